@@ -27,7 +27,7 @@ from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.timeline import united
 from hespas.hardware import Device, load_device
-from hespas.hardware.kernel_shares import Bound, held_of
+from hespas.hardware.kernel_shares import Bound, held_units
 from hespas.simulator.schedule import covered
 
 __all__ = ["TRACES", "Fitted", "fitted", "form_of", "main", "pooled"]
@@ -109,7 +109,7 @@ def _by_key(ranks: Sequence[_Kernels], *, talks: bool) -> dict[str, FloatArray]:
 def form_of(device: Device, bound: Bound) -> float:
     """By what share a kernel takes longer with a factor of 1, while bytes move as fast as the links go."""
     if bound == "compute":
-        held = held_of(device)
+        held = held_units(device)
         assert held is not None
         share = held.units / device.units
     else:

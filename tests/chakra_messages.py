@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, Kind, MessageSpec, NodeType
+from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, MessageSpec, NodeType, ProtoKind
 
 __all__ = ["ReferenceMessages", "reference_messages"]
 
@@ -56,7 +56,7 @@ def _add_message(file: FileDescriptorProto, spec: MessageSpec) -> None:
         entry.type = entry.Type.Value(f"TYPE_{field.kind.proto.upper()}")
         if field.oneof:
             entry.oneof_index = 0
-        if field.kind is Kind.ENUM:
+        if field.kind is ProtoKind.ENUM:
             entry.type_name = ".et.NodeType"
         elif field.message is not None:
             entry.type_name = f".et.{field.message.name}"

@@ -49,7 +49,7 @@ except SystemExit as left:
     assert not left.code, left.code
 print(re.search("VmPeak:\\\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
 """
-_TOO_MUCH = "asks for more memory than there is"
+_TOO_MUCH = "needs more memory than is available"
 """What is said where memory ran out. Inputs are to be refused before it does."""
 _LARGEST = 2**31 - 1
 _LAST = 2**24 - 1

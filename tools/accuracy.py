@@ -26,7 +26,7 @@ from hespas.estimators import estimator_names
 from hespas.estimators.step_intervals import step_intervals
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
-from hespas.hardware import Device, find, load_device, write_device
+from hespas.hardware import Device, find_device, load_device, write_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
 from hespas.validators.calibration.intervals import with_fits
@@ -186,7 +186,7 @@ def _profiles(folder: Path) -> dict[str, tuple[Profile, str]]:
         try:
             profile = api.read(path)
             if isinstance(profile, Profile) and profile.devices:
-                found[path.name] = (profile, find(profile.devices[0]))
+                found[path.name] = (profile, find_device(profile.devices[0]))
         except HespasError as error:
             sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
     return found

@@ -21,9 +21,9 @@ from hespas import api
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS, PRODUCTS
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
-from hespas.hardware import Device, Fit, find, load_device, named_device
+from hespas.hardware import Device, Fit, find_device, load_device, named_device
 from hespas.hardware.device_fits import fits_to_toml
-from hespas.hardware.kernel_shares import KERNELS_FOLDER, fits_at
+from hespas.hardware.kernel_shares import KERNELS_FOLDER, scaled_fits
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
@@ -109,7 +109,7 @@ def _traces(folder: Path) -> list[Trace]:
         try:
             profile = api.read(path)
             if isinstance(profile, Profile) and profile.devices:
-                found.append(Trace(path.name, model_of(path.name), find(profile.devices[0]), profile))
+                found.append(Trace(path.name, model_of(path.name), find_device(profile.devices[0]), profile))
         except HespasError as error:
             sys.stderr.write(f"{path.name}: left out: {error.message[:100]}\n")
     return found
@@ -160,7 +160,7 @@ def _fits(
 ) -> tuple[Fit, ...]:
     """The same with intervals of shapes or recordings whose vendor's fits have seen them."""
     mine = [table for table, other in traces if other.name == device.name]
-    common = fits_at(vendor_fits(traces, measured, device.vendor, date), device)
+    common = scaled_fits(vendor_fits(traces, measured, device.vendor, date), device)
     if not mine:
         return common
     fits = fit_recordings(mine, device, common=classes_of_fits(common), fitted=date)

@@ -16,7 +16,7 @@ import msgspec
 from fixtures.make.untyped import jax
 from hespas._version import __version__
 from hespas.graph.errors import UsageError
-from hespas.hardware import find
+from hespas.hardware import find_device
 from hespas.hardware.measure import cpu_name
 
 __all__ = ["Clocks", "Machine", "clocks_under", "machine"]
@@ -94,7 +94,7 @@ def machine(backend: str) -> Machine:
 
 def _library_name(kind: str) -> str:
     try:
-        return find(kind)
+        return find_device(kind)
     except UsageError:
         return kind
 

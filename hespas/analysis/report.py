@@ -15,7 +15,7 @@ import numpy as np
 
 from hespas._version import __version__
 from hespas.analysis.table import Table
-from hespas.files.documents import encoded, inert_cell, json_for_script
+from hespas.files.documents import encode_json, escape_cell, json_for_script
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph import Diagnostics
 
@@ -214,7 +214,7 @@ def analysis_html(
         sections=sections,
         diagnostics=rows[:_MAX_DIAGNOSTICS],
         more=max(len(rows) - _MAX_DIAGNOSTICS, 0),
-        json=Markup(json_for_script(encoded(data))),
+        json=Markup(json_for_script(encode_json(data))),
         style=Markup((templates / "page.css").read_text(encoding="utf-8")),
         script=Markup((templates / "page.js").read_text(encoding="utf-8")),
     )
@@ -277,7 +277,7 @@ def write_report(
         writer.writerow(table.columns)
         for row in zip(*(column.tolist() for column in table.columns.values()), strict=True):
             writer.writerow(
-                "" if isinstance(cell, float) and isnan(cell) else inert_cell(cell) for cell in row
+                "" if isinstance(cell, float) and isnan(cell) else escape_cell(cell) for cell in row
             )
         contents[f"{title}.csv"] = text.getvalue().encode("utf-8", "replace")
     write_report_files(folder, contents, overwrite=overwrite)

@@ -21,7 +21,7 @@ import msgspec
 from hespas._version import __version__
 from hespas.files.documents import document_bytes
 from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
-from hespas.files.output import check_destination, placed_at_once, write_atomically
+from hespas.files.output import check_destination, place_immediately, write_atomically
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError, short_repr
@@ -253,7 +253,7 @@ def spooled_output(stack: ExitStack) -> Generator[Path]:
     """Yield a temporary file, and copy it to standard output when the block ends. Raises ``OutputError``."""
     spool = _scratch_folder(stack) / "standard.output"
     try:
-        with placed_at_once():
+        with place_immediately():
             yield spool
     except OutputError as error:
         if error.path == str(spool):  # users do not know the temporary file

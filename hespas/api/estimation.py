@@ -22,7 +22,7 @@ from hespas.estimators.configuration import default_configuration
 from hespas.estimators.extrapolation import weighed
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import estimate_with, for_job, with_option
-from hespas.files.documents import Count, Figure, document_bytes, inert_cell
+from hespas.files.documents import Count, Figure, document_bytes, escape_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -288,7 +288,7 @@ def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = Fa
         with temporary.open("w", newline="", encoding="utf-8", errors="replace") as stream:
             writer = csv.writer(stream)
             writer.writerow(_HEADER)
-            writer.writerows([inert_cell(cell) for cell in row] for row in _node_rows(done))
+            writer.writerows([escape_cell(cell) for cell in row] for row in _node_rows(done))
 
     put(path, fill, overwrite=overwrite)
 

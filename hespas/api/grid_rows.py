@@ -25,8 +25,8 @@ from hespas.api.simulation import simulate
 from hespas.converters import ReadOptions
 from hespas.estimators.registry import check_stated_estimator
 from hespas.files.documents import Count, Figure, read_toml
-from hespas.files.output import placed_at_once
-from hespas.files.trust import file_beside
+from hespas.files.output import place_immediately
+from hespas.files.trust import file_in_folder_of
 from hespas.graph import Diagnostics, DType, Workload, step_facts
 from hespas.graph.columns import DTypeKind, find_dtype
 from hespas.graph.errors import FormatError, HespasError, UsageError, clipped, exit_code
@@ -184,7 +184,7 @@ def _checked_value(path: Path, key: str, value: object, estimator: str | None, p
     if key == "estimator" and value != estimator:
         check_stated_estimator(value, path, position)
     is_file = axis.is_path or (key in _NAME_OR_FILE_AXES and is_path(value))
-    return str(file_beside(path, value, position)) if is_file else value
+    return str(file_in_folder_of(path, value, position)) if is_file else value
 
 
 class GridRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ def _with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path
         # fits of collectives are of the measured links
         fits = tuple(fit for fit in device.fits if fit.kind != "collective")
         device = replace(device, links=links, own_fits=fits, fits_of="")
-        with placed_at_once():
+        with place_immediately():
             changed["hardware"] = str(write_device(device, folder / "device.toml"))
     if "network_config" in arguments:
         network = read_network_config(Path(arguments["network_config"]))

@@ -20,7 +20,7 @@ from hespas.converters import (
     note_unread_files,
 )
 from hespas.files.output import check_destination, write_atomically
-from hespas.files.partial import Share
+from hespas.files.partial import OutputShare
 from hespas.graph import Diagnostics, Profile, Workload, find_dtype
 from hespas.graph.equality import content_key
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
@@ -305,7 +305,7 @@ class _Placement(NamedTuple):
     """
 
     key: str = ""
-    share: Share | None = None
+    share: OutputShare | None = None
 
 
 def _placement(value: Value, chosen: Format, options: WriteOptions) -> _Placement:
@@ -338,4 +338,4 @@ def _placement(value: Value, chosen: Format, options: WriteOptions) -> _Placemen
         )
     ranks_of_shares = [ranks[share_of(len(ranks), index, shares)] for index in range(1, shares + 1)]
     spans = tuple((int(share_ranks[0]), int(share_ranks[-1])) for share_ranks in ranks_of_shares)
-    return _Placement(resume_key, Share(number, spans, name, key))
+    return _Placement(resume_key, OutputShare(number, spans, name, key))

@@ -18,7 +18,7 @@ from hespas.analysis.links import LinkRow, LinkTrafficRow, NetworkUtilization
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import Mode
 from hespas.converters.measured_ops import recorded_steps_of, recording_text
-from hespas.files.documents import Count, Figure, document_bytes, encoded
+from hespas.files.documents import Count, Figure, document_bytes, encode_json
 from hespas.graph import WAITS, Diagnostics, OpGraph, Workload
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.simulator import Simulation, node_label, segments
@@ -507,7 +507,7 @@ def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool
             stream.write(head.removesuffix(b"]\n}\n"))
             rows, separator = _rank_rows(done), b"\n    "
             while batch := list(islice(rows, _ROWS_AT_ONCE)):
-                stream.write(separator + b",\n    ".join(map(encoded, batch)))
+                stream.write(separator + b",\n    ".join(map(encode_json, batch)))
                 separator = b",\n    "
             stream.write(b"\n  ]\n}\n")
 

@@ -23,7 +23,7 @@ from hespas.estimators.registry import (
     list_estimators,
     predict_with,
 )
-from hespas.files.documents import Count, Figure, document_bytes, inert, inert_cell
+from hespas.files.documents import Count, Figure, document_bytes, escape_cell, escape_formula
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -300,9 +300,9 @@ def write_table_estimates(
                 added = dict(_estimate_columns(done, rows))
                 renamed_columns[:] = sorted(set(added) & set(columns))
                 renamed = frame[columns].rename(columns={name: f"table_{name}" for name in renamed_columns})
-                texts = renamed.select_dtypes(exclude="number").map(inert_cell)
+                texts = renamed.select_dtypes(exclude="number").map(escape_cell)
                 safe = renamed.assign(**{str(name): column for name, column in texts.items()})
-                safe = safe.rename(columns={name: inert(str(name)) for name in safe.columns})
+                safe = safe.rename(columns={name: escape_formula(str(name)) for name in safe.columns})
                 safe.assign(**added).to_csv(stream, index=False, header=not start)
                 start = rows.stop
 

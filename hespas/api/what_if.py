@@ -22,7 +22,7 @@ from hespas.api.arguments import checked
 from hespas.api.documents import Document, Result, findings
 from hespas.api.grid_rows import AXES, Grid, GridRow, GridValue, grid_row, read_grid
 from hespas.estimators.registry import named_paths
-from hespas.files.documents import Figure, document_bytes, encoded, inert_cell
+from hespas.files.documents import Figure, document_bytes, encode_json, escape_cell
 from hespas.files.limits import limits
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.processes import safe_spawning, start_worker, worker_state
@@ -128,7 +128,7 @@ class GridResult(Result):
         for row in self.rows:
             figures = [getattr(row, name) for name in _FIGURES]
             known = ["" if isinstance(value, float) and isnan(value) else value for value in figures]
-            writer.writerow([inert_cell(cell) for cell in (*row.settings.values(), *known)])
+            writer.writerow([escape_cell(cell) for cell in (*row.settings.values(), *known)])
         return text.getvalue()
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -190,7 +190,7 @@ def simulate_grid(
             rows[index] = row
             file = files[index]
             if file is not None and not row.fault:
-                _save_row(file, encoded(row))
+                _save_row(file, encode_json(row))
             done += 1
             if progress:
                 progress(done, len(rows))

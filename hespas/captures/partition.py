@@ -21,7 +21,7 @@ from hespas.captures.mesh import Mesh, MeshCollectiveRow, axes_of, axis_of_shift
 from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.processes import ROOT, clean_environment, end_of, error_from_text, isolated_python
+from hespas.files.processes import ROOT, clean_environment, decode_error, describe_end, isolated_python
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
 
@@ -160,11 +160,11 @@ def partition(
         if refusal.exists():
             fields = json.loads(refusal.read_text(encoding="utf-8"))
             if fields["kind"] != "XLA":
-                raise error_from_text(fields)
+                raise decode_error(fields)
             reason = _SUSPECTED.split(fields["message"])[0].strip()[:_MAX_MESSAGE]
             raise UnsupportedError(f"XLA's partitioner refuses the program: {reason}", hint=hint)
         if status is not None:
-            ending = end_of(status, Path(scratch, "errors").read_bytes())
+            ending = describe_end(status, Path(scratch, "errors").read_bytes())
             raise UnsupportedError(f"XLA's partitioner {ending}", hint=hint)
         raise UnsupportedError(
             f"XLA's partitioner does not finish within {timeout_s:g} s",

@@ -29,7 +29,7 @@ from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, MlirModule, MlirOperation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
-from hespas.files.processes import error_as_text
+from hespas.files.processes import encode_error
 from hespas.files.sandbox import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
@@ -88,7 +88,7 @@ def main() -> int:
                 _compile(program, devices, settings)
         return 0
     except HespasError as error:
-        refusal: Mapping[str, str] = error_as_text(error)
+        refusal: Mapping[str, str] = encode_error(error)
     except MemoryError:
         refusal = {"kind": "XLA", "message": "it needs more memory than the limit for a program of this size"}
     except RuntimeError as error:

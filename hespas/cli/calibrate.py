@@ -356,7 +356,7 @@ def _percent(share: float | None) -> str:
 
 def _write(settings: _CalibrationOptions, report: CalibrationReport) -> None:
     """Write the documents, then the hardware file, so that it exists only if all others do."""
-    from hespas.files.output import once_placed
+    from hespas.files.output import after_placing
     from hespas.validators.calibration import FitMemory, models_folder
 
     if settings.json_file:
@@ -373,7 +373,7 @@ def _write(settings: _CalibrationOptions, report: CalibrationReport) -> None:
                 test.accuracy, none, folder, overwrite=settings.overwrite, hardware=[settings.hardware]
             )
     report.write(settings.out, overwrite=settings.overwrite)
-    once_placed(FitMemory.beside(settings.out).forget)
+    after_placing(FitMemory.beside(settings.out).forget)
     rows = sum(table.fitted for table in done.tables)
     parts = [counted(len(done.fits), "fit")] if done.fits else []
     if done.models:

@@ -14,7 +14,7 @@ from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics, stdout_redirected
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
-from hespas.files.processes import ending_what_it_starts
+from hespas.files.processes import killing_descendants
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def capture(
         taken = {name: [path] for name, path in outputs.items() if path}
         check_reports({"--json": json_file}, taken, overwrite=overwrite)
         axes = tuple(part.strip() for part in explicit.split(",") if part.strip())
-        with progress_bar("writing", progress) as callback, stdout_redirected(), ending_what_it_starts():
+        with progress_bar("writing", progress) as callback, stdout_redirected(), killing_descendants():
             parts = options.parts_of(shard, "", only_classes=only_classes, resume=False)
             done = api.capture(
                 target,

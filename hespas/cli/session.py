@@ -31,8 +31,8 @@ from hespas.cli.terminal import (
 )
 from hespas.converters import find_format
 from hespas.converters.format import ReadOptions
-from hespas.files.limits import beyond_memory, command_budget, limits
-from hespas.files.output import placed_together
+from hespas.files.limits import command_budget, limits, memory_error
+from hespas.files.output import place_together
 from hespas.files.streams import STANDARD_STREAM, first_bytes, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
@@ -195,7 +195,7 @@ def _report_failure(error: BaseException, source: str, reads: _Paths, writes: _P
         print_message("interrupted: no partial output was left")
         return 130
     if isinstance(error, MemoryError):
-        error = beyond_memory(source)
+        error = memory_error(source)
     elif isinstance(error, OSError):
         error = _system_refusal(error, source, reads, writes) or error
     if isinstance(error, HespasError):
@@ -217,7 +217,7 @@ def _system_refusal(error: OSError, source: str, reads: _Paths, writes: _Paths) 
     any other error, which is a bug.
     """
     if error.errno == errno.ENOMEM:
-        return beyond_memory(source)
+        return memory_error(source)
     if not isinstance(error.filename, str):
         return None
     real_path = os.path.realpath(error.filename)
@@ -299,7 +299,7 @@ def _results_placed_last() -> Generator[None]:
     is an answer, not a failure.
     """
     answer: typer.Exit | None = None
-    with placed_together():
+    with place_together():
         try:
             yield
         except typer.Exit as ended:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
-from hespas.files.streams import located, read_start, refuse_special_files
+from hespas.files.streams import input_location, read_start, refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.plugins import PluginTable
@@ -205,7 +205,7 @@ def find_format(path: Path, name: str | None, *, workload: bool = False) -> Form
     With ``workload`` the result is the format that reads the recognised file as a workload.
     """
     try:
-        exists = located(path).exists()
+        exists = input_location(path).exists()
     except OSError as error:  # a name too long, a folder that may not be entered
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     if not exists:

@@ -22,7 +22,7 @@ from hespas.estimators.registry import Prediction, estimate_by_operation, with_b
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
-from hespas.hardware.kernel_shares import common_fits, distance_of_kernels
+from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
 from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
@@ -326,7 +326,7 @@ class FitIndex:
         return None
 
     def _distance(self) -> tuple[str, str]:
-        text = distance_of_kernels(self.device)
+        text = fits_distance(self.device)
         return ("calibrated.unseen-device", text) if text else ("", "")
 
     def is_timed_with_events(self, fit: Fit) -> bool:

@@ -30,7 +30,7 @@ from hespas.estimators.registry import Prediction, with_bands
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, Fit
-from hespas.hardware.kernel_shares import common_fits, distance_of_kernels
+from hespas.hardware.kernel_shares import common_fits, fits_distance
 from hespas.hardware.library import fits_of_user
 from hespas.operations import STRIDED, Labels, Operations
 
@@ -210,7 +210,7 @@ def as_programs_run(
     fit = mine or others
     if fit is None or not len(rows):
         return said
-    if diagnostics is not None and mine is None and (text := distance_of_kernels(device)):
+    if diagnostics is not None and mine is None and (text := fits_distance(device)):
         diagnostics.info("composite.unseen-device", f"{device.name} {PRODUCT_KIND}", text, count=len(rows))
     part = ops.take(rows)
     values = {each.name: each.value for each in fit.parameters}

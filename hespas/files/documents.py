@@ -1,6 +1,9 @@
-"""What scripts and spreadsheets read: JSON documents by one encoder, and the cells of CSV files.
+"""Text documents: encoding of JSON, cells of CSV files, TOML input, and splitting of JSON input.
 
-A document is a ``msgspec.Struct``; its schema in ``hespas/schemas`` is generated from it.
+A JSON document is a ``msgspec.Struct``; its schema in ``hespas/schemas`` is generated from it. Large JSON
+inputs are split between elements. Splitting at the separator of one writer is not safe, because strings may
+contain it. A split is therefore either verified by a parser that accepts all text before it as whole
+elements, or found here with strings skipped.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
+    "ArrayCut",
     "BracketScan",
     "Brackets",
     "Count",
@@ -29,45 +33,47 @@ __all__ = [
     "array_cut",
     "check_column_names",
     "document_bytes",
-    "encoded",
-    "inert",
-    "inert_cell",
+    "encode_json",
+    "escape_cell",
+    "escape_formula",
     "json_for_script",
-    "original",
     "read_toml",
+    "unescape_formula",
 ]
 
 
 Figure = Annotated[float, Meta(extra_json_schema={"nullable": True})]
-"""A number; NaN and the infinities, which JSON cannot spell, are null: schemas (tools/schemas.py) say so."""
+"""A number. NaN and infinities, which JSON cannot express, are null: the schemas (tools/schemas.py)
+allow it.
+"""
 
 Count = Annotated[int, Meta(ge=0)]
-"""How many of something there are."""
+"""A number of elements."""
 
 
 def check_column_names(names: Iterable[str], path: PurePath | str) -> None:
-    """Raise ``FormatError`` where several columns of a table have one name: readers take the last."""
+    """Raise ``FormatError`` if several columns of a table have the same name: readers use the last one."""
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise FormatError(
             f"several columns are called {clipped(repeated[0])!r}",
             path=str(path),
             position="header",
-            hint="give each a name of its own; case and blanks around it do not count",
+            hint="give each column a unique name; case and surrounding blanks are ignored",
         )
 
 
 def document_bytes(document: object) -> bytes:
-    """Return a document as indented UTF-8 JSON that ends in a newline: what every ``--json`` writes.
+    """Return a document as indented UTF-8 JSON with a final newline, the output of every ``--json``.
 
-    NaN and the infinities are null, values of NumPy those of Python, and paths texts. What UTF-8 cannot hold,
-    such as a byte 0xff in the name of a file, is spelled out as text.
+    NaN and infinities become null, NumPy values Python values, and paths texts. Characters that UTF-8 cannot
+    encode, such as a byte 0xff in a file name, are escaped.
     """
-    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(document), indent=2) + b"\n"
 
 
-def encoded(document: object) -> bytes:
-    """Return the same as compact JSON without a newline."""
+def encode_json(document: object) -> bytes:
+    """Return a document as compact JSON without a newline, with the conversions of :func:`document_bytes`."""
     try:
         return _ENCODER.encode(document)
     except UnicodeEncodeError:
@@ -75,51 +81,55 @@ def encoded(document: object) -> bytes:
 
 
 def _builtin(value: object) -> object:
-    """Return what stands for a value that JSON has no type for."""
+    """Return a JSON-compatible value for a NumPy value or a path."""
     if isinstance(value, np.generic | np.ndarray):
         plain: object = cast("NDArray[np.generic] | np.generic", value).tolist()
         return plain
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(f"no JSON for a {type(value).__name__}")
+    raise NotImplementedError(f"a {type(value).__name__} has no JSON form")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_builtin)
 
 
 def _writable(value: object) -> object:
-    """Spell out unpaired surrogates, which no UTF-8 holds: ``\\udcff``."""
+    r"""Replace unpaired surrogates, which UTF-8 cannot encode, by escapes such as ``\\udcff``."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode("utf-8")
         case list() | tuple():
-            return [_writable(each) for each in cast("Sequence[object]", value)]
+            return [_writable(item) for item in cast("Sequence[object]", value)]
         case dict():
-            return {_writable(key): _writable(each) for key, each in cast("dict[str, object]", value).items()}
+            return {_writable(key): _writable(item) for key, item in cast("dict[str, object]", value).items()}
         case _:
             return value
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Begin of a text that spreadsheets evaluate as a formula."""
 
-_INERT = re.compile(r"'+[=+\-@\t\r]")
+_ESCAPED_FORMULA = re.compile(r"'+[=+\-@\t\r]")
+"""Begin of a text that :func:`escape_formula` has escaped."""
 
 
-def inert(text: str) -> str:
-    """A text that no spreadsheet calculates: an apostrophe stands before what would begin a formula, and
-    before one that stands there already, so that :func:`original` gives every text back. Numbers stay.
+def escape_formula(text: str) -> str:
+    """Return a text that spreadsheets do not evaluate: an apostrophe is added before a formula.
+
+    Texts that already begin with apostrophes and a formula get another one, so that :func:`unescape_formula`
+    restores every text. Numbers are unchanged.
     """
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
-def inert_cell(cell: object) -> object:
-    """The same of any cell: what is no text is a number or empty."""
-    return inert(cell) if isinstance(cell, str) else cell
+def escape_cell(cell: object) -> object:
+    """Return a cell with :func:`escape_formula` applied to texts."""
+    return escape_formula(cell) if isinstance(cell, str) else cell
 
 
-def original(cell: str) -> str:
-    """What :func:`inert` was given."""
-    return cell[1:] if _INERT.match(cell) and not _is_number(cell[1:]) else cell
+def unescape_formula(cell: str) -> str:
+    """Return the text that :func:`escape_formula` has escaped."""
+    return cell[1:] if _ESCAPED_FORMULA.match(cell) and not _is_number(cell[1:]) else cell
 
 
 def _is_number(text: str) -> bool:
@@ -140,18 +150,20 @@ _SCRIPT_ESCAPES = {
 
 
 def json_for_script(document: bytes) -> str:
-    """JSON for a ``script`` element that means the same: without ``<``, ``>``, ``&``, U+2028 and U+2029."""
+    """Return equivalent JSON for a ``script`` element: without ``<``, ``>``, ``&``, U+2028 and U+2029."""
     text = document.decode("utf-8")
     for letter, escape in _SCRIPT_ESCAPES.items():
         text = text.replace(letter, escape)
     return text
 
 
-_MOST_PARTS = 64
+_MAX_DEPTH = 64
+"""Limit of parts of a key and of open brackets."""
 
 _KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
 
-_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+"""Position at the end of a message of tomllib."""
 
 _DIGITS = re.compile(r"[\d_]+")
 
@@ -161,8 +173,10 @@ _BRACKET = re.compile(r"[][{}]")
 
 
 def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, object]:
-    """The root table of a file that is ``what``. Raises ``FormatError`` if it is missing, no regular file,
-    over 1 MiB, or not TOML; remedies name ``where`` such files are and an ``example`` of one.
+    """Return the root table of a TOML file.
+
+    ``what`` is the kind of file, ``where`` a hint for a missing file, ``example`` a hint for a wrong one.
+    Raises ``FormatError`` if the file is missing, not a regular file, larger than 1 MiB, or not TOML.
     """
     import tomllib
 
@@ -183,59 +197,61 @@ def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, o
             position=f"line {line}, byte {error.start}",
             hint="save the file as UTF-8",
         ) from error
-    deep = _many_parts(text)
+    deep = _long_key_line(text)
     try:
         if not deep:
             return tomllib.loads(text)
     except RecursionError:
-        deep = _deepest(text)
+        deep = _too_deep_line(text)
     except ValueError as error:  # TOMLDecodeError, and integers of thousands of digits
         raise FormatError(
-            f"not TOML: {_PLACE.sub('', str(error))}",
+            f"not TOML: {_POSITION.sub('', str(error))}",
             path=shown,
-            position=_place(str(error), text),
-            hint='a line is key = value, with texts in quotes: name = "my device"',
+            position=_error_position(str(error), text),
+            hint='write a line as key = value, with texts in quotes: name = "my device"',
         ) from error
     raise FormatError(
         "tables nested too deeply",
         path=shown,
         position=deep,
-        hint=f"no key has more than three parts; {example}",
+        hint=f"keys have at most three parts; {example}",
     )
 
 
-def _place(told: str, text: str) -> str:
-    """Where the library says that it stopped; for a number, that it does not place, the first long one."""
-    place = _PLACE.search(told)
-    if place and place.group(1):
-        return f"line {place.group(1)}, column {place.group(2)}"
+def _error_position(message: str, text: str) -> str:
+    """Return the position in a message of tomllib; for an oversized integer, which has none, its line."""
+    position = _POSITION.search(message)
+    if position and position.group(1):
+        return f"line {position.group(1)}, column {position.group(2)}"
     at = (
         len(text)
-        if place
+        if position
         else next((m.start() for m in _DIGITS.finditer(text) if len(m[0]) > _MOST_DIGITS), 0)
     )
     return f"line {text.count(chr(10), 0, at) + 1}"
 
 
-def _deepest(text: str) -> str:
-    """The first line at which more brackets are open than any file has."""
+def _too_deep_line(text: str) -> str:
+    """Return the first line with more than :data:`_MAX_DEPTH` open brackets."""
     depth = 0
     for number, line in enumerate(text.split("\n"), start=1):
         for bracket in _BRACKET.findall(line):
             depth += 1 if bracket in "[{" else -1
-            if depth > _MOST_PARTS:
+            if depth > _MAX_DEPTH:
                 return f"line {number}"
     return "line 1"
 
 
-def _many_parts(text: str) -> str:
-    """The line of the first key of many parts, for which the library takes hours; empty where none is.
-    O(length): no part is looked at twice.
+def _long_key_line(text: str) -> str:
+    """Return the line of the first key with too many parts, which tomllib takes hours to parse; empty without
+    one.
+
+    Each part is scanned once, so the time is O(length).
     """
     parts, end = 0, -1
     for part in _KEY_PART.finditer(text):
         parts = parts + 1 if part.start() == end else 1
-        if parts > _MOST_PARTS:
+        if parts > _MAX_DEPTH:
             return f"line {text.count(chr(10), 0, end) + 1}"
         end = part.end() if part.group(1) else -1
     return ""
@@ -247,8 +263,8 @@ _STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.
 
 
 class Brackets(NamedTuple):
-    """Per character: whether it stands between quotes, what it opens (1) or closes (-1) outside of them, and
-    how many brackets are open behind it.
+    """Per character: True inside quotes, +1 or -1 for a bracket outside of quotes, and the open brackets
+    after it.
     """
 
     inside: NDArray[np.bool_]
@@ -258,8 +274,8 @@ class Brackets(NamedTuple):
 
 @dataclass(slots=True)
 class BracketScan:
-    """Where a scan of a text in blocks stands: inside a string or not, behind a lone backslash or not, and
-    how many brackets are open.
+    """State of a scan of a text in blocks: inside a string, after an unpaired backslash, and the open
+    brackets.
     """
 
     inside: bool = False
@@ -267,7 +283,7 @@ class BracketScan:
     depth: int = 0
 
     def scan(self, text: bytes | bytearray | memoryview[int] | NDArray[np.uint8]) -> Brackets:
-        """The next block. O(len(text)), vectorised."""
+        """Scan the next block. O(len(text)), vectorised."""
         data = np.frombuffer(text, np.uint8)
         inside = ((np.cumsum(self._quotes(data), dtype=np.int32) + self.inside) % 2).astype(np.bool_)
         step = _STEP[data]
@@ -280,7 +296,7 @@ class BracketScan:
         return Brackets(inside, step, depth)
 
     def _quotes(self, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Which characters are quotes; behind an odd number of backslashes there is none."""
+        """Return flags of the quotes that are not escaped by an odd number of backslashes."""
         quotes: NDArray[np.bool_] = data == _QUOTE
         slashes = np.flatnonzero(data == _BACKSLASH)
         if self.escaped:
@@ -294,20 +310,22 @@ class BracketScan:
         return quotes
 
 
-class _ArrayCut(NamedTuple):
-    """``behind`` is the position behind the last whole object (0: there is none); ``closed`` the position of
-    the bracket that ends the array, -1 where it is not in the text.
+class ArrayCut(NamedTuple):
+    """Position of a split: ``behind`` follows the last whole object (0: none); ``closed`` is the position of
+    the bracket that ends the array, -1 if it is not in the text.
     """
 
     behind: int
     closed: int
 
 
-def array_cut(text: bytes | bytearray) -> _ArrayCut:
-    """Where an array of objects may be cut; ``text`` starts inside of it. O(len(text)), vectorised."""
+def array_cut(text: bytes | bytearray) -> ArrayCut:
+    """Return the last position where an array of objects can be split; ``text`` starts inside of it.
+    O(len(text)).
+    """
     _, step, depth = BracketScan().scan(text)
     closed = np.flatnonzero(depth < 0)
     end = int(closed[0]) if len(closed) else -1
     within = slice(0, end if end >= 0 else len(depth))
     whole = np.flatnonzero((depth[within] == 0) & (step[within] < 0))
-    return _ArrayCut(int(whole[-1]) + 1 if len(whole) else 0, end)
+    return ArrayCut(int(whole[-1]) + 1 if len(whole) else 0, end)

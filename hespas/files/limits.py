@@ -1,8 +1,12 @@
-"""Budgets of CPU time and memory, and the limits of a shared service.
+"""Limits of inputs, and budgets of CPU time and memory.
 
-Reading has a budget that grows with the input, as native parsers have. ``--untrusted``, or
-``HESPAS_UNTRUSTED=1`` in the environment, bounds a whole command: CPU time, memory and ranks; no program of
-others runs, and no link leads out of the folder of an input (:mod:`hespas.files.trust`).
+``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, is the trusted number of
+bytes of one input. It raises every lower limit in bytes, in this process and its children. Native parsers
+then get the limits for an input of that size.
+
+Reading has a budget that grows with the input. ``--untrusted``, or ``HESPAS_UNTRUSTED=1`` in the environment,
+limits a whole command: CPU time, memory and ranks; foreign programs do not run, and links must not leave the
+folder of an input (:mod:`hespas.files.trust`).
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from hespas.graph.errors import BudgetError, FormatError, UsageError
 __all__ = [
     "INPUT_BYTES_VARIABLE",
     "Limits",
-    "beyond_memory",
     "command_budget",
     "limits",
+    "memory_error",
     "parser_hint",
     "reading_budget",
     "refuse_comparison",
@@ -38,23 +42,24 @@ __all__ = [
 
 
 INPUT_BYTES_VARIABLE = "HESPAS_MAX_INPUT_BYTES"
-"""The environment variable that raises the limits in bytes."""
+"""Environment variable that raises the limits in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits in bytes end in ``_bytes``; only these are raised by :data:`INPUT_BYTES_VARIABLE`.
+    """Limits of readers and writers; those in bytes end in ``_bytes``, and only they are raised by
+    :data:`INPUT_BYTES_VARIABLE`.
 
-    A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
-    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. Columns of
-    Parquet tables may unpack to ``table_free_bytes``, and beyond to ``table_ratio`` times the file: real ones
-    stay below 30:1. Equal rows take no space there, so what rows take in memory (256 bytes of a table of
-    operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
-    times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
-    a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
-    its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
-    of fewer operations than a replay may have. Ranks that differ in class or situation are compared one by
-    one, 64 bytes each.
+    A gzip stream may expand to ``packed_free_bytes``, and beyond that to ``packed_ratio`` times the
+    compressed bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1.
+    Columns of Parquet tables may expand to ``table_free_bytes``, and beyond that to ``table_ratio`` times the
+    file: real ones stay below 30:1. Equal rows take no space there, so the memory of rows (256 bytes per row
+    of a table of operations, 80 of a profile) is also limited: by ``table_rows_bytes`` or
+    ``profile_rows_bytes``, and 20 times the file. :func:`hespas.files.sandbox.allowance` documents
+    ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s``. The graph of a text workload
+    takes up to 140 times its text. Real models have 400 trees and 10,000 distinct sizes. XLA takes hours for
+    programs of fewer operations than a replay may have. Ranks that differ in class or situation are compared
+    one by one, 64 bytes each.
     """
 
     input_bytes: int = 64 << 30
@@ -92,17 +97,19 @@ class Limits:
 
 
 def limits() -> Limits:
-    """Return the limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
-    return _stated(os.environ.get(INPUT_BYTES_VARIABLE, ""))
+    """Return the limits in force. Raises ``UsageError`` if the environment variable is not a number
+    of bytes.
+    """
+    return _limits_for(os.environ.get(INPUT_BYTES_VARIABLE, ""))
 
 
 @lru_cache(maxsize=4)
-def _stated(text: str) -> Limits:
+def _limits_for(text: str) -> Limits:
     if not text:
         return Limits()
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text)):
         raise UsageError(
-            f"{INPUT_BYTES_VARIABLE} is {text[:60]!r}, no number of bytes",
+            f"{INPUT_BYTES_VARIABLE} is {text[:60]!r}, which is not a number of bytes",
             hint=f"{INPUT_BYTES_VARIABLE}=8000000000, for example",
         )
     size, own = int(text), Limits()
@@ -111,19 +118,19 @@ def _stated(text: str) -> Limits:
 
 
 _READING_S, _PACKED = 10.0, 10.0
-"""CPU time for any input, and how much more a compressed byte may take than another."""
+"""CPU time for any input, and the weight of a compressed byte."""
 
 _READING_S_PER_BYTE = 1.5e-6
 
 _READING_BYTES_PER_BYTE = 64
-"""Memory for a byte of an input, beside ``reading_bytes`` for any. Traces of 50 to 100 MB take 3 to 5 bytes
-a byte, and 30 to 42 where they are compressed.
+"""Memory per byte of an input, in addition to ``reading_bytes``. Traces of 50 to 100 MB take 3 to 5 bytes per
+byte, compressed ones 30 to 42.
 """
 
 _RANK_BYTES = 64
 
 _REPEATED_S = 0.5
-"""A library may swallow what a signal raises: it is raised again."""
+"""Interval of the signal, which is repeated because a library may swallow its exception."""
 
 _STATM = Path("/proc/self/statm")
 
@@ -134,13 +141,13 @@ _MOST_BYTES = 1 << 60
 def untrusted(
     *, cpu_s: float | None = None, memory_bytes: int | None = None, ranks: int | None = None
 ) -> Generator[None]:
-    """Treat inputs as those of strangers within, in this process and its children: see the module.
+    """Treat inputs as untrusted within the block, in this process and its children (see the module).
 
-    The limits of CPU time and memory are those of the process from here on. Raises ``BudgetError`` within
-    where one is exceeded. Outside of the main thread, readers alone have a budget of CPU time.
+    The limits of CPU time and memory apply to the process from here on. Raises ``BudgetError`` within the
+    block if one is exceeded. Outside of the main thread, only readers have a budget of CPU time.
     """
-    stated = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "ranks": ranks}
-    text = ",".join(["1", *(f"{name}={value}" for name, value in stated.items() if value is not None)])
+    options = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "ranks": ranks}
+    text = ",".join(["1", *(f"{name}={value}" for name, value in options.items() if value is not None)])
     check_limits(text)
     before = os.environ.get(UNTRUSTED_VARIABLE)
     os.environ[UNTRUSTED_VARIABLE] = text
@@ -156,43 +163,38 @@ def untrusted(
 
 @contextmanager
 def command_budget(used_s: float | None = None) -> Generator[None]:
-    """Bound the CPU time and memory of what runs within, where inputs are untrusted. ``used_s`` is the CPU
-    time that counts already (None: that of the process).
+    """Limit the CPU time and memory of the block if inputs are untrusted.
+
+    ``used_s`` is the CPU time that counts already (None: that of the process).
     """
-    stated = untrusted_limits()
-    if stated is None:
+    bounds = untrusted_limits()
+    if bounds is None:
         yield
         return
-    left_s = stated.cpu_s - (process_time() if used_s is None else used_s)
+    left_s = bounds.cpu_s - (process_time() if used_s is None else used_s)
     error = BudgetError(
-        f"takes more than {stated.cpu_s:g} s of processor time, the limit of untrusted inputs",
-        hint=f"`limit=cpu_s={2 * stated.cpu_s:g}`, for example",
+        f"takes more than {bounds.cpu_s:g} s of processor time, the limit of untrusted inputs",
+        hint=f"`limit=cpu_s={2 * bounds.cpu_s:g}`, for example",
     )
-    with _bounded_memory(stated.memory_bytes), _bounded_time(max(left_s, 0.01), error):
+    with _bounded_memory(bounds.memory_bytes), _bounded_time(max(left_s, 0.01), error):
         yield
 
 
 @contextmanager
 def reading_budget(path: Path) -> Generator[None]:
-    """Bound what reading ``path`` takes: 10 s of CPU time, and 1.5 s for each MB; 2 GiB of memory beyond that
-    of the process, and 64 bytes for each byte. A compressed byte counts as ten.
+    """Limit the resources for reading ``path``: 10 s of CPU time plus 1.5 s per MB; 2 GiB of additional
+    memory plus 64 bytes per byte. A compressed byte counts as ten.
 
-    Raises ``BudgetError`` beyond. Outside of the main thread there is no bound.
+    Raises ``BudgetError`` beyond the limits. Only applies in the main thread.
     """
     size = max(_size(path), limits().trusted_bytes)
-    with _reading_memory(path, size), _reading_time(path, size):
-        yield
-
-
-@contextmanager
-def _reading_time(path: Path, size: float) -> Generator[None]:
     seconds = _READING_S + _READING_S_PER_BYTE * size
     error = BudgetError(
         f"takes more than {seconds:.0f} s of processor time to read, the limit of an input of its size",
         path=str(path),
         hint=f"is it damaged? `max_input_bytes={4 * max(size, 1 << 20)}` raises the limit",
     )
-    with _bounded_time(seconds, error):
+    with _reading_memory(path, size), _bounded_time(seconds, error):
         yield
 
 
@@ -203,12 +205,12 @@ def _reading_memory(path: Path, size: float) -> Generator[None]:
     if not is_main or most >= _MOST_BYTES:
         yield
         return
-    with _bounded_memory(_taken_bytes() + most) as binds:
+    with _bounded_memory(_private_bytes() + most) as binds:
         try:
             yield
         except (MemoryError, OSError) as error:
             if not binds or getattr(error, "errno", ENOMEM) != ENOMEM:
-                raise  # of an outer limit that is less, who has set it reports
+                raise  # a lower outer limit, which reports it itself
             enough = int(size) + most // _READING_BYTES_PER_BYTE
             raise BudgetError(
                 f"takes more than {most:,} bytes of memory to read, the limit of an input of its size",
@@ -218,40 +220,40 @@ def _reading_memory(path: Path, size: float) -> Generator[None]:
 
 
 def _size(path: Path) -> float:
-    """Return the bytes of a file, or of the files in a folder, compressed ones weighted."""
+    """Return the bytes of a file, or of the files in a folder; compressed ones are weighted."""
     try:
         entries = [*path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]
         return sum(
-            each.stat().st_size * (_PACKED if each.suffix == ".gz" else 1)
-            for each in entries
-            if each.is_file()
+            entry.stat().st_size * (_PACKED if entry.suffix == ".gz" else 1)
+            for entry in entries
+            if entry.is_file()
         )
     except OSError:
         return 0.0
 
 
 def parser_hint(hint: str) -> str:
-    """Return the remedy for a program that takes more than its parser may: how its limits are raised."""
-    stranger = untrusted_limits()
-    if stranger is None:
+    """Return the hint for a program that exceeds the limits of its parser, with the ways to raise them."""
+    bounds = untrusted_limits()
+    if bounds is None:
         return f"{hint}; if you trust it, {INPUT_BYTES_VARIABLE} (or `max_input_bytes`) raises the limits"
-    more = f"`limit=cpu_s={2 * stranger.cpu_s:g}` and `limit=memory_bytes={2 * stranger.memory_bytes}`"
+    more = f"`limit=cpu_s={2 * bounds.cpu_s:g}` and `limit=memory_bytes={2 * bounds.memory_bytes}`"
     return f"{hint}; {more} raise the limits of untrusted inputs"
 
 
-def beyond_memory(source: str) -> FormatError:
-    """Return the error where memory ran out: an input asks for more than the machine, or a limit set on the
-    process, gives.
+def memory_error(source: str) -> FormatError:
+    """Return the error for exhausted memory: an input needs more than the machine or a limit of the process
+    allows.
     """
-    stranger = untrusted_limits()
-    if stranger is not None:
+    bounds = untrusted_limits()
+    if bounds is not None:
         return BudgetError(
-            f"takes more than {stranger.memory_bytes:,} bytes of memory, the limit of untrusted inputs",
+            f"takes more than {bounds.memory_bytes:,} bytes of memory, the limit of untrusted inputs",
             path=source or None,
-            hint=f"`limit=memory_bytes={2 * stranger.memory_bytes}`, for example",
+            hint=f"`limit=memory_bytes={2 * bounds.memory_bytes}`, for example",
         )
     return FormatError(
-        "asks for more memory than there is",
+        "needs more memory than is available",
         path=source or None,
         position="the input as a whole",
         hint="convert a part of it, or use a machine with more memory; is the file damaged?",
@@ -259,19 +261,19 @@ def beyond_memory(source: str) -> FormatError:
 
 
 def refuse_ranks(num_ranks: int, path: str) -> None:
-    """Raise ``BudgetError`` for a job of more ranks than untrusted inputs may have."""
-    stated = untrusted_limits()
-    if stated is not None and num_ranks > stated.ranks:
+    """Raise ``BudgetError`` for a job with more ranks than untrusted inputs may have."""
+    bounds = untrusted_limits()
+    if bounds is not None and num_ranks > bounds.ranks:
         raise BudgetError(
-            f"{num_ranks:,} ranks are more than {stated.ranks:,}, the limit of untrusted inputs",
+            f"{num_ranks:,} ranks are more than {bounds.ranks:,}, the limit of untrusted inputs",
             path=path or None,
             hint=f"`limit=ranks={num_ranks}`",
         )
 
 
 def refuse_comparison(num_ranks: int, path: str) -> None:
-    """Raise ``BudgetError`` where more ranks would be compared one by one than
-    :attr:`~hespas.files.limits.Limits.compared_ranks_bytes` has room for.
+    """Raise ``BudgetError`` if more ranks would be compared one by one than
+    :attr:`Limits.compared_ranks_bytes` allows.
     """
     wanted, most = _RANK_BYTES * num_ranks, limits().compared_ranks_bytes
     if wanted > most:
@@ -285,7 +287,7 @@ def refuse_comparison(num_ranks: int, path: str) -> None:
 
 @contextmanager
 def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
-    """Raise ``error`` when the body has used ``seconds`` of CPU time, if no outer bound is less."""
+    """Raise ``error`` when the block has used ``seconds`` of CPU time, unless an outer limit is lower."""
     is_main = threading.current_thread() is threading.main_thread()
     if sys.platform == "win32" or not is_main:
         yield
@@ -314,9 +316,10 @@ def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
 
 @contextmanager
 def _bounded_memory(most: int) -> Generator[bool]:
-    """Bound the private memory of the process within; beyond, ``MemoryError`` is raised. Only Linux counts
-    it; what the process has already stays, with as much again as its libraries need to load. Yields False
-    where an outer bound may be less, or there is none.
+    """Limit the private memory of the process within the block; exceeding it raises ``MemoryError``.
+
+    Only Linux counts it. Memory in use is kept, plus 128 MiB that libraries need to load. Yields False if an
+    outer limit may be lower, or without a limit.
     """
     if not _STATM.exists():
         yield False
@@ -324,7 +327,7 @@ def _bounded_memory(most: int) -> Generator[bool]:
     import resource
 
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = max(most, _taken_bytes() + (128 << 20))
+    wanted = max(most, _private_bytes() + (128 << 20))
     bounds = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
     chosen = min([wanted, *bounds])
     resource.setrlimit(resource.RLIMIT_DATA, (chosen, hard))
@@ -335,8 +338,8 @@ def _bounded_memory(most: int) -> Generator[bool]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
-def _taken_bytes() -> int:
-    """Return the private memory of the process; 0 where the system does not count it."""
+def _private_bytes() -> int:
+    """Return the private memory of the process; 0 if the system does not count it."""
     if not _STATM.exists():
         return 0
     import resource

@@ -1,4 +1,7 @@
-"""Atomic output: a temporary name beside the destination, fsync, rename. Nothing half-made is visible."""
+"""Atomic output: write to a temporary name next to the destination, flush to disk, rename.
+
+Unfinished output is never visible, for a file, a folder, a share of a folder, or the files of a report.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hespas.files.partial import (
-    MISSING,
-    Share,
+    MISSING_MARK,
+    OutputShare,
     file_names,
-    hold,
-    kept_beside,
-    remove,
+    lock_folder,
+    remove_path,
     remove_stale_temporaries,
+    resumable_beside,
     temporary_beside,
 )
 from hespas.graph.errors import HespasError, OutputError
 
 __all__ = [
+    "after_placing",
     "check_destination",
     "check_report_files",
     "exchange",
-    "once_placed",
-    "placed_at_once",
-    "placed_together",
+    "place_immediately",
+    "place_together",
     "write_atomically",
     "write_report_files",
 ]
@@ -40,7 +43,7 @@ __all__ = [
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 
 _OF_RANK_FILES = frozenset({"comm_group.json", "rank_map.json"})
-"""Of a set of rank files, and of no other: they go with them."""
+"""Files that belong to a set of rank files only, and are replaced together with it."""
 
 _FEW_FILES = 16
 
@@ -48,84 +51,92 @@ _FLUSHES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """What stands whole under a temporary name."""
+class _WrittenResult:
+    """Complete output under a temporary name."""
 
     destination: Path
     target: Path
     temporary: Path
     overwrite: bool
-    share: Share | None = None
-    kept: bool = False
-    """Another run may go on with the temporary."""
-    held: int = -1
-    """Its handle then, see :func:`.temporaries.hold`."""
+    share: OutputShare | None = None
+    is_resumable: bool = False
+    """Another run may resume the temporary."""
+    lock: int = -1
+    """Handle of the lock of a resumable temporary, see :func:`hespas.files.partial.lock_folder`."""
 
     def put_in_place(self) -> None:
-        with _named(self.destination, self.temporary):
+        with _renamed_errors(self.destination, self.temporary):
             if self.share is not None:
                 _place_share(self.temporary, self.target, self.share, overwrite=self.overwrite)
+                return
+            if self.temporary.is_dir():
+                _place_directory(self.temporary, self.target, overwrite=self.overwrite)
             else:
-                _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
+                _place_file(self.temporary, self.target, overwrite=self.overwrite)
+            _flush(self.target.parent)
 
     def end(self, *, placed: bool) -> None:
-        """What is left under the temporary name goes, unless it is kept for another run."""
-        if placed or not self.kept:
-            remove(self.temporary)
-        if self.held >= 0:
-            os.close(self.held)
+        """Remove the temporary, unless another run may resume it."""
+        if placed or not self.is_resumable:
+            remove_path(self.temporary)
+        if self.lock >= 0:
+            os.close(self.lock)
 
     def files(self) -> list[tuple[Path, Path]]:
-        """Each file that is put in place: where it is now, and where it will be."""
+        """Return the temporary path and the final path of each file."""
         if not self.temporary.is_dir():
             return [(self.temporary, self.target)]
         return [(file, self.target / file.name) for file in self.temporary.iterdir()]
 
-    def keep(self, aside: Path, way_back: ExitStack) -> None:
-        """Give what will be replaced another name in ``aside``; closing ``way_back`` restores it."""
-        with _named(self.destination, aside):
-            aside.mkdir()
+    def back_up(self, backups: Path, rollback: ExitStack) -> None:
+        """Link the files that will be replaced into ``backups``; closing ``rollback`` restores them."""
+        with _renamed_errors(self.destination, backups):
+            backups.mkdir()
             if self.temporary.is_dir() and not self.target.exists():
-                way_back.callback(_remove_empty, self.target)
+                rollback.callback(_remove_empty, self.target)
             for file, target in self.files():
-                kept = aside / target.name
+                backup = backups / target.name
                 if os.path.lexists(target):
-                    _give_second_name(target, kept)
-                way_back.callback(_restore, target, kept, _identity(file))
+                    try:
+                        os.link(target, backup, follow_symlinks=False)
+                    except OSError:  # a file system without hard links, or the file of another user
+                        shutil.copy2(target, backup, follow_symlinks=False)
+                rollback.callback(_restore, target, backup, _identity(file))
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """What waits for the end of a block: results, and what is done once they are in place."""
+class _PendingResults:
+    """Results that wait for the end of a block, and actions to run once they are in place."""
 
-    results: list[_Written] = field(default_factory=list[_Written])
+    results: list[_WrittenResult] = field(default_factory=list[_WrittenResult])
     afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def put_in_place(self) -> None:
-        """All of the results, or none: where one cannot be, those before it go back."""
-        with ExitStack() as asides, ExitStack() as way_back:
+        """Put all results in place, or none: if one fails, those before it are rolled back."""
+        with ExitStack() as cleanup, ExitStack() as rollback:
             for result in self.results:
                 if len(self.results) > 1:
-                    aside = temporary_beside(result.target)
-                    asides.callback(remove, aside)
-                    result.keep(aside, way_back)
+                    backups = temporary_beside(result.target)
+                    cleanup.callback(remove_path, backups)
+                    result.back_up(backups, rollback)
                 result.put_in_place()
-            way_back.pop_all()
+            rollback.pop_all()
         for action in self.afterwards:
             action()
 
 
-_WAITING: ContextVar[_Waiting | None] = ContextVar("_WAITING", default=None)
+_PENDING: ContextVar[_PendingResults | None] = ContextVar("_PENDING", default=None)
 
 
-def check_destination(destination: Path, *, overwrite: bool, share: Share | None = None) -> None:
-    """Raise ``OutputError`` where writing cannot succeed, before any work is done: also where something
-    stands there that is neither file nor folder, and that replacing would destroy. A ``share`` finds others
-    of its folder there.
+def check_destination(destination: Path, *, overwrite: bool, share: OutputShare | None = None) -> None:
+    """Raise ``OutputError`` if writing cannot succeed, before any work is done.
+
+    That includes an existing path that is neither file nor folder, which replacing would destroy. A ``share``
+    may join the other shares of its folder.
     """
     mode = _mode_of(destination)
     _resolved(destination)
-    _check_place(destination)
+    _check_parent(destination)
     if mode is None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -145,8 +156,20 @@ def check_destination(destination: Path, *, overwrite: bool, share: Share | None
         _refuse_folders(destination, destination.iterdir())
 
 
-def _check_place(destination: Path) -> None:
-    """Raise ``OutputError`` where nothing of this name can be made."""
+def _mode_of(destination: Path) -> int | None:
+    """Return the mode of a path, links followed; None if it does not exist."""
+    try:
+        return destination.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # a name too long, a cycle of links, a folder without permission
+        raise OutputError(
+            error.strerror or str(error), path=str(destination), hint="choose another destination"
+        ) from error
+
+
+def _check_parent(destination: Path) -> None:
+    """Raise ``OutputError`` if the folder of the destination cannot hold it."""
     parent = destination.parent
     if not parent.is_dir():
         raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
@@ -164,22 +187,10 @@ def _refuse_folders(destination: Path, entries: Iterable[Path]) -> None:
     folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.is_symlink())
     if folders:
         raise OutputError(
-            f"holds folders, which cannot stay where all is replaced in one step: {', '.join(folders[:3])}",
+            f"contains folders, which an atomic replacement would remove: {', '.join(folders[:3])}",
             path=str(destination),
             hint="move them elsewhere or choose another destination",
         )
-
-
-def _mode_of(destination: Path) -> int | None:
-    """What stands there, links followed; None where nothing does."""
-    try:
-        return destination.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
-        raise OutputError(
-            error.strerror or str(error), path=str(destination), hint="choose another destination"
-        ) from error
 
 
 def _unwritable(folder: Path) -> OutputError:
@@ -193,20 +204,20 @@ def write_atomically(
     overwrite: bool,
     directory: bool,
     key: str = "",
-    share: Share | None = None,
+    share: OutputShare | None = None,
 ) -> int:
-    """Let ``write`` fill a temporary path, then put it in place; returns the bytes written.
+    """Let ``write`` fill a temporary path, then put it in place; return the bytes written.
 
     A directory appears as a whole. An existing one is exchanged with the new one in one step, and its other
-    files are kept (where the system cannot do that, files are replaced one by one). Folders in it cannot be
-    kept so, and rank files of a larger earlier set would spoil the new set: they are an ``OutputError``.
-    Links to the destination are followed: what they point to is replaced. What is replaced keeps its
-    permissions. A failure of any kind removes the temporary, and the next write to the same destination what
-    a killed process has left.
+    files are preserved (if the system has no exchange, files are replaced one by one). Folders in it cannot
+    be preserved, and rank files of a larger earlier set would mix with the new set: both raise
+    ``OutputError``. Links to the destination are followed, and replaced files keep their permissions. A
+    failure removes the temporary; the next write to the same destination removes the temporaries of killed
+    processes.
 
-    With a ``key``, of what is to be written, a failure leaves the temporary folder for the next write with
-    the same key, and ``write`` may get one with files in it. A ``share`` of a folder appears whole among the
-    others, see :mod:`hespas.files.partial`.
+    With a ``key`` of the content, a failure leaves the temporary folder for the next write with the same key,
+    so ``write`` may get a folder with files in it. A ``share`` of a folder appears whole among the others,
+    see :mod:`hespas.files.partial`.
     """
     check_destination(destination, overwrite=overwrite, share=share)
     target = _resolved(destination)
@@ -218,73 +229,80 @@ def write_atomically(
             else "choose another destination or format"
         )
         raise OutputError(f"exists and is {kind}", path=str(destination), hint=remedy)
-    kept = directory and key != ""
-    temporary = kept_beside(target, key, share.name if share else "") if kept else temporary_beside(target)
-    with _named(destination, temporary):
+    is_resumable = directory and key != ""
+    temporary = (
+        resumable_beside(target, key, share.name if share else "")
+        if is_resumable
+        else temporary_beside(target)
+    )
+    with _renamed_errors(destination, temporary):
         remove_stale_temporaries(target, key)
-        held = hold(temporary) if kept else -1
-    result = _Written(destination, target, temporary, overwrite, share, kept, held)
-    waiting = _WAITING.get()
+        lock = lock_folder(temporary) if is_resumable else -1
+    result = _WrittenResult(destination, target, temporary, overwrite, share, is_resumable, lock)
+    pending = _PENDING.get()
     try:
-        with _named(destination, temporary):
+        with _renamed_errors(destination, temporary):
             write(temporary)
             written = _sync(temporary)
-        if waiting is None:
+        if pending is None:
             result.put_in_place()
     except BaseException:
         result.end(placed=False)
         raise
-    if waiting is None:
-        result.end(placed=True)  # what was there has this name now, where both changed places
+    if pending is None:
+        result.end(placed=True)  # after an exchange, the temporary name has the old folder
     else:
-        waiting.results.append(result)
+        pending.results.append(result)
     return written
 
 
 @contextmanager
-def placed_together() -> Generator[None]:
-    """What is written within is put in place at the end, and nothing of it where an error ends the block or
-    one of the results cannot be placed: those of a command that fails replace nothing. A block within another
-    is a part of it.
+def place_together() -> Generator[None]:
+    """Put the results written within the block in place at its end, all or none.
+
+    None is placed if an error ends the block or one result cannot be placed, so a failed command replaces no
+    file. A nested block is part of the outer one.
     """
-    if _WAITING.get() is not None:
+    if _PENDING.get() is not None:
         yield
         return
-    waiting = _Waiting()
-    before = _WAITING.set(waiting)
+    pending = _PendingResults()
+    before = _PENDING.set(pending)
     placed = False
     try:
         yield
-        waiting.put_in_place()
+        pending.put_in_place()
         placed = True
     finally:
-        _WAITING.reset(before)
-        for result in waiting.results:
+        _PENDING.reset(before)
+        for result in pending.results:
             result.end(placed=placed)
 
 
-def once_placed(action: Callable[[], None]) -> None:
-    """Do something when the results are in place: now, or at the end of :func:`placed_together`."""
-    waiting = _WAITING.get()
-    if waiting is None:
+def after_placing(action: Callable[[], None]) -> None:
+    """Run an action when the results are in place: now, or at the end of :func:`place_together`."""
+    pending = _PENDING.get()
+    if pending is None:
         action()
     else:
-        waiting.afterwards.append(action)
+        pending.afterwards.append(action)
 
 
 @contextmanager
-def placed_at_once() -> Generator[None]:
-    """Within :func:`placed_together`, what is written here is in place at once: files that others read."""
-    before = _WAITING.set(None)
+def place_immediately() -> Generator[None]:
+    """Within :func:`place_together`, put the results of this block in place at once, for files that later
+    steps read.
+    """
+    before = _PENDING.set(None)
     try:
         yield
     finally:
-        _WAITING.reset(before)
+        _PENDING.reset(before)
 
 
 @contextmanager
-def _named(destination: Path, temporary: Path) -> Generator[None]:
-    """Errors about a temporary, which nobody knows, name its destination."""
+def _renamed_errors(destination: Path, temporary: Path) -> Generator[None]:
+    """Name the destination in errors about its temporary, which users do not know."""
     try:
         yield
     except HespasError as error:
@@ -300,19 +318,21 @@ def _named(destination: Path, temporary: Path) -> Generator[None]:
 
 
 def _resolved(destination: Path) -> Path:
-    """Where the links lead. Raises ``OutputError`` where a relative path leads from nowhere."""
+    """Return the destination with links resolved. Raises ``OutputError`` if the working folder does not
+    exist.
+    """
     try:
         return destination.resolve()
     except (OSError, RuntimeError) as error:
         raise OutputError(
-            "the working folder is gone", path=str(destination), hint="change to a folder that is there"
+            "the working folder does not exist", path=str(destination), hint="change to an existing folder"
         ) from error
 
 
 def _sync(path: Path) -> int:
-    """Flush a file, or a directory with its files, to the disk; returns the bytes of the files.
+    """Flush a file, or a directory with its files, to disk; return the bytes of the files.
 
-    A flush is one wait for the disk, so many files are flushed at once.
+    A flush waits for the disk, so many files are flushed concurrently.
     """
     if not path.is_dir():
         return _flush(path)
@@ -333,7 +353,7 @@ def _sync(path: Path) -> int:
 
 
 def _flush(path: str | Path) -> int:
-    """Flush one file or directory; returns its size."""
+    """Flush one file or directory; return its size."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -343,25 +363,18 @@ def _flush(path: str | Path) -> int:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    """Which file of which disk, whatever its name."""
-    found = file.lstat()
-    return found.st_dev, found.st_ino
+    """Return device and inode of a file, which do not depend on its name."""
+    status = file.lstat()
+    return status.st_dev, status.st_ino
 
 
-def _give_second_name(file: Path, other: Path) -> None:
-    try:
-        os.link(file, other, follow_symlinks=False)
-    except OSError:  # a file system without hard links, or somebody else's file
-        shutil.copy2(file, other, follow_symlinks=False)
-
-
-def _restore(target: Path, kept: Path, placed: tuple[int, int]) -> None:
-    """Put back what stood at ``target``, if what stands there now is what we have placed."""
-    with suppress(OSError):  # the error that led here is the one to tell
+def _restore(target: Path, backup: Path, placed: tuple[int, int]) -> None:
+    """Restore the file that was at ``target``, if the placed file is still there."""
+    with suppress(OSError):  # the error that caused the rollback is reported
         if _identity(target) != placed:
             return
-        if os.path.lexists(kept):
-            kept.replace(target)
+        if os.path.lexists(backup):
+            backup.replace(target)
         else:
             target.unlink()
 
@@ -369,14 +382,6 @@ def _restore(target: Path, kept: Path, placed: tuple[int, int]) -> None:
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def _put_in_place(temporary: Path, target: Path, *, overwrite: bool) -> None:
-    if temporary.is_dir():
-        _place_directory(temporary, target, overwrite=overwrite)
-    else:
-        _place_file(temporary, target, overwrite=overwrite)
-    _flush(target.parent)
 
 
 def _place_directory(temporary: Path, target: Path, *, overwrite: bool) -> None:
@@ -387,7 +392,7 @@ def _place_directory(temporary: Path, target: Path, *, overwrite: bool) -> None:
         except OSError:
             if not _is_filled(target):
                 raise
-            # Somebody else's has just appeared: from here on as if it had been there.
+            # Another process has just made it: continue as if it had existed.
     if not overwrite:
         raise _written_meanwhile(target)
     _replace_directory(temporary, target)
@@ -398,7 +403,9 @@ def _is_filled(folder: Path) -> bool:
 
 
 def _place_file(temporary: Path, target: Path, *, overwrite: bool) -> None:
-    """Without ``overwrite`` a file that somebody else has written in the meantime stays."""
+    """Rename the temporary to the target. Without ``overwrite``, raise if another process made it
+    meanwhile.
+    """
     if overwrite:
         if target.exists():
             shutil.copymode(target, temporary)
@@ -421,61 +428,61 @@ def _written_meanwhile(target: Path) -> OutputError:
 
 
 def _replace_directory(temporary: Path, target: Path) -> None:
-    """Put the new files into a folder that holds others."""
+    """Put the new files into a folder that contains others."""
     fresh = {file.name for file in temporary.iterdir()}
-    there = list(target.iterdir())
-    _refuse_folders(target, there)
-    kept = [file for file in there if file.name not in fresh]
-    stale = [file.name for file in kept if _RANK_FILE.match(file.name)]
+    existing = list(target.iterdir())
+    _refuse_folders(target, existing)
+    others = [file for file in existing if file.name not in fresh]
+    stale = [file.name for file in others if _RANK_FILE.match(file.name)]
     if stale:
         raise OutputError(
-            f"holds {len(stale)} rank files of an earlier set that would mix with the new one: "
+            f"contains {len(stale)} rank files of an earlier set that would mix with the new one: "
             f"{', '.join(sorted(stale)[:3])}",
             path=str(target),
             hint="remove them or choose another destination",
         )
-    replaced = [file for file in there if file.name in fresh]
+    replaced = [file for file in existing if file.name in fresh]
     for file in replaced:
         if not file.is_symlink():
             shutil.copymode(file, temporary / file.name)
-    gone: list[Path] = []
+    obsolete: list[Path] = []
     if any(_RANK_FILE.match(file.name) for file in replaced):
-        gone = [file for file in kept if _goes_with_ranks(file.name)]
-        kept = [file for file in kept if not _goes_with_ranks(file.name)]
-    gathered = _gathered(kept, temporary)
+        obsolete = [file for file in others if _belongs_to_ranks(file.name)]
+        others = [file for file in others if not _belongs_to_ranks(file.name)]
+    are_linked = _link_all(others, temporary)
     shutil.copymode(target, temporary)
-    if gathered and exchange(temporary, target):
-        _rescued(temporary, target)
-        return  # what was there has the temporary's name now and goes with it
-    for file in kept:
+    if are_linked and exchange(temporary, target):
+        _rescue_new_files(temporary, target)
+        return  # the temporary name now has the old folder, which is removed
+    for file in others:
         (temporary / file.name).unlink(missing_ok=True)
     for file in sorted(temporary.iterdir()):
         file.replace(target / file.name)
-    for file in gone:
+    for file in obsolete:
         file.unlink(missing_ok=True)
 
 
-def _goes_with_ranks(name: str) -> bool:
-    """Whether a file is of a set of rank files without being one."""
-    return name in _OF_RANK_FILES or MISSING.fullmatch(name) is not None
-
-
-def _gathered(kept: list[Path], temporary: Path) -> bool:
-    """Give what stays a second name among the new files; False where something cannot have one."""
+def _link_all(files: list[Path], folder: Path) -> bool:
+    """Link files into a folder; return False if one cannot be linked."""
     try:
-        for file in kept:
-            os.link(file, temporary / file.name, follow_symlinks=False)
+        for file in files:
+            os.link(file, folder / file.name, follow_symlinks=False)
     except OSError:
         return False
     return True
 
 
-def _rescued(old: Path, target: Path) -> None:
-    """Move what somebody has put into the folder after it was looked at; not rank files of another set."""
+def _rescue_new_files(old: Path, target: Path) -> None:
+    """Move files that appeared in the old folder after its listing; not rank files of another set."""
     for entry in old.iterdir():
-        of_a_set = _RANK_FILE.match(entry.name) or _goes_with_ranks(entry.name)
+        of_a_set = _RANK_FILE.match(entry.name) or _belongs_to_ranks(entry.name)
         if not of_a_set and not os.path.lexists(target / entry.name):
             entry.rename(target / entry.name)
+
+
+def _belongs_to_ranks(name: str) -> bool:
+    """Return True for a file that accompanies a set of rank files."""
+    return name in _OF_RANK_FILES or MISSING_MARK.fullmatch(name) is not None
 
 
 _AT_FDCWD = -100
@@ -484,7 +491,7 @@ _RENAME_EXCHANGE = 2
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let both paths change places at once (``renameat2`` of Linux); False where that cannot be done."""
+    """Exchange two paths atomically (Linux's ``renameat2``); return False if the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -495,8 +502,10 @@ def exchange(one: Path, other: Path) -> bool:
     return done == 0
 
 
-def _place_share(temporary: Path, target: Path, share: Share, *, overwrite: bool) -> None:
-    """The first share makes the folder, with a mark for each of the others; those join it."""
+def _place_share(temporary: Path, target: Path, share: OutputShare, *, overwrite: bool) -> None:
+    """Put a share in place. The first share makes the folder, with marks of the others; later
+    shares join it.
+    """
     share.mark_others(temporary)
     _flush(temporary)
     if not _is_filled(target):
@@ -509,12 +518,12 @@ def _place_share(temporary: Path, target: Path, share: Share, *, overwrite: bool
                 raise
             # Another share has just made it.
     share.check(target, overwrite=overwrite)
-    mine = share.mark(target)
+    own_mark = share.mark(target)
     for name in file_names(temporary):
-        if MISSING.fullmatch(name) is None:
+        if MISSING_MARK.fullmatch(name) is None:
             (temporary / name).replace(target / name)
     _flush(target)
-    mine.unlink(missing_ok=True)
+    own_mark.unlink(missing_ok=True)
     _flush(target)
 
 
@@ -522,45 +531,47 @@ _HINT = "name another `report=DIR`"
 
 
 def check_report_files(folder: Path, names: Iterable[str], *, overwrite: bool) -> None:
-    """Raise ``OutputError`` where a file of the report cannot be written into ``folder``, which need not be
-    there yet: one exists and ``overwrite`` is not given, or is a link, whose target is no file of the folder.
+    """Raise ``OutputError`` if a file of a report cannot be written into ``folder``, which may not exist yet.
+
+    That is the case for an existing file without ``overwrite``, and for a link, whose target is outside of
+    the folder.
     """
-    if _nearest(folder) != folder:
+    existing = next((path for path in (folder, *folder.parents) if _is_folder(path, folder)), None)
+    if existing is None:
+        raise OutputError("the working folder does not exist", path=str(folder), hint=_HINT)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError("the folder is not writable", path=str(existing), hint=_HINT)
+    if existing != folder:
         return
     for name in names:
         path = folder / name
         if path.is_symlink():
-            message = "is a link, and what it leads to is no file of this folder"
+            message = "is a link, whose target is outside of this folder"
             raise OutputError(message, path=str(path), hint=f"remove it, or {_HINT}")
         if path.is_dir():
             raise OutputError("exists and is a directory", path=str(path), hint=_HINT)
         check_destination(path, overwrite=overwrite)
 
 
-def _nearest(folder: Path) -> Path:
-    """The folder itself or the nearest one above it that is there. Raises ``OutputError`` where that is no
-    folder, or nothing may be made in it.
-    """
-    for place in (folder, *folder.parents):
-        try:
-            mode = place.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            if place.is_symlink():
-                raise OutputError("a link that leads nowhere", path=str(place), hint=_HINT) from None
-            continue
-        except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
-            raise OutputError(error.strerror or str(error), path=str(folder), hint=_HINT) from error
-        if not stat.S_ISDIR(mode):
-            raise OutputError("expected a folder", path=str(place), hint=_HINT)
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise OutputError("the folder is not writable", path=str(place), hint=_HINT)
-        return place
-    raise OutputError("the working folder is gone", path=str(folder), hint=_HINT)
+def _is_folder(path: Path, report: Path) -> bool:
+    """Return True for a folder, False if the path does not exist; raise ``OutputError`` for others."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise OutputError("a link without a target", path=str(path), hint=_HINT) from None
+        return False
+    except OSError as error:  # a name too long, a cycle of links, a folder without permission
+        raise OutputError(error.strerror or str(error), path=str(report), hint=_HINT) from error
+    if not stat.S_ISDIR(mode):
+        raise OutputError("expected a folder", path=str(path), hint=_HINT)
+    return True
 
 
 def write_report_files(folder: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
-    """Write files by name, others in ``folder`` stay. Raises as :func:`check_report_files`, and where the
-    folder cannot be made.
+    """Write files by name into ``folder``; its other files stay.
+
+    Raises as :func:`check_report_files`, and if the folder cannot be made.
     """
     check_report_files(folder, contents, overwrite=overwrite)
     try:

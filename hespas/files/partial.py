@@ -1,4 +1,14 @@
-"""Files of unfinished output"""
+"""Files of unfinished output, next to its destination: temporaries, and marks of missing shares.
+
+A temporary name with a process id belongs to that process and is removed with it. A name with a key belongs
+to any process that writes the same bytes to the same destination: it outlives an interrupted run, and the
+next run resumes it.
+
+Several processes, on one or several machines, can fill one folder: each writes a share of its files. The
+first share makes the folder, with a mark ``.NAME.ranks-A-B.missing`` for each missing share. A share that
+joins moves its files in, each atomically, and removes its mark. When all shares are present no mark is left,
+and the folder is equal to the output of one process.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +17,57 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hespas.graph.errors import OutputError
 
 __all__ = [
-    "MISSING",
-    "Share",
+    "MISSING_MARK",
+    "OutputShare",
     "file_names",
-    "hold",
-    "kept_beside",
+    "lock_folder",
     "missing_ranks",
-    "remove",
+    "remove_path",
     "remove_stale_temporaries",
+    "resumable_beside",
     "temporary_beside",
 ]
 
 
 _NAME = re.compile(
-    r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})-[0-9a-f]+\.partial"
+    r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<host>[0-9a-f]{8})-[0-9a-f]+\.partial"
 )
 
-_KEPT = re.compile(r"\.(?P<target>.+)\.(?P<key>[0-9a-f]{16})(-[0-9]+-of-[0-9]+)?\.kept\.partial")
+_RESUMABLE = re.compile(r"\.(?P<target>.+)\.(?P<key>[0-9a-f]{16})(-[0-9]+-of-[0-9]+)?\.kept\.partial")
 
 _TRIES = 20
 
 _START_FIELD = 19
-"""Of ``/proc/PID/stat`` behind the name of the program: when the process started, in ticks since boot."""
+"""Index of the start time (ticks since boot) in ``/proc/PID/stat``, after the program name."""
 
 
 def temporary_beside(target: Path) -> Path:
-    """A new name in the folder of ``target`` that says which process of which machine uses it."""
+    """Return a new name in the folder of ``target`` that identifies this process and machine."""
     pid = os.getpid()
-    name = f".{_shortened(target)}.{pid:x}-{_started(pid):x}-{_place():08x}-{os.urandom(4).hex()}.partial"
+    name = f".{_shortened(target)}.{pid:x}-{_started(pid):x}-{_host_id():08x}-{os.urandom(4).hex()}.partial"
     return target.with_name(name)
 
 
-def kept_beside(target: Path, key: str, part: str = "") -> Path:
-    """The name in the folder of ``target`` for what is written under a key of 16 hexadecimal digits, or for a
+def resumable_beside(target: Path, key: str, part: str = "") -> Path:
+    """Return the name in the folder of ``target`` for output with a key of 16 hexadecimal digits, or for a
     ``part`` of it (``1-of-4``).
     """
-    behind = f"-{part}" if part else ""
-    return target.with_name(f".{_shortened(target)}.{key}{behind}.kept.partial")
+    suffix = f"-{part}" if part else ""
+    return target.with_name(f".{_shortened(target)}.{key}{suffix}.kept.partial")
 
 
-def hold(folder: Path) -> int:
-    """Make a kept folder, or take it over, so that no other process has it; the handle to close afterwards,
-    -1 where the file system knows no locks. Raises ``OutputError`` where another process has it.
+def lock_folder(folder: Path) -> int:
+    """Make or reuse a resumable folder and lock it for this process.
+
+    Returns the handle to close afterwards, -1 if the file system has no locks. Raises ``OutputError`` if
+    another process holds the lock.
     """
     folder.mkdir(exist_ok=True)
     try:
@@ -79,38 +92,31 @@ def hold(folder: Path) -> int:
 
 
 def remove_stale_temporaries(target: Path, key: str = "") -> None:
-    """Remove what processes that are no more have left of earlier writes to ``target``: also what was kept
-    for another run, if there is a ``key`` and it has another one.
+    """Remove the temporaries that ended processes left from earlier writes to ``target``.
 
-    What a running process, another machine or an unknown one makes stays.
+    With a ``key``, resumable output with another key is removed too. Temporaries of running processes and of
+    other machines are not removed.
     """
-    wanted, place = _shortened(target), f"{_place():08x}"
+    wanted, host = _shortened(target), f"{_host_id():08x}"
     for entry in target.parent.glob(".*.partial"):
-        kept = _KEPT.fullmatch(entry.name)
-        if kept is not None:
-            if key and kept["target"] == wanted and kept["key"] != key:
-                _remove_free(entry)
+        resumable = _RESUMABLE.fullmatch(entry.name)
+        if resumable is not None:
+            if key and resumable["target"] == wanted and resumable["key"] != key:
+                with suppress(OutputError):  # another process has it
+                    handle = lock_folder(entry)
+                    remove_path(entry)
+                    if handle >= 0:
+                        os.close(handle)
             continue
         match = _NAME.fullmatch(entry.name)
-        if match is None or match["target"] != wanted or match["place"] != place:
+        if match is None or match["target"] != wanted or match["host"] != host:
             continue
         if _started(int(match["pid"], 16)) != int(match["start"], 16):
-            remove(entry)
+            remove_path(entry)
 
 
-def _remove_free(folder: Path) -> None:
-    """Remove a kept folder unless a process has it."""
-    try:
-        handle = hold(folder)
-    except OutputError:
-        return
-    remove(folder)
-    if handle >= 0:
-        os.close(handle)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there; also one that others still fill, who will find out."""
+def remove_path(path: Path) -> None:
+    """Remove a file or a folder if it exists, also one that another process still writes to."""
     for _ in range(_TRIES):
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
@@ -119,13 +125,13 @@ def remove(path: Path) -> None:
 
 
 def _shortened(target: Path) -> str:
-    """The name of the target, cut where the longest file name would be exceeded; then told by a checksum."""
+    """Return the name of the target; a name too long for a temporary is cut and gets a checksum."""
     name, spelled = target.name, os.fsencode(target.name)
     return name if len(spelled) <= 100 else f"{name[:20]}~{zlib.crc32(spelled):08x}"
 
 
 def _started(pid: int) -> int:
-    """When a process started, 0 where it is not known or not there."""
+    """Return the start time of a process, 0 if it is unknown or the process does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         return int(stat.rpartition(")")[2].split()[_START_FIELD])
@@ -133,8 +139,8 @@ def _started(pid: int) -> int:
         return 0
 
 
-def _place() -> int:
-    """A number for this machine since it was started, and for the process numbers in use here."""
+def _host_id() -> int:
+    """Return a number for this machine since its start, and for its namespace of process ids."""
     parts: list[str] = []
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -144,14 +150,16 @@ def _place() -> int:
     return zlib.crc32("\n".join(parts).encode())
 
 
-MISSING = re.compile(r"\.(?P<name>.+)\.ranks-(?P<first>[0-9]{1,10})-(?P<last>[0-9]{1,10})\.missing")
-"""The mark of a share that is not there yet: its ranks are among these."""
+MISSING_MARK = re.compile(r"\.(?P<name>.+)\.ranks-(?P<first>[0-9]{1,10})-(?P<last>[0-9]{1,10})\.missing")
+"""Name of the mark of a missing share, with its first and last rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The ``number``-th (from 1) of ``spans``, the first and last rank of each share, of the files
-    ``file_name.RANK.*``; ``key`` is a checksum of what all of them hold.
+class OutputShare:
+    """One of several shares of the files ``file_name.RANK.*``.
+
+    ``number`` counts from 1; ``spans`` are the first and last rank of each share; ``key`` is a checksum of
+    the content of all shares.
     """
 
     number: int
@@ -161,21 +169,21 @@ class Share:
 
     @property
     def name(self) -> str:
-        """``1-of-4``."""
+        """The name of the share, such as ``1-of-4``."""
         return f"{self.number}-of-{len(self.spans)}"
 
     def mark(self, folder: Path) -> Path:
-        """The file that says that this share is missing."""
+        """Return the path of the mark of this share while it is missing."""
         return self._mark(folder, self.number)
 
     def mark_others(self, folder: Path) -> None:
-        """Say that all other shares are missing."""
+        """Write the marks of all other shares."""
         for number in range(1, len(self.spans) + 1):
             if number != self.number:
                 self._mark(folder, number).write_text(f"{self.key}\n", encoding="utf-8")
 
     def check(self, folder: Path, *, overwrite: bool) -> None:
-        """Raise ``OutputError`` where this share cannot join what is in a folder."""
+        """Raise ``OutputError`` if this share cannot join the content of a folder."""
         try:
             key = self.mark(folder).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
@@ -184,20 +192,22 @@ class Share:
             return
         if key:
             raise OutputError(
-                "holds shares of another job, or of other options",
+                "contains shares of another job or of other options",
                 path=str(folder),
                 hint="give all shares the same input and options, or choose another destination",
             )
-        own = self._names(folder)
-        if not own:
+        first, last = self.spans[self.number - 1]
+        start = f"{self.file_name}.{first}."
+        is_present = first <= last and any(name.startswith(start) for name in file_names(folder))
+        if not is_present:
             raise OutputError(
-                f"exists already, and share {self.number} of {len(self.spans)} is not missing in it",
+                f"exists and has no mark of share {self.number} of {len(self.spans)} as missing",
                 path=str(folder),
                 hint="choose another destination, or remove the folder before the first share is written",
             )
         if not overwrite:
             raise OutputError(
-                f"holds share {self.number} of {len(self.spans)} already",
+                f"already contains share {self.number} of {len(self.spans)}",
                 path=str(folder),
                 hint="add `overwrite` to write it again",
             )
@@ -206,22 +216,16 @@ class Share:
         first, last = self.spans[number - 1]
         return folder / f".{self.file_name}.ranks-{first}-{last}.missing"
 
-    def _names(self, folder: Path) -> bool:
-        """Whether files of this share are in a folder."""
-        first, last = self.spans[self.number - 1]
-        start = f"{self.file_name}.{first}."
-        return first <= last and any(name.startswith(start) for name in file_names(folder))
-
 
 def missing_ranks(names: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """First and last rank of each share that is said to be missing among files of these names."""
+    """Yield the first and last rank of each share that a mark among these file names declares missing."""
     for name in names:
-        match = MISSING.fullmatch(name)
+        match = MISSING_MARK.fullmatch(name)
         if match is not None:
             yield int(match["first"]), int(match["last"])
 
 
 def file_names(folder: Path) -> list[str]:
-    """The names of all that is in a folder."""
+    """Return the names of all entries of a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)

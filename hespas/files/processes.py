@@ -1,4 +1,9 @@
-"""Child processes"""
+"""Child processes: how they are started, isolated and ended, and errors that they pass to their parent.
+
+A child never runs code from its working folder: it is isolated (``python -I``: no current folder, no
+``PYTHON*`` variables, no start-up files of the user), works in ``/``, imports modules from the same locations
+as its parent, and ends with its parent. Programs that the user names keep their own libraries.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +28,13 @@ from hespas.graph.errors import (
 __all__ = [
     "ROOT",
     "clean_environment",
+    "decode_error",
+    "describe_end",
     "die_with_parent",
-    "end_of",
-    "ending_what_it_starts",
-    "error_as_text",
-    "error_from_text",
+    "encode_error",
     "isolated_python",
     "isolated_script",
+    "killing_descendants",
     "safe_spawning",
     "start_worker",
     "tied_to_parent",
@@ -40,7 +45,7 @@ __all__ = [
 _PACKAGE = Path(__file__).parents[1]
 
 ROOT = Path(os.sep).resolve()
-"""Where children work: a relative name, or a library, finds nothing of anybody's there."""
+"""Working folder of children: relative paths and libraries find no files of other users there."""
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl(2)."""
@@ -52,18 +57,18 @@ sys.path[:] = paths
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location(
     "hespas", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
-sys.modules["hespas"] = found = module_from_spec(spec)
-spec.loader.exec_module(found)
+sys.modules["hespas"] = loaded = module_from_spec(spec)
+spec.loader.exec_module(loaded)
 from importlib import import_module
 import_module("hespas.files.processes").die_with_parent(parent)
 sys.argv[:] = [module, *sys.argv[5:]]
 sys.exit(import_module(module).main())
 """
-"""The package is loaded from its own folder, which never is on the child's path as a whole: other modules
-may lie beside it.
+"""Code that starts a child. It loads the package from its own folder, which is not on the child's path,
+because other modules may be next to the package.
 """
 
-_WITHOUT_HERE = "import sys\nsys.path[:] = [path for path in sys.path if path]\n"
+_WITHOUT_CURRENT_FOLDER = "import sys\nsys.path[:] = [path for path in sys.path if path]\n"
 
 _TIED = """
 import ctypes, os, signal, sys
@@ -79,77 +84,81 @@ except OSError as error:
 
 
 def _import_path() -> list[str]:
-    """Where this process imports from, without the current folder: its files are nobody's libraries, unless
-    ``PYTHONPATH`` spells it out. A relative entry there is another folder wherever one stands.
+    """Return the import path of this process without the current folder, unless ``PYTHONPATH`` has its
+    absolute path.
+
+    Relative entries of ``PYTHONPATH`` are ignored, because they depend on the working folder.
     """
     try:
-        here = os.path.realpath(os.getcwd())  # noqa: PTH109 - a string is compared
+        current = os.path.realpath(os.getcwd())  # noqa: PTH109 - a string is compared
     except OSError:  # removed
-        here = ""
-    stated = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    trusted = [path for path in stated.split(os.pathsep) if Path(path).is_absolute()]
-    is_trusted = here in map(os.path.realpath, trusted)
+        current = ""
+    variable = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    trusted = [path for path in variable.split(os.pathsep) if Path(path).is_absolute()]
+    is_trusted = current in map(os.path.realpath, trusted)
     return [
         path
         for path in sys.path
-        if Path(path).is_absolute() and (is_trusted or os.path.realpath(path) != here)
+        if Path(path).is_absolute() and (is_trusted or os.path.realpath(path) != current)
     ]
 
 
 def _executable() -> str:
     if not sys.executable:
         raise UnsupportedError(
-            "this Python cannot start another one, which native parsers and compilers run in",
+            "this Python cannot start a child process, which native parsers and compilers need",
             hint="run Python itself, not embedded in another program",
         )
     return sys.executable
 
 
 def isolated_python(module: str, *arguments: str) -> list[str]:
-    """The command that calls ``main()`` of a module of this package; what it returns is the exit status.
+    """Return the command that calls ``main()`` of a module of this package; its result is the exit status.
 
-    Raises ``UnsupportedError`` where this Python cannot start another.
+    Raises ``UnsupportedError`` if this Python cannot start a child process.
     """
     paths = json.dumps(_import_path())
     return [_executable(), "-I", "-c", _START, str(_PACKAGE), paths, str(os.getpid()), module, *arguments]
 
 
 def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
-    """The command that runs a text in ``python``, or in this one with all that it imports.
+    """Return the command that runs a script in ``python``, or in this Python with its import path.
 
-    Another Python keeps the packages that its user has installed (``-I`` would hide them) and none of the
-    variables of this one; the folder it is started in is taken from its path.
+    Another Python keeps the packages that its user has installed (``-I`` would hide them) but not the
+    variables of this one; the working folder is removed from its path.
     """
     if python:
         try:
             program = str(Path(python).absolute()) if Path(python).name != python else python
-        except OSError as error:  # the folder that it starts from is gone
+        except OSError as error:  # the working folder was removed
             raise UsageError(
-                f"the current folder cannot be told: {error.strerror}",
+                f"the current folder cannot be determined: {error.strerror}",
                 path=python,
-                hint="change to a folder that is there",
+                hint="change to an existing folder",
             ) from error
-        return [program, "-E", "-c", _WITHOUT_HERE + script, *arguments]
+        return [program, "-E", "-c", _WITHOUT_CURRENT_FOLDER + script, *arguments]
     prelude = f"import sys\nsys.path[:] = {_import_path()!r}\n"
     return [_executable(), "-I", "-c", prelude + script, *arguments]
 
 
 def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """A command that the system ends with this process (Linux), whatever program it is. Status 127: there is
-    no such program.
+    """Return a command that the system kills together with this process (Linux). Status 127: the program does
+    not exist.
     """
     return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what steers Python."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, **(extra or {})}
+    """Return the environment without variables of Python, plus ``extra``."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**variables, **(extra or {})}
 
 
 @contextmanager
 def safe_spawning() -> Generator[None]:
-    """Within, the processes that ``multiprocessing`` starts do not import from the current folder."""
+    """Prevent processes that ``multiprocessing`` starts within the block from importing from the current
+    folder.
+    """
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -162,19 +171,20 @@ def safe_spawning() -> Generator[None]:
 
 
 def worker_state() -> tuple[int, bool]:
-    """Return the arguments of :func:`start_worker` in the worker processes of this one."""
+    """Return the arguments of :func:`start_worker` for the worker processes of this process."""
     return os.getpid(), programs_allowed()
 
 
 def start_worker(parent: int, allowed: bool) -> None:
-    """Begin a worker process of ``multiprocessing``: it ends with its parent, and has its permissions."""
+    """Initialise a worker process of ``multiprocessing``: it ends with its parent and has its permissions."""
     die_with_parent(parent)
     permit_programs(allowed)
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when process ``parent``, which started it, ends. Only Linux can promise it; elsewhere
-    a child ends at the end of its input or of its time.
+    """End this process when its parent process ``parent`` ends.
+
+    Only Linux guarantees this; elsewhere a child ends at the end of its input or of its time limit.
     """
     if sys.platform == "linux":
         import ctypes
@@ -184,44 +194,51 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-_KINDS: Mapping[str, type[HespasError]] = {
+_ERROR_CLASSES: Mapping[str, type[HespasError]] = {
     kind.__name__: kind for kind in (FormatError, InvariantError, UnsupportedError, UsageError)
 }
 
 
-def end_of(status: int, said: bytes) -> str:
-    """How a process ended, with the last that it said on standard error: ``ends with status 3: ...``. Of what
-    native libraries say that is the check that failed; addresses of their stack follow it.
+def describe_end(status: int, stderr: bytes) -> str:
+    """Return how a process ended, with its last message on standard error: ``ends with status 3: ...``.
+
+    If a native library fails, its message is the failed check; stack addresses follow it.
     """
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    fatal = [line for line in lines if _is_fatal(line)] or lines[-1:]
+    lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    marks = ("Check failed", "LLVM ERROR", "ssertion")
+    fatal = [
+        line
+        for line in lines
+        if (line[:1] == "F" and line[1:5].isdigit()) or any(mark in line for mark in marks)
+    ] or lines[-1:]
     how = f"ends with status {status}" if status >= 0 else f"crashes with {signal.Signals(-status).name}"
     return f"{how}: {clipped(fatal[-1])}" if fatal else how
 
 
-def _is_fatal(line: str) -> bool:
-    """Whether XLA, LLVM or the C library ends with this line."""
-    is_marked = line[:1] == "F" and line[1:5].isdigit()
-    return is_marked or any(mark in line for mark in ("Check failed", "LLVM ERROR", "ssertion"))
+def encode_error(error: HespasError) -> dict[str, str]:
+    """Return an error as texts for the parent process: class, message, hint and position (empty if
+    unknown).
+    """
+    kind = next((entry for entry in _ERROR_CLASSES.values() if isinstance(error, entry)), UnsupportedError)
+    return {
+        "kind": kind.__name__,
+        "message": error.text,
+        "hint": error.hint or "",
+        "position": error.position or "",
+    }
 
 
-def error_as_text(error: HespasError) -> dict[str, str]:
-    """An error as the parent can read it: its class, text, hint and position, empty where there is none."""
-    kind = next((each for each in _KINDS.values() if isinstance(error, each)), UnsupportedError)
-    told = {"message": error.text, "hint": error.hint or "", "position": error.position or ""}
-    return {"kind": kind.__name__, **told}
-
-
-def error_from_text(told: Mapping[str, str]) -> HespasError:
-    """The error that a child has told by :func:`error_as_text`."""
-    kind = _KINDS.get(told["kind"], UnsupportedError)
-    return kind(told["message"], hint=told["hint"] or None, position=told.get("position") or None)
+def decode_error(texts: Mapping[str, str]) -> HespasError:
+    """Return the error that a child process encoded with :func:`encode_error`."""
+    kind = _ERROR_CLASSES.get(texts["kind"], UnsupportedError)
+    return kind(texts["message"], hint=texts["hint"] or None, position=texts.get("position") or None)
 
 
 @contextmanager
-def ending_what_it_starts() -> Generator[None]:
-    """End the processes that code of the user starts within, and theirs, where it is interrupted. Linux
-    lists them; elsewhere they stay.
+def killing_descendants() -> Generator[None]:
+    """Kill the processes started within the block, and their descendants, if it is interrupted.
+
+    Only Linux lists them; on other systems they continue.
     """
     before = _descendants()
     try:
@@ -234,21 +251,16 @@ def ending_what_it_starts() -> Generator[None]:
 
 
 def _descendants() -> set[int]:
-    """Return the processes below this one."""
-    found: set[int] = set()
-    waiting = [os.getpid()]
-    while waiting:
-        tasks = Path(f"/proc/{waiting.pop()}/task")
-        for task in _listed(tasks):
+    """Return the ids of all descendants of this process."""
+    descendants: set[int] = set()
+    pending = [os.getpid()]
+    while pending:
+        folder, tasks = Path(f"/proc/{pending.pop()}/task"), list[Path]()
+        with suppress(OSError):  # the process has ended, or the system has no /proc
+            tasks = list(folder.iterdir())
+        for task in tasks:
             with suppress(OSError):
                 children = set(map(int, (task / "children").read_text().split()))
-                waiting += children - found
-                found |= children
-    return found
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:  # it has ended, or the system has no such list
-        return []
+                pending += children - descendants
+                descendants |= children
+    return descendants

@@ -1,9 +1,7 @@
-"""Isolated child processes: what crashes, never ends or takes all memory there is a message here.
+"""Isolated child process for native parsers: a crash, an endless loop or a memory bomb becomes an error
+message.
 
-A child never runs code from where it is started: it is isolated (``python -I``: no current folder, no
-``PYTHON*`` variables, no start-up files of the user), works in ``/``, takes what the parent imports from
-where the parent does, and ends with its parent, however that ends. Programs that the user names have their
-own libraries, and work in a folder that nobody else can write to.
+The child runs one job after another. See :mod:`hespas.files.processes` for its isolation.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _START_S = 300.0
 
 _JOBS_OF_A_CHILD = 500
 
-_LAST_WORDS = 500
+_LAST_ERROR_CHARACTERS = 500
 
 _MOST_WRITTEN_BYTES = 1 << 26
 
@@ -61,8 +59,8 @@ _STATM = Path("/proc/self/statm")
 
 
 class Allowance(NamedTuple):
-    """What a child may use for one input: bytes its parser may ask for, bytes in all, CPU and wall time in
-    all, CPU time of its parser.
+    """Limits of a child for one input: bytes its parser may allocate, total bytes, total CPU and wall time,
+    CPU time of its parser.
     """
 
     parser_bytes: int
@@ -73,16 +71,17 @@ class Allowance(NamedTuple):
 
 
 def allowance(size: int) -> Allowance:
-    """For an input of ``size`` bytes: a parser gets 150 MiB and 64 bytes a byte (200,000 operations, each at
-    a place of its own, take 39 for each byte of their bytecode), all of it 1 GB and 20 bytes a byte (calls
-    may make a small program a large graph). CPU time: 1.5 s for a parser, 6 s in all, and a second more for
-    every 200 kB (the slowest program seen takes a second for 3 MB; parsers loop without end on some damaged
-    bytes). An input of any size gets what one of ``trusted_bytes`` would; an untrusted one a share of the
-    limits of a command.
+    """Return the limits for an input of ``size`` bytes.
+
+    A parser gets 150 MiB and 64 bytes per byte (200,000 operations with distinct locations take 39 bytes per
+    byte of bytecode). The total is 1 GB and 20 bytes per byte (calls can expand a small program to a large
+    graph). CPU time: 1.5 s for a parser, 6 s in total, plus a second per 200 kB (the slowest known program
+    takes a second for 3 MB; parsers loop forever on some damaged bytes). Inputs smaller than
+    ``trusted_bytes`` get the limits of that size; an untrusted input gets a part of the limits of a command.
     """
-    bounds, stranger = limits(), untrusted_limits()
-    if stranger is not None:
-        seconds, size_bytes = stranger.cpu_s / 4, stranger.memory_bytes
+    bounds, untrusted = limits(), untrusted_limits()
+    if untrusted is not None:
+        seconds, size_bytes = untrusted.cpu_s / 4, untrusted.memory_bytes
         return Allowance(size_bytes // 2, size_bytes, ceil(seconds), 60.0 + 20.0 * seconds, seconds)
     size = max(size, bounds.trusted_bytes)
     parser = bounds.parser_bytes + 64 * size
@@ -91,26 +90,26 @@ def allowance(size: int) -> Allowance:
         parser_bytes=min(parser, _ALL),
         total_bytes=min(max(bounds.program_bytes + 20 * size, parser), _ALL),
         cpu_s=min(cpu_s, _YEAR_S),
-        # This only ends a child that waits forever: CPU time bounds the rest, however busy the machine is.
+        # Only for a child that waits forever: CPU time limits the rest, independent of the machine's load.
         wall_s=120.0 + 20.0 * min(cpu_s, _YEAR_S),
         parser_cpu_s=min(bounds.parser_cpu_s + size / 200_000, _YEAR_S),
     )
 
 
 class ParserFailedError(Exception):
-    """A child did not survive an input; the message says how it ended: ``makes XLA end with SIGSEGV``."""
+    """A child failed on an input; the message says how it ended: ``makes XLA end with SIGSEGV``."""
 
 
 class ParserMemoryError(Exception):
-    """In a child: its parser asked for more than :func:`parser_memory` allows."""
+    """In a child: its parser exceeded :func:`parser_memory`."""
 
 
 @contextmanager
 def bounded_memory(size_bytes: int) -> Generator[None]:
-    """Within, the process may grow by so many bytes: parsers reserve gigabytes for a damaged count. What goes
-    beyond raises ``MemoryError`` or ends the process.
+    """Limit the memory growth of the process within the block: parsers reserve gigabytes for a damaged count.
 
-    Without effect where the system does not say how much address space the process has (only Linux does).
+    Exceeding the limit raises ``MemoryError`` or ends the process. Without effect on systems other than
+    Linux, which do not report the address space of a process.
     """
     if not _STATM.exists():
         yield
@@ -118,18 +117,18 @@ def bounded_memory(size_bytes: int) -> Generator[None]:
     import resource
 
     taken = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    with _bounded(resource.RLIMIT_AS, taken + size_bytes):
+    with _resource_limit(resource.RLIMIT_AS, taken + size_bytes):
         yield
 
 
 @contextmanager
-def _bounded(kind: int, most: int) -> Generator[None]:
-    """Within, a limit of the system is ``most``, or what it was where that is less."""
+def _resource_limit(kind: int, most: int) -> Generator[None]:
+    """Set a limit of the system to ``most`` within the block, unless it is already lower."""
     import resource
 
     before, hard = resource.getrlimit(kind)
-    stated = [limit for limit in (before, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(kind, (min([most, *stated]), hard))
+    limits = [limit for limit in (before, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min([most, *limits]), hard))
     try:
         yield
     finally:
@@ -138,7 +137,7 @@ def _bounded(kind: int, most: int) -> Generator[None]:
 
 @contextmanager
 def parser_memory(size_bytes: int) -> Generator[None]:
-    """:func:`bounded_memory` around a native parser. Raises :class:`ParserMemoryError` beyond it."""
+    """Apply :func:`bounded_memory` to a native parser. Raises :class:`ParserMemoryError` beyond it."""
     try:
         with bounded_memory(size_bytes):
             yield
@@ -148,8 +147,8 @@ def parser_memory(size_bytes: int) -> Generator[None]:
 
 @contextmanager
 def parser_time(size: int) -> Generator[None]:
-    """Around a native parser, in a child: what an input of ``size`` bytes may take of the processor; then the
-    system ends the process.
+    """Limit the CPU time of a native parser, in a child, for an input of ``size`` bytes; then the system ends
+    the process.
     """
     if sys.platform == "win32":
         yield
@@ -164,7 +163,7 @@ def parser_time(size: int) -> Generator[None]:
 
 @contextmanager
 def _bounded_time(cpu_s: int) -> Generator[None]:
-    """Within, the process may use so much more CPU time; then the system ends it."""
+    """Limit the additional CPU time of the process within the block; then the system ends it."""
     if sys.platform == "win32":
         yield
         return
@@ -172,31 +171,39 @@ def _bounded_time(cpu_s: int) -> Generator[None]:
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime) + 1
-    with _bounded(resource.RLIMIT_CPU, used + cpu_s):
+    with _resource_limit(resource.RLIMIT_CPU, used + cpu_s):
         yield
 
 
 def main() -> int:
-    """The child: jobs on standard input, an answer for each on what was standard output; what libraries print
-    goes nowhere.
+    """Run the child: read jobs from standard input and answer each on the original standard output.
+
+    Output of libraries is discarded.
     """
     answers = os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    _no_files_left()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    if sys.platform != "win32":  # no core dumps, and no endless messages
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        is_unlimited = most == resource.RLIM_INFINITY
+        size = _MOST_WRITTEN_BYTES if is_unlimited else min(_MOST_WRITTEN_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     jobs = sys.stdin.buffer
-    _say(answers, {"status": "ready"})
+    _send(answers, {"status": "ready"})
     while head := jobs.readline():
         job = json.loads(head)
         data = jobs.read(job["size"])
         if len(data) < job["size"]:
-            return 0  # the parent is gone
-        status, answer = _done(job, data)
-        _say(answers, {"status": status, "size": len(answer)}, answer)
+            return 0  # the parent has ended
+        status, answer = _run_job(job, data)
+        _send(answers, {"status": status, "size": len(answer)}, answer)
     return 0
 
 
-def _done(job: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
+def _run_job(job: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
     module, _, name = str(job["task"]).partition(":")
     task = cast("Callable[..., bytes]", getattr(import_module(module), name))
     try:
@@ -207,40 +214,28 @@ def _done(job: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
     except MemoryError:
         return "memory", b""
     except HespasError as error:
-        # What else is wrong with the input is told by whoever reads it.
+        # Other faults of the input are reported by its reader.
         return ("memory" if isinstance(error.__cause__, MemoryError) else "done"), b""
-    except Exception as error:  # a bug of ours is the parent's to tell, not a fault of the input
+    except Exception as error:  # the parent reports it as a bug of this package
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
         return "bug", text.encode("utf-8", "backslashreplace")
 
 
-def _no_files_left() -> None:
-    """No core dumps, and no endless messages."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    at_most = _MOST_WRITTEN_BYTES if most == resource.RLIM_INFINITY else min(_MOST_WRITTEN_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, most))
-
-
-def _say(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> None:
+def _send(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> None:
     stream.write(json.dumps(head).encode() + b"\n" + data)
     stream.flush()
 
 
 def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes:
-    """What ``task`` (``package.module:function``, called with the input, the bytes its parser may ask for and
-    ``arguments``) answers to ``data`` in a child.
+    """Return the answer of ``task`` to ``data`` from a child process.
 
-    Raises :class:`ParserFailedError` where it crashes, hangs or takes more than :func:`allowance` says;
-    ``parser`` is whose fault that is. Raises ``UnsupportedError`` where the child does not
-    start: nothing is then parsed without.
+    ``task`` is ``package.module:function``; it is called with the input, the bytes its parser may allocate,
+    and ``arguments``. Raises :class:`ParserFailedError` if it crashes, hangs or exceeds :func:`allowance`;
+    the message blames ``parser``. Raises ``UnsupportedError`` if the child does not start: no parsing happens
+    without it.
 
-    The child is kept for the next input: starting it takes longer than most programs take to read.
+    The child is reused for the next input, because starting it takes longer than reading most programs.
     """
     granted = allowance(len(data))
     head = {
@@ -256,31 +251,31 @@ def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes
     if status == "done":
         return answer
     if status == "bug":
-        raise InvariantError(f"in the process that reads programs: {answer.decode('utf-8')}")
+        raise InvariantError(f"in the process that parses programs: {answer.decode('utf-8')}")
     most = granted.parser_bytes if status == "parser-memory" else granted.total_bytes
-    who = parser if status == "parser-memory" else "its reader"
-    raise ParserFailedError(f"makes {who} ask for more than {most:,} bytes of memory")
+    consumer = parser if status == "parser-memory" else "its reader"
+    raise ParserFailedError(f"makes {consumer} ask for more than {most:,} bytes of memory")
 
 
 def _answer(head: Mapping[str, object], data: bytes, parser: str, granted: Allowance) -> tuple[str, bytes]:
-    child = _Child.ready(parser)
+    child = _ParserChild.ready(parser)
     try:
-        return child.ask(head, data, granted.wall_s)
+        return child.run(head, data, granted.wall_s)
     except TimeoutError:
         child.end()
         raise ParserFailedError(f"keeps {parser} busy without end") from None
     except (EOFError, OSError):
         status = child.end()
         if status == -signal.SIGKILL and not child.starter.is_alive():
-            # Linux ends a child with the thread that started it.
+            # Linux kills a child together with the thread that started it.
             return _answer(head, data, parser, granted)
-        raise ParserFailedError(_fate(status, parser, granted)) from None
+        raise ParserFailedError(_failure(status, parser, granted)) from None
     except BaseException:
-        child.end()  # interrupted: what it answers now is no answer to the next job
+        child.end()  # interrupted: its late answer must not reach the next job
         raise
 
 
-def _fate(status: int, parser: str, granted: Allowance) -> str:
+def _failure(status: int, parser: str, granted: Allowance) -> str:
     if status >= 0:
         return f"makes {parser} end its process with status {status}"
     number = signal.Signals(-status)
@@ -293,7 +288,7 @@ def _fate(status: int, parser: str, granted: Allowance) -> str:
 
 def _not_started(parser: str, problem: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the process that {parser} runs in does not start: {problem}",
+        f"the child process for {parser} does not start: {problem}",
         hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
     )
 
@@ -301,10 +296,10 @@ def _not_started(parser: str, problem: str) -> UnsupportedError:
 _LOCK = Lock()
 
 
-class _Child:
-    """The process that does the jobs of this one; started when needed."""
+class _ParserChild:
+    """The process that runs the jobs; started on demand."""
 
-    present: _Child | None = None
+    present: _ParserChild | None = None
 
     def __init__(self, parser: str) -> None:
         command = isolated_python("hespas.files.sandbox")
@@ -312,7 +307,7 @@ class _Child:
         self.starter = current_thread()
         self._jobs = 0
         self._unread = b""
-        # One thread: a pool reserves address space for each, and is no use to a parser.
+        # One thread: pools reserve address space per thread, and parsers do not use them.
         one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
             self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -332,33 +327,33 @@ class _Child:
             raise _not_started(parser, str(error)) from error
         try:
             head, _ = self._answer(monotonic() + _START_S)
-            problem = "" if head == "ready" else f"it says {head!r}"
+            problem = "" if head == "ready" else f"unexpected answer {head!r}"
         except (EOFError, OSError, ValueError) as error:
-            problem = f"{type(error).__name__}{self._last_words()}"
+            problem = f"{type(error).__name__}{self._last_error()}"
         if problem:
             self.end()
             raise _not_started(parser, problem)
 
     @classmethod
-    def ready(cls, parser: str) -> _Child:
-        """The one there is, or a new one. That of a process that forked is not this one's."""
+    def ready(cls, parser: str) -> _ParserChild:
+        """Return the running child, or a new one. A child of the parent of a forked process is not reused."""
         child = cls.present
         if child is not None:
-            is_running = child._process.poll() is None  # in a process that forked, never
+            is_running = child._process.poll() is None  # always False in a forked process
             if is_running and child.owner == os.getpid() and child._jobs < _JOBS_OF_A_CHILD:
                 return child
             child.end()
-        cls.present = _Child(parser)
+        cls.present = _ParserChild(parser)
         return cls.present
 
-    def ask(self, head: Mapping[str, object], data: bytes, wall_s: float) -> tuple[str, bytes]:
-        """The answer to a job. Raises ``EOFError`` or ``OSError`` where the process ends instead,
+    def run(self, head: Mapping[str, object], data: bytes, wall_s: float) -> tuple[str, bytes]:
+        """Return the answer to a job. Raises ``EOFError`` or ``OSError`` if the process ends,
         ``TimeoutError`` after ``wall_s``.
         """
         self._jobs += 1
         if self._process.stdin is None:
             raise EOFError
-        _say(cast("BinaryIO", self._process.stdin), head, data)
+        _send(cast("BinaryIO", self._process.stdin), head, data)
         return self._answer(monotonic() + wall_s)
 
     def _answer(self, end_s: float) -> tuple[str, bytes]:
@@ -378,7 +373,7 @@ class _Child:
         if self._process.stdout is None:
             raise EOFError
         handle = self._process.stdout.fileno()
-        if sys.platform != "win32":  # there only sockets can be waited for
+        if sys.platform != "win32":  # Windows can poll sockets only
             waiting = select.poll()
             waiting.register(handle, select.POLLIN)
             if not waiting.poll(max(1000 * (end_s - monotonic()), 0.0)):
@@ -388,13 +383,13 @@ class _Child:
             raise EOFError
         return part
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {lines[-1][-_LAST_WORDS:]}" if lines else ""
+        return f": {lines[-1][-_LAST_ERROR_CHARACTERS:]}" if lines else ""
 
     def end(self) -> int:
-        """End the process, if it is this one's; returns its exit status, of its own end where it had one."""
+        """Kill the process unless it has ended, and return its exit status."""
         if type(self).present is self:
             type(self).present = None
         process = self._process
@@ -410,7 +405,7 @@ class _Child:
         return status
 
     def _is_ending(self) -> bool:
-        """Whether the process has closed its answers."""
+        """Return True if the process has closed its standard output."""
         try:
             while True:
                 self._more(monotonic())
@@ -422,7 +417,7 @@ class _Child:
 
 @atexit.register
 def end_child() -> None:
-    """End the child that is kept, if there is one: the next input starts another."""
-    child = _Child.present
+    """End the running child, if any: the next input starts another one."""
+    child = _ParserChild.present
     if child is not None and child.owner == os.getpid():
         child.end()

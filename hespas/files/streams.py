@@ -1,7 +1,8 @@
-"""Files as streams: gzip is told by its magic and goes through isal, several times as fast as zlib.
+"""Input and output files as streams, with gzip.
 
-What is read is a regular file, its size is bounded before memory is taken, and errors name their position;
-what is written is equal for equal content. This is the one place that knows isal and its types.
+Inputs must be regular files, their size is limited before memory is allocated, and errors have positions.
+Equal content gives equal output bytes. gzip is detected by its magic bytes and handled by isal, several times
+as fast as zlib; only this module imports isal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = [
     "PackedInput",
     "damage_errors",
     "first_bytes",
-    "located",
+    "input_location",
     "open_input",
     "open_output",
     "open_regular",
@@ -35,7 +36,7 @@ __all__ = [
     "read_document",
     "read_start",
     "refuse_special_files",
-    "same_file",
+    "reopenable_path",
     "standard_input_in",
 ]
 
@@ -43,7 +44,7 @@ __all__ = [
 GZIP_MAGIC = b"\x1f\x8b"
 
 _LEVEL = 2
-"""Of isal's four: several times as fast as zlib, for a tenth more bytes."""
+"""Compression level of isal (0 to 3): several times as fast as zlib, for ten per cent more bytes."""
 
 _PIECE_BYTES = 4096
 
@@ -51,33 +52,36 @@ STANDARD_STREAM = "-"
 """Name of standard input and output on a command line."""
 
 
-class _Standard:
-    """The file that standard input has been copied to; None outside of :func:`standard_input_in`."""
+class _StandardInput:
+    """Location of the copy of standard input; None outside of :func:`standard_input_in`."""
 
     spool: Path | None = None
 
 
 @contextmanager
 def standard_input_in(spool: Path) -> Generator[None]:
-    """Read the input named ``-`` from ``spool`` within; messages name it ``-`` all the same."""
-    _Standard.spool = spool
+    """Read the input named ``-`` from ``spool`` within the block; messages still name it ``-``."""
+    _StandardInput.spool = spool
     try:
         yield
     finally:
-        _Standard.spool = None
+        _StandardInput.spool = None
 
 
-def located(path: Path) -> Path:
-    """Return where the bytes of an input lie: of ``-``, the file that standard input has been copied to."""
-    return _Standard.spool or path if str(path) == STANDARD_STREAM else path
+def input_location(path: Path) -> Path:
+    """Return the path of an input's bytes; for ``-``, the path of the copy of standard input."""
+    return _StandardInput.spool or path if str(path) == STANDARD_STREAM else path
 
 
 def open_input(path: Path, buffering: int = -1) -> BinaryIO:
-    """The bytes of a file. Raises ``OSError`` where it cannot be opened, and for pipes, devices, sockets and
-    folders: the wait for a pipe's other end would be forever.
+    """Open a file for reading bytes.
+
+    Raises ``OSError`` if it cannot be opened, and for pipes, devices, sockets and folders, because a pipe may
+    block forever.
     """
     check_link(path)
-    handle = os.open(located(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(input_location(path), flags)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb", buffering)
@@ -87,22 +91,26 @@ def open_input(path: Path, buffering: int = -1) -> BinaryIO:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def same_file(stream: BinaryIO, path: Path) -> str:
-    """A path for libraries that open files themselves: on Linux that of the open file, whatever may stand at
-    its ``path`` by now.
+def reopenable_path(stream: BinaryIO, path: Path) -> str:
+    """Return a path to the open file for libraries that open files themselves.
+
+    On Linux it refers to the open file even if ``path`` has been replaced since.
     """
     link = f"/proc/self/fd/{stream.fileno()}"
-    return link if os.path.exists(link) else str(located(path))  # noqa: PTH110 - it stays a string
+    return link if os.path.exists(link) else str(input_location(path))  # noqa: PTH110 - it stays a string
 
 
 class PackedInput:
-    """The decompressed bytes of a gzip file, in order, with the one bound on them that all readers share:
-    :class:`hespas.files.limits.Limits` and ``max_bytes``. ``done`` is how many have been read.
+    """Decompressed bytes of a gzip file, in order, with one limit for all readers.
+
+    The limit is the lower of :class:`hespas.files.limits.Limits` and ``max_bytes``. ``done`` is the number of
+    bytes read so far.
     """
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
-        """Read an open file, which is closed with this, from its start. ``path`` is how errors call it,
-        ``code`` is that of an error about a bomb.
+        """Start at the beginning of an open file, which is closed together with this object.
+
+        Errors name the file ``path``; ``code`` is the code of the error about a decompression bomb.
         """
         self._path = path
         self._raw = stream
@@ -113,8 +121,9 @@ class PackedInput:
         self.done = 0
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, none at the end. Raises :func:`damage_errors` for a damaged stream and
-        ``FormatError`` as soon as it has expanded too far.
+        """Return up to ``size`` bytes, none at the end.
+
+        Raises :func:`damage_errors` for a damaged stream and ``FormatError`` as soon as it exceeds the limit.
         """
         data = self._stream.read(size)
         self.done += len(data)
@@ -125,29 +134,31 @@ class PackedInput:
                 f"decompresses to more than {min(self._most, allowed):,} bytes",
                 code=self._code,
                 path=str(self._path),
-                hint=f"if you trust it: decompress it yourself, or set {INPUT_BYTES_VARIABLE}",
+                hint=f"if you trust it, decompress it yourself or set {INPUT_BYTES_VARIABLE}",
             )
         return data
 
     def before_damage(self, skip: int, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what :meth:`read` had
-        when it raised, and kept for itself. Decompresses from the start; nothing else can be read after.
+        """Return up to ``size`` intact decompressed bytes of a damaged file from byte ``skip`` on.
+
+        These are bytes that :meth:`read` had decompressed when it raised. Decompresses from the start;
+        nothing can be read afterwards.
         """
         make = _isal("isal_zlib").decompressobj
         inflater, position = make(wbits=31), 0
-        found = bytearray()
+        intact = bytearray()
         self._raw.seek(0)
-        while len(found) < size and (packed := self._raw.read(_PIECE_BYTES)):
+        while len(intact) < size and (packed := self._raw.read(_PIECE_BYTES)):
             while packed:
                 try:
                     data = inflater.decompress(packed)
                 except damage_errors():
-                    return bytes(found[:size])
-                found += data[max(0, skip - position) :]
+                    return bytes(intact[:size])
+                intact += data[max(0, skip - position) :]
                 position += len(data)
                 packed = inflater.unused_data
                 inflater = make(wbits=31) if inflater.eof else inflater
-        return bytes(found[:size])
+        return bytes(intact[:size])
 
     def close(self) -> None:
         """Close the file."""
@@ -162,20 +173,20 @@ class PackedInput:
 
 
 def _isal(module: str) -> Any:
-    """A module of isal, whose types say little; it is loaded when needed."""
+    """Import and return a module of isal, which has incomplete types."""
     return import_module(f"isal.{module}")
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """What :meth:`PackedInput.read` raises for a file that is damaged or cut off."""
+    """Return the exceptions that :meth:`PackedInput.read` raises for a damaged or truncated file."""
     return EOFError, OSError, ValueError, _isal("isal_zlib").error
 
 
 @contextmanager
 def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
-    """A binary stream to ``path``, gzipped without time and name where ``packed``.
+    """Open a binary stream to ``path``, gzipped without time and name if ``packed``.
 
-    Raises ``OutputError`` where the system refuses.
+    Raises ``OutputError`` if the system refuses.
     """
     try:
         with path.open("wb") as raw:
@@ -197,39 +208,41 @@ _CHUNK_BYTES = 1 << 20
 
 
 def refuse_special_files(path: Path) -> None:
-    """Raise ``FormatError`` for pipes, devices and sockets, which may never end or never begin.
+    """Raise ``FormatError`` for pipes, devices and sockets, which may block or never end.
 
-    What is not there, or may not be looked at, is left to whoever opens it.
+    Missing and inaccessible files pass; opening them reports the error.
     """
     try:
-        mode = located(path).stat().st_mode
+        mode = input_location(path).stat().st_mode
     except OSError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise FormatError(
             "not a regular file",
             path=str(path),
-            hint="give a file; hespas-convert takes what comes through a pipe: hespas-convert - DST < PIPE",
+            hint="give a file; hespas-convert reads from a pipe with: hespas-convert - DST < PIPE",
         )
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The bytes of a file. Raises ``FormatError`` for what cannot be opened, and for pipes, devices, sockets
-    and folders: the wait for a pipe's other end would be forever.
+    """Open a file for reading bytes.
+
+    Raises ``FormatError`` if it cannot be opened, and for pipes, devices, sockets and folders, because a pipe
+    may block forever.
     """
     try:
         return open_input(path)
     except OSError as error:
         raise _unreadable(error, path) from error
-    except ValueError as error:  # a name with NUL
+    except ValueError as error:  # a path with a NUL character
         raise FormatError(str(error), path=str(path), hint="check the path") from error
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, gunzipped where it starts with the gzip magic.
+    """Return the content of a file, decompressed if it starts with the gzip magic.
 
-    The result has at most ``max_bytes``, and for gzip no more than :class:`~hespas.files.streams.PackedInput`
-    gives: a file or bomb that is larger is refused before it fills memory, and none is held twice. Raises
+    The result has at most ``max_bytes``, and for gzip at most the limit of :class:`PackedInput`. A larger
+    file or decompression bomb is refused before it fills memory, and content is never held twice. Raises
     ``FormatError`` for an unreadable, empty, truncated or oversized file.
     """
     refuse_special_files(path)
@@ -239,14 +252,16 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
             hint = "was the writing program interrupted?"
             raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
         if magic == GZIP_MAGIC:
-            return _gunzip(stream, path, max_bytes)
+            return _decompressed(stream, path, max_bytes)
         stream.seek(0)
-        return _content(stream, path, max_bytes, hint="is this a file of the format it is read as?")
+        return _content(stream, path, max_bytes, hint="does the file have the expected format?")
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """The first bytes of a file, at most ``size`` as they lie there and as many once they are gunzipped: what
-    tells its format. Raises ``FormatError`` where it cannot be read or is gzipped and broken from the start.
+    """Return the first bytes of a file: up to ``size`` bytes, decompressed if gzipped.
+
+    They suffice to detect the format. Raises ``FormatError`` if the file cannot be read, or is gzipped and
+    damaged from the start.
     """
     try:
         with open_input(path) as stream:
@@ -259,22 +274,22 @@ def read_start(path: Path, size: int) -> bytes:
     try:
         start = inflater.decompress(data, size)
     except zlib.error as error:
-        raise _damaged(f"broken gzip stream: {error}", path, f"byte {_broken_byte(data)}") from error
+        raise _damaged(f"broken gzip stream: {error}", path, f"byte {_first_broken_byte(data)}") from error
     if not start and not inflater.eof:
         raise _damaged("gzip stream ends early", path, f"byte {len(data)}")
     return start
 
 
 def first_bytes(path: Path, size: int) -> bytes:
-    """The same, nothing where that would be an error."""
+    """Return the bytes of :func:`read_start`, empty if it raises."""
     try:
         return read_start(path, size)
     except FormatError:
         return b""
 
 
-def _broken_byte(packed: bytes) -> int:
-    """Where a gzip stream stops making sense; zlib does not say."""
+def _first_broken_byte(packed: bytes) -> int:
+    """Return the position at which a gzip stream becomes invalid, which zlib does not report."""
     inflater = zlib.decompressobj(wbits=31)
     for position in range(len(packed)):
         try:
@@ -289,16 +304,19 @@ def _damaged(problem: str, path: Path, position: str) -> FormatError:
 
 
 def read_document(path: Path, max_bytes: int, what: str) -> bytes:
-    """The content of a small file that is ``what`` ("a system configuration"): never gunzipped, may be empty.
+    """Return the content of a small file, ``what`` for messages ("a system configuration"). It is not
+    decompressed and may be empty.
 
-    Raises ``FormatError`` where it is no regular file, cannot be read, or has more than ``max_bytes``.
+    Raises ``FormatError`` if it is not a regular file, cannot be read, or has more than ``max_bytes``.
     """
     with open_regular(path) as stream:
         return _content(stream, path, max_bytes, hint=f"is this {what}?")
 
 
 def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> bytes:
-    """All bytes; the size is looked at first. A file that grows, or states no size, is read on."""
+    """Return all bytes of a stream after a check of its size. Files that grow, or report no size, are read to
+    the end.
+    """
     try:
         size = os.fstat(stream.fileno()).st_size
         parts = [stream.read(size + 1)] if size <= max_bytes else []
@@ -320,13 +338,13 @@ def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> byte
 
 def _unreadable(error: OSError, path: Path) -> FormatError:
     is_special = error.errno in {errno.EISDIR, errno.EINVAL}
-    hint = "give a file; copy what comes through a pipe" if is_special else "check the path"
+    hint = "give a regular file; copy the data of a pipe to one" if is_special else "check the path"
     return FormatError(error.strerror or str(error), path=str(path), hint=hint)
 
 
-def _gunzip(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    """All members of a gzip file; the limit counts their sum."""
-    content = BytesIO()  # hands out what it has written without a copy
+def _decompressed(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    """Return the content of all members of a gzip file; the limit applies to their sum."""
+    content = BytesIO()  # getvalue() does not copy
     try:
         with PackedInput(stream, path, max_bytes) as packed:
             while part := packed.read(_CHUNK_BYTES):

@@ -1,12 +1,11 @@
-"""The trust boundary: which names in an input file may open a file or run a program.
+"""Trust boundary: the names in an input file that may open a file or run a program.
 
-Everything that a TOML, CSV or JSON file names is data. A path in it opens files in the folder of that file
-only, and a program that it names runs only with the user's permission (:func:`allowing_programs`,
-``--allow-programs``).
+Names in TOML, CSV and JSON files are data. A path opens files in the folder of that file only, and a program
+runs only with the user's permission (:func:`allowing_programs`, ``--allow-programs``).
 
-``--untrusted``, or ``HESPAS_UNTRUSTED=1`` in the environment, is for inputs of strangers: no program of
-others runs, no link leads out of the folder of an input, and a command has the limits of :class:`Untrusted`.
-``HESPAS_UNTRUSTED=cpu_s=20,ranks=4096`` states other limits, as ``--limit cpu_s=20`` does.
+``--untrusted``, or ``HESPAS_UNTRUSTED=1`` in the environment, is for inputs from strangers: foreign programs
+do not run, links must not leave the folder of an input, and a command has the limits of :class:`Untrusted`.
+``HESPAS_UNTRUSTED=cpu_s=20,ranks=4096`` sets other limits, as ``--limit cpu_s=20`` does.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
     "check_limits",
     "check_link",
     "check_program",
-    "file_beside",
+    "file_in_folder_of",
     "permit_programs",
     "programs_allowed",
     "refuse_in_untrusted",
@@ -43,18 +42,16 @@ UNTRUSTED_VARIABLE = "HESPAS_UNTRUSTED"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 ALLOW_PROGRAMS = "`allow_programs`"
-"""The permission as messages name it; the commands print it as their option."""
+"""Name of the permission in messages; the commands print it as their option."""
 _ALLOWED: ContextVar[bool] = ContextVar("_ALLOWED", default=False)
-
-
-# Programs.
 
 
 @contextmanager
 def allowing_programs(allowed: bool = True) -> Generator[None]:
-    """Let input files name programs, configuration files and estimators that execute the workload, within.
+    """Permit programs, configuration files and estimators that execute the workload, if input files name
+    them.
 
-    Threads that are started within do not inherit the permission.
+    Threads started within the block do not inherit the permission.
     """
     before = _ALLOWED.set(allowed)
     try:
@@ -64,17 +61,17 @@ def allowing_programs(allowed: bool = True) -> Generator[None]:
 
 
 def permit_programs(allowed: bool) -> None:
-    """Set the permission for the rest of this process: a worker has that of its parent."""
+    """Set the permission for the rest of this process; a worker gets that of its parent."""
     _ALLOWED.set(allowed)
 
 
 def programs_allowed() -> bool:
-    """Return True where input files may name programs."""
+    """Return True if input files may name programs."""
     return _ALLOWED.get()
 
 
 def check_program(what: str, file: str | os.PathLike[str], position: str, *, typed: str = "") -> None:
-    """Raise ``BoundaryError`` where ``file`` names a program (or what runs one) without permission.
+    """Raise ``BoundaryError`` if ``file`` names a program (or an object that runs one) without permission.
 
     ``what`` is the text in the file with the reason, ``typed`` another way to permit it.
     """
@@ -88,17 +85,15 @@ def check_program(what: str, file: str | os.PathLike[str], position: str, *, typ
         )
 
 
-# Paths.
-
-
-def file_beside(file: Path, text: str, position: str) -> Path:
+def file_in_folder_of(file: Path, text: str, position: str) -> Path:
     """Return the path of a file, or folder, that a cell or key at ``position`` of ``file`` names.
 
-    It is relative to the folder of ``file`` (of its target, where ``file`` is a link) and does not leave that
+    It is relative to the folder of ``file`` (of its target, if ``file`` is a link) and must not leave that
     folder, by ``..`` or by a link. Raises ``BoundaryError`` for any other path, which is not opened.
     """
-    parts = PurePosixPath(text).parts + PureWindowsPath(text).parts
-    if not text or "\0" in text or ".." in parts or _is_absolute(text):
+    posix, windows = PurePosixPath(text), PureWindowsPath(text)
+    is_absolute = posix.is_absolute() or bool(windows.drive or windows.root)
+    if not text or "\0" in text or ".." in posix.parts + windows.parts or is_absolute:
         raise _outside(file, text, position)
     home = Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent
     target, folder = home / text, Path(os.path.realpath(home))
@@ -108,15 +103,10 @@ def file_beside(file: Path, text: str, position: str) -> Path:
     return target
 
 
-def _is_absolute(text: str) -> bool:
-    windows = PureWindowsPath(text)
-    return PurePosixPath(text).is_absolute() or bool(windows.drive or windows.root)
-
-
 def _links_in(folder: Path) -> Iterator[Path]:
-    """Yield the links in a folder and below it; nothing for a file."""
-    for place, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(place, name)).is_symlink())
+    """Yield the links in a folder and its subfolders; none for a file."""
+    for parent, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink())
 
 
 def _outside(file: Path, text: str, position: str) -> BoundaryError:
@@ -124,16 +114,15 @@ def _outside(file: Path, text: str, position: str) -> BoundaryError:
         f"{clipped(text)!r} is not within the folder of this file",
         path=str(file),
         position=clipped(position) or None,
-        hint="put the file there, without links that lead elsewhere, and name it by a relative path",
+        hint="move the file into that folder, without links to other folders, and use a relative path",
     )
-
-
-# Inputs of strangers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untrusted:
-    """Limits of a command on inputs of strangers: CPU time [s] and memory [bytes] of its process, ranks."""
+    """Limits of a command on untrusted inputs: CPU time [s] and memory [bytes] of its process, number of
+    ranks.
+    """
 
     cpu_s: float = 4.0
     memory_bytes: int = 350 << 20
@@ -141,20 +130,20 @@ class Untrusted:
 
 
 def untrusted_limits() -> Untrusted | None:
-    """Return the limits of a shared service, None where inputs are trusted as usual.
+    """Return the limits of a shared service, None if inputs are trusted.
 
-    Raises ``UsageError`` where the environment states something else.
+    Raises ``UsageError`` if the environment variable is invalid.
     """
-    return _stated(os.environ.get(UNTRUSTED_VARIABLE, ""))
+    return _parse_limits(os.environ.get(UNTRUSTED_VARIABLE, ""))
 
 
 def check_limits(text: str) -> None:
-    """Raise ``UsageError`` where ``text`` states no limits."""
-    _stated(text)
+    """Raise ``UsageError`` if ``text`` is not a list of limits."""
+    _parse_limits(text)
 
 
 @lru_cache(maxsize=8)
-def _stated(text: str) -> Untrusted | None:
+def _parse_limits(text: str) -> Untrusted | None:
     if text.strip().lower() in _FALSE:
         return None
     parts = [part for part in text.split(",") if part.strip().lower() not in _TRUE]
@@ -162,7 +151,7 @@ def _stated(text: str) -> Untrusted | None:
 
 
 def _limit(text: str) -> tuple[str, float]:
-    """Return a limit that is stated as ``NAME=N``."""
+    """Return a limit given as ``NAME=N``."""
     name, equals, number = (part.strip() for part in text.partition("="))
     kinds: Mapping[str, type[object]] = {
         field.name: type(cast("object", field.default)) for field in fields(Untrusted)
@@ -180,7 +169,7 @@ def _limit(text: str) -> tuple[str, float]:
 
 
 def refuse_in_untrusted(what: str) -> None:
-    """Raise ``UnsupportedError`` for ``what`` where inputs are untrusted: it runs programs."""
+    """Raise ``UnsupportedError`` for ``what``, which runs programs, if inputs are untrusted."""
     if untrusted_limits() is not None:
         raise UnsupportedError(
             f"{what}: not allowed for untrusted inputs",
@@ -189,7 +178,7 @@ def refuse_in_untrusted(what: str) -> None:
 
 
 def check_link(path: Path) -> None:
-    """Raise ``BoundaryError`` for a link that leads out of its folder, where inputs are untrusted."""
+    """Raise ``BoundaryError`` for a link to another folder if inputs are untrusted."""
     if untrusted_limits() is None or not path.is_symlink():
         return
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent)):

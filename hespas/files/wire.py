@@ -1,8 +1,8 @@
 """Protobuf's wire format: https://protobuf.dev/programming-guides/encoding/. Positions are bytes.
 
-Messages are read field by field without their schema, and nothing is descended into unasked, so that neither
-depth nor stated lengths cost more than the bytes there are. :mod:`hespas.converters.chakra.wire` and
-:mod:`hespas.converters.xplane.wire` do the same for many messages at once.
+Messages are read field by field without their schema and without recursion, so neither depth nor stated
+lengths cost more than the actual bytes. :mod:`hespas.converters.chakra.wire` and
+:mod:`hespas.converters.xplane.wire` decode many messages at once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FIXED64_VALUE = struct.Struct("<Q")
 _FIXED32_VALUE = struct.Struct("<I")
 
 _Field = tuple[int, int, int, int]
-"""Field number, wire type, then the value and its place, or the start and the end of the bytes.
+"""Field number, wire type, then value and position, or start and end of the bytes.
 
-The place of a varint is the byte behind it, that of a fixed number its first.
+The position of a varint is the byte after it; of a fixed number, its first byte.
 """
 
 
 class WireError(ValueError):
-    """Bytes that are no message; ``position`` says where."""
+    """Invalid message bytes at ``position``."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class WireError(ValueError):
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[_Field]:
-    """The fields of the message in ``data[start:end]``. Raises ``WireError``."""
+    """Yield the fields of the message in ``data[start:end]``. Raises ``WireError``."""
     at = start
     while at < end:
         begin = at
@@ -76,12 +76,12 @@ def fields(data: bytes, start: int, end: int) -> Iterator[_Field]:
             unpack = _FIXED64_VALUE if wire == FIXED64 else _FIXED32_VALUE
             yield number, wire, int(unpack.unpack_from(data, at)[0]), at
         else:
-            raise WireError(f"wire type {wire} of field {number} is none that messages use", begin)
+            raise WireError(f"field {number} has wire type {wire}, which protobuf does not use", begin)
         at = after
 
 
 def decode_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of up to ten bytes (64 bits of it are kept), and the place behind it. Raises ``WireError``."""
+    """Return a number of up to ten bytes (64 bits of it) and the position after it. Raises ``WireError``."""
     if at < end and data[at] < 0x80:
         return data[at], at + 1
     value, shift, begin = 0, 0, at
@@ -98,12 +98,12 @@ def decode_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A 64-bit number as ``int64`` and ``int32`` are written."""
+    """Return the signed value of an ``int64`` or ``int32`` varint."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def encode_varint(value: int) -> bytes:
-    """The shortest form of an unsigned number."""
+    """Return the shortest encoding of an unsigned number."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -115,17 +115,17 @@ def encode_varint(value: int) -> bytes:
 
 
 def tag(number: int, wire: int) -> bytes:
-    """The bytes that stand before a field's value."""
+    """Return the bytes before a field's value."""
     return encode_varint(number << 3 | wire)
 
 
 def field_bytes(number: int, value: int | bytes) -> bytes:
-    """A field: a number as varint, bytes with their length."""
+    """Return a field: a number as varint, or bytes with their length."""
     if isinstance(value, bytes):
         return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value
     return encode_varint(number << 3 | VARINT) + encode_varint(value & _MASK)
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """A field of eight bytes."""
+    """Return a field of eight bytes."""
     return encode_varint(number << 3 | FIXED64) + _FIXED64_VALUE.pack(value & _MASK)

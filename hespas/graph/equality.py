@@ -26,7 +26,7 @@ from hespas.graph.opgraph import (
 )
 from hespas.graph.workload import Workload
 
-__all__ = ["COMPARED_COLUMNS", "Difference", "content_key", "graphs_equal", "workloads_equal"]
+__all__ = ["COMPARED_COLUMNS", "GraphDifference", "content_key", "graphs_equal", "workloads_equal"]
 
 
 _TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
@@ -70,7 +70,7 @@ COMPARED_COLUMNS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GraphDifference:
     """``count`` rows of ``column`` differ; the first is ``first_row`` (-1 if the lengths differ)."""
 
     column: str
@@ -121,33 +121,33 @@ def _type_keys(graph: OpGraph) -> Iterator[Hashable]:
         )
 
 
-def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Iterator[Difference]:
+def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Iterator[GraphDifference]:
     if len(a) != len(b):
-        yield Difference(column, abs(len(a) - len(b)), -1)
+        yield GraphDifference(column, abs(len(a) - len(b)), -1)
         return
     same = a == b
     if a.dtype.kind == "f" and b.dtype.kind == "f":
         same |= np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
     differing = np.flatnonzero(~same)
     if len(differing):
-        yield Difference(column, len(differing), int(differing[0]))
+        yield GraphDifference(column, len(differing), int(differing[0]))
 
 
 def _compare_ragged(
     column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
-) -> Iterator[Difference]:
+) -> Iterator[GraphDifference]:
     """Yield rows that differ in length or in a value; ``rows`` maps values to common numbers."""
     differing = np.flatnonzero(a.lengths != b.lengths)
     if len(differing):
-        yield Difference(column, len(differing), int(differing[0]))
+        yield GraphDifference(column, len(differing), int(differing[0]))
         return
     left, right = (a.values, b.values) if rows is None else (rows[0][a.values], rows[1][b.values])
     differing = np.unique(a.row_ids[left != right])
     if len(differing):
-        yield Difference(column, len(differing), int(differing[0]))
+        yield GraphDifference(column, len(differing), int(differing[0]))
 
 
-def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[Difference]:
+def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[GraphDifference]:
     left, right = canonical.left, canonical.right
     for name in NODE_COLUMNS:
         one, two = getattr(a, name), getattr(b, name)
@@ -160,7 +160,7 @@ def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterato
         yield from _compare_ragged(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
 
 
-def _compare_tables(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[Difference]:
+def _compare_tables(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[GraphDifference]:
     for table, columns in _TABLES.items():
         one, two = getattr(a, table), getattr(b, table)
         for column in columns:
@@ -180,40 +180,40 @@ def _values(extra: ExtraTable) -> NDArray[np.object_]:
     return column
 
 
-def graphs_equal(a: OpGraph, b: OpGraph) -> list[Difference]:
+def graphs_equal(a: OpGraph, b: OpGraph) -> list[GraphDifference]:
     """Return the differences of two graphs, empty if they are equal. O(nodes + strings) time and memory.
 
     Graphs of different length differ in ``nodes`` and are not compared further.
     """
     if len(a) != len(b):
-        return [Difference("nodes", abs(len(a) - len(b)), -1)]
+        return [GraphDifference("nodes", abs(len(a) - len(b)), -1)]
     canonical = _CommonNumbers.of(a, b)
     differences = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
     if a.name != b.name:
-        differences.append(Difference("name", 1, 0))
+        differences.append(GraphDifference("name", 1, 0))
     unequal = [
         name
         for name in {*a.attachments, *b.attachments}
         if a.attachments.get(name) != b.attachments.get(name)
     ]
     if unequal:
-        differences.append(Difference("attachments", len(unequal), 0))
+        differences.append(GraphDifference("attachments", len(unequal), 0))
     return differences
 
 
-def workloads_equal(a: Workload, b: Workload) -> list[Difference]:
+def workloads_equal(a: Workload, b: Workload) -> list[GraphDifference]:
     """Return the differences of two workloads; columns of class ``i`` are called ``classes[i].column``."""
     differences = list(_compare("rank_class", a.rank_class, b.rank_class))
     if a.name != b.name:
-        differences.append(Difference("name", 1, 0))
+        differences.append(GraphDifference("name", 1, 0))
     keys = [key for key in {*a.metadata, *b.metadata} if a.metadata.get(key) != b.metadata.get(key)]
     if keys:
-        differences.append(Difference("metadata", len(keys), 0))
+        differences.append(GraphDifference("metadata", len(keys), 0))
     if len(a.classes) != len(b.classes):
-        return [*differences, Difference("classes", abs(len(a.classes) - len(b.classes)), -1)]
+        return [*differences, GraphDifference("classes", abs(len(a.classes) - len(b.classes)), -1)]
     for index, (one, two) in enumerate(zip(a.classes, b.classes, strict=True)):
         differences += [
-            Difference(f"classes[{index}].{entry.column}", entry.count, entry.first_row)
+            GraphDifference(f"classes[{index}].{entry.column}", entry.count, entry.first_row)
             for entry in graphs_equal(one, two)
         ]
     return differences

@@ -25,10 +25,10 @@ from hespas.graph.errors import InvariantError
 __all__ = [
     "Digit",
     "ExplicitGroups",
+    "GroupMembership",
     "GroupSet",
-    "Membership",
-    "Peers",
     "Permutation",
+    "PermutationPeers",
     "StridedGroups",
     "compress_groups",
     "digits_of",
@@ -464,7 +464,7 @@ _MAX_ABSENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Membership:
+class GroupMembership:
     """Process groups of the ranks for one group set: ``group`` has shape ``(ranks,)``, the others
     ``(groups,)``.
 
@@ -478,7 +478,7 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Peers:
+class PermutationPeers:
     """``target`` and ``source`` of each rank, -1 for none, shape ``(ranks,)``. Peers outside of the job are
     -1.
     """
@@ -497,14 +497,14 @@ def member_rows(groups: GroupSet) -> IntArray | tuple[tuple[int, ...], ...]:
 
 def membership_of(
     groups: GroupSet, num_ranks: int, uids: dict[bytes, int], members: list[tuple[int, ...]]
-) -> Membership:
+) -> GroupMembership:
     """Return the membership of the ranks of a job in one group set.
 
     Distinct member lists are added to ``uids`` and ``members``. A rank that is listed twice belongs to the
     first group that lists it. O(ranks).
     """
     if groups.num_ranks > num_ranks + _MAX_ABSENT:
-        return Membership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+        return GroupMembership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
     rows = member_rows(groups)
     lists: list[tuple[int, ...]] = [
         tuple(row) for row in (rows if isinstance(rows, tuple) else rows.tolist())
@@ -525,13 +525,13 @@ def membership_of(
     inside = (flat >= 0) & (flat < num_ranks)
     # In reverse order, so that the first group that lists a rank is written last.
     column[flat[inside][::-1]] = owner[inside][::-1]
-    return Membership(column, np.array(uid, np.int64), np.array(is_first, np.bool_))
+    return GroupMembership(column, np.array(uid, np.int64), np.array(is_first, np.bool_))
 
 
-def peers_of(permutation: Permutation, num_ranks: int) -> Peers:
+def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
     """Return the peers of all ranks of a job in one permutation. O(ranks)."""
     if permutation.pairs is None:
-        return Peers(
+        return PermutationPeers(
             _shifted_ranks(permutation, permutation.shift, num_ranks),
             _shifted_ranks(permutation, -permutation.shift, num_ranks),
         )
@@ -541,7 +541,7 @@ def peers_of(permutation: Permutation, num_ranks: int) -> Peers:
     inside = ((pairs >= 0) & (pairs < num_ranks)).all(axis=1)
     target[pairs[inside, 0]] = pairs[inside, 1]
     source[pairs[inside, 1]] = pairs[inside, 0]
-    return Peers(target, source)
+    return PermutationPeers(target, source)
 
 
 def _shifted_ranks(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:

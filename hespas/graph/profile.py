@@ -23,13 +23,13 @@ from hespas.graph.errors import clipped, short_repr
 
 __all__ = [
     "CAPTURED_THREAD",
-    "EventColumns",
+    "CompilerCosts",
     "HostOps",
     "HostRanges",
     "MeasuredComms",
     "MeasuredMemory",
+    "OptionalEventColumns",
     "Profile",
-    "StatedCosts",
     "StepRanges",
 ]
 
@@ -61,7 +61,7 @@ class HostOps(ColumnTable):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class StatedCosts(ColumnTable):
+class CompilerCosts(ColumnTable):
     """Costs that a compiler reports for its kernels; columns of shape ``(kernels,)``.
 
     ``op`` is the row of the profile's host operations; ``flops`` counts only products and convolutions,
@@ -134,7 +134,7 @@ class MeasuredMemory(ColumnTable):
     reserved_bytes: FloatArray
 
 
-class EventColumns(TypedDict, total=False):
+class OptionalEventColumns(TypedDict, total=False):
     """Columns of :class:`Profile` that a source may omit."""
 
     op_row: NDArray[np.integer]
@@ -221,7 +221,7 @@ class Profile:
     spread_ns: FloatArray
     comms: MeasuredComms = field(default_factory=MeasuredComms.empty)
     host: HostOps = field(default_factory=HostOps.empty)
-    stated: StatedCosts = field(default_factory=StatedCosts.empty)
+    stated: CompilerCosts = field(default_factory=CompilerCosts.empty)
     ranges: HostRanges = field(default_factory=HostRanges.empty)
     waits: HostRanges = field(default_factory=HostRanges.empty)
     steps: StepRanges = field(default_factory=StepRanges.empty)
@@ -271,14 +271,14 @@ class Profile:
         duration_ns: FloatArray | IntArray,
         comms: MeasuredComms | None = None,
         host: HostOps | None = None,
-        stated: StatedCosts | None = None,
+        stated: CompilerCosts | None = None,
         ranges: HostRanges | None = None,
         waits: HostRanges | None = None,
         steps: StepRanges | None = None,
         memory: MeasuredMemory | None = None,
         metadata: Mapping[str, str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
-        **event_columns: Unpack[EventColumns],
+        **event_columns: Unpack[OptionalEventColumns],
     ) -> Profile:
         """Return a profile of the columns that a source has, cast to their types; the others are unknown."""
         count = len(start_ns)
@@ -296,7 +296,7 @@ class Profile:
             duration_ns=duration_ns.astype(np.float64, copy=False),
             comms=comms or MeasuredComms.empty(),
             host=host or HostOps.empty(),
-            stated=stated or StatedCosts.empty(),
+            stated=stated or CompilerCosts.empty(),
             ranges=ranges or HostRanges.empty(),
             waits=waits or HostRanges.empty(),
             steps=steps or StepRanges.empty(),

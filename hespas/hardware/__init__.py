@@ -1,8 +1,8 @@
-"""Devices as data: typed TOML files with sources, and the rules that read rates off them.
+"""Devices and systems as data: typed TOML files with sources, and rules to derive rates.
 
-``load_device("H100-SXM")`` or ``load_device("my-device.toml")``; :func:`peak_for` says which rate an
-operation runs at. ``load_system("dgx-h100").sized(64)`` is 64 of them and what joins them. Measuring this
-machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
+``load_device("H100-SXM")`` or ``load_device("my-device.toml")``; :func:`peak_for` returns the rate of an
+operation. ``load_system("dgx-h100").sized(64)`` is a system of 64 devices with their networks.
+:mod:`hespas.hardware.measure`, which needs NumPy, measures this machine.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from hespas.hardware.devices import (
     write_device,
 )
 from hespas.hardware.library import (
-    canonical,
+    canonical_name,
     device_files,
     device_names,
-    find,
+    find_device,
     is_path,
     load_device,
     named_device,
-    stated_by,
+    resolve_reference,
 )
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak, type_multiplied
 from hespas.hardware.system import Dimension, System, load_system, read_system, system_names, system_to_toml
-from hespas.hardware.typed_toml import Source
+from hespas.hardware.typed_toml import FigureSource
 
 __all__ = [
     "ANY",
     "Device",
     "Dimension",
     "Efficiency",
+    "FigureSource",
     "Fit",
     "FitBand",
     "FitError",
@@ -46,14 +47,13 @@ __all__ = [
     "Memory",
     "Peak",
     "PeakChoice",
-    "Source",
     "System",
     "SystolicArray",
-    "canonical",
+    "canonical_name",
     "device_files",
     "device_names",
     "device_to_toml",
-    "find",
+    "find_device",
     "is_path",
     "load_device",
     "load_system",
@@ -61,7 +61,7 @@ __all__ = [
     "peak_for",
     "product_peak",
     "read_system",
-    "stated_by",
+    "resolve_reference",
     "system_names",
     "system_to_toml",
     "type_multiplied",

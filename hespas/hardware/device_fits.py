@@ -1,4 +1,10 @@
-"""Fits"""
+"""Fitted forms of operation time: parameters, errors, and their TOML rows in device files and in shipped
+files of fits.
+
+A fit of a known form must have the parameters of the form, so that a damaged file is detected when it is
+read. Line forms describe systolic arrays; they cover the same classes of operations as other forms, for
+another estimator.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +26,11 @@ from hespas.hardware.typed_toml import (
     CountOrUnknown,
     FileKind,
     NotNegativeOrNan,
-    Row,
     Text,
-    fault,
+    TomlRow,
     read_rows,
     refuse_repeats,
+    toml_error,
 )
 
 __all__ = [
@@ -42,9 +48,9 @@ __all__ = [
     "FitRange",
     "FitRow",
     "SegmentName",
+    "decode_fits",
     "devices_with_fits",
     "fit_row",
-    "fits_of_rows",
     "fits_to_toml",
     "has_shipped_fits",
     "parameter_fault",
@@ -55,21 +61,22 @@ __all__ = [
 
 
 ANY = "*"
-"""Stands for every operation, scheme or variant."""
+"""Wildcard for operation, scheme or variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitParameter:
-    """One parameter by name, with its unit in the name; ``std_error`` is NaN where it is not known."""
+    """One parameter by name, with its unit in the name; ``std_error`` is NaN if unknown."""
 
     name: str
     value: float
     std_error: float = nan
 
 
-class FitError(Row, frozen=True, kw_only=True):
-    """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes that the fit did not see.
-    ``before_mape`` is that of the package's learned models, before the device was fitted.
+class FitError(TomlRow, frozen=True, kw_only=True):
+    """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes outside of the fit.
+
+    ``before_mape`` is the error of the package's learned models before the device was fitted.
     """
 
     n: CountOrUnknown
@@ -82,8 +89,8 @@ class FitError(Row, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitBand:
-    """Between ``low`` and ``high`` times the prediction lie 90 % of the measurements, for predictions up to
-    ``up_to_ns`` (and above the band before).
+    """Interval of the measurement: 90 % lie between ``low`` and ``high`` times the prediction, for
+    predictions up to ``up_to_ns`` (and above the previous band).
     """
 
     up_to_ns: float
@@ -93,7 +100,7 @@ class FitBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRange:
-    """The sizes of one dimension that were fitted on."""
+    """Range of sizes of one dimension in the fitted data."""
 
     name: str
     low: float
@@ -102,12 +109,12 @@ class FitRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The time of one class of operations as ``form`` (a name that an estimator knows) of its parameters.
+    """Time of one class of operations as ``form`` (a name that an estimator knows) of its parameters.
 
     ``kind``, ``op``, ``scheme`` and ``variant`` are the labels of operations; the last three may be ``*``.
-    ``default`` marks the variant that a device usually runs: what an operation that names none is given.
-    ``samples`` rows of ``table`` entered, the bands' last ``up_to_ns`` is infinite. ``provenance`` says where
-    the table is from, ``fitted`` when it was fitted (ISO date), ``seed`` how the fit can be repeated.
+    ``default`` marks the usual variant of a device, for operations that name none. ``samples`` is the number
+    of fitted rows of ``table``; the last band has an infinite ``up_to_ns``. ``provenance`` is the origin of
+    the table, ``fitted`` the date of the fit (ISO), ``seed`` its random seed.
     """
 
     kind: str
@@ -128,12 +135,12 @@ class Fit:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What there is one fit of."""
+        """Unique key of a fit."""
         return self.kind, self.op, self.scheme, self.variant
 
     def value(self, name: str) -> float:
-        """A parameter by name; NaN where the fit has none of that name."""
-        return next((each.value for each in self.parameters if each.name == name), nan)
+        """Return a parameter by name; NaN if the fit does not have it."""
+        return next((entry.value for entry in self.parameters if entry.name == name), nan)
 
 
 _ROOFLINE = ("t0_ns", "compute", "memory", "overlap")
@@ -165,7 +172,7 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "nccl": ("ratio",),
     }
 )
-"""Form -> the names of the parameters that each of its fits states; all are positive and finite."""
+"""Form -> required parameters; all are positive and finite."""
 
 LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -174,16 +181,16 @@ LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tiles": ("cache_share", "quantizing_passes"),
     }
 )
-"""Form -> parameters that fits may lack that were made before these were known."""
+"""Form -> optional parameters, which older fits lack."""
 
 SEGMENTS = "segments"
-"""The form of lines, whose parameters are called after layouts: see :func:`segment_name`."""
+"""Form of piecewise lines, whose parameters are named by :class:`SegmentName`."""
 
 _SEGMENT = re.compile(r"r(\d{1,9})_n(\d{1,9})_(t0_ns|knee\d{1,4}_bytes|ns_per_byte\d{1,4})")
 
 
 class SegmentName(NamedTuple):
-    """``r8_n1_knee2_bytes``: 8 ranks on one node, the parameter ``knee2_bytes`` of their line."""
+    """Parsed parameter name: ``r8_n1_knee2_bytes`` is parameter ``knee2_bytes`` of 8 ranks on one node."""
 
     ranks: int
     nodes: int
@@ -191,15 +198,15 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(name: str) -> SegmentName | None:
-    """What a parameter of the form of lines speaks of; None for another name."""
+    """Return the parsed name of a parameter of piecewise lines; None for another name."""
     match = _SEGMENT.fullmatch(name)
     return SegmentName(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """The first parameter that keeps a fit from being used and what is expected of it; None where none does.
+    """Return the first invalid parameter of a fit and its expectation; None for a valid fit.
 
-    Raises nothing; values are numbers already.
+    Raises no errors; values are already numbers.
     """
     if form == SEGMENTS:
         return _segments_fault(values)
@@ -224,17 +231,19 @@ def _named_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | No
 def _segments_fault(values: Mapping[str, float]) -> tuple[str, str] | None:
     lines: dict[str, dict[str, float]] = {}
     for name, value in values.items():
-        found = segment_name(name)
-        if found is None:
+        segment = segment_name(name)
+        if segment is None:
             return name, "expected a name like r8_n1_t0_ns, r8_n1_knee1_bytes or r8_n1_ns_per_byte1"
         if not (isfinite(value) and value >= 0):
             return name, f"expected a finite number that is 0 or more, got {value!r}"
-        lines.setdefault(name.removesuffix(found.part), {})[found.part] = value
+        lines.setdefault(name.removesuffix(segment.part), {})[segment.part] = value
     return next((fault for stem, line in lines.items() if (fault := _line_fault(stem, line))), None)
 
 
 def _line_fault(stem: str, line: Mapping[str, float]) -> tuple[str, str] | None:
-    """What is wrong with one line: a start, rates counted from 1, and rising knees, one fewer than rates."""
+    """Return the fault of one line, which has a start, rates counted from 1, and rising knees, one fewer than
+    rates.
+    """
     rates = sum(part.startswith("ns_per_byte") for part in line)
     segments = max(rates, 1)
     wanted = (
@@ -255,7 +264,7 @@ def _line_fault(stem: str, line: Mapping[str, float]) -> tuple[str, str] | None:
 
 
 def _numbered(name: str, count: int) -> Iterable[str]:
-    return (name.format(place) for place in range(1, count + 1))
+    return (name.format(index) for index in range(1, count + 1))
 
 
 _BYTES = ("lhs_ns_per_byte", "rhs_ns_per_byte", "result_ns_per_byte")
@@ -266,8 +275,9 @@ LINE_FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxy
         "elements": (("t0_ns",), ("element_ns", "row_ns", "ns_per_byte")),
     }
 )
-"""Form -> the weights that each of its lines states, and those that it may. All are finite and not negative.
-A fit of products may hold a second line, whose weights begin with ``long_``, and the shape of the array whose
+"""Form -> required and optional weights of each of its lines. All are finite and not negative.
+
+A fit of products may have a second line, whose weights begin with ``long_``, and the shape of the array whose
 cycles it counts.
 """
 
@@ -281,32 +291,28 @@ _LARGEST_ARRAY = 1 << 16
 
 
 def _weights_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """The first weight that keeps a line from being used and what is expected of it; None where none does.
+    """Return the first invalid weight of a line and its expectation; None for a valid line.
 
     ``form`` is one of :data:`LINE_FORMS`.
     """
     wanted, others = LINE_FORMS[form]
-    known = (*wanted, *others)
-    every = (*known, *(_LONG + name for name in known), *_ARRAY) if form == _TWOFOLD else known
-    for name in (*wanted, *_also_wanted(wanted, values)):
+    weights = (*wanted, *others)
+    allowed = (*weights, *(_LONG + name for name in weights), *_ARRAY) if form == _TWOFOLD else weights
+    has_second = any(name.startswith(_LONG) for name in values)
+    has_array = any(name in values for name in _ARRAY)
+    required = (*wanted, *(_LONG + name for name in wanted if has_second), *(_ARRAY if has_array else ()))
+    for name in required:
         if name not in values:
-            return name, f"missing: a fit of form '{form}' with {', '.join(values)} states it too"
+            return name, f"missing: a fit of form '{form}' with {', '.join(values)} needs it"
     for name, value in values.items():
-        fault = _value_fault(name, value) if name in every else f"unknown: known are {', '.join(every)}"
+        fault = _value_fault(name, value) if name in allowed else f"unknown: use one of {', '.join(allowed)}"
         if fault:
             return name, fault
     for prefix in ("", _LONG):
-        stated = [values[prefix + name] for name in known if prefix + name in values]
-        if stated and not any(stated):
-            return prefix + wanted[0], "expected one weight of the line at least that is above 0"
+        line = [values[prefix + name] for name in weights if prefix + name in values]
+        if line and not any(line):
+            return prefix + wanted[0], "expected at least one weight of the line above 0"
     return None
-
-
-def _also_wanted(wanted: tuple[str, ...], values: Mapping[str, float]) -> tuple[str, ...]:
-    """What the presence of others asks for: the whole second line, both sides of an array."""
-    long = [_LONG + name for name in wanted] if any(name.startswith(_LONG) for name in values) else []
-    array = _ARRAY if any(name in values for name in _ARRAY) else ()
-    return (*long, *array)
 
 
 def _value_fault(name: str, value: float) -> str:
@@ -318,19 +324,20 @@ def _value_fault(name: str, value: float) -> str:
 
 
 _MOST = 1e60
-"""Beyond, products of parameters overflow."""
+"""Bound of parameters: products of larger ones could overflow."""
 
 DEVICE_FILE = FileKind(
     "a device file",
     where="check the path; `hespas hardware list` names the devices",
     example="`hespas hardware show H100-SXM` prints a whole file to start from",
 )
+"""Device files in messages."""
 
-_REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
+_REMEDY = "write it as name = [value, standard error], or fit again with hespas-validate calibrate"
 
 
-class FitRow(Row, frozen=True, kw_only=True):
-    """One fit as a row of a file."""
+class FitRow(TomlRow, frozen=True, kw_only=True):
+    """One fit as a row of a TOML file."""
 
     kind: Text
     op: str
@@ -360,12 +367,12 @@ class FitRow(Row, frozen=True, kw_only=True):
     ]
 
 
-class _FitsFile(Row, frozen=True, kw_only=True):
+class _FitsFile(TomlRow, frozen=True, kw_only=True):
     fits: tuple[FitRow, ...]
 
 
 FITS_FOLDER = Path(__file__).parent / "fits"
-"""One file per shipped device that has fits, by the device's name."""
+"""Folder with one file per shipped device that has fits, by the device's name."""
 
 _HEADER = """\
 # Fitted parameters of {name}, made by `python -m tools.fits`. Written by a command: edits are lost.
@@ -374,12 +381,12 @@ _HEADER = """\
 
 
 def devices_with_fits() -> tuple[str, ...]:
-    """The names of the devices that fits ship for, sorted."""
+    """Return the names of the devices with shipped fits, sorted."""
     return tuple(sorted(_shipped_names()))
 
 
 def has_shipped_fits(name: str) -> bool:
-    """Whether fits ship for a device of that name."""
+    """Return True if the package ships fits for the device."""
     return name in _shipped_names()
 
 
@@ -390,80 +397,77 @@ def _shipped_names() -> frozenset[str]:
 
 @cache
 def shipped_fits(name: str) -> tuple[Fit, ...]:
-    """The fits that ship for a device; read once."""
+    """Return the shipped fits of a device; each file is read once."""
     return read_fits(FITS_FOLDER / f"{name}.toml")
 
 
 def read_fits(path: Path) -> tuple[Fit, ...]:
-    """A file of fits. Raises ``FormatError`` naming file, key path and what was expected."""
-    return fits_of_rows(read_rows(path, _FitsFile, DEVICE_FILE)[1].fits, path)
+    """Return the fits of a file. Raises ``FormatError`` with file, key path and expectation."""
+    return decode_fits(read_rows(path, _FitsFile, DEVICE_FILE)[1].fits, path)
 
 
-def fits_of_rows(rows: tuple[FitRow, ...], path: Path) -> tuple[Fit, ...]:
-    """The fits of a file; one of each class, of which lines of a systolic array are classes of their own."""
-    fits = tuple(_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
+def decode_fits(rows: tuple[FitRow, ...], path: Path) -> tuple[Fit, ...]:
+    """Return the fits of rows, one per class; lines of a systolic array count as separate classes."""
+    fits = tuple(_decode_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
     refuse_repeats(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
     return fits
 
 
-def _fit(row: FitRow, where: str, path: Path) -> Fit:
-    stated: dict[str, Any] = structs.asdict(row)
-    stated["parameters"] = _parameters(row, f"{where}.parameters", path)
-    stated["support"] = _support(row, f"{where}.support", path)
-    stated["bands"] = _bands(row, f"{where}.bands", path)
-    stated["seed"] = int(row.seed)
-    return Fit(**stated)
+def _decode_fit(row: FitRow, where: str, path: Path) -> Fit:
+    for name, (low, high) in row.support.items():
+        if not low <= high:
+            hint = "write the smaller size first"
+            raise toml_error(path, f"{where}.support.{name}", "expected [least, most]", hint)
+    before = 0.0
+    for index, (up_to_ns, low, high) in enumerate(row.bands):
+        if not (up_to_ns > before and 0 <= low <= high):
+            expected = "expected [up to ns (rising), low, high]"
+            raise toml_error(path, f"{where}.bands[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
+        before = up_to_ns
+    if row.bands and before != inf:
+        expected = "expected the last band to reach up to inf"
+        raise toml_error(path, f"{where}.bands", expected, "end with [inf, low, high]")
+    values: dict[str, Any] = structs.asdict(row)
+    values["parameters"] = _parameters(row, f"{where}.parameters", path)
+    values["support"] = tuple(FitRange(name=n, low=low, high=high) for n, (low, high) in row.support.items())
+    values["bands"] = tuple(FitBand(up_to_ns=up_to, low=low, high=high) for up_to, low, high in row.bands)
+    values["seed"] = int(row.seed)
+    return Fit(**values)
 
 
 def _parameters(row: FitRow, where: str, path: Path) -> tuple[FitParameter, ...]:
     for name, (value, error) in row.parameters.items():
         if not abs(value) <= _MOST or error < 0:
             expected = "expected [value, standard error], a finite number and one that is 0 or more"
-            raise fault(path, f"{where}.{name}", expected, _REMEDY)
+            raise toml_error(path, f"{where}.{name}", expected, _REMEDY)
     if not row.parameters:
-        raise fault(path, where, "expected at least one parameter", _REMEDY)
+        raise toml_error(path, where, "expected at least one parameter", _REMEDY)
     wrong = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
     if wrong:
-        raise fault(path, f"{where}.{wrong[0]}", wrong[1], _REMEDY)
-    stated = row.parameters.items()
-    return tuple(FitParameter(name=name, value=value, std_error=error) for name, (value, error) in stated)
-
-
-def _support(row: FitRow, where: str, path: Path) -> tuple[FitRange, ...]:
-    for name, (low, high) in row.support.items():
-        if not low <= high:
-            raise fault(path, f"{where}.{name}", "expected [least, most]", "write the smaller size first")
-    return tuple(FitRange(name=name, low=low, high=high) for name, (low, high) in row.support.items())
-
-
-def _bands(row: FitRow, where: str, path: Path) -> tuple[FitBand, ...]:
-    before = 0.0
-    for index, (up_to_ns, low, high) in enumerate(row.bands):
-        if not (up_to_ns > before and 0 <= low <= high):
-            expected = "expected [up to ns (rising), low, high]"
-            raise fault(path, f"{where}[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
-        before = up_to_ns
-    if row.bands and before != inf:
-        raise fault(path, where, "expected the last band to reach up to inf", "end with [inf, low, high]")
-    return tuple(FitBand(up_to_ns=up_to_ns, low=low, high=high) for up_to_ns, low, high in row.bands)
+        raise toml_error(path, f"{where}.{wrong[0]}", wrong[1], _REMEDY)
+    return tuple(
+        FitParameter(name=name, value=value, std_error=error)
+        for name, (value, error) in row.parameters.items()
+    )
 
 
 def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:
-    """The text of a file of fits of the device ``name``, ordered by class."""
+    """Return the text of a file of fits of the device ``name``, ordered by class."""
     rows = [f"  {fit_row(fit, json.dumps)}," for fit in sorted(fits, key=lambda fit: fit.key)]
     return "\n".join((_HEADER.format(name=name) + "fits = [", *rows, "]", ""))
 
 
 def fit_row(fit: Fit, quoted: Callable[[str], str]) -> str:
-    """One fit as an inline table; ``quoted`` writes a text."""
+    """Return one fit as an inline table; ``quoted`` encodes a text."""
     texts = [(name, getattr(fit, name)) for name in ("kind", "op", "scheme", "variant", "form")]
     parts = [f"{name} = {quoted(text)}" for name, text in texts]
     if fit.default:
         parts.append("default = true")
     parts.append(f"samples = {fit.samples}")
-    pairs = ((each.name, each.value, each.std_error) for each in fit.parameters)
+    pairs = ((entry.name, entry.value, entry.std_error) for entry in fit.parameters)
     parts.append(f"parameters = {_pairs(pairs, quoted)}")
-    parts.append(f"support = {_pairs(((each.name, each.low, each.high) for each in fit.support), quoted)}")
+    ranges = ((entry.name, entry.low, entry.high) for entry in fit.support)
+    parts.append(f"support = {_pairs(ranges, quoted)}")
     errors = structs.asdict(fit.error)
     if isnan(fit.error.before_mape):
         del errors["before_mape"]

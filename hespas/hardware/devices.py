@@ -1,4 +1,14 @@
-"""Devices"""
+"""Devices: rates, memories, links and fitted efficiencies, and the TOML files that define them.
+
+Every figure is per device (one GPU, one TPU chip, one CPU socket set), in base units (FLOP/s, bytes, bytes/s,
+ns), dense unless marked, and has a source. Unknown is NaN (real numbers) or -1 (counts).
+
+Keys of a device file: properties of the device, ``peaks``, ``memories``, ``links``, ``efficiencies``,
+``fits`` (lists of tables), ``systolic`` (a table), and ``sources``, a table of texts that the ``source`` of
+every row refers to. ``learned_models`` lists cards of learned models by their paths, relative to the file and
+within its folder; only this key names files. Unknown keys are errors. An error has file, key, expectation and
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ from typing import Literal, cast
 from msgspec import structs
 
 from hespas.files.output import write_atomically
-from hespas.files.trust import file_beside
+from hespas.files.trust import file_in_folder_of
 from hespas.graph.columns import find_dtype
 from hespas.graph.errors import OutputError, clipped
 from hespas.hardware.device_fits import (
@@ -20,27 +30,27 @@ from hespas.hardware.device_fits import (
     LINE_FORMS,
     Fit,
     FitRow,
+    decode_fits,
     devices_with_fits,
     fit_row,
-    fits_of_rows,
     has_shipped_fits,
     shipped_fits,
 )
 from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
+    FigureSource,
     NotNegativeOrNan,
     Positive,
     PositiveOrNan,
-    Row,
-    Source,
     Text,
+    TomlRow,
     check_source_keys,
-    fault,
     read_rows,
     refuse_repeats,
     scalar,
-    unexpected,
+    toml_error,
+    unexpected_value,
 )
 
 __all__ = [
@@ -64,12 +74,14 @@ __all__ = [
 
 
 Unit = Literal["matrix", "vector"]
-"""``matrix``: tensor core, matrix core, MXU, or BLAS on a CPU: contractions only. ``vector``: the rest."""
+"""``matrix``: tensor core, matrix core, MXU, or BLAS on a CPU, for matrix products only. ``vector``: other
+operations.
+"""
 
 Density = Literal["dense", "sparse"]
 
 DeviceKind = Literal["gpu", "tpu", "cpu", "accelerator"]
-"""``accelerator``: with matrix units of its own, neither a GPU nor a TPU (Gaudi, Trainium)."""
+"""``accelerator``: a device with matrix units that is neither a GPU nor a TPU (Gaudi, Trainium)."""
 
 MemoryLevel = Literal["main", "cache", "scratchpad"]
 
@@ -80,14 +92,14 @@ Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
 SubbyteStorage = Literal["packed", "byte"]
 
 
-class Peak(Row, frozen=True, kw_only=True):
-    """The highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
+class Peak(TomlRow, frozen=True, kw_only=True):
+    """Highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
 
-    ``dtype`` is the operand type in MLIR's spelling: it decides the rate, not the result's type.
-    ``rhs_dtype`` is the right-hand operand's where a unit multiplies two unlike types (2-bit weights by 8-bit
-    activations), empty where both are ``dtype``.
-    ``accumulator`` is empty where the rate does not depend on it or the source does not say. The energy is
-    that of the arithmetic alone: no registers, no wires, no clock tree.
+    ``dtype`` is the operand type in MLIR's spelling: it determines the rate, not the result's type.
+    ``rhs_dtype`` is the type of the right-hand operand if a unit multiplies two different types (2-bit
+    weights by 8-bit activations), empty if both are ``dtype``. ``accumulator`` is empty if the rate does not
+    depend on it or the source does not give it. The energy covers the arithmetic alone: no registers, no
+    wires, no clock tree.
     """
 
     unit: Unit
@@ -102,12 +114,13 @@ class Peak(Row, frozen=True, kw_only=True):
     rhs_dtype: Text = ""
 
 
-class Memory(Row, frozen=True, kw_only=True):
-    """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished.
+class Memory(TomlRow, frozen=True, kw_only=True):
+    """One level of memory. ``capacity_bytes`` is the total of the device (-1 unknown); bandwidth is NaN if
+    unpublished.
 
-    A cache's bandwidth is of reads that hit, all units of the device together: a peak where one is published
-    or follows from bytes per clock, else what a micro-benchmark reaches, which the note says.
-    The energy is that of moving a byte between this level and the chip.
+    The bandwidth of a cache is that of read hits, all units of the device together: a peak if one is
+    published or follows from bytes per clock, else the result of a micro-benchmark, as the note says. The
+    energy is for moving a byte between this level and the chip.
     """
 
     level: MemoryLevel
@@ -120,12 +133,12 @@ class Memory(Row, frozen=True, kw_only=True):
     energy_source: Text = ""
 
 
-class Link(Row, frozen=True, kw_only=True):
-    """One way out of the device.
+class Link(TomlRow, frozen=True, kw_only=True):
+    """One external link of the device.
 
-    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` of the device together, so a single
-    torus link has that divided by ``links_per_device``. ``devices_per_domain`` counts the devices reached
-    without leaving this kind of link (-1: no fixed bound). ``pcie`` is the link to the host, whatever it is.
+    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` links together, so a single torus
+    link has that divided by ``links_per_device``. ``devices_per_domain`` counts the devices reachable over
+    this kind of link alone (-1: no fixed bound). ``pcie`` is the link to the host, of any type.
     """
 
     name: Text
@@ -141,16 +154,17 @@ class Link(Row, frozen=True, kw_only=True):
 
     @property
     def link_bandwidth_bytes_per_s(self) -> float:
-        """One direction of one link; NaN where the number of links is unknown."""
+        """Bandwidth of one link in one direction; NaN if the number of links is unknown."""
         return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
 
 
-class Efficiency(Row, frozen=True, kw_only=True):
-    """Fitted reach of the peaks: time = t0_ns + max(flops / (compute x peak), bytes / (memory x bandwidth)).
+class Efficiency(TomlRow, frozen=True, kw_only=True):
+    """Fitted fraction of the peaks: time = t0_ns + max(flops / (compute x peak), bytes / (memory x
+    bandwidth)).
 
-    ``op_class`` and ``dtype`` may be ``*``. Values above 1 are legal: a warm cache beats the memory.
-    ``provenance`` names data, version and date of the fit; ``samples`` and ``mape`` (a fraction, on data
-    outside the fit) say how far to trust it.
+    ``op_class`` and ``dtype`` may be ``*``. Values above 1 are valid: a warm cache exceeds the memory
+    bandwidth. ``provenance`` has data, version and date of the fit; ``samples`` and ``mape`` (a fraction, on
+    data outside the fit) show its reliability.
     """
 
     op_class: Text
@@ -163,7 +177,7 @@ class Efficiency(Row, frozen=True, kw_only=True):
     mape: NotNegativeOrNan = nan
 
 
-class SystolicArray(Row, frozen=True, kw_only=True):
+class SystolicArray(TomlRow, frozen=True, kw_only=True):
     """Shape of the matrix units: ``arrays`` grids of ``rows`` x ``columns`` multiply-accumulate cells."""
 
     rows: Count
@@ -176,14 +190,14 @@ class SystolicArray(Row, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device as data. ``units`` counts its ``unit_name`` (SM, CU, TensorCore, core).
+    """One device. ``units`` counts its ``unit_name`` (SM, CU, TensorCore, core).
 
-    ``launch_overhead_ns`` is the shortest time any kernel takes, however little it does. ``subbyte_storage``
-    says whether element types under 8 bits are packed in memory or take a byte each. ``own_fits`` are the
-    file's; ``fits_of`` names the shipped device whose fits hold for this one too (empty: none). ``own_lines``
-    are the file's fits of a systolic array's forms, which speak of the same classes and are kept apart.
-    ``learned_models`` are the absolute paths of the cards of its own learned models. ``tdp_w`` is the power
-    the board may draw without end, in watts.
+    ``launch_overhead_ns`` is the shortest time of any kernel. ``subbyte_storage``: element types under 8 bits
+    are packed in memory, or take a byte each. ``own_fits`` are the fits in the file; ``fits_of`` names the
+    shipped device whose fits also apply to this one (empty: none). ``own_lines`` are the fits of a systolic
+    array's forms in the file, separate because they cover the same classes. ``learned_models`` are absolute
+    paths of the cards of its own learned models. ``tdp_w`` is the sustained power limit of the board, in
+    watts.
     """
 
     name: str
@@ -197,7 +211,7 @@ class Device:
     launch_overhead_ns: float
     launch_overhead_source: str
     subbyte_storage: SubbyteStorage
-    sources: tuple[Source, ...]
+    sources: tuple[FigureSource, ...]
     peaks: tuple[Peak, ...]
     memories: tuple[Memory, ...]
     links: tuple[Link, ...] = ()
@@ -212,42 +226,47 @@ class Device:
 
     @property
     def fits(self) -> tuple[Fit, ...]:
-        """The device's own fits, then the shipped ones of other classes. The shipped are read when asked for:
-        decoding hundreds takes longer than all else of a device.
+        """The device's own fits, then the shipped fits of other classes.
+
+        Shipped fits are read at the first access: decoding hundreds takes longer than the rest of a device.
         """
         if not self.fits_of:
             return self.own_fits
 
-        mine = {fit.key for fit in self.own_fits}
-        return (*self.own_fits, *(fit for fit in shipped_fits(self.fits_of) if fit.key not in mine))
+        own_keys = {fit.key for fit in self.own_fits}
+        return (*self.own_fits, *(fit for fit in shipped_fits(self.fits_of) if fit.key not in own_keys))
 
     @property
     def main_memory(self) -> Memory:
-        """The memory that holds tensors (HBM, GDDR, DRAM); the loader guarantees exactly one."""
+        """Memory that holds tensors (HBM, GDDR, DRAM); the loader guarantees exactly one."""
         return next(memory for memory in self.memories if memory.level == "main")
 
     def link(self, kind: LinkKind) -> Link | None:
-        """The first link of a kind (files list the innermost first), or None."""
+        """Return the first link of a kind (files list the innermost first), or None."""
         return next((link for link in self.links if link.kind == kind), None)
 
     def source_text(self, key: str) -> str:
-        """What a row's ``source`` key stands for; raises ``KeyError`` for a key the device does not have."""
+        """Return the text of a source key. Raises ``KeyError`` for a key that the device does not have."""
         for source in self.sources:
             if source.key == key:
                 return source.text
         raise KeyError(key)
 
     def efficiency(self, op_class: str, dtype: str) -> Efficiency | None:
-        """The most specific fit: class and type, then class, then type, then ``*``; None if nothing fits."""
+        """Return the most specific fit: class and type, then class, then type, then ``*``; None without a
+        match.
+        """
         wanted = ((op_class, dtype), (op_class, "*"), ("*", dtype), ("*", "*"))
         table = {(row.op_class, row.dtype): row for row in self.efficiencies}
         return next((table[key] for key in wanted if key in table), None)
 
 
-_CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
+_CARDS = (
+    "put the folder of models next to the hardware file and name its cards: my-device.learned/matmul.json"
+)
 
 
-class _DeviceFile(Row, frozen=True, kw_only=True):
+class _DeviceFile(TomlRow, frozen=True, kw_only=True):
     sources: dict[str, Text]
     allow_sparse: bool = False
     name: Text
@@ -274,46 +293,48 @@ class _DeviceFile(Row, frozen=True, kw_only=True):
 
 
 def read_device(path: Path) -> Device:
-    """The device a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
+    """Return the device that a file describes. Raises ``FormatError`` with file, key path and expectation."""
     table, file = read_rows(path, _DeviceFile, DEVICE_FILE)
-    _check(file, table, path)
-    fits = fits_of_rows(file.fits, path)
-    stated = {name: getattr(file, name) for name in file.__struct_fields__ if name in _SAME}
+    _check_device(file, table, path)
+    fits = decode_fits(file.fits, path)
+    values = {name: getattr(file, name) for name in file.__struct_fields__ if name in _COPIED_FIELDS}
     return Device(
-        **stated,
-        sources=tuple(Source(key=key, text=text) for key, text in file.sources.items()),
+        **values,
+        sources=tuple(FigureSource(key=key, text=text) for key, text in file.sources.items()),
         own_fits=tuple(fit for fit in fits if fit.form not in LINE_FORMS),
         own_lines=tuple(fit for fit in fits if fit.form in LINE_FORMS),
         learned_models=_learned_models(file.learned_models, path),
     )
 
 
-_SAME = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
-"""What a device states in its file's own terms."""
+_COPIED_FIELDS = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
+"""Fields of a device with the same value in its file."""
 
 
 def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return the absolute paths of cards in the folder of the file, which are opened when they are used."""
+    """Return the absolute paths of cards in the folder of the file; they are opened on use."""
     cards_by_target: dict[Path, str] = {}
     for index, card in enumerate(cards):
         where = f"learned_models[{index}]"
         if not card.endswith(".json") or "\0" in card:
             expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
-            raise fault(path, where, expected, _CARDS)
-        place = file_beside(path, card, where)
-        file_beside(path, f"{card.removesuffix('.json')}.npz", where)
-        target = Path(os.path.realpath(place))
+            raise toml_error(path, where, expected, _CARDS)
+        card_path = file_in_folder_of(path, card, where)
+        file_in_folder_of(path, f"{card.removesuffix('.json')}.npz", where)
+        target = Path(os.path.realpath(card_path))
         if target in cards_by_target:
-            raise fault(path, where, f"'{clipped(card)}' is stated already", "name each card once")
-        cards_by_target[target] = os.path.normpath(place if place.is_absolute() else Path.cwd() / place)
+            raise toml_error(path, where, f"'{clipped(card)}' is stated already", "name each card once")
+        cards_by_target[target] = os.path.normpath(Path.cwd() / card_path)
     return tuple(cards_by_target.values())
 
 
-def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
-    """What types cannot show: sources and element types, one main memory, some rate, no row stated twice."""
+def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
+    """Check sources, element types, one main memory, a dense rate, and unique rows, which types cannot
+    express.
+    """
     if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
-        raise fault(path, "sources", "expected at least one source", hint)
+        raise toml_error(path, "sources", "expected at least one source", hint)
     rows = {"": table} | ({} if file.systolic is None else {"systolic.": structs.asdict(file.systolic)})
     for name in ("peaks", "memories", "links", "efficiencies"):
         items = cast("list[dict[str, object]]", table.get(name, []))
@@ -327,10 +348,10 @@ def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
         if peak.density == "sparse" and not file.allow_sparse:
             wrong = "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks"
             hint = "state the dense rate (half of a 2:4 sparse one); allow_sparse = true keeps it, unused"
-            raise fault(path, f"peaks[{index}].density", wrong, hint)
+            raise toml_error(path, f"peaks[{index}].density", wrong, hint)
     if not any(peak.density == "dense" for peak in file.peaks):
         hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
-        raise fault(path, "peaks", "expected at least one dense peak", hint)
+        raise toml_error(path, "peaks", "expected at least one dense peak", hint)
     _check_main(file, path)
     refuse_repeats(
         path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks)
@@ -340,7 +361,7 @@ def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
     refuse_repeats(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
     if file.fits_of and not has_shipped_fits(file.fits_of):
         hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
-        raise fault(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
+        raise toml_error(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
 
 
 def _check_main(file: _DeviceFile, path: Path) -> None:
@@ -348,13 +369,13 @@ def _check_main(file: _DeviceFile, path: Path) -> None:
     for index in main:
         rate = file.memories[index].bandwidth_bytes_per_s
         if isnan(rate):
-            raise unexpected(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
+            raise unexpected_value(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
     if len(main) != 1:
         wrong = f"expected exactly one row of level 'main', got {len(main)}"
         hint = (
             "level = 'main' is the memory that programs and their data lie in; others are 'cache' or the like"
         )
-        raise fault(path, "memories", wrong, hint)
+        raise toml_error(path, "memories", wrong, hint)
 
 
 _SOURCE_OF = {
@@ -362,7 +383,7 @@ _SOURCE_OF = {
     "energy_pj_per_byte": "energy_source",
     "tdp_w": "tdp_source",
 }
-"""Optional figures, and the keys of their sources: both are stated, or neither is."""
+"""Optional figures, and the keys of their sources: both are given, or neither."""
 
 
 def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, str], path: Path) -> None:
@@ -370,11 +391,11 @@ def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, st
     for name, figure in wanted.items():
         if name not in row:
             hint = f'add {name} = "..."; {DEVICE_FILE.example}'
-            raise fault(path, where + name, f"missing key: {figure} needs one", hint)
+            raise toml_error(path, where + name, f"missing key: {figure} needs one", hint)
     for name in row:
         if name in _SOURCE_OF.values() and name not in wanted:
             hint = "leave it out, or state the figure too"
-            raise fault(path, where + name, "the source of a figure that is not stated", hint)
+            raise toml_error(path, where + name, "the source of a figure that is not stated", hint)
     check_source_keys(row, where, known, path)
 
 
@@ -382,9 +403,9 @@ def _check_dtype(spelling: str, where: str, path: Path) -> None:
     entry = find_dtype(spelling)
     if entry is None:
         hint = "use MLIR's names: bf16, f8E4M3FN, i8"
-        raise fault(path, where, f"unknown element type '{spelling}'", hint)
+        raise toml_error(path, where, f"unknown element type '{spelling}'", hint)
     if entry.name != spelling:
-        raise fault(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
+        raise toml_error(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
 
 
 _SCALARS = (
@@ -402,8 +423,10 @@ _SCALARS = (
 
 
 def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
-    """The text of a device file; every row on one line. Learned models are named relative to ``folder``,
-    where the file will be; without one by their whole paths. Raises ``OutputError`` for one outside of it.
+    """Return the text of a device file, with every row on one line.
+
+    Learned models are named relative to ``folder``, the future folder of the file; without one by absolute
+    paths. Raises ``OutputError`` for a model outside of it.
     """
     lines = [f"{name} = {scalar(getattr(device, name))}" for name in _SCALARS]
     lines.append(f"aliases = [{', '.join(scalar(alias) for alias in device.aliases)}]")
@@ -417,7 +440,7 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
         cards = (scalar(_relative(card, folder)) for card in device.learned_models)
         lines.append(f"learned_models = [{', '.join(cards)}]")
     for name in ("peaks", "memories", "links", "efficiencies"):
-        rows: tuple[Row, ...] = getattr(device, name)
+        rows: tuple[TomlRow, ...] = getattr(device, name)
         if rows:
             lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
     if fits := (*device.own_fits, *device.own_lines):
@@ -429,8 +452,10 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
 
 
 def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -> Path:
-    """Write a device file at once or not at all. Raises ``OutputError`` if it exists, cannot be written, or
-    would name learned models outside of its folder.
+    """Write a device file atomically.
+
+    Raises ``OutputError`` if it exists, cannot be written, or would name learned models outside of its
+    folder.
     """
     target = Path(path)
     content = device_to_toml(device, folder=target.parent).encode("utf-8")
@@ -445,20 +470,20 @@ def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -
 def _relative(card: str, folder: Path | None) -> str:
     if folder is None:
         return card
-    place = Path(os.path.realpath(folder))
+    home = Path(os.path.realpath(folder))
     real = Path(os.path.realpath(card))
-    if not real.is_relative_to(place):
+    if not real.is_relative_to(home):
         raise OutputError(
-            "a hardware file names learned models within its own folder only",
+            "a hardware file can only name learned models within its own folder",
             path=card,
-            hint=f"copy the card and its trees to {place}, or leave the learned models out",
+            hint=f"copy the card and its trees to {home}, or remove the learned models",
         )
-    return real.relative_to(place).as_posix()
+    return real.relative_to(home).as_posix()
 
 
-def _row(row: Row) -> str:
-    """One inline table; an empty optional text is left out, and so is an energy nobody states."""
+def _row(row: TomlRow) -> str:
+    """Return one inline table, without empty optional texts and unknown energies."""
     pairs = list(structs.asdict(row).items())
-    unstated = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
-    stated = [(name, value) for name, value in pairs if value != "" and name not in unstated]
-    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in stated) + " }"
+    omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
+    shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]
+    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

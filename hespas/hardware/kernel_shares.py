@@ -1,4 +1,19 @@
-"""Kernels"""
+"""Kernel figures that devices share: fits by vendor, shares of training kernels by family, and interference
+factors.
+
+Fits of kernels that the devices of a vendor have in common are in ``kernels/``: one file per recorded device,
+and one per vendor for its other devices. Files in ``training/`` have figures that no fit of a device covers:
+shares of the dense peak that attention libraries are published to reach, and products that a step sustains at
+the device's power limit. Their keys: ``name``, ``description``, ``vendor``, ``kind``, ``families`` (empty:
+all others of the vendor), ``library``, ``stands_in``, lists of tables ``attention`` and ``products``, in the
+common file also tables ``power`` and ``apart``, and ``sources``, a table of texts that the ``source`` of
+every row refers to.
+
+Interference: communication kernels occupy units that concurrent kernels cannot use. The units are the
+channels (workgroups) of NCCL and RCCL as recorded; TPUs and similar accelerators communicate with engines
+next to their cores, and copy engines occupy no units. ``python -m benchmarks.interference`` fits the factors
+and reports how well each trace predicts the others.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +26,13 @@ from typing import Literal, NamedTuple, cast
 
 from hespas.hardware.device_fits import Fit, read_fits
 from hespas.hardware.devices import Device
-from hespas.hardware.library import canonical, named_device
+from hespas.hardware.library import canonical_name, named_device
 from hespas.hardware.typed_toml import (
     FileKind,
     Positive,
     PositiveOrNan,
-    Row,
     Text,
+    TomlRow,
     check_source_keys,
     read_rows,
     refuse_repeats,
@@ -25,88 +40,94 @@ from hespas.hardware.typed_toml import (
 
 __all__ = [
     "COMMON_FLOOR_NS",
-    "FACTORS",
-    "HELD",
+    "HELD_UNITS",
+    "INTERFERENCE_FACTORS",
     "KERNELS_FOLDER",
     "LIBRARIES",
     "TRAINING_FOLDER",
-    "Apart",
     "AttentionShare",
     "Bound",
     "CommonShares",
-    "Held",
+    "HeldUnits",
     "InterferenceFactor",
     "Library",
-    "Power",
+    "PowerExponent",
     "ProductShare",
     "TrainingShares",
+    "UnfusedFactor",
     "common_fits",
     "common_shares",
-    "distance_of_kernels",
-    "factor_of",
-    "fits_at",
-    "held_of",
+    "fits_distance",
+    "held_units",
+    "interference_factor",
     "read_training_shares",
-    "starts_of",
+    "scaled_fits",
+    "start_ratio",
     "training_shares",
 ]
 
 
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
-"""One file per recorded device, and one per vendor for its others, by their names in lower case."""
+"""Folder with one file per recorded device, and one per vendor for its others, by their names in
+lower case.
+"""
 
 COMMON_FLOOR_NS = 2000.0
-"""The shortest kernel of the device that a vendor's file speaks of."""
+"""Shortest kernel of the device that the file of a vendor describes."""
 
 _STARTS = ("t0_ns", "start_ns")
 
 
 def common_fits(device: Device) -> tuple[Fit, ...]:
-    """What is known of a device's kernels: by recordings of its own, or else of its vendor's other GPUs."""
+    """Return the fits of a device's kernels, from its own recordings, or else from its vendor's
+    other GPUs.
+    """
     if device.kind != "gpu" or device.vendor.lower() not in _names():
         return ()
     own = _in_file(device.name.lower())
     forms = {fit.form for fit in own}
     others = (fit for fit in _in_file(device.vendor.lower()) if fit.form not in forms)
-    return (*own, *fits_at(tuple(others), device))
+    return (*own, *scaled_fits(tuple(others), device))
 
 
-def distance_of_kernels(device: Device) -> str:
-    """How far :func:`common_fits` stand from what was recorded, in words: empty for a device with recordings
-    of its own.
+def fits_distance(device: Device) -> str:
+    """Return how far :func:`common_fits` are from recordings of the device, in words; empty if it was
+    recorded.
     """
-    recorded = [each for each in _recorded() if each.vendor == device.vendor]
-    if any(each.name == device.name for each in recorded):
+    recorded = [entry for entry in _recorded() if entry.vendor == device.vendor]
+    if any(entry.name == device.name for entry in recorded):
         return ""
-    kin = [each.name for each in recorded if each.family == device.family]
-    names = ", ".join(kin or (each.name for each in recorded))
-    of_what = f"another device of its family ({device.family})" if kin else "another family"
-    return f"recordings of {of_what} stand in: {names}"
+    same_family = [entry.name for entry in recorded if entry.family == device.family]
+    names = ", ".join(same_family or (entry.name for entry in recorded))
+    other = f"another device of its family ({device.family})" if same_family else "another family"
+    return f"based on recordings of {other}: {names}"
 
 
 @cache
 def _recorded() -> tuple[Device, ...]:
-    """Devices with a file of their own recordings; the other files are of vendors."""
-    return tuple(named_device(name) for name in sorted(_names()) if canonical(name))
+    """Return the devices with a file of their own recordings; the other files are of vendors."""
+    return tuple(named_device(name) for name in sorted(_names()) if canonical_name(name))
 
 
-def fits_at(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
-    """What a vendor's devices have in common as one of them runs it of which nothing was recorded."""
-    starts = starts_of(device)
+def scaled_fits(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
+    """Return the fits of a vendor, scaled to a device without recordings."""
+    starts = start_ratio(device)
     return tuple(
         replace(
             fit,
             parameters=tuple(
-                replace(each, value=each.value * starts) if each.name in _STARTS else each
-                for each in fit.parameters
+                replace(entry, value=entry.value * starts) if entry.name in _STARTS else entry
+                for entry in fit.parameters
             ),
         )
         for fit in common
     )
 
 
-def starts_of(device: Device) -> float:
-    """What kernels start in on a device beside that of a vendor's file: as their shortest ones compare."""
+def start_ratio(device: Device) -> float:
+    """Return the start-up time of kernels relative to the vendor's file: the ratio of the shortest
+    kernels.
+    """
     floor_ns = device.launch_overhead_ns
     return floor_ns / COMMON_FLOOR_NS if floor_ns > 0 else 1.0
 
@@ -124,23 +145,24 @@ def _names() -> frozenset[str]:
 Library = Literal["flash1", "flash2", "cudnn", "splash", "measured"]
 
 LIBRARIES: tuple[Library, ...] = ("flash1", "flash2", "cudnn", "splash", "measured")
-"""Whose fused attention a step runs: FlashAttention's first or second version, cuDNN's, that of JAX for TPUs;
-``measured``: what estimators know of a device's kernels.
+"""Libraries of fused attention: FlashAttention's first or second version, cuDNN's, JAX's for TPUs;
+``measured``: the estimators' fits of a device's kernels.
 """
 
 TRAINING_FOLDER = Path(__file__).parent / "training"
 
-_ABOUT = FileKind(
+_TRAINING_FILE = FileKind(
     "a file of training kernels",
     where="check the path; hespas/hardware/training holds those that ship",
     example="hespas/hardware/training/hopper.toml is a whole one",
 )
 
 
-class AttentionShare(Row, frozen=True, kw_only=True):
-    """Shares of the 16-bit peak that both passes of a library reach with many keys, and the keys at which
-    half of that is. Heads of fewer than 128 reach ``narrow_head`` of it; with operands of 8 bits it is
-    ``of_8_bits`` times as fast.
+class AttentionShare(TomlRow, frozen=True, kw_only=True):
+    """Fractions of the 16-bit peak that both passes of a library reach with many keys, and the number of keys
+    for half of that.
+
+    Heads narrower than 128 reach ``narrow_head`` of it; operands of 8 bits are ``of_8_bits`` times as fast.
     """
 
     library: Library
@@ -153,11 +175,12 @@ class AttentionShare(Row, frozen=True, kw_only=True):
     note: Text = ""
 
 
-class ProductShare(Row, frozen=True, kw_only=True):
-    """The most of the dense peak that products of a step sustain, by bits of their operands. ``of_16_bits``:
-    efficiency of formats that stand in, over that in 16 bits of the same product. ``of_blocks``: that of
-    formats with a scale for each block of elements over those with one for all. ``filled``: the share is all
-    that limits a product, beside sizes that do not fill a matrix unit.
+class ProductShare(TomlRow, frozen=True, kw_only=True):
+    """Sustained fraction of the dense peak for products of a step, by bits of their operands.
+
+    ``of_16_bits``: efficiency of formats in ``stands_in``, relative to the same product in 16 bits.
+    ``of_blocks``: efficiency of block-scaled formats, relative to formats with one scale. ``filled``: the
+    share is the only limit of a product, apart from sizes that do not fill a matrix unit.
     """
 
     bits: Literal[4, 8, 16]
@@ -169,23 +192,27 @@ class ProductShare(Row, frozen=True, kw_only=True):
     note: Text = ""
 
 
-class Power(Row, frozen=True, kw_only=True):
-    """The exponent by which rates follow power at another limit than the device file's."""
+class PowerExponent(TomlRow, frozen=True, kw_only=True):
+    """Exponent of the power law between rates and a power limit other than that of the device file."""
 
     exponent: Positive
     source: Text
 
 
-class Apart(Row, frozen=True, kw_only=True):
-    """What elementwise kernels take that nothing fuses, over those that a compiler or a library fuses."""
+class UnfusedFactor(TomlRow, frozen=True, kw_only=True):
+    """Slow-down of elementwise kernels that are not fused, relative to kernels that a compiler or a library
+    fuses.
+    """
 
     factor: Positive
     source: Text
 
 
-class TrainingShares(Row, frozen=True, kw_only=True):
-    """A file. ``library`` is whose attention is meant where nobody says; ``stands_in`` are number formats of
-    products which estimators know of other vendors' devices only, so that those in 16 bits stand in.
+class TrainingShares(TomlRow, frozen=True, kw_only=True):
+    """One file of training kernels.
+
+    ``library`` is the default attention library; ``stands_in`` are number formats of products that estimators
+    only know for devices of other vendors, so that 16-bit products replace them.
     """
 
     name: Text
@@ -200,24 +227,26 @@ class TrainingShares(Row, frozen=True, kw_only=True):
     sources: dict[str, Text]
 
     def attention_of(self, library: str) -> AttentionShare | None:
-        """What is known of a library."""
-        return next((each for each in self.attention if each.library == library), None)
+        """Return the attention shares of a library, None if unknown."""
+        return next((share for share in self.attention if share.library == library), None)
 
     def products_of(self, bits: float) -> ProductShare | None:
-        """What is known of products of operands of so many bits; scales of blocks do not count."""
-        return next((each for each in self.products if each.bits == min(16, round(bits))), None)
+        """Return the shares of products with operands of ``bits`` bits, without scales of blocks; None if
+        unknown.
+        """
+        return next((share for share in self.products if share.bits == min(16, round(bits))), None)
 
 
 class CommonShares(TrainingShares, frozen=True, kw_only=True):
-    """The file that holds for all devices: what no family changes, and devices of which nothing is known."""
+    """The file for all devices: figures that no family changes, and defaults for unknown devices."""
 
-    power: Power
-    apart: Apart
+    power: PowerExponent
+    apart: UnfusedFactor
 
 
 def read_training_shares(path: Path) -> TrainingShares:
-    """What a file says. Raises ``FormatError`` naming file, key path and what was expected."""
-    table, file = read_rows(path, CommonShares if path.stem == _COMMON else TrainingShares, _ABOUT)
+    """Return the content of a file. Raises ``FormatError`` with file, key path and expectation."""
+    table, file = read_rows(path, CommonShares if path.stem == _COMMON else TrainingShares, _TRAINING_FILE)
     for name in ("attention", "products"):
         rows = cast("list[Mapping[str, object]]", table[name])
         for index, row in enumerate(rows):
@@ -225,8 +254,8 @@ def read_training_shares(path: Path) -> TrainingShares:
     if isinstance(file, CommonShares):
         for name in ("power", "apart"):
             check_source_keys(cast("Mapping[str, object]", table[name]), f"{name}.", file.sources, path)
-    refuse_repeats(path, "attention", ((each.library,) for each in file.attention))
-    refuse_repeats(path, "products", ((each.bits,) for each in file.products))
+    refuse_repeats(path, "attention", ((share.library,) for share in file.attention))
+    refuse_repeats(path, "products", ((share.bits,) for share in file.products))
     return file
 
 
@@ -239,17 +268,19 @@ def _shipped() -> tuple[TrainingShares, ...]:
 
 
 def common_shares() -> CommonShares:
-    """What holds for all devices."""
-    return next(each for each in _shipped() if isinstance(each, CommonShares))
+    """Return the figures for all devices."""
+    return next(shares for shares in _shipped() if isinstance(shares, CommonShares))
 
 
 def training_shares(device: Device) -> TrainingShares:
-    """What is known of a device: by its family, else its vendor's others of its kind, else what holds for
-    all.
+    """Return the figures of a device: of its family, else of its vendor's other devices, else the common
+    ones.
     """
-    mine = [each for each in _shipped() if (each.vendor, each.kind) == (device.vendor, device.kind)]
-    ranked = [each for each in mine if device.family in each.families]
-    ranked += [each for each in mine if not each.families]
+    of_vendor = [
+        shares for shares in _shipped() if (shares.vendor, shares.kind) == (device.vendor, device.kind)
+    ]
+    ranked = [shares for shares in of_vendor if device.family in shares.families]
+    ranked += [shares for shares in of_vendor if not shares.families]
     return ranked[0] if ranked else common_shares()
 
 
@@ -258,11 +289,11 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceFactor:
-    """A kernel limited by ``bound`` takes ``1 + value x s / (1 - s)`` times as long beside communication;
-    ``s`` is the share of units that is held (``compute``) or of memory bandwidth that is taken (``memory``).
+    """Slow-down of a kernel limited by ``bound`` during communication: ``1 + value x s / (1 - s)``.
 
-    ``device`` is whose fit it is (``*``: the mean of those, for all others). ``n`` counts kernels that ran
-    beside communication, of ``keys`` kinds. A fit below 0 is 0.
+    ``s`` is the fraction of units (``compute``) or of memory bandwidth (``memory``) that communication uses.
+    ``device`` is the fitted device (``*``: mean for all others). ``n`` counts kernels that overlapped with
+    communication, of ``keys`` kinds. Negative fits are set to 0.
     """
 
     device: str
@@ -275,12 +306,12 @@ class InterferenceFactor:
 
     @property
     def distance(self) -> str:
-        """How far the fit stands from a device that has it, in words: empty for that which it was made on."""
+        """Distance of the fitted device, in words; empty for its own fit."""
         return "another device" if self.device == "*" else ""
 
 
-class Held(NamedTuple):
-    """Units that one collective holds, and where that is from: the device and its family that recorded it."""
+class HeldUnits(NamedTuple):
+    """Units that one collective occupies, with the recorded device, its family, and the source."""
 
     units: int
     device: str
@@ -288,7 +319,7 @@ class Held(NamedTuple):
     source: str
 
     def distance(self, device: Device) -> str:
-        """How far the recording stands from a device, in words: empty for its own."""
+        """Return the distance of the recorded device from a device, in words; empty for its own recording."""
         if device.name == self.device:
             return ""
         return "another device" if device.family == self.family else "another family"
@@ -303,21 +334,7 @@ _MI350X = "one rank of a training job on MI350X (AMD-AGI/TraceLens 171dd747, roc
 _ALL = "mean with random effects over A100-SXM-40GB, V100-SXM2-32GB and MI350X; error of one more device"
 
 
-def _factor(
-    device: str, bound: Bound, fit: tuple[float, float], counts: tuple[int, int], source: str
-) -> InterferenceFactor:
-    return InterferenceFactor(
-        device=device,
-        bound=bound,
-        value=fit[0],
-        std_error=fit[1],
-        n=counts[0],
-        keys=counts[1],
-        source=source,
-    )
-
-
-FACTORS: tuple[InterferenceFactor, ...] = (
+INTERFERENCE_FACTORS: tuple[InterferenceFactor, ...] = (
     InterferenceFactor(
         device="A100-SXM-40GB", bound="compute", value=0.87, std_error=0.28, n=409, keys=38, source=_A100
     ),
@@ -336,33 +353,33 @@ FACTORS: tuple[InterferenceFactor, ...] = (
     InterferenceFactor(
         device="MI350X", bound="memory", value=1.39, std_error=0.16, n=24156, keys=77, source=_MI350X
     ),
-    _factor("*", "compute", (0.25, 0.36), (5609, 61), _ALL),
+    InterferenceFactor(device="*", bound="compute", value=0.25, std_error=0.36, n=5609, keys=61, source=_ALL),
     InterferenceFactor(
         device="*", bound="memory", value=1.01, std_error=0.84, n=26210, keys=223, source=_ALL
     ),
 )
-"""Fitted factors; those of ``*`` are of all devices without one."""
+"""Fitted factors; ``*`` applies to devices without a fit."""
 
-HELD: dict[tuple[str, str], Held] = {
-    ("NVIDIA", "Volta"): Held(
+HELD_UNITS: dict[tuple[str, str], HeldUnits] = {
+    ("NVIDIA", "Volta"): HeldUnits(
         12, "V100-SXM2-32GB", "Volta", "grid of NCCL's ring all-reduce on eight V100-SXM2-32GB, as recorded"
     ),
-    ("NVIDIA", ""): Held(
+    ("NVIDIA", ""): HeldUnits(
         24, "A100-SXM-40GB", "Ampere", "grid of NCCL's collectives on eight A100-SXM-40GB, as recorded"
     ),
-    ("AMD", ""): Held(104, "MI350X", "CDNA 4", "grid of RCCL's collectives on MI350X, as recorded"),
+    ("AMD", ""): HeldUnits(104, "MI350X", "CDNA 4", "grid of RCCL's collectives on MI350X, as recorded"),
 }
-"""By vendor and family (empty: any)."""
+"""Occupied units by vendor and family (empty: any)."""
 
 
-def held_of(device: Device) -> Held | None:
-    """What a collective holds on a device; None where nothing is known, or its units are not shared."""
+def held_units(device: Device) -> HeldUnits | None:
+    """Return the units that a collective occupies on a device; None if unknown or not shared with kernels."""
     if device.kind != "gpu" or device.units <= 0:
         return None
-    return HELD.get((device.vendor, device.family)) or HELD.get((device.vendor, ""))
+    return HELD_UNITS.get((device.vendor, device.family)) or HELD_UNITS.get((device.vendor, ""))
 
 
-def factor_of(device: Device, bound: Bound) -> InterferenceFactor:
-    """The factor of a device, else that of all."""
-    found = {each.device: each for each in FACTORS if each.bound == bound}
-    return found.get(device.name, found["*"])
+def interference_factor(device: Device, bound: Bound) -> InterferenceFactor:
+    """Return the factor of a device, or the mean of all without a fit."""
+    factors = {factor.device: factor for factor in INTERFERENCE_FACTORS if factor.bound == bound}
+    return factors.get(device.name, factors["*"])

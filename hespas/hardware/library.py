@@ -1,4 +1,4 @@
-"""Finding a device: by name or alias among the shipped files, or by the path of a user's own."""
+"""Look-up of devices: by name or alias among the shipped files, or by the path of a user's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from hespas.files.streams import STANDARD_STREAM
-from hespas.files.trust import file_beside
+from hespas.files.trust import file_in_folder_of
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware.device_fits import Fit, has_shipped_fits, shipped_fits
 from hespas.hardware.devices import Device, read_device
@@ -18,16 +18,16 @@ from hespas.hardware.devices import Device, read_device
 __all__ = [
     "DATA_FOLDER",
     "DeviceIndex",
-    "canonical",
+    "canonical_name",
     "device_files",
     "device_names",
-    "find",
+    "find_device",
     "fits_of_user",
     "index_folder",
     "is_path",
     "load_device",
     "named_device",
-    "stated_by",
+    "resolve_reference",
 ]
 
 
@@ -47,26 +47,26 @@ class DeviceIndex:
     owner: dict[str, str]
 
     def known(self, query: str) -> str:
-        """The canonical name of a device; empty where none has that name. Unknown ones cost no more."""
-        return self.owner.get(_fold(query), "")
+        """Return the canonical name of a device, empty for an unknown one. The cost is the same for both."""
+        return self.owner.get(_fold_spelling(query), "")
 
     def find(self, query: str) -> str:
-        """The canonical name of a device; case and punctuation do not matter.
+        """Return the canonical name of a device; case and punctuation do not matter.
 
-        Raises ``UsageError`` for a name that several devices share the beginning of, or that none has.
+        Raises ``UsageError`` for an unknown name, or a prefix of several names.
         """
-        if known := self.known(query):
-            return known
-        folded = _fold(query)
-        candidates = [name for name in self.names if folded and _fold(name).startswith(folded)]
+        if name := self.known(query):
+            return name
+        folded = _fold_spelling(query)
+        candidates = [name for name in self.names if folded and _fold_spelling(name).startswith(folded)]
         if len(candidates) > 1:
             raise UsageError(
                 f"device '{clipped(query)}' is ambiguous", hint=f"one of {', '.join(candidates)}"
             )
         if folded in _THIS_MACHINE:
             raise UsageError(
-                f"no device '{clipped(query)}': every CPU is another",
-                hint="measure this one: hespas hardware measure --out this-cpu.toml, then --hardware "
+                f"no device '{clipped(query)}': CPUs differ",
+                hint="measure this CPU: hespas hardware measure --out this-cpu.toml, then --hardware "
                 "this-cpu.toml",
             )
         from difflib import get_close_matches
@@ -80,18 +80,19 @@ class DeviceIndex:
 
 
 def load_device(name_or_path: str | os.PathLike[str]) -> Device:
-    """The device of that name or alias, or the one in that file; only one file is decoded.
+    """Return the device of that name or alias, or in that file; only one file is decoded.
 
-    A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``: only what the
-    user wrote on a command line or in a call is loaded here; :func:`stated_by` resolves what a file states.
-    Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
+    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Only names and
+    paths that the user gave, on a command line or in a call, are loaded here; :func:`resolve_reference`
+    resolves those in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a
+    file that is not a device.
     """
     text = os.fspath(name_or_path)
     return read_device(Path(text)) if is_path(name_or_path) else named_device(text)
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether what a user wrote for a device or a system is the path of a file, not a name."""
+    """Return True if a user's text for a device or a system is the path of a file, not a name."""
     text = os.fspath(name_or_path)
     separators = [separator for separator in (os.sep, os.altsep) if separator]
     return (
@@ -102,17 +103,17 @@ def is_path(name_or_path: str | os.PathLike[str]) -> bool:
     )
 
 
-def stated_by(file: Path, text: str, position: str) -> str:
-    """Return the name, or the path in the folder of ``file``, of a device or system that ``file`` states.
+def resolve_reference(file: Path, text: str, position: str) -> str:
+    """Return the name, or the path in the folder of ``file``, of a device or system that ``file`` refers to.
 
-    Raises ``BoundaryError`` for a path out of that folder.
+    Raises ``BoundaryError`` for a path outside of that folder.
     """
-    return str(file_beside(file, text, position)) if is_path(text) else text
+    return str(file_in_folder_of(file, text, position)) if is_path(text) else text
 
 
 def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The files that :func:`load_device` and the device's learned models come from; none for a name, whose
-    files ship. Raises as it does.
+    """Return the files of a device and of its learned models; none for a name, whose files ship with the
+    package. Raises the errors of :func:`load_device`.
     """
     if not is_path(name_or_path):
         return ()
@@ -121,18 +122,18 @@ def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def named_device(spelling: str) -> Device:
-    """The shipped device of that name or alias, which comes from an input: never opened as a path.
+    """Return the shipped device of a name or alias from an input, which is never opened as a path.
 
     Raises ``UsageError`` for an unknown or ambiguous name.
     """
-    return _shipped(DATA_FOLDER, find(spelling))
+    return _shipped(DATA_FOLDER, find_device(spelling))
 
 
 @lru_cache(maxsize=64)
 def _shipped(folder: Path, name: str) -> Device:
-    """A shipped device, decoded once: rows of a table and calls ask for the same ones again and again.
+    """Return a shipped device, decoded once, because rows of a table and calls repeat the same names.
 
-    Raises ``FormatError`` where it calls itself something other than its file.
+    Raises ``FormatError`` if its name differs from the name of its file.
     """
     path = folder / f"{name}.toml"
     device = read_device(path)
@@ -146,35 +147,37 @@ def _shipped(folder: Path, name: str) -> Device:
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
 
-def find(name: str) -> str:
-    """The canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
-    by_fold = {_fold(known): known for known in device_names()}
-    return by_fold.get(_fold(name)) or index_folder(DATA_FOLDER).find(name)
+def find_device(name: str) -> str:
+    """Return the canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
+    by_fold = {_fold_spelling(device): device for device in device_names()}
+    return by_fold.get(_fold_spelling(name)) or index_folder(DATA_FOLDER).find(name)
 
 
-def canonical(name: str) -> str:
-    """The same for a name that an input states, of which there may be many: empty where no device has it."""
+def canonical_name(name: str) -> str:
+    """Return the canonical name for a name in an input, empty if no device has it; fast for
+    repeated names.
+    """
     return index_folder(DATA_FOLDER).known(name)
 
 
 @cache
 def device_names() -> tuple[str, ...]:
-    """The shipped devices' names, sorted; a device's file is its name with ``.toml``."""
+    """Return the names of the shipped devices, sorted; a device's file is its name with ``.toml``."""
     return tuple(sorted(path.stem for path in DATA_FOLDER.glob("*.toml")))
 
 
 @cache
 def index_folder(folder: Path) -> DeviceIndex:
-    """The index of a folder; reads each file's alias list only.
+    """Return the index of a folder; reads only the list of aliases of each file.
 
-    Raises ``FormatError`` naming both files where two claim one spelling.
+    Raises ``FormatError`` with both files if two claim one spelling.
     """
     owner: dict[str, str] = {}
     names = tuple(sorted(path.stem for path in folder.glob("*.toml")))
     for name in names:
         path = folder / f"{name}.toml"
         for spelling in (name, *_aliases(path)):
-            other = owner.setdefault(_fold(spelling), name)
+            other = owner.setdefault(_fold_spelling(spelling), name)
             if other != name:
                 raise FormatError(
                     f"'{spelling}' already names {other} ({folder / other}.toml)",
@@ -186,32 +189,32 @@ def index_folder(folder: Path) -> DeviceIndex:
 
 
 def _aliases(path: Path) -> list[str]:
-    """The alias list alone: decoding every whole file to find one would cost ten times as much."""
-    found = _ALIASES.search(path.read_text("utf-8"))
-    if found is None:
+    """Return the list of aliases only: decoding whole files would cost ten times as much."""
+    match = _ALIASES.search(path.read_text("utf-8"))
+    if match is None:
         return []
     try:
-        aliases: list[str] = tomllib.loads(found.group())["aliases"]
+        aliases: list[str] = tomllib.loads(match.group())["aliases"]
     except tomllib.TOMLDecodeError as error:
         raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
     return aliases
 
 
-def _fold(name: str) -> str:
-    """A spelling without case and punctuation: ``A100-SXM-40GB`` and ``a100_sxm 40gb`` are one."""
+def _fold_spelling(name: str) -> str:
+    """Return a spelling without case and punctuation: ``A100-SXM-40GB`` and ``a100_sxm 40gb`` are equal."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def fits_of_user(device: Device) -> tuple[Fit, ...]:
-    """The fits of a device's own file that do not ship with the package: files that are written anew hold
-    those, too.
+    """Return the fits of a device's own file that do not ship with the package, for files that are
+    rewritten.
     """
     if not has_shipped_fits(device.name):
         return device.own_fits
-    known = {_identity(fit) for fit in shipped_fits(device.name)}
-    return tuple(fit for fit in device.own_fits if _identity(fit) not in known)
+    shipped = {_identity(fit) for fit in shipped_fits(device.name)}
+    return tuple(fit for fit in device.own_fits if _identity(fit) not in shipped)
 
 
 def _identity(fit: Fit) -> tuple[object, ...]:
-    values = tuple((each.name, each.value) for each in fit.parameters)
+    values = tuple((entry.name, entry.value) for entry in fit.parameters)
     return (*fit.key, fit.form, fit.samples, fit.table, values)

@@ -1,7 +1,8 @@
-"""Measuring the CPU this runs on: what NumPy and its BLAS reach, not what a data sheet promises.
+"""Measurement of this machine's CPU through NumPy and its BLAS.
 
-Matrix rates use the threads that BLAS chooses. Vector and cache figures are one thread's, times the usable
-cores. Every figure is the median of several repeats of at least ``sample_ns`` each; the note has the spread.
+Matrix rates use the threads that BLAS chooses. Vector and cache figures are those of one thread times the
+usable cores. Every figure is the median of several repeats of at least ``sample_ns`` each; its note has the
+spread.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from numpy.typing import NDArray
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware.devices import Device, Memory, Peak
-from hespas.hardware.typed_toml import Source
+from hespas.hardware.typed_toml import FigureSource
 
-__all__ = ["CpuProbe", "Sample", "cpu_name", "measure_cpu"]
+__all__ = ["CpuProbe", "TimedSample", "cpu_name", "measure_cpu"]
 
 _FLOAT_TYPES: tuple[tuple[str, type[np.floating]], ...] = (("f64", np.float64), ("f32", np.float32))
 _VECTOR_TYPES: tuple[tuple[str, type[np.number]], ...] = (*_FLOAT_TYPES, ("i32", np.int32))
 _MAX_LOOPS = 1 << 24
 _STEADY = 0.2
 _DEFAULT_L2_BYTES = 512 * 1024
+"""L2 cache of a core if the system does not report it: the least of any server CPU."""
 _CPUINFO = Path("/proc/cpuinfo")
 _CORES = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuProbe:
-    """How to measure.
+    """Parameters of a measurement.
 
     ``gemm_extent`` is the side of the square matrices; ``copy_bytes`` the size of the buffer copied through
-    main memory (take several times the last-level cache); ``threads`` 0 means all usable cores.
+    main memory (use several times the last-level cache); ``threads`` 0 means all usable cores.
     """
 
     gemm_extent: int = 2048
@@ -58,7 +60,7 @@ class CpuProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TimedSample:
     """Time of one call: median over ``repeats``, and (slowest - fastest) / median."""
 
     median_ns: float
@@ -67,7 +69,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
+class _HostMachine:
     model: str
     cores: int
     l2_bytes: int
@@ -79,17 +81,17 @@ class _Machine:
 @dataclass(frozen=True, slots=True)
 class _Bench:
     plan: CpuProbe
-    machine: _Machine
+    machine: _HostMachine
     clock: Callable[[], int]
 
     spreads: list[float] = field(default_factory=list[float])
 
-    def sample(self, call: Callable[[], object]) -> Sample:
-        """Time ``call`` in loops long enough that the clock's step and the loop itself do not matter."""
+    def sample(self, call: Callable[[], object]) -> TimedSample:
+        """Time ``call`` in loops long enough to hide the resolution of the clock and the cost of the loop."""
         call()  # first touch of the pages, start of the thread pools
         target_ns, loops = self.plan.sample_ns, 1
         while (elapsed := self._elapsed(call, loops)) < target_ns and loops < _MAX_LOOPS:
-            # Aim past the target, at most tenfold at a time: the first readings are the noisiest.
+            # Exceed the target, by at most a factor of ten: the first readings are the noisiest.
             growth = min(max(target_ns * 5 // 4 // max(elapsed, 1), 2), 10)
             loops = min(loops * growth, _MAX_LOOPS)
         times = [self._elapsed(call, loops) / loops for _ in range(self.plan.repeats)]
@@ -98,7 +100,7 @@ class _Bench:
             raise UsageError("the clock stood still while measuring", hint="raise sample_ns")
         spread = (max(times) - min(times)) / middle
         self.spreads.append(spread)
-        return Sample(median_ns=middle, spread=spread, repeats=self.plan.repeats)
+        return TimedSample(median_ns=middle, spread=spread, repeats=self.plan.repeats)
 
     def _elapsed(self, call: Callable[[], object], loops: int) -> int:
         start = self.clock()
@@ -114,11 +116,11 @@ def measure_cpu(
     clock: Callable[[], int] = time.perf_counter_ns,
     diagnostics: Diagnostics | None = None,
 ) -> Device:
-    """This machine as a device, in about ten seconds with the default probe; nothing is written.
+    """Return this machine as a device, in about ten seconds with the default probe; no file is written.
 
-    ``name`` defaults to ``cpu-`` and the processor's name. ``clock`` returns nanoseconds.
-    Peak memory: three square float64 matrices plus twice ``copy_bytes``. ``diagnostics`` hears of figures
-    that repeats do not agree on: something else runs on the machine.
+    ``name`` defaults to ``cpu-`` and the processor's name. ``clock`` returns nanoseconds. Peak memory: three
+    square float64 matrices plus twice ``copy_bytes``. ``diagnostics`` gets a warning if repeats differ,
+    because another process runs.
     """
     plan = probe or CpuProbe()
     machine = _machine(plan.threads)
@@ -135,7 +137,7 @@ def measure_cpu(
             "hardware.unsteady",
             "",
             f"{len(unsteady)} of {len(bench.spreads)} figures differ by more than {_STEADY:.0%} between "
-            f"repeats (the worst by {max(unsteady):.0%}): measure again when nothing else runs",
+            f"repeats (the worst by {max(unsteady):.0%}): measure again on an idle machine",
         )
     return Device(
         name=name or cpu_name(),
@@ -149,21 +151,20 @@ def measure_cpu(
         launch_overhead_ns=overhead.median_ns,
         launch_overhead_source="measured",
         subbyte_storage="packed",
-        sources=(Source(key="measured", text=_provenance(plan, machine)),),
+        sources=(FigureSource(key="measured", text=_provenance(plan, machine)),),
         peaks=peaks,
         memories=memories,
     )
 
 
 def cpu_name() -> str:
-    """What this machine is called as a device where nobody names it: ``cpu-`` and the processor's name."""
+    """Return the default device name of this machine: ``cpu-`` and the processor's name."""
     return f"cpu-{_slug(_cpu_model())}"
 
 
-def _call_overhead(bench: _Bench) -> Sample:
-    """Time of a NumPy call that has next to nothing to do."""
-    one = np.ones(1, np.float32)
-    out = np.empty(1, np.float32)
+def _call_overhead(bench: _Bench) -> TimedSample:
+    """Measure a NumPy call with next to no work."""
+    one, out = np.ones(1, np.float32), np.empty(1, np.float32)
     return bench.sample(lambda: np.multiply(one, one, out=out))
 
 
@@ -175,8 +176,8 @@ def _gemm_peak(bench: _Bench, dtype: str, element: type[np.floating]) -> Peak:
     return _peak("matrix", dtype, 2.0 * extent**3 / sample.median_ns * 1e9, note)
 
 
-def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: Sample) -> Peak:
-    """One multiply per element on three arrays that together fill half of the L2 cache."""
+def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: TimedSample) -> Peak:
+    """Measure one multiply per element on three arrays that together fill half of the L2 cache."""
     machine = bench.machine
     elements = max(machine.l2_bytes // 2 // 3 // np.dtype(element).itemsize, 1)
     left, right, out = (np.ones(elements, element) for _ in range(3))
@@ -187,7 +188,7 @@ def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: 
 
 
 def _main_memory(bench: _Bench) -> Memory:
-    """All threads copy their slice at once; bytes read plus bytes written."""
+    """Measure concurrent copies by all threads; the rate counts bytes read plus bytes written."""
     machine = bench.machine
     source = np.ones(bench.plan.copy_bytes // 8, np.float64)
     target = np.empty_like(source)
@@ -205,7 +206,7 @@ def _main_memory(bench: _Bench) -> Memory:
     )
 
 
-def _cache(bench: _Bench, overhead: Sample) -> Memory:
+def _cache(bench: _Bench, overhead: TimedSample) -> Memory:
     machine = bench.machine
     source = np.ones(max(machine.l2_bytes // 4 // 8, 1), np.float64)
     target = np.empty_like(source)
@@ -221,9 +222,11 @@ def _cache(bench: _Bench, overhead: Sample) -> Memory:
     )
 
 
-def _last_level(machine: _Machine) -> Iterator[Memory]:
-    """The L3 caches of all cores together, where the system tells of any: a working set that fits them never
-    reaches the memory. Other programs and other guests use them, too, so a bandwidth measured is theirs.
+def _last_level(machine: _HostMachine) -> Iterator[Memory]:
+    """Yield the L3 caches of all cores together, if the system reports any.
+
+    A working set that fits them never reaches the memory. Other processes and guests share them, so their
+    bandwidth is not measured.
     """
     if machine.l3_bytes > 0:
         yield Memory(
@@ -232,12 +235,12 @@ def _last_level(machine: _Machine) -> Iterator[Memory]:
             capacity_bytes=machine.l3_bytes,
             bandwidth_bytes_per_s=nan,
             source="measured",
-            note="size as the system tells it",
+            note="size as reported by the system",
         )
 
 
-def _net(sample: Sample, overhead: Sample) -> float:
-    """Time without the call itself, unless that is all there is (a probe too small to tell)."""
+def _net(sample: TimedSample, overhead: TimedSample) -> float:
+    """Return the time without the call overhead, unless the overhead dominates (the probe is too small)."""
     net_ns = sample.median_ns - overhead.median_ns
     return net_ns if net_ns > 0.1 * sample.median_ns else sample.median_ns
 
@@ -248,7 +251,7 @@ def _peak(unit: Literal["matrix", "vector"], dtype: str, flops_per_s: float, not
     )
 
 
-def _spread(sample: Sample) -> str:
+def _spread(sample: TimedSample) -> str:
     return f"median of {sample.repeats}, spread {sample.spread:.1%}"
 
 
@@ -262,15 +265,18 @@ def _slices(array: NDArray[np.float64], parts: int) -> Iterator[NDArray[np.float
     return (array[start:end] for start, end in pairwise(bounds))
 
 
-def _machine(threads: int) -> _Machine:
+def _machine(threads: int) -> _HostMachine:
     cores = threads or len(_usable_cores())
-    return _Machine(
+    config = cast("dict[str, dict[str, dict[str, object]]]", np.show_config(mode="dicts"))
+    blas = config.get("Build Dependencies", {}).get("blas", {})
+    name = blas.get("name", "an unnamed BLAS")
+    return _HostMachine(
         model=_cpu_model(),
         cores=cores,
         l2_bytes=_l2_bytes(),
         l3_bytes=_l3_bytes(cores),
         memory_bytes=_memory_bytes(),
-        library=f"NumPy {np.__version__} with {_blas()}",
+        library=f"NumPy {np.__version__} with {name} {blas.get('version', '')}".strip(),
     )
 
 
@@ -281,7 +287,7 @@ def _usable_cores() -> list[int]:
 
 
 def _cpu_model() -> str:
-    """The processor's own name; on systems that do not tell, its architecture."""
+    """Return the processor's name, or its architecture if the system does not report a name."""
     if _CPUINFO.is_file():
         for line in _CPUINFO.read_text("utf-8", "replace").splitlines():
             key, _, value = line.partition(":")
@@ -291,30 +297,32 @@ def _cpu_model() -> str:
 
 
 def _l2_bytes() -> int:
-    """One core's L2 cache; where the system does not tell, half a MiB, which any server core has."""
+    """Return the bytes of one core's L2 cache, or a default if the system does not report it."""
     return next(iter(_caches("cpu0", "2").values()), 0) or _DEFAULT_L2_BYTES
 
 
 def _l3_bytes(cores: int) -> int:
-    """All L3 caches of so many usable cores, each once however many share it; 0 where none is told."""
-    found: dict[str, int] = {}
+    """Return the bytes of the L3 caches of ``cores`` usable cores, shared caches counted once; 0 if
+    unknown.
+    """
+    caches: dict[str, int] = {}
     for number in _usable_cores()[:cores]:
-        found |= _caches(f"cpu{number}", "3")
-    return sum(found.values())
+        caches |= _caches(f"cpu{number}", "3")
+    return sum(caches.values())
 
 
 def _caches(core: str, level: str) -> dict[str, int]:
-    """Bytes of one core's caches of a level (0: not told), by the cores that share each."""
-    found: dict[str, int] = {}
+    """Return the bytes of one core's caches of a level (0: unknown), by the cores that share each cache."""
+    sizes: dict[str, int] = {}
     for entry in sorted((_CORES / core / "cache").glob("index*")):
-        if _told(entry / "level") == level and _told(entry / "type") != "Instruction":
-            digits = _told(entry / "size")
+        if _file_text(entry / "level") == level and _file_text(entry / "type") != "Instruction":
+            digits = _file_text(entry / "size")
             number, scale = digits.rstrip("KM"), {"K": 1 << 10, "M": 1 << 20}.get(digits[-1:], 1)
-            found[_told(entry / "shared_cpu_list")] = int(number) * scale if number.isdigit() else 0
-    return found
+            sizes[_file_text(entry / "shared_cpu_list")] = int(number) * scale if number.isdigit() else 0
+    return sizes
 
 
-def _told(path: Path) -> str:
+def _file_text(path: Path) -> str:
     return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
 
 
@@ -325,14 +333,7 @@ def _memory_bytes() -> int:
     return pages * page if pages > 0 and page > 0 else -1
 
 
-def _blas() -> str:
-    """The BLAS NumPy was built with, as it tells; its release is what moves the matrix rate."""
-    config = cast("dict[str, dict[str, dict[str, object]]]", np.show_config(mode="dicts"))
-    blas = config.get("Build Dependencies", {}).get("blas", {})
-    return f"{blas.get('name', 'an unnamed BLAS')} {blas.get('version', '')}".strip()
-
-
-def _provenance(plan: CpuProbe, machine: _Machine) -> str:
+def _provenance(plan: CpuProbe, machine: _HostMachine) -> str:
     date = datetime.now(UTC).date().isoformat()
     return (
         f"measured {date} on {machine.model}, {machine.cores} cores, {machine.library}, "

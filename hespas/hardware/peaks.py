@@ -1,8 +1,13 @@
-"""Which published rate an operation runs at.
+"""Peak rate of an operation on a device.
 
-The operand types decide, never the accumulator or the result. Where a device lists no rate for a type, the
-tables below say what stands in for it, and the answer says so too. :func:`product_peak` is for products of
-two unlike types: the pair itself if the unit takes it, else the next wider types that hold both.
+The operand types determine the rate, not the accumulator or the result. If a device lists no rate for a type,
+the tables below give the replacement, which the answer reports. :func:`product_peak` is for products of two
+different types: the pair itself if the unit supports it, else the next wider types that hold both.
+
+Keys of the tables are element types, or families of types with one rate (`f8`: E4M3, E5M2 and their
+variants). A type runs at the first entry of its row that the unit has: itself, then the next wider one that
+holds its values exactly. The scale of block-scaled types is applied outside of the multiplier, so their
+element type decides. A complex product counts as its real multiplies and adds, so the real type decides.
 """
 
 from __future__ import annotations
@@ -27,9 +32,6 @@ __all__ = [
     "type_multiplied",
 ]
 
-# A class is an element type, or a family whose members share one rate (`f8`: E4M3, E5M2 and their variants).
-# A type runs at the first class of its row that the unit has: itself, then the next wider one that holds its
-# values exactly.
 MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     "f64": ("f64",),
     # XLA's default precision on GPUs rounds float32 operands to TF32 where there is such a unit.
@@ -46,8 +48,6 @@ MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     "i1": ("i8",),
 }
 
-# The MXU multiplies bf16 only: at default precision wider floats are rounded to it (one pass), and 8-bit
-# integers fit its 8-bit significand exactly.
 TPU_MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     **MATRIX_FALLBACKS,
     "f32": ("f32", "bf16"),
@@ -58,9 +58,10 @@ TPU_MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
     "i2": ("i2", "i4", "i8", "bf16"),
     "i1": ("i8", "bf16"),
 }
+"""Fallbacks of the MXU, which multiplies bf16 only: at default precision wider floats are rounded to it (one
+pass), and 8-bit integers fit its 8-bit significand exactly.
+"""
 
-# Narrow floats are widened to compute; integer units are 32 bits wide, and where no integer rate is published
-# the float32 lanes issue as many integer operations.
 VECTOR_FALLBACKS: dict[str, tuple[str, ...]] = {
     "f64": ("f64",),
     "f32": ("f32",),
@@ -78,9 +79,10 @@ VECTOR_FALLBACKS: dict[str, tuple[str, ...]] = {
     "i2": ("i2", "i4", "i8", "i32", "f32"),
     "i1": ("i8", "i32", "f32"),
 }
+"""Fallbacks of vector units: narrow floats are widened; integer units are 32 bits wide, and without a
+published integer rate the float32 lanes issue as many integer operations.
+"""
 
-# Integers beside a float, in floats that hold them exactly: i8 in the 8-bit significand of bf16, i4 in the 3
-# or 4 bits of f8, i2 in f4. What is 16 bits and wider goes to f32, or what f32 runs as.
 _AS_FLOAT: dict[str, tuple[str, ...]] = {
     "i2": ("f4", "f6", "f8", "f16", "bf16", "tf32", "f32"),
     "i4": ("f8", "f16", "bf16", "tf32", "f32"),
@@ -90,23 +92,24 @@ _AS_FLOAT: dict[str, tuple[str, ...]] = {
     "i32": ("f32", "tf32"),
     "i64": ("f64",),
 }
+"""Floats that hold integers exactly, for products of an integer and a float: i8 in the 8-bit significand of
+bf16, i4 in the 3 or 4 bits of f8, i2 in f4. Wider integers use f32, or its fallback.
+"""
 
-# The E tells `f6E2M3FN` from `f64`.
 _SHARED_RATE = {"f8E": "f8", "f6E": "f6", "f4E": "f4"}
-# Block-scaled types: the scale is applied outside the multiplier, so the element type decides.
+"""Families by prefix; the E distinguishes `f6E2M3FN` from `f64`."""
 _NARROW_FLOATS = frozenset({"f8", "f6", "f4"})
 _BLOCK_SCALED = {"mxfp8": "f8", "mxfp6": "f6", "mxfp4": "f4", "nvfp4": "f4", "mxint8": "i8"}
-# A complex product is counted as its real multiplies and adds, so the real type decides.
 _COMPLEX = {"complex<f32>": "f32", "complex<f64>": "f64"}
 _HALF_RATE = {("i64", "i32"), ("i64", "f32")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakChoice:
-    """The rate of an operation and how it was found.
+    """Rate of an operation and its derivation.
 
     ``flops_per_s`` is ``peak.flops_per_s`` divided by ``products``, the unit's operations per counted FLOP:
-    apply it to FLOPs counted once. ``exact`` says the device lists this very type on the asked unit.
+    apply it to FLOPs counted once. ``exact`` is True if the device lists this type on the requested unit.
     """
 
     flops_per_s: float
@@ -119,17 +122,20 @@ class PeakChoice:
 def peak_for(
     device: Device, unit: Unit, dtype: str, *, accumulator: str = "", products: int = 1
 ) -> PeakChoice:
-    """The dense rate at which ``unit`` of ``device`` works on operands of ``dtype`` (any known spelling).
+    """Return the dense rate at which ``unit`` of ``device`` processes operands of ``dtype`` (any known
+    spelling).
 
-    ``accumulator`` only separates rows that differ in nothing else. ``products`` is the number of primitive
-    products per multiply of an emulated precision (3 or 6): float32 at that precision uses true float32 where
-    the device has it, on a TPU as many bf16 passes. Contractions of types the matrix unit cannot take run on
-    the vector unit. Raises ``UnsupportedError`` naming the rates the device has.
+    ``accumulator`` only separates rows that are otherwise equal. ``products`` is the number of primitive
+    products per multiply of an emulated precision (3 or 6): float32 at that precision uses true float32 if
+    the device has it, on a TPU as many bf16 passes. Products of types that the matrix unit does not support
+    run on the vector unit. Raises ``UnsupportedError`` with the rates of the device.
     """
     wanted = _rate_class(dtype)
     full_precision = products > 1 and wanted == "f32"
     if unit == "matrix":
-        for candidate in _matrix_classes(device, wanted, full_precision):
+        table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
+        is_true_f32 = full_precision and device.kind != "tpu"
+        for candidate in ("f32",) if is_true_f32 else table.get(wanted, ()):
             if peak := _listed(device, "matrix", candidate, dtype, accumulator):
                 emulated = candidate != "f32" or not full_precision
                 return _choice("matrix", dtype, peak, products if emulated else 1, "matrix")
@@ -137,29 +143,36 @@ def peak_for(
         if peak := _listed(device, "vector", candidate, dtype, accumulator):
             slowdown = 2 if (wanted, candidate) in _HALF_RATE else 1
             return _choice(unit, dtype, peak, slowdown if full_precision else slowdown * products, "vector")
+    dense = [peak for peak in device.peaks if peak.density == "dense"]
+    names = ", ".join(" x ".join(filter(None, (f"{p.unit} {p.dtype}", p.rhs_dtype))) for p in dense)
     raise UnsupportedError(
         f"{device.name} has no rate for {dtype} on its {unit} unit",
-        hint=f"add a peak to the device file; it has {_known(device)}",
+        hint=f"add a peak to the device file; it has {names}",
     )
 
 
 def product_peak(
     device: Device, lhs: str, rhs: str, *, accumulator: str = "", products: int = 1
 ) -> PeakChoice:
-    """The dense rate at which the matrix unit multiplies operands of two types, in either order.
+    """Return the dense rate at which the matrix unit multiplies operands of two types, in either order.
 
-    Of the pairs that hold both operands exactly the one is taken that widens least: the pair as it is (a row
-    with ``rhs_dtype``), else wider types, of which two equal ones are an ordinary row. An integer beside a
-    float is widened to a float; two unlike floats to one that holds both. Without any such row the wider
-    operand (the float) decides, as in :func:`peak_for`, whose other arguments and errors these are.
+    Of the pairs that hold both operands exactly, the one that widens least is used: the pair itself (a row
+    with ``rhs_dtype``), else wider types; two equal types are an ordinary row. An integer multiplied by a
+    float is widened to a float, and two different floats to one that holds both. Without such a row the wider
+    operand (the float) decides, as in :func:`peak_for`, which defines the other arguments and errors.
     """
     left, right = _rate_class(lhs), _rate_class(rhs)
     if left == right or products > 1:
         return peak_for(device, "matrix", _deciding(lhs, rhs), accumulator=accumulator, products=products)
-    for pair in _pairs(device, left, right):
+    lefts, rights = _holders(device, left, right), _holders(device, right, left)
+    ranked = [(i + j, i, (a, b)) for i, a in enumerate(lefts) for j, b in enumerate(rights)]
+    for _, _, pair in sorted(ranked):  # the least widened pair first
         peak = _listed_pair(device, pair, lhs if pair[0] == left else rhs, accumulator)
         if peak is not None:
-            return _product_choice(lhs, rhs, peak, exact=pair == (left, right))
+            exact, rule = pair == (left, right), f"{lhs} x {rhs} on matrix"
+            if not exact:
+                rule += f": rate of {peak.dtype}" + (f" x {peak.rhs_dtype}" if peak.rhs_dtype else "")
+            return PeakChoice(flops_per_s=peak.flops_per_s, peak=peak, products=1, exact=exact, rule=rule)
     return peak_for(device, "matrix", _deciding(lhs, rhs), accumulator=accumulator)
 
 
@@ -182,10 +195,10 @@ def _type_multiplied(device_key: tuple[str, str, frozenset[str]], dtype: str) ->
 def type_multiplied(device: Device, dtype: str) -> str:
     """Return the type in which the matrix units of a device multiply operands of ``dtype``.
 
-    It is ``dtype`` itself where there are units for it or no matrix units at all, else the wider type that
+    It is ``dtype`` itself if the device has units for it or no matrix units at all, else the wider type that
     kernels convert to first: bf16 or f16 for floats of 8 bits and fewer, f32 for bf16 on a GPU without such
-    units. Block-scaled types need units that scale blocks, which come with those for 4-bit floats; ``nvfp4``
-    needs NVIDIA's.
+    units. Block-scaled types need units that scale blocks, which exist together with those for 4-bit floats;
+    ``nvfp4`` needs NVIDIA's.
     """
     listed = frozenset(
         peak.dtype for peak in device.peaks if (peak.unit, peak.density) == ("matrix", "dense")
@@ -193,31 +206,17 @@ def type_multiplied(device: Device, dtype: str) -> str:
     return _type_multiplied((device.kind, device.vendor, listed), dtype)
 
 
-def _product_choice(lhs: str, rhs: str, peak: Peak, *, exact: bool) -> PeakChoice:
-    rule = f"{lhs} x {rhs} on matrix"
-    if not exact:
-        rule += f": rate of {peak.dtype}" + (f" x {peak.rhs_dtype}" if peak.rhs_dtype else "")
-    return PeakChoice(flops_per_s=peak.flops_per_s, peak=peak, products=1, exact=exact, rule=rule)
-
-
-def _pairs(device: Device, left: str, right: str) -> list[tuple[str, str]]:
-    """Pairs of types that hold two operands, the ones widened least together first."""
-    lefts, rights = _holders(device, left, right), _holders(device, right, left)
-    ranked = [(i + j, i, (a, b)) for i, a in enumerate(lefts) for j, b in enumerate(rights)]
-    return [pair for _, _, pair in sorted(ranked)]
-
-
 def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
-    """The type and the wider ones that hold it, floats too where the other operand is one."""
+    """Return the type and the wider ones that hold it, including floats if the other operand is a float."""
     table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
-    found = table.get(own, ())
+    types = table.get(own, ())
     if own.startswith("i") and not other.startswith("i"):
-        found = (*found, *(name for name in _AS_FLOAT.get(own, ()) if name not in found))
-    return found or (own,)
+        types = (*types, *(name for name in _AS_FLOAT.get(own, ()) if name not in types))
+    return types or (own,)
 
 
 def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator: str) -> Peak | None:
-    """The dense row of a pair of classes: an ordinary one where they are equal."""
+    """Return the dense row of a pair of types: an ordinary row if they are equal."""
     if pair[0] == pair[1]:
         return _listed(device, "matrix", pair[0], dtype, accumulator)
     rows = [
@@ -231,8 +230,10 @@ def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator:
 
 
 def _deciding(lhs: str, rhs: str) -> str:
-    """The operand whose type sets the rate: the float beside an integer, else the wider one; float32 where
-    neither of two floats holds the other (bf16 and f16).
+    """Return the operand whose type determines the rate.
+
+    That is the float of a float and an integer, else the wider operand; float32 if neither of two floats
+    holds the other (bf16 and f16).
     """
     entries = (find_dtype(lhs), find_dtype(rhs))
     left, right = (
@@ -244,41 +245,36 @@ def _deciding(lhs: str, rhs: str) -> str:
     return lhs if left >= right else rhs
 
 
-def _accumulator_distance(peak: Peak, asked: str) -> tuple[int, int]:
-    """How far a row's accumulator is from the one asked for: equal, the next wider, then narrower ones."""
-    if peak.accumulator == asked or not asked:
+def _accumulator_distance(peak: Peak, requested: str) -> tuple[int, int]:
+    """Return the distance of a row's accumulator from the requested one: equal, next wider, then narrower
+    ones.
+    """
+    if peak.accumulator == requested or not requested:
         return 0, 0
-    wanted, found = find_dtype(asked), find_dtype(peak.accumulator)
-    if wanted is None or found is None:
+    wanted, listed = find_dtype(requested), find_dtype(peak.accumulator)
+    if wanted is None or listed is None:
         return 2, 0
-    more = found.bits - wanted.bits
+    more = listed.bits - wanted.bits
     return (1, more) if more >= 0 else (2, -more)
 
 
 @lru_cache(maxsize=256)
 def _rate_class(dtype: str) -> str:
-    """The row of the tables a type belongs to."""
+    """Return the table row of a type."""
     entry = find_dtype(dtype)
     if entry is None or entry.kind in (DTypeKind.TOKEN, DTypeKind.OPAQUE):
         names = ", ".join(e.name for e in DTYPES if e.kind not in (DTypeKind.TOKEN, DTypeKind.OPAQUE))
-        raise UnsupportedError(f"'{dtype}' is not an element type with a rate", hint=f"known are {names}")
-    if known := _BLOCK_SCALED.get(entry.name) or _COMPLEX.get(entry.name):
-        return known
+        raise UnsupportedError(f"'{dtype}' is not an element type with a rate", hint=f"use one of {names}")
+    if name := _BLOCK_SCALED.get(entry.name) or _COMPLEX.get(entry.name):
+        return name
     if entry.kind is DTypeKind.UNSIGNED:
         return entry.name.removeprefix("u")
     return _SHARED_RATE.get(entry.name[:3], entry.name)
 
 
-def _matrix_classes(device: Device, wanted: str, full_precision: bool) -> tuple[str, ...]:
-    table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
-    if full_precision and device.kind != "tpu":
-        return ("f32",)
-    return table.get(wanted, ())
-
-
 def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator: str) -> Peak | None:
-    """The dense row of a class: the very type first, then the asked accumulator or the next wider one, then
-    file order.
+    """Return the dense row of a rate class: the exact type first, then the requested or next wider
+    accumulator, then file order.
     """
     rows = [
         peak
@@ -288,16 +284,16 @@ def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator:
     ]
     entry = find_dtype(dtype)
     name = entry.name if entry else dtype
-    # `min` is stable: among equals the file's order holds.
+    # `min` returns the first of equals, in file order.
     return min(
         rows, key=lambda peak: (peak.dtype != name, _accumulator_distance(peak, accumulator)), default=None
     )
 
 
-def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> PeakChoice:
+def _choice(requested: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> PeakChoice:
     entry = find_dtype(dtype)
-    exact = used == asked and entry is not None and entry.name == peak.dtype
-    rule = f"{dtype} on {asked}"
+    exact = used == requested and entry is not None and entry.name == peak.dtype
+    rule = f"{dtype} on {requested}"
     if not exact:
         rule += f": rate of {peak.dtype} on {used}"
     if products > 1:
@@ -307,18 +303,10 @@ def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> P
     )
 
 
-def _known(device: Device) -> str:
-    dense = [peak for peak in device.peaks if peak.density == "dense"]
-    return ", ".join(" x ".join(filter(None, (f"{p.unit} {p.dtype}", p.rhs_dtype))) for p in dense)
-
-
-# Energy from the figures a device file has; NaN where it has none.
-
-
 def energy_pj_per_flop(device: Device, unit: Unit, dtype: str) -> float:
-    """Picojoules of one operation (a multiply and an add are two); NaN where the file states none.
+    """Return picojoules per operation (a multiply and an add are two); NaN if the device file has none.
 
-    The figure belongs to the peak that :func:`peak_for` chooses, times the unit's products per operation.
+    It is the energy of the peak that :func:`peak_for` selects, times the unit's products per operation.
     """
     try:
         choice = peak_for(device, unit, dtype)
@@ -328,5 +316,7 @@ def energy_pj_per_flop(device: Device, unit: Unit, dtype: str) -> float:
 
 
 def tdp_energy_j(device: Device, duration_ns: float) -> float:
-    """Joules the board takes at its thermal design power for that long; NaN where the power is unknown."""
+    """Return the energy [J] of the board at its thermal design power for a duration; NaN if the power is
+    unknown.
+    """
     return device.tdp_w * duration_ns * 1e-9

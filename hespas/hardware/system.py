@@ -1,4 +1,12 @@
-"""Systems"""
+"""Systems: a device, the networks that join devices, and the TOML files that define them.
+
+A device of a system is a mixed-radix number over its dimensions, the innermost fastest: device 11 of eight
+per node is device 3 of node 1. Every figure is per device and in base units, and has a source.
+
+Keys of a system file: ``name``, ``description``, ``device``, ``aliases``, ``placement``, ``max_devices``,
+``dimensions`` (a list of tables, innermost first) and ``sources``, a table of texts that the ``source`` of
+every row refers to. Unknown keys are errors.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +22,22 @@ from typing import Annotated, Literal, cast
 from msgspec import Meta, structs
 
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.library import canonical, index_folder, is_path
+from hespas.hardware.library import canonical_name, index_folder, is_path
 from hespas.hardware.typed_toml import (
     Count,
     CountOrUnknown,
+    FigureSource,
     FileKind,
     NotNegativeOrNan,
     Positive,
     PositiveOrNan,
-    Row,
-    Source,
     Text,
+    TomlRow,
     check_source_keys,
-    fault,
     read_rows,
     refuse_repeats,
     scalar,
+    toml_error,
 )
 
 __all__ = [
@@ -46,19 +54,16 @@ __all__ = [
 
 
 DimensionTopology = Literal["ring", "fully_connected", "switch"]
-"""How the devices of one dimension are joined; a torus is several rings."""
+"""Topologies of one dimension; a torus is several rings."""
 
 Placement = Literal["fill", "even"]
-"""How a job smaller than the system lies in it: inner dimensions full before outer ones (nodes), or
-dimensions as equal as can be (slices of a torus)."""
+"""Placement of a job smaller than the system: inner dimensions full before outer ones (nodes), or dimensions
+as equal as possible (slices of a torus).
+"""
 
 _ANY = -1
 
 _MOST_DEVICES = 1 << 24
-
-
-def _is_size(value: float) -> bool:
-    return value != 0
 
 
 _Size = Annotated[
@@ -67,24 +72,25 @@ _Size = Annotated[
         ge=_ANY,
         le=_MOST_DEVICES,
         description="a positive whole number or -1 (as many as a job needs)",
-        extra={"remedy": "write it as 8; -1 where the job decides", "within": _is_size},
+        extra={"remedy": "write it as 8; -1 where the job decides", "within": bool},
     ),
 ]
 
 _Ratio = Annotated[float, Meta(ge=1, le=1e6, description="a number that is 1 or more")]
 
 
-class Dimension(Row, frozen=True, kw_only=True):
+class Dimension(TomlRow, frozen=True, kw_only=True):
     """One level of the network.
 
-    ``bandwidth_bytes_per_s`` is what a device sends into it, one direction, all its ``links_per_device``
-    together; ``down_bandwidth_bytes_per_s`` what it receives where that differs. ``latency_ns`` is from
-    device to device: one hop of a ring, both hops of a switch. ``size`` is the most (-1: no bound).
+    ``bandwidth_bytes_per_s`` is the sending rate of a device, one direction, all ``links_per_device`` links
+    together; ``down_bandwidth_bytes_per_s`` its receiving rate if it differs. ``latency_ns`` is from device
+    to device: one hop of a ring, both hops of a switch. ``size`` is the maximum (-1: no bound).
 
-    A ring whose size is no multiple of ``closes_at``, or in a slice of fewer than ``closes_from`` devices, is
-    a line. Where all devices send into the dimension, each gets one ``oversubscription``-th of its bandwidth.
-    ``devices_per_nic`` devices share an interface, which one that sends alone has to itself. ``reduction``
-    names what adds in the network, ``reduction_share`` the share of the bandwidth that it reaches.
+    A ring is a line if its size is not a multiple of ``closes_at``, or if its slice has fewer than
+    ``closes_from`` devices. If all devices send into the dimension, each gets its bandwidth divided by
+    ``oversubscription``. ``devices_per_nic`` devices share an interface, and a device that sends alone gets
+    all of it. ``reduction`` names the in-network reduction, ``reduction_share`` the fraction of the bandwidth
+    that it reaches.
     """
 
     name: Text
@@ -109,25 +115,26 @@ class Dimension(Row, frozen=True, kw_only=True):
 
     @property
     def received_bytes_per_s(self) -> float:
-        """What a device receives, one direction, all its links together."""
+        """Receiving rate of a device, one direction, all its links together."""
         down = self.down_bandwidth_bytes_per_s
         return self.bandwidth_bytes_per_s if isnan(down) else down
 
     @property
     def link_bytes_per_s(self) -> float:
-        """One direction of one link: NaN where their number is unknown."""
+        """Bandwidth of one link in one direction; NaN if the number of links is unknown."""
         return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
 
     def is_closed(self, devices: int) -> bool:
-        """Whether a ring of this size, in a slice of so many devices, comes back to where it began."""
+        """Return True if a ring of this size, in a slice of ``devices`` devices, is closed."""
         return self.size % self.closes_at == 0 and devices >= self.closes_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A system as data. ``device`` names a device file (empty: whatever device is asked about), dimensions
-    stand innermost first. ``devices`` is how many a job has (-1: not sized yet, see :meth:`sized`),
-    ``max_devices`` the most that there are (-1: no bound beside that of the dimensions).
+    """One system. ``device`` names a device file (empty: any device); dimensions are ordered innermost first.
+
+    ``devices`` is the number of devices of a job (-1: not sized yet, see :meth:`sized`), ``max_devices`` the
+    maximum (-1: only limited by the dimensions).
     """
 
     name: str
@@ -137,29 +144,29 @@ class System:
     placement: Placement
     max_devices: int
     dimensions: tuple[Dimension, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[FigureSource, ...]
     devices: int = -1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions, innermost first; -1 where the job decides."""
-        return tuple(each.size for each in self.dimensions)
+        """Sizes of the dimensions, innermost first; -1 if the job decides."""
+        return tuple(dimension.size for dimension in self.dimensions)
 
     @property
     def most(self) -> int:
-        """The most devices that there can be; -1 without a bound."""
+        """Maximum number of devices; -1 without a bound."""
         bounds = [] if _ANY in self.shape else [prod(self.shape)]
         return min(bounds + [self.max_devices] * (self.max_devices > 0), default=_ANY)
 
     def source_text(self, key: str) -> str:
-        """What a ``source`` stands for; raises ``KeyError`` for a key that the system does not have."""
-        return {each.key: each.text for each in self.sources}[key]
+        """Return the text of a source key. Raises ``KeyError`` for a key that the system does not have."""
+        return {source.key: source.text for source in self.sources}[key]
 
     def sized(self, devices: int | Sequence[int]) -> System:
-        """The part of the system that so many devices take; or with these sizes of its dimensions.
+        """Return the part of the system for a number of devices, or with these sizes of its dimensions.
 
-        Devices of the outermost dimension that is needed may be fewer than it holds. Raises ``UsageError``
-        where the system has fewer, or a torus no slice of so many.
+        The outermost dimension in use may be partially filled. Raises ``UsageError`` if the system has fewer
+        devices, or a torus has no slice of that size.
         """
         if isinstance(devices, int):
             count, shape = devices, self._shape_of(devices)
@@ -167,45 +174,45 @@ class System:
             shape = tuple(devices) + (1,) * (len(self.dimensions) - len(devices))
             count = prod(shape)
             self._check_shape(shape, count)
-        sized = [structs.replace(each, size=size) for each, size in zip(self.dimensions, shape, strict=True)]
+        sized = [
+            structs.replace(dimension, size=size)
+            for dimension, size in zip(self.dimensions, shape, strict=True)
+        ]
         return replace(self, dimensions=tuple(sized), devices=count)
 
     def _shape_of(self, devices: int) -> tuple[int, ...]:
         if not 1 <= devices <= (self.most if self.most > 0 else _MOST_DEVICES):
             raise self._refused(devices)
         if self.placement == "fill":
-            return self._filled(devices)
+            left, filled = devices, list[int]()
+            for dimension in self.dimensions:
+                size = left if dimension.size == _ANY else min(left, dimension.size)
+                filled.append(size)
+                left = -(-left // size)
+            return tuple(filled)
         if _ANY not in self.shape and prod(self.shape) == devices:
             return self.shape
         shapes = [shape for shape in _factors(devices, len(self.dimensions)) if self._holds(shape)]
         if not shapes:
             raise UsageError(
                 f"{self.name} has no slice of {devices:,} devices",
-                hint=f"{self._near(devices)} devices, or a shape as 4x4x8",
+                hint=f"use {self._near(devices)} devices, or a shape such as 4x4x8",
             )
         return min(shapes, key=lambda shape: (not self._closes(shape), shape[-1], -shape[0]))
-
-    def _filled(self, devices: int) -> tuple[int, ...]:
-        left, shape = devices, list[int]()
-        for each in self.dimensions:
-            size = left if each.size == _ANY else min(left, each.size)
-            shape.append(size)
-            left = -(-left // size)
-        return tuple(shape)
 
     def _holds(self, shape: Sequence[int]) -> bool:
         return all(most == _ANY or size <= most for size, most in zip(shape, self.shape, strict=True))
 
     def _closes(self, shape: Sequence[int]) -> bool:
-        """Whether every dimension of a slice of this shape is a whole ring."""
+        """Return True if every dimension of a slice of this shape is a closed ring."""
         closed = (
-            structs.replace(each, size=size).is_closed(prod(shape))
-            for each, size in zip(self.dimensions, shape, strict=True)
+            structs.replace(dimension, size=size).is_closed(prod(shape))
+            for dimension, size in zip(self.dimensions, shape, strict=True)
         )
         return all(closed)
 
     def _near(self, devices: int) -> int:
-        """The most devices below that a slice can have."""
+        """Return the largest number of devices below ``devices`` that a slice can have."""
         return next(
             count
             for count in range(devices, 0, -1)
@@ -213,16 +220,17 @@ class System:
         )
 
     def _check_shape(self, shape: tuple[int, ...], count: int) -> None:
-        given = "x".join(map(str, shape))
+        text = "x".join(map(str, shape))
         if len(shape) > len(self.dimensions) or min(shape) < 1:
-            names = ", ".join(each.name for each in self.dimensions)
-            hint = f"one size for each of {names}, from the inside out"
-            raise UsageError(f"{given} is no shape of {self.name}", hint=hint)
-        for each, size in zip(self.dimensions, shape, strict=True):
-            if each.size != _ANY and size > each.size:
+            names = ", ".join(dimension.name for dimension in self.dimensions)
+            hint = f"give one size for each of {names}, innermost first"
+            raise UsageError(f"{text} is not a shape of {self.name}", hint=hint)
+        for dimension, size in zip(self.dimensions, shape, strict=True):
+            if dimension.size != _ANY and size > dimension.size:
+                largest = "x".join("any" if most == _ANY else str(most) for most in self.shape)
                 raise UsageError(
-                    f"{self.name} joins at most {each.size:,} devices by {each.name}, not {size:,}",
-                    hint=f"shapes up to {'x'.join('any' if s == _ANY else str(s) for s in self.shape)}",
+                    f"{self.name} joins at most {dimension.size:,} devices by {dimension.name}, not {size:,}",
+                    hint=f"use a shape up to {largest}",
                 )
         if count > (self.most if self.most > 0 else _MOST_DEVICES):
             raise self._refused(count)
@@ -236,7 +244,7 @@ class System:
 
 
 def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Rising factors of a number, so many of them."""
+    """Yield the factorisations of a number into ``parts`` ascending factors."""
     if parts == 1:
         yield (number,)
         return
@@ -247,14 +255,14 @@ def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 SYSTEMS_FOLDER = Path(__file__).parent / "systems"
 
-_ABOUT = FileKind(
+_SYSTEM_FILE = FileKind(
     "a system file",
     where="check the path; `hespas hardware list` names the systems",
     example="`hespas hardware system dgx-h100` prints a whole file to start from",
 )
 
 
-class _SystemFile(Row, frozen=True, kw_only=True):
+class _SystemFile(TomlRow, frozen=True, kw_only=True):
     name: Text
     description: Text
     device: str = ""
@@ -266,26 +274,26 @@ class _SystemFile(Row, frozen=True, kw_only=True):
 
 
 def read_system(path: Path) -> System:
-    """The system a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
-    table, file = read_rows(path, _SystemFile, _ABOUT)
+    """Return the system that a file describes. Raises ``FormatError`` with file, key path and expectation."""
+    table, file = read_rows(path, _SystemFile, _SYSTEM_FILE)
     if not file.dimensions:
         hint = "add a row for each level of the network, innermost first"
-        raise fault(path, "dimensions", "expected at least one dimension", hint)
+        raise toml_error(path, "dimensions", "expected at least one dimension", hint)
     rows = cast("list[dict[str, object]]", table["dimensions"])
-    for index, (each, row) in enumerate(zip(file.dimensions, rows, strict=True)):
+    for index, (dimension, row) in enumerate(zip(file.dimensions, rows, strict=True)):
         where = f"dimensions[{index}]."
         check_source_keys(row, where, file.sources, path)
-        _check_dimension(each, row, where, path)
-        if each.size < 0 and file.placement == "fill" and index + 1 < len(file.dimensions):
-            wrong = "only the outermost dimension has no bound: what is inside of others has a size"
-            raise fault(path, f"{where}size", wrong, "write it as 8")
-    refuse_repeats(path, "dimensions", ((each.name,) for each in file.dimensions))
-    if file.device and not canonical(file.device):
-        hint = "`hespas hardware list` names them; leave it out where the device is stated elsewhere"
-        raise fault(path, "device", f"no device '{clipped(file.device)}'", hint)
-    stated = {name: getattr(file, name) for name in file.__struct_fields__ if name != "sources"}
-    sources = tuple(Source(key=key, text=text) for key, text in file.sources.items())
-    return System(**stated, sources=sources)
+        _check_dimension(dimension, row, where, path)
+        if dimension.size < 0 and file.placement == "fill" and index + 1 < len(file.dimensions):
+            wrong = "only the outermost dimension may be unbounded: inner dimensions need a size"
+            raise toml_error(path, f"{where}size", wrong, "write it as 8")
+    refuse_repeats(path, "dimensions", ((dimension.name,) for dimension in file.dimensions))
+    if file.device and not canonical_name(file.device):
+        hint = "`hespas hardware list` names them; remove the key if the device is given elsewhere"
+        raise toml_error(path, "device", f"no device '{clipped(file.device)}'", hint)
+    values = {name: getattr(file, name) for name in file.__struct_fields__ if name != "sources"}
+    sources = tuple(FigureSource(key=key, text=text) for key, text in file.sources.items())
+    return System(**values, sources=sources)
 
 
 _SOURCED = {
@@ -296,31 +304,35 @@ _SOURCED = {
 """Optional figures, and the keys of their sources."""
 
 
-def _check_dimension(each: Dimension, row: Mapping[str, object], where: str, path: Path) -> None:
+def _check_dimension(dimension: Dimension, row: Mapping[str, object], where: str, path: Path) -> None:
     for name, key in _SOURCED.items():
         if (name in row) != (key in row):
             missing = key if name in row else name
-            hint = f"state {name} and {key}, or neither; {_ABOUT.example}"
-            raise fault(path, where + missing, "missing key: the figure and its source go together", hint)
-    if bool(each.reduction) == isnan(each.reduction_share):
+            hint = f"state {name} and {key}, or neither; {_SYSTEM_FILE.example}"
+            raise toml_error(
+                path, where + missing, "missing key: the figure and its source go together", hint
+            )
+    if bool(dimension.reduction) == isnan(dimension.reduction_share):
         hint = 'write both, as reduction = "NVLS", reduction_share = 0.85, or neither'
-        raise fault(path, f"{where}reduction_share", "a reduction and its share go together", hint)
-    if each.topology != "switch" and each.links_per_device < 1:
+        raise toml_error(path, f"{where}reduction_share", "a reduction and its share go together", hint)
+    if dimension.topology != "switch" and dimension.links_per_device < 1:
         hint = "2 for a ring of links both ways, or 7 among eight that are fully connected"
-        raise fault(path, f"{where}links_per_device", "expected how many links share the bandwidth", hint)
-    if each.topology != "ring" and ("closes_at" in row or "closes_from" in row):
-        raise fault(path, f"{where}closes_at", "only a ring closes", "leave it out")
+        raise toml_error(
+            path, f"{where}links_per_device", "expected how many links share the bandwidth", hint
+        )
+    if dimension.topology != "ring" and ("closes_at" in row or "closes_from" in row):
+        raise toml_error(path, f"{where}closes_at", "only a ring closes", "leave it out")
 
 
 def system_names() -> tuple[str, ...]:
-    """The shipped systems' names, sorted; a system's file is its name with ``.toml``."""
+    """Return the names of the shipped systems, sorted; a system's file is its name with ``.toml``."""
     return index_folder(SYSTEMS_FOLDER).names
 
 
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
-    """The system of that name or alias, or the one in that file, not sized yet.
+    """Return the system of that name or alias, or in that file, not sized yet.
 
-    A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``. Raises
+    A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Raises
     ``UsageError`` for an unknown name, ``FormatError`` for a file that is not a system.
     """
     text = os.fspath(name_or_path)
@@ -352,13 +364,13 @@ def _shipped(name: str) -> System:
 
 
 def system_to_toml(system: System) -> str:
-    """The text of a system file, which is read back as the same system; of a sized one with its sizes."""
+    """Return the text of a system file that reads back as the same system; a sized one keeps its sizes."""
     lines = [f"{name} = {scalar(getattr(system, name))}" for name in ("name", "description", "device")]
     lines.append(f"aliases = [{', '.join(map(scalar, system.aliases))}]")
     lines.append(f"placement = {scalar(system.placement)}")
     lines.append(f"max_devices = {system.max_devices}")
-    lines += ["", "dimensions = [", *(f"  {_row(each)}," for each in system.dimensions), "]"]
-    lines += ["", "[sources]", *(f"{scalar(each.key)} = {scalar(each.text)}" for each in system.sources), ""]
+    lines += ["", "dimensions = [", *(f"  {_row(dimension)}," for dimension in system.dimensions), "]"]
+    lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in system.sources), ""]
     return "\n".join(lines)
 
 
@@ -368,7 +380,7 @@ _DEFAULTS = dict(
 
 
 def _row(dimension: Dimension) -> str:
-    """One inline table; what is as it is by default is left out."""
+    """Return one inline table without default values."""
     pairs = structs.asdict(dimension).items()
-    stated = [(name, value) for name, value in pairs if repr(value) != repr(_DEFAULTS.get(name))]
-    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in stated) + " }"
+    shown = [(name, value) for name, value in pairs if repr(value) != repr(_DEFAULTS.get(name))]
+    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

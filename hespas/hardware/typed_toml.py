@@ -1,4 +1,8 @@
-"""TOML as typed rows, and what is said about the first key that is not as its type has it."""
+"""Typed rows of TOML files, and errors about the first key that does not match its type.
+
+The types of figures have a ``description``, the expectation in errors. NaN violates every bound, so figures
+that may be ``unknown`` are checked by a function, ``within``.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +25,30 @@ from hespas.graph.errors import FormatError, clipped
 __all__ = [
     "Count",
     "CountOrUnknown",
+    "FigureSource",
     "FileKind",
     "NotNegativeOrNan",
     "Positive",
     "PositiveOrNan",
-    "Row",
-    "Source",
     "Text",
+    "TomlRow",
     "check_source_keys",
-    "fault",
     "read_rows",
     "refuse_repeats",
     "scalar",
-    "unexpected",
+    "toml_error",
+    "unexpected_value",
 ]
 
 
-# What a hardware file may state under a key: ``description`` is what a fault says was expected. NaN is within
-# no bounds, so what may be ``unknown`` is checked by ``within``.
 _LEAST, _MOST = 1e-60, 1e60
-"""Real figures lie well within; beyond, products of them overflow."""
+"""Bounds of real figures: larger and smaller ones could overflow in products."""
 
 _MOST_COUNT = 2**63 - 1
 
 
 def _positive_or_nan(value: float) -> bool:
     return isnan(value) or _LEAST <= value <= _MOST
-
-
-def _not_negative_or_nan(value: float) -> bool:
-    return value == 0 or _positive_or_nan(value)
 
 
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
@@ -69,7 +67,7 @@ NotNegativeOrNan = Annotated[
     float,
     Meta(
         description="a number that is 0 or more or nan (up to 1e60)",
-        extra={"unknown": "nan", "within": _not_negative_or_nan},
+        extra={"unknown": "nan", "within": lambda value: value == 0 or _positive_or_nan(value)},
     ),
 ]
 
@@ -86,13 +84,13 @@ CountOrUnknown = Annotated[
 ]
 
 
-class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a hardware file as it is stated there."""
+class TomlRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of the tables of a hardware file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where figures come from: ``key`` is what rows refer to, ``text`` names the document and its column."""
+class FigureSource:
+    """Source of figures: ``key`` is the reference in rows, ``text`` the document and its column."""
 
     key: str
     text: str
@@ -100,7 +98,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file as messages name it: what it is, ``where`` such files are, and an ``example`` of one."""
+    """Kind of file for messages: name ``what``, hint ``where`` to find such files, and hint with an
+    ``example``.
+    """
 
     what: str
     where: str
@@ -117,9 +117,11 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def _refuse_wide(value: object, where: str, path: Path) -> None:
-    """Refuse integers beyond 64 bits, which TOML does not have: as real numbers they would be rounded."""
+    """Raise ``FormatError`` for integers beyond 64 bits, which TOML excludes: as real numbers they would be
+    rounded.
+    """
     if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        raise unexpected(value, float, where, path)
+        raise unexpected_value(value, float, where, path)
     if isinstance(value, list):
         for index, item in enumerate(cast("list[object]", value)):
             _refuse_wide(item, f"{where}[{index}]", path)
@@ -129,8 +131,9 @@ def _refuse_wide(value: object, where: str, path: Path) -> None:
 
 
 def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[str, object], _Document]:
-    """A file's table, and the same as rows of a type. Raises ``FormatError`` for the first key that is not as
-    the type has it.
+    """Return the root table of a file, and the same as rows of a type.
+
+    Raises ``FormatError`` for the first key that does not match the type.
     """
     table = read_toml(path, about.what, where=about.where, example=about.example)
     try:
@@ -143,27 +146,27 @@ def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[
 
 
 def _check_within(row: Struct, where: str, path: Path) -> None:
-    """Figures that may be unknown, which no bound of a type allows."""
+    """Check figures that may be unknown, which no bound of a type allows."""
     for name, kind, within in _figures_and_rows(type(row)):
-        value, place = getattr(row, name), f"{where}{name}"
+        value, position = getattr(row, name), f"{where}{name}"
         if within:
             if not within(value):
-                raise unexpected(value, kind, place, path)
+                raise unexpected_value(value, kind, position, path)
         elif isinstance(value, tuple):
             for index, item in enumerate(cast("tuple[Struct, ...]", value)):
-                _check_within(item, f"{place}[{index}].", path)
+                _check_within(item, f"{position}[{index}].", path)
         elif value is not None:
-            _check_within(value, f"{place}.", path)
+            _check_within(value, f"{position}.", path)
 
 
 @cache
 def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
-    """Of a type the figures with their checks, and what is rows of other types."""
-    kinds = {name: (each, _extra(each, "within")) for name, each in _kinds(kind).items()}
+    """Return name, type and check of the figures of a type, and of its fields that are rows."""
+    kinds = {name: (hint, _extra(hint, "within")) for name, hint in _kinds(kind).items()}
     return tuple(
-        (name, *each)
-        for name, each in kinds.items()
-        if each[1] or any(map(_row_type, (each[0], *get_args(each[0]))))
+        (name, hint, within)
+        for name, (hint, within) in kinds.items()
+        if within or any(map(_row_type, (hint, *get_args(hint))))
     )
 
 
@@ -174,15 +177,15 @@ def _row_type(kind: Any) -> bool:
 def _translated(
     refusal: str, table: dict[str, object], kind: Any, path: Path, file_example: str
 ) -> FormatError:
-    """What the library refused: the key, what was expected there, and how it is written."""
+    """Return the error for a refusal of msgspec: the key, the expectation, and how to write it."""
     value, where = cast("Any", table), ""
     unknown = refusal.startswith("Object contains unknown")
     at_root = unknown and refusal.endswith(tuple(f"`{key}`" for key in table))
-    place = None if at_root else _REFUSED_AT.search(refusal)
-    for name, index in _STEP.findall(place[1]) if place else []:
+    position = None if at_root else _REFUSED_AT.search(refusal)
+    for name, index in _STEP.findall(position[1]) if position else []:
         if name:
             where, kind, value = f"{where}.{name}" if where else name, _kinds(kind)[name], value[name]
-        elif get_origin(kind) is dict:  # the library does not say which key
+        elif get_origin(kind) is dict:  # msgspec does not report the key
             kind = get_args(kind)[1]
             key = next(key for key, item in value.items() if not _converts(item, kind))
             where, value = f"{where}.{key}", value[key]
@@ -191,19 +194,19 @@ def _translated(
         if NoneType in get_args(kind):
             kind = get_args(kind)[0]
     if _bare(kind) is not dict or not isinstance(value, dict):
-        return unexpected(value, kind, where, path)
-    known, inside = _kinds(kind), f"{where}." if where else ""
+        return unexpected_value(value, kind, where, path)
+    fields, inside = _kinds(kind), f"{where}." if where else ""
     if unknown:
-        name = next(key for key in cast("dict[str, object]", value) if key not in known)
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
-        return fault(path, inside + name, "unknown key", hint)
-    name = next(key for key in known if f"`{key}`" in refusal)
-    bare = _bare(known[name])
-    example = _extra(known[name], "unknown") or _KINDS[bare][2]
+        name = next(key for key in cast("dict[str, object]", value) if key not in fields)
+        close = get_close_matches(name, fields, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(fields)}"
+        return toml_error(path, inside + name, "unknown key", hint)
+    name = next(key for key in fields if f"`{key}`" in refusal)
+    bare = _bare(fields[name])
+    example = _extra(fields[name], "unknown") or _KINDS[bare][2]
     if bare is Literal:
-        example = f'"{get_args(known[name])[0]}"'
-    return fault(path, inside + name, "missing key", f"add {name} = {example}; {file_example}")
+        example = f'"{get_args(fields[name])[0]}"'
+    return toml_error(path, inside + name, "missing key", f"add {name} = {example}; {file_example}")
 
 
 _KINDS: Mapping[object, tuple[str, str, str]] = {
@@ -216,11 +219,11 @@ _KINDS: Mapping[object, tuple[str, str, str]] = {
     Literal: ("a string", "", '"..."'),
     UnionType: ("a whole number or an expression", 'write it as 4096, or as "4 * hidden"', "4096"),
 }
-"""What is expected under a key of each type, how that is written, and an example."""
+"""Expectation, remedy and example by type of a key."""
 
 
-def unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError:
-    """The error about a value that is not of its kind."""
+def unexpected_value(value: object, kind: Any, where: str, path: Path) -> FormatError:
+    """Return the error for a value that does not match its type."""
     expected, remedy, _ = _KINDS[_bare(kind)]
     meta = _meta(kind)
     if _bare(kind) is Literal:
@@ -234,14 +237,14 @@ def unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError:
     elif meta and _converts(value, _bare(kind)):
         expected = meta.description or expected
     if unknown := _extra(kind, "unknown"):
-        remedy += f"; {unknown} where it is not known"
+        remedy += f"; {unknown} if unknown"
     hint = _extra(kind, "remedy") or remedy
     mark = ";" if _bare(kind) is Literal else ","
-    return fault(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
+    return toml_error(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
 
 
 def _bare(kind: Any) -> object:
-    """The key of a type in :data:`_KINDS`."""
+    """Return the key of a type in :data:`_KINDS`."""
     bare: object = get_args(kind)[0] if _meta(kind) else kind
     return dict if _row_type(bare) else get_origin(bare) or bare
 
@@ -260,7 +263,7 @@ def _kinds(kind: type[Struct]) -> dict[str, Any]:
 
 
 def _meta(kind: Any) -> Meta | None:
-    return next((each for each in get_args(kind) if isinstance(each, Meta)), None)
+    return next((argument for argument in get_args(kind) if isinstance(argument, Meta)), None)
 
 
 def _extra(kind: Any, name: str) -> Any:
@@ -268,13 +271,13 @@ def _extra(kind: Any, name: str) -> Any:
     return meta.extra.get(name) if meta and meta.extra else None
 
 
-def fault(path: Path, where: str, message: str, hint: str) -> FormatError:
-    """The error to raise about a key; ``hint`` says what to write instead."""
+def toml_error(path: Path, where: str, message: str, hint: str) -> FormatError:
+    """Return the error about the key ``where``; ``hint`` says what to write instead."""
     return FormatError(message, path=str(path), position=clipped(where), hint=hint)
 
 
 def _describe(value: object) -> str:
-    """A value as a message shows it: what it is and, if short, what it says."""
+    """Return a value for messages: its kind and, if short, its content."""
     kinds: dict[type, Literal["a table", "a list"]] = {dict: "a table", list: "a list"}
     if type(value) in kinds:
         return kinds[type(value)]
@@ -285,26 +288,26 @@ def _describe(value: object) -> str:
 
 
 def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str, str], path: Path) -> None:
-    """Raise ``FormatError`` for a source that is no key of the sources table."""
+    """Raise ``FormatError`` for a source that is not a key of the sources table."""
     for name, key in row.items():
         if name.endswith("source") and key not in known:
             hint = f"the file's sources are {', '.join(sorted(known))}"
-            raise fault(path, where + name, f"'{key}' is not a key of the sources table", hint)
+            raise toml_error(path, where + name, f"'{key}' is not a key of the sources table", hint)
 
 
 def refuse_repeats(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
-    """Raise ``FormatError`` for the first row whose key another has."""
+    """Raise ``FormatError`` for the first row with the same key as an earlier row."""
     seen: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(keys):
         if key in seen:
             shown = " ".join(part for part in key if isinstance(part, str) and part)
-            stated = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
-            raise fault(path, f"{name}[{index}]", stated, "keep one of the two rows")
+            message = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
+            raise toml_error(path, f"{name}[{index}]", message, "keep one of the two rows")
         seen[key] = index
 
 
 def scalar(value: str | float) -> str:
-    """A TOML value. JSON's escapes are TOML's, except that TOML also wants DEL escaped."""
+    """Return a TOML value. JSON's escapes are valid in TOML, except that TOML also escapes DEL."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -20,10 +20,10 @@ from hespas.files.streams import (
     PackedInput,
     damage_errors,
     first_bytes,
-    located,
+    input_location,
     open_input,
     open_regular,
-    same_file,
+    reopenable_path,
 )
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
@@ -222,7 +222,7 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
     from pyarrow import ArrowException
 
     open_regular(path).close()
-    size = located(path).stat().st_size
+    size = input_location(path).stat().st_size
     if size > limits().table_bytes:
         raise _too_large(path, f"{size:,} bytes, more than a table of operations may have")
     rows = 0
@@ -260,12 +260,12 @@ def parquet_batches(
     from pyarrow.parquet import ParquetFile
 
     with open_input(path) as stream:
-        source = same_file(stream, path)
+        source = reopenable_path(stream, path)
         with closing(ParquetFile(source, memory_map=False)) as file:
             stated: pq.FileMetaData = file.metadata
             columns, texts = choose(file.schema_arrow)
         if stated.num_rows > most_rows:
-            size = located(path).stat().st_size
+            size = input_location(path).stat().st_size
             raise _too_large(
                 path, f"{stated.num_rows:,} rows in {size:,} bytes, at most {most_rows:,} are read"
             )
@@ -295,7 +295,7 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
         kinds = zip(names, map(str, schema.types), strict=True)
         return names, [name for name, kind in kinds if _folded(name) in _TEXTS and kind in _PLAIN_TEXTS]
 
-    size, bounds, start = located(path).stat().st_size, limits(), 0
+    size, bounds, start = input_location(path).stat().st_size, limits(), 0
     for batch in parquet_batches(
         path,
         choose,

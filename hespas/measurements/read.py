@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware import canonical
+from hespas.hardware import canonical_name
 from hespas.measurements.columns import Columns, column_batches
 from hespas.measurements.events import EVENTS
 from hespas.measurements.model import LeftOut, Measurements, joined
@@ -79,7 +79,7 @@ class _Wanted:
 
     def parts(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
         """The rows that are asked for, with their devices; part by part. Raises ``UsageError`` for none."""
-        device = canonical(self.hardware) or self.hardware
+        device = canonical_name(self.hardware) or self.hardware
         for columns in _parts(path):
             dialect = _dialect(columns)
             wanted = np.ones(len(columns), np.bool_)
@@ -196,7 +196,7 @@ def _dialect(columns: Columns) -> Dialect:
 
 def _devices(labels: Labels) -> Labels:
     """The library's names of devices; the spelling itself where the library has none."""
-    return Labels(labels.row, tuple(canonical(name) or name for name in labels.names))
+    return Labels(labels.row, tuple(canonical_name(name) or name for name in labels.names))
 
 
 # Tables of operations to be estimated: the known tables, and plain lists of sizes without any time.

@@ -21,7 +21,6 @@ __all__ = [
     "ClockSnapshotField",
     "ComputeKernelField",
     "DescriptorField",
-    "EventField",
     "EventType",
     "ExtraDataField",
     "GpuField",
@@ -37,6 +36,7 @@ __all__ = [
     "StageField",
     "ThreadField",
     "TraceField",
+    "TrackEventField",
 ]
 
 
@@ -72,7 +72,7 @@ SequenceFlag = IntFlag("SequenceFlag", {"INCREMENTAL_STATE_CLEARED": 1, "NEEDS_I
 
 
 class BuiltinClock(IntEnum):
-    """``BuiltinClock``: clocks 1..63; 64..127 belong to one packet sequence."""
+    """``BuiltinClock``: clocks 1..63; 64..127 are local to one packet sequence."""
 
     REALTIME = 1
     MONOTONIC = 3
@@ -107,9 +107,9 @@ class InternedDataField(IntEnum):
 
 
 InternedField = IntEnum("InternedField", {"IID": 1, "NAME": 2})
-"""What all interned messages begin with: ``EventName``, ``EventCategory``, ``InternedString``, ..."""
+"""First fields of all interned messages: ``EventName``, ``EventCategory``, ``InternedString``, ..."""
 ComputeKernelField = IntEnum("ComputeKernelField", {"DEMANGLED_NAME": 3})
-"""``InternedComputeKernel``, behind :class:`InternedField`."""
+"""``InternedComputeKernel``, in addition to :class:`InternedField`."""
 
 
 class DescriptorField(IntEnum):
@@ -150,7 +150,7 @@ class EventType(IntEnum):
     COUNTER = 4
 
 
-class EventField(IntEnum):
+class TrackEventField(IntEnum):
     """``TrackEvent``, and ``TrackEventDefaults`` under the same numbers."""
 
     TIMESTAMP_DELTA_US = 1

@@ -1,7 +1,7 @@
-"""XSpace, what XLA's profiler writes: field numbers and the names it gives to planes, lines and stats.
+"""XSpace, the format of XLA's profiler: field numbers, and names of planes, lines and stats.
 
 Sources: ``xla/tsl/profiler/protobuf/xplane.proto`` and ``xla/tsl/profiler/utils/xplane_schema.cc`` of
-https://github.com/openxla/xla. Strings are bytes here: some producers write invalid UTF-8.
+https://github.com/openxla/xla. Strings are bytes here, because some producers write invalid UTF-8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "PLANE_PREFIXES",
     "STREAM_PREFIX",
     "TPU_PREFIX",
-    "EventField",
     "EventMetadataField",
     "LineField",
     "MapField",
@@ -31,6 +30,7 @@ __all__ = [
     "SpaceField",
     "StatField",
     "StatMetadataField",
+    "XEventField",
 ]
 
 
@@ -65,8 +65,8 @@ class LineField(IntEnum):
     DISPLAY_NAME = 11
 
 
-class EventField(IntEnum):
-    """XEvent; one of ``OFFSET_PS`` and ``OCCURRENCES``."""
+class XEventField(IntEnum):
+    """XEvent; either ``OFFSET_PS`` or ``OCCURRENCES`` is set."""
 
     METADATA_ID = 1
     OFFSET_PS = 2
@@ -90,7 +90,7 @@ StatMetadataField = IntEnum("StatMetadataField", {"ID": 1, "NAME": 2})
 
 
 class StatField(IntEnum):
-    """XStat; one of the values. ``REF`` is the id of a stat metadata whose name is the text."""
+    """XStat; one of the values is set. ``REF`` is the id of a stat metadata whose name is the text."""
 
     METADATA_ID = 1
     DOUBLE = 2
@@ -102,7 +102,7 @@ class StatField(IntEnum):
 
 
 CPU_PLANE = "/host:CPU"
-"""Threads of the host; XLA's CPU back end runs its operations on them."""
+"""Host threads; XLA's CPU back end runs its operations on them."""
 METADATA_PLANE = "/host:metadata"
 ENVIRONMENT_PLANE = "Task Environment"
 HOST_PREFIX, DEVICE_PREFIX = "/host:", "/device:"
@@ -117,14 +117,14 @@ PLANE_PREFIXES = (
     "Host CPUs",
     "Syscalls",
 )
-"""How the name of a plane begins."""
+"""Prefixes of plane names."""
 
 STREAM_PREFIX = "Stream #"
-"""How the name of a GPU's stream begins: ``Stream #13(Kernel,Memset)``."""
+"""Prefix of the name of a GPU stream: ``Stream #13(Kernel,Memset)``."""
 OP_LINES = frozenset({"XLA Ops", "Sparse Core Ops"})
-"""Operations as they run, a loop or call around those in it."""
+"""Operations as executed; a loop or call encloses its operations."""
 ASYNC_LINES = frozenset({"Async XLA Ops"})
-"""Transfers that run beside the operations, and overlap each other."""
+"""Transfers that overlap with the operations and with each other."""
 MODULE_LINES = frozenset({"XLA Modules", "Sparse Core Modules"})
 """Runs of whole programs."""
 DERIVED_LINES = MODULE_LINES | frozenset(
@@ -145,6 +145,6 @@ DERIVED_LINES = MODULE_LINES | frozenset(
         "Sparse Core Syncs",
     }
 )
-"""Lines of a device plane that say again, by step, scope or program, what its operations took."""
+"""Lines of a device plane that repeat the time of its operations by step, scope or program."""
 DERIVED_OF = " - from #"
-"""What follows the name of a line derived of one stream alone: ``XLA Ops - from #13``."""
+"""Suffix of a line name derived from one stream: ``XLA Ops - from #13``."""

@@ -19,7 +19,7 @@ from hespas.estimators.roofline import Roofline
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
-from hespas.hardware.kernel_shares import factor_of, held_of
+from hespas.hardware.kernel_shares import held_units, interference_factor
 from hespas.simulator.progress import Pressure
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
 
@@ -41,14 +41,14 @@ def pressures_of(
     workload: Workload, estimates: Sequence[Estimate], device: Device, diagnostics: Diagnostics
 ) -> tuple[Pressure, ...] | None:
     """Per rank class, of its nodes; None where communication takes nothing from the kernels of a device."""
-    held = held_of(device)
+    held = held_units(device)
     if held is None:
         return None
     found = tuple(
         _of_class(graph, estimate, device, held.units)
         for graph, estimate in zip(workload.classes, estimates, strict=True)
     )
-    compute, memory = factor_of(device, "compute"), factor_of(device, "memory")
+    compute, memory = interference_factor(device, "compute"), interference_factor(device, "memory")
     diagnostics.info(
         "simulate.interference",
         device.name,
@@ -96,8 +96,8 @@ def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) ->
     arithmetic = _arithmetic_share(graph, device)
     share = min(units / device.units, _MOST_TAKEN)
     taken = np.clip(_bandwidth_share(graph, estimate.duration_ns, device), 0.0, _MOST_TAKEN)
-    moves = factor_of(device, "memory").value * taken / (1.0 - taken)
-    holds = factor_of(device, "compute").value * share / (1.0 - share)
+    moves = interference_factor(device, "memory").value * taken / (1.0 - taken)
+    holds = interference_factor(device, "compute").value * share / (1.0 - share)
     return Pressure(
         holds=np.where(talks, holds, 0.0),
         moves=np.where(talks, moves, 0.0),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.interference import Fitted, fitted, form_of, pooled
 from hespas.hardware import load_device
-from hespas.hardware.kernel_shares import FACTORS
+from hespas.hardware.kernel_shares import INTERFERENCE_FACTORS
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "profiles"
 
@@ -39,7 +39,7 @@ def test_the_form_is_the_share_that_is_left_over() -> None:
 @pytest.mark.skipif(not TRACES.exists(), reason="../shared/data/profiles is not here")
 def test_what_ships_is_what_the_traces_give() -> None:
     found = fitted(TRACES)
-    for factor in FACTORS:
+    for factor in INTERFERENCE_FACTORS:
         fits = [each[factor.bound] for each in found.values()]
         if factor.device == "*":
             value, error = pooled(fits)

@@ -117,8 +117,8 @@ def test_a_folder_that_is_a_link_is_followed(trace: Path, tmp_path: Path) -> Non
     ("folder", "message"),
     [
         ("x" * 300, "File name too long"),
-        ("dangling/x/y", "a link that leads nowhere"),
-        ("dangling", "a link that leads nowhere"),
+        ("dangling/x/y", "a link without a target"),
+        ("dangling", "a link without a target"),
         ("circle/x", "Too many levels of symbolic links"),
         ("one.csv/x", "expected a folder"),
         ("taken", "exists and is a directory"),

@@ -48,7 +48,7 @@ def test_shares_make_the_folder_that_one_command_makes(tmp_path: Path) -> None:
     assert tree(tmp_path / "two" / "job") == tree(tmp_path / "one" / "job")
     again = run(PIPELINE, tmp_path / "two" / "job", "--shard", "1/3")
     assert again.exit_code == 2
-    assert "holds share 1 of 3 already" in again.stderr
+    assert "already contains share 1 of 3" in again.stderr
     assert "--overwrite" in again.stderr
 
 

@@ -365,7 +365,7 @@ def test_reports_of_names_that_are_no_text(tmp_path: Path) -> None:
 def test_a_working_folder_that_is_gone_is_a_message(words: tuple[str, ...], tmp_path: Path) -> None:
     done = _in_a_folder_that_is_gone(words, tmp_path)
     assert done.returncode == 2, done.stderr
-    assert ": the working folder is gone" in done.stderr
+    assert ": the working folder does not exist" in done.stderr
 
 
 def _in_a_folder_that_is_gone(words: tuple[str, ...], tmp_path: Path) -> subprocess.CompletedProcess[str]:

@@ -164,8 +164,8 @@ def test_starts_of_a_vendors_file_go_with_the_shortest_kernel_that_a_device_stat
     ("name", "words"),
     [
         ("H100-SXM", ""),
-        ("H200-SXM", "another device of its family (Hopper) stand in: H100-SXM"),
-        ("L40S", "another family stand in: A100-SXM-40GB, H100-SXM"),
+        ("H200-SXM", "recordings of another device of its family (Hopper): H100-SXM"),
+        ("L40S", "recordings of another family: A100-SXM-40GB, H100-SXM"),
     ],
 )
 def test_kernels_of_an_unrecorded_device_say_so_and_have_a_wider_interval(name: str, words: str) -> None:
@@ -173,7 +173,7 @@ def test_kernels_of_an_unrecorded_device_say_so_and_have_a_wider_interval(name: 
     ops = kernels("vector", "gelu", 18816, 4096)
     said = Calibrated().predict(ops, load_device(name), diagnostics)
     told = [each.message for each in diagnostics if each.code == "calibrated.unseen-device"]
-    assert told == ([f"recordings of {words}"] if words else [])
+    assert told == ([f"based on {words}"] if words else [])
     ours = Calibrated().predict(ops, H100)
     assert said.low_ns[0] < said.duration_ns[0] < said.high_ns[0]
     assert (said.high_ns[0] / said.low_ns[0] > 1.5 * ours.high_ns[0] / ours.low_ns[0]) == bool(words)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from hespas.cli.convert import app as convert_app
 from hespas.converters import format_for_output, format_names, load_format
-from hespas.files.output import placed_together, write_atomically
+from hespas.files.output import place_together, write_atomically
 from hespas.files.partial import remove_stale_temporaries, temporary_beside
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
@@ -164,7 +164,7 @@ def test_results_are_placed_together_or_not_at_all(tmp_path: Path) -> None:
         raise RuntimeError("later")
 
     def both() -> None:
-        with placed_together():
+        with place_together():
             write_atomically(tmp_path / "a", fill, overwrite=True, directory=False)
             write_atomically(tmp_path / "b", fail, overwrite=False, directory=False)
 
@@ -172,9 +172,9 @@ def test_results_are_placed_together_or_not_at_all(tmp_path: Path) -> None:
         both()
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"
-    with placed_together():
+    with place_together():
         write_atomically(tmp_path / "a", fill, overwrite=True, directory=False)
-        with placed_together():
+        with place_together():
             write_atomically(tmp_path / "b", fill, overwrite=False, directory=False)
         assert not (tmp_path / "b").exists()  # a part of the larger whole
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"a": "new", "b": "new"}

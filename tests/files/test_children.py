@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hespas.files.processes import end_of, error_as_text, error_from_text
+from hespas.files.processes import decode_error, describe_end, encode_error
 from hespas.graph.errors import (
     FormatError,
     HespasError,
@@ -33,8 +33,8 @@ from hespas.graph.errors import (
     ],
 )
 def test_how_a_process_ended(status: int, said: bytes, told: str) -> None:
-    assert told in end_of(status, said)
-    assert len(end_of(status, said)) < 1000
+    assert told in describe_end(status, said)
+    assert len(describe_end(status, said)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_how_a_process_ended(status: int, said: bytes, told: str) -> None:
     ],
 )
 def test_an_error_comes_through_a_pipe(error: HespasError) -> None:
-    came = error_from_text(json.loads(json.dumps(error_as_text(error))))
+    came = decode_error(json.loads(json.dumps(encode_error(error))))
     assert (came.text, came.hint, came.position) == (error.text, error.hint, error.position)
     assert exit_code(came) == exit_code(error)
 
 
 def test_an_error_of_another_version_is_understood_but_unsupported() -> None:
-    assert isinstance(error_from_text({"kind": "NewError", "message": "?", "hint": ""}), UnsupportedError)
+    assert isinstance(decode_error({"kind": "NewError", "message": "?", "hint": ""}), UnsupportedError)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas import api
-from hespas.files.documents import document_bytes, encoded, inert, inert_cell, original
+from hespas.files.documents import document_bytes, encode_json, escape_cell, escape_formula, unescape_formula
 from hespas.graph import OpClass, Profile
 from hespas.graph.columns import StringTable
 
@@ -20,23 +20,23 @@ HARMFUL = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\rx", "'=1"
 
 @pytest.mark.parametrize("text", HARMFUL)
 def test_what_begins_a_formula_is_text(text: str) -> None:
-    assert inert(text) == f"'{text}"
-    assert original(inert(text)) == text
+    assert escape_formula(text) == f"'{text}"
+    assert unescape_formula(escape_formula(text)) == text
 
 
 @pytest.mark.parametrize("text", ["-5", "+1.5", "-1e-9", "-inf", "aten::mm", "", "'quoted'", "a=b", " =x"])
 def test_numbers_and_other_texts_stay(text: str) -> None:
-    assert inert(text) == text == original(text)
+    assert escape_formula(text) == text == unescape_formula(text)
 
 
 def test_other_cells_stay() -> None:
-    assert [inert_cell(cell) for cell in (-1, 2.5, None, "=x")] == [-1, 2.5, None, "'=x"]
+    assert [escape_cell(cell) for cell in (-1, 2.5, None, "=x")] == [-1, 2.5, None, "'=x"]
 
 
 @given(st.text(alphabet="'=+-@\t\r1.e x", max_size=6))
 def test_every_text_comes_back(text: str) -> None:
-    assert original(inert(text)) == text
-    assert inert(text)[:1] not in {"=", "@", "\t", "\r"}
+    assert unescape_formula(escape_formula(text)) == text
+    assert escape_formula(text)[:1] not in {"=", "@", "\t", "\r"}
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
@@ -80,11 +80,11 @@ def test_every_document_is_json_that_can_be_read(name: str) -> None:
         {"count": 4, "time_ns": None, "name": shown},
         {"sizes": [0, 1], "least": None, "is": True, shown: "a/b"},
     ]
-    assert msgspec.json.decode(encoded(rows)) == expected
+    assert msgspec.json.decode(encode_json(rows)) == expected
     assert msgspec.json.decode(document_bytes(rows)) == expected
     assert document_bytes(rows).decode("utf-8").endswith("]\n")
 
 
 def test_a_value_without_json_is_an_error_of_ours() -> None:
-    with pytest.raises(NotImplementedError, match="no JSON for a object"):
+    with pytest.raises(NotImplementedError, match="a object has no JSON form"):
         document_bytes([object()])

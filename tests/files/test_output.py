@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hespas.files import output
-from hespas.files.output import check_destination, exchange, once_placed, placed_together, write_atomically
+from hespas.files.output import after_placing, check_destination, exchange, place_together, write_atomically
 from hespas.graph.errors import OutputError
 
 
@@ -242,9 +242,9 @@ def test_a_folder_that_holds_folders_is_refused_before_any_work(tmp_path: Path) 
     _fill_set(out)
     (out / "plots").mkdir()
     (out / "plots" / "mine.png").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds folders.*plots"):
+    with pytest.raises(OutputError, match=r"contains folders.*plots"):
         check_destination(out, overwrite=True)
-    with pytest.raises(OutputError, match=r"holds folders.*plots"):
+    with pytest.raises(OutputError, match=r"contains folders.*plots"):
         write_atomically(out, _fill_set, overwrite=True, directory=True)
     assert (out / "plots" / "mine.png").read_text() == "mine"
 
@@ -289,7 +289,7 @@ def test_several_ranks_do_not_replace_a_file(tmp_path: Path) -> None:
 
 
 def _together(write_all: Callable[[], None]) -> None:
-    with placed_together():
+    with place_together():
         write_all()
 
 
@@ -313,7 +313,7 @@ def test_results_go_back_where_one_of_them_cannot_be_placed(
             write_atomically(file, _fill, overwrite=True, directory=False)
         for folder in (filled, fresh):
             write_atomically(folder, _fill_set, overwrite=True, directory=True)
-        once_placed(lambda: afterwards.append("done"))
+        after_placing(lambda: afterwards.append("done"))
         write_atomically(tmp_path / "taken", _fill, overwrite=True, directory=False)
         (tmp_path / "taken" / "of others").mkdir(parents=True)  # in the meantime
 
@@ -341,10 +341,10 @@ def test_what_others_write_in_the_meantime_stays_where_results_go_back(tmp_path:
 
 def test_what_waits_for_the_results_is_done_once_they_are_placed(tmp_path: Path) -> None:
     seen: list[list[str]] = []
-    with placed_together():
+    with place_together():
         for name in ("a", "b"):
             write_atomically(tmp_path / name, _fill, overwrite=False, directory=False)
-        once_placed(lambda: seen.append(_names(tmp_path)))
+        after_placing(lambda: seen.append(_names(tmp_path)))
         assert seen == []
     assert len(seen) == 1
     assert {"a", "b"} <= set(seen[0])

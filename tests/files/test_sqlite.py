@@ -16,7 +16,7 @@ import pytest
 from fixtures.make import nsys_export, rocprof
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions
-from hespas.files.sqlite import MISSING, opened, report_unread
+from hespas.files.sqlite import MISSING, open_database, report_unread
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
@@ -39,7 +39,7 @@ def test_columns_are_read_in_order_with_what_is_missing(tmp_path: Path) -> None:
         """INSERT INTO "odd ""name" VALUES (1, 'x', 2.0), (NULL, NULL, -5.0)""",
         """INSERT INTO "odd ""name" VALUES (-7, 'x', 1e15), (3, '', NULL)""",
     )
-    with opened(path, LIMIT) as database:
+    with open_database(path, LIMIT) as database:
         table = database.read('odd "name', ("a", "c", "none"), ("b", "nothing"))
     assert table.integers["a"].tolist() == [1, MISSING, -7, 3]
     assert table.integers["c"].tolist() == [2, -5, 10**15, MISSING]
@@ -50,7 +50,7 @@ def test_columns_are_read_in_order_with_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
-    with opened(make(tmp_path / "a", "CREATE TABLE t (a)"), LIMIT) as database:
+    with open_database(make(tmp_path / "a", "CREATE TABLE t (a)"), LIMIT) as database:
         assert len(database.read("nothing", ("a",), ("b",)).integers["a"]) == 0
 
 
@@ -62,7 +62,7 @@ def test_views_and_generated_columns_are_not_run(tmp_path: Path) -> None:
         "CREATE VIEW endless AS "
         "WITH RECURSIVE n(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM n) SELECT a FROM n",
     )
-    with opened(path, LIMIT) as database:
+    with open_database(path, LIMIT) as database:
         assert database.tables == ("real",)
         assert database.columns("real") == {"a"}
         assert len(database.read("endless", ("a",))) == 0
@@ -82,7 +82,7 @@ def test_views_and_generated_columns_are_not_run(tmp_path: Path) -> None:
 def test_a_database_is_only_read(statement: str, tmp_path: Path) -> None:
     path = make(tmp_path / "a", "CREATE TABLE t (a)")
     before = path.read_bytes()
-    with pytest.raises(FormatError), opened(path, LIMIT) as database:
+    with pytest.raises(FormatError), open_database(path, LIMIT) as database:
         database.connection.execute(statement)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
@@ -112,8 +112,8 @@ def endless_tree(path: Path) -> Path:
 
 def test_a_tree_that_holds_more_rows_than_the_file_can_is_refused(tmp_path: Path) -> None:
     with (
-        opened(endless_tree(tmp_path / "a"), LIMIT) as database,
-        pytest.raises(FormatError, match="more rows than the file has room for"),
+        open_database(endless_tree(tmp_path / "a"), LIMIT) as database,
+        pytest.raises(FormatError, match="more rows than fit in the file"),
     ):
         database.read("t", ("a",))
 
@@ -121,7 +121,7 @@ def test_a_tree_that_holds_more_rows_than_the_file_can_is_refused(tmp_path: Path
 def test_a_query_that_finds_nothing_for_long_is_interrupted(tmp_path: Path) -> None:
     with (
         pytest.raises(FormatError, match="interrupted"),
-        opened(endless_tree(tmp_path / "a"), LIMIT) as database,
+        open_database(endless_tree(tmp_path / "a"), LIMIT) as database,
     ):
         database.connection.execute("SELECT a FROM t WHERE a = 8").fetchall()
 
@@ -143,8 +143,8 @@ def test_text_that_is_stored_once_and_linked_often_is_bounded(tmp_path: Path) ->
         struct.pack_into(">H", data, base + 8 + 2 * cell, first)
     path.write_bytes(bytes(data))
     with (
-        pytest.raises(FormatError, match="more text than the file has room for"),
-        opened(path, LIMIT) as database,
+        pytest.raises(FormatError, match="more text than fits in the file"),
+        open_database(path, LIMIT) as database,
     ):
         database.read("t", (), ("a",))
 
@@ -152,7 +152,7 @@ def test_text_that_is_stored_once_and_linked_often_is_bounded(tmp_path: Path) ->
 def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"SQLite format 3\x00" + bytes(80 << 20)))
-    with pytest.raises(FormatError, match="decompresses to more than"), opened(path, LIMIT):
+    with pytest.raises(FormatError, match="decompresses to more than"), open_database(path, LIMIT):
         pass
 
 
@@ -162,7 +162,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_database_is_told(content: bytes, tmp_path: Path) -> None:
     for data in (content, gzip.compress(content)):
         (tmp_path / "a").write_bytes(data)
-        with pytest.raises(FormatError), opened(tmp_path / "a", LIMIT) as database:
+        with pytest.raises(FormatError), open_database(tmp_path / "a", LIMIT) as database:
             database.read("t", ("a",))
 
 
@@ -211,7 +211,7 @@ def test_names_are_the_same_in_capitals_and_small_letters(tmp_path: Path) -> Non
     path = make(
         tmp_path / "a", "CREATE TABLE Events (Start INTEGER, NAME TEXT)", "INSERT INTO Events VALUES (3, 'x')"
     )
-    with opened(path, LIMIT) as database:
+    with open_database(path, LIMIT) as database:
         assert database.has("EVENTS")
         table = database.read("EVENTS", ("start",), ("name",))
     assert table.integers["start"].tolist() == [3]
@@ -227,7 +227,7 @@ def test_what_would_be_computed_and_was_asked_for_is_told(tmp_path: Path) -> Non
         "CREATE VIRTUAL TABLE searched USING fts5(a)",
     )
     diagnostics = Diagnostics()
-    with opened(path, LIMIT) as database:
+    with open_database(path, LIMIT) as database:
         database.read("shown", ("a",))
         database.read("searched", (), ("a",))
         for _ in range(2):
@@ -262,8 +262,8 @@ def test_a_part_of_a_page_is_cut_off_whatever_the_header_counts(tmp_path: Path) 
     data[92:96] = b"\xff" * 4  # the count of pages is of an older version, and not to be believed
     data[28:32] = b"\xff" * 4
     path.write_bytes(data)
-    with opened(path, LIMIT) as database:
+    with open_database(path, LIMIT) as database:
         assert database.tables == ("t",)
     path.write_bytes(data[:-1])
-    with pytest.raises(FormatError, match="of whole pages"), opened(path, LIMIT):
+    with pytest.raises(FormatError, match="of whole pages"), open_database(path, LIMIT):
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hespas.graph.errors import FormatError, UsageError
-from hespas.hardware import Device, device_names, find, library, load_device, peak_for
+from hespas.hardware import Device, device_names, find_device, library, load_device, peak_for
 from hespas.hardware.devices import read_device
 from hespas.hardware.library import DATA_FOLDER, index_folder
 
@@ -225,14 +225,14 @@ def test_systolic_arrays_explain_the_bf16_peak() -> None:
     ],
 )
 def test_names_people_and_profilers_use(query: str, name: str) -> None:
-    assert find(query) == name
+    assert find_device(query) == name
     assert load_device(query).name == name
 
 
 @pytest.mark.parametrize("query", ["V100", "a100_pcie", "TPU"])
 def test_ambiguous_name_lists_what_it_could_be(query: str) -> None:
     with pytest.raises(UsageError, match="ambiguous") as caught:
-        find(query)
+        find_device(query)
     hint = str(caught.value.hint).lower().replace("-", "")
     assert hint.count(query.lower().replace("_", "")) >= 2
 
@@ -250,7 +250,7 @@ def test_unknown_name_suggests_close_ones(query: str, suggested: str) -> None:
 @pytest.mark.parametrize("query", ["", "---", "gizmo"])
 def test_name_like_nothing_known_lists_all(query: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find(query)
+        find_device(query)
     assert all(name in str(caught.value.hint) for name in device_names())
 
 

@@ -85,7 +85,7 @@ def test_a_line_states_its_start_and_its_cycles(missing: str) -> None:
     fault = parameter_fault("cycles", {name: CYCLES[name] for name in CYCLES if name != missing})
     assert fault == (
         missing,
-        f"missing: a fit of form 'cycles' with {next(iter(CYCLES.keys() - {missing}))} states it too",
+        f"missing: a fit of form 'cycles' with {next(iter(CYCLES.keys() - {missing}))} needs it",
     )
 
 
@@ -100,7 +100,7 @@ def test_learned_models_are_named_relative_to_the_file(tmp_path: Path) -> None:
         str(tmp_path / "elsewhere" / "mine.learned" / "matmul-bf16.json"),
     )
     far = tmp_path / "elsewhere" / "far.toml"
-    with pytest.raises(OutputError, match="within its own folder only"):
+    with pytest.raises(OutputError, match="within its own folder"):
         write_device(replace(V4, learned_models=(card,)), far)
     assert not far.exists()
 

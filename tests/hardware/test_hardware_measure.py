@@ -11,7 +11,7 @@ import pytest
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device, measure, peak_for, write_device
-from hespas.hardware.measure import CpuProbe, Sample, measure_cpu
+from hespas.hardware.measure import CpuProbe, TimedSample, measure_cpu
 
 _TINY = CpuProbe(gemm_extent=8, copy_bytes=4096, repeats=3, sample_ns=1000, threads=2)
 
@@ -45,8 +45,8 @@ def test_rates_follow_from_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_call_overhead_is_not_counted_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def overhead(_: object) -> Sample:
-        return Sample(median_ns=50.0, spread=0.0, repeats=3)
+    def overhead(_: object) -> TimedSample:
+        return TimedSample(median_ns=50.0, spread=0.0, repeats=3)
 
     monkeypatch.setattr(measure, "_MAX_LOOPS", 4)
     monkeypatch.setattr(measure, "_l2_bytes", lambda: 12288)

@@ -16,10 +16,10 @@ from hespas.graph.errors import OutputError
 from hespas.hardware import (
     Device,
     Efficiency,
+    FigureSource,
     Link,
     Memory,
     Peak,
-    Source,
     SystolicArray,
     device_names,
     device_to_toml,
@@ -120,7 +120,7 @@ def _devices(draw: st.DrawFn) -> Device:
         launch_overhead_ns=draw(_unknown_rates),
         launch_overhead_source=keys[0],
         subbyte_storage=draw(st.sampled_from(["packed", "byte"])),
-        sources=tuple(Source(key=key, text=draw(_texts)) for key in keys),
+        sources=tuple(FigureSource(key=key, text=draw(_texts)) for key in keys),
         peaks=(
             rate,
             *draw(

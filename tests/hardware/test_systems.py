@@ -116,7 +116,7 @@ def test_a_shape_is_taken_as_it_is_stated() -> None:
     assert tpu.sized((8,)).shape == (8, 1, 1)
     with pytest.raises(UsageError, match="at most 16 devices by ICI y, not 32"):
         load_system("tpu-v5e").sized((4, 32))
-    with pytest.raises(UsageError, match="is no shape of"):
+    with pytest.raises(UsageError, match="is not a shape of"):
         tpu.sized((2, 2, 2, 2))
     with pytest.raises(UsageError, match="1 to 6,144 devices, not 8,192"):
         tpu.sized((16, 16, 32))

@@ -14,7 +14,7 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, StridedGroups
 from hespas.graph.columns import constant
 from hespas.graph.passes import all_deps
 from hespas.hardware import Device, load_device
-from hespas.hardware.kernel_shares import FACTORS, factor_of, held_of
+from hespas.hardware.kernel_shares import INTERFERENCE_FACTORS, held_units, interference_factor
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
 from hespas.simulator.interference import pressures_of
 from hespas.simulator.progress import Pressure
@@ -228,7 +228,7 @@ def test_estimates_interfere_and_recorded_times_stay_as_they_are() -> None:
 @pytest.mark.parametrize("name", ["TPU-v5p", "Gaudi-3", "Trainium-2"])
 def test_engines_beside_the_cores_take_nothing_from_them(name: str) -> None:
     job, device = beside([50_000.0], 20_000.0, 2), load_device(name)
-    assert held_of(device) is None
+    assert held_units(device) is None
     assert pressures_of(job, [estimated(job.classes[0])], device, Diagnostics()) is None
 
 
@@ -268,6 +268,11 @@ def test_figures_say_whose_they_are(name: str, held: str, fitted: str) -> None:
 def test_other_devices_have_the_mean_and_say_how_wide_it_is() -> None:
     device = load_device("H100-SXM")
     assert "24 of 132 SMs" in told_of(device)
-    assert factor_of(device, "memory").std_error > 0.5
-    assert {each.device for each in FACTORS} == {"A100-SXM-40GB", "V100-SXM2-32GB", "MI350X", "*"}
-    assert held_of(replace(device, kind="cpu")) is None
+    assert interference_factor(device, "memory").std_error > 0.5
+    assert {each.device for each in INTERFERENCE_FACTORS} == {
+        "A100-SXM-40GB",
+        "V100-SXM2-32GB",
+        "MI350X",
+        "*",
+    }
+    assert held_units(replace(device, kind="cpu")) is None

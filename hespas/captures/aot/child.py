@@ -19,7 +19,7 @@ from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import read_mesh
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import parse_program
-from hespas.files.processes import error_as_text
+from hespas.files.processes import encode_error
 from hespas.graph.errors import FormatError, HespasError, UsageError
 
 __all__ = ["CompileJob", "CompileResult", "environment", "main"]
@@ -90,7 +90,7 @@ def main() -> int:
     try:
         result, text = _compile(job, program)
     except HespasError as error:
-        result, text = CompileResult(fault=error_as_text(error)), b""
+        result, text = CompileResult(fault=encode_error(error)), b""
     except Exception as error:  # compilers refuse a program by any exception
         result, text = CompileResult(refused=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]), b""
     output.write(msgspec.json.encode(result) + b"\n" + text)

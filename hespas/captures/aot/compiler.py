@@ -22,7 +22,7 @@ from hespas.captures.aot.target import TPUS, Target, target_config
 from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.processes import ROOT, clean_environment, end_of, error_from_text, isolated_python
+from hespas.files.processes import ROOT, clean_environment, decode_error, describe_end, isolated_python
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import (
@@ -228,11 +228,11 @@ def _run_compiler(
             hint="check the limits of the shell (ulimit -a)",
         ) from error
     if process.returncode != 0:
-        raise _failure(target, end_of(process.returncode, process.stderr))
+        raise _failure(target, describe_end(process.returncode, process.stderr))
     head, _, hlo = process.stdout.partition(b"\n")
     result = msgspec.json.decode(head, type=CompileResult)
     if result.fault:
-        raise error_from_text(result.fault)
+        raise decode_error(result.fault)
     if result.refused:
         message = result.refused.partition("\n")[0].strip()
         hint = next((hint for mark, hint in _HINTS if mark in message), _DEFAULT_HINT)

@@ -22,7 +22,7 @@ import numpy as np
 from hespas.captures.jax.calls import jit_step, resolve_arguments, step_call
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import load_function, user_code
-from hespas.files.processes import end_of, error_as_text, error_from_text, isolated_python
+from hespas.files.processes import decode_error, describe_end, encode_error, isolated_python
 from hespas.graph.errors import HespasError, UnsupportedError
 
 __all__ = ["MAX_HOST_DEVICES", "ProfiledFiles", "ProfiledRunOptions", "main", "run_profiled"]
@@ -96,9 +96,9 @@ def run_profiled(
         ) from error
     failure = folder / _FAILED
     if failure.exists():
-        raise error_from_text(json.loads(failure.read_text(encoding="utf-8")))
+        raise decode_error(json.loads(failure.read_text(encoding="utf-8")))
     if child.returncode:
-        raise UnsupportedError(f"running {target} {end_of(child.returncode, child.stderr)}")
+        raise UnsupportedError(f"running {target} {describe_end(child.returncode, child.stderr)}")
     return ProfiledFiles(folder / "program.mlir", folder / "compiled.hlo", folder / "profile.xplane.pb")
 
 
@@ -111,7 +111,7 @@ def main() -> int:
     try:
         _profile(run)
     except HespasError as error:
-        Path(run.folder, _FAILED).write_text(json.dumps(error_as_text(error)), encoding="utf-8")
+        Path(run.folder, _FAILED).write_text(json.dumps(encode_error(error)), encoding="utf-8")
         return 1
     return 0
 

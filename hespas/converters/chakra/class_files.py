@@ -18,7 +18,7 @@ from hespas.converters.chakra.rank_map import (
 )
 from hespas.converters.chakra.rank_values import RankValues
 from hespas.converters.chakra.wire import Longs
-from hespas.files.documents import encoded
+from hespas.files.documents import encode_json
 from hespas.graph import ABSENT, GroupSet, NodeKind, OpGraph, Permutation
 from hespas.graph.columns import SmallIntArray
 
@@ -45,7 +45,7 @@ def write_classes(job: JobTraces, ranks: Longs, folder: RankFolder) -> Account:
         group_sets=[groups_document(groups) for groups in classes.group_sets],
         permutations=[way_document(way) for way in classes.permutations],
     )
-    (folder.path / FILE_NAME).write_bytes(encoded(document) + b"\n")
+    (folder.path / FILE_NAME).write_bytes(encode_json(document) + b"\n")
     return account
 
 

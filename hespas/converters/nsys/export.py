@@ -17,7 +17,7 @@ from hespas.converters.gpu_trace import DeviceWork, GpuLaunches, GpuRanges, GpuT
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.launch_shapes import shape_rows
 from hespas.converters.linking import match_rows
-from hespas.files.sqlite import MISSING, SQLITE_MAGIC, Database, folded, opened, report_unread
+from hespas.files.sqlite import MISSING, SQLITE_MAGIC, SqliteDatabase, fold_name, open_database, report_unread
 from hespas.files.streams import open_input
 from hespas.graph import Diagnostics, Findings, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray, at_rows, distinct_rows, mapped
@@ -42,8 +42,8 @@ _READ_TABLES = frozenset(
 )
 _OTHER_PREFIXES = ("ENUM_", "TARGET_INFO_", "META_DATA_", "ANALYSIS_", "sqlite_", "EXPORT_", "NVTX_PAYLOAD_")
 
-_READ_TABLES_FOLDED = frozenset(map(folded, _READ_TABLES))
-_OTHER_PREFIXES_FOLDED = tuple(map(folded, _OTHER_PREFIXES))
+_READ_TABLES_FOLDED = frozenset(map(fold_name, _READ_TABLES))
+_OTHER_PREFIXES_FOLDED = tuple(map(fold_name, _OTHER_PREFIXES))
 
 
 def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
@@ -61,7 +61,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
                     position="byte 0",
                     hint=f"nsys export --type sqlite {path.name}",
                 )
-    with opened(path, options.max_bytes) as database:
+    with open_database(path, options.max_bytes) as database:
         if database.has("StringTable") and not database.has("StringIds"):
             raise UnsupportedError(
                 "this is a profile of nvprof",
@@ -91,7 +91,8 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
         others = [
             name
             for name in database.tables
-            if folded(name) not in _READ_TABLES_FOLDED and not folded(name).startswith(_OTHER_PREFIXES_FOLDED)
+            if fold_name(name) not in _READ_TABLES_FOLDED
+            and not fold_name(name).startswith(_OTHER_PREFIXES_FOLDED)
         ]
         message = f"tables that are not read: {', '.join(name[:60] for name in others[:40])}"
         findings.info("other-tables", message, len(others))
@@ -99,7 +100,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
     return to_profile(path, "nsys", trace, metadata, diagnostics)
 
 
-def _read_calls(database: Database) -> tuple[GpuLaunches, GraphNodes]:
+def _read_calls(database: SqliteDatabase) -> tuple[GpuLaunches, GraphNodes]:
     """Return calls of the runtime and the driver, and creations of CUDA graph nodes.
 
     A node is created when it is captured, or cloned when a graph is instantiated. Calls of unknown time or
@@ -132,7 +133,7 @@ def _read_calls(database: Database) -> tuple[GpuLaunches, GraphNodes]:
     return launches, nodes
 
 
-def _read_metadata(database: Database, findings: Findings) -> dict[str, str]:
+def _read_metadata(database: SqliteDatabase, findings: Findings) -> dict[str, str]:
     """Return facts about the recording, without names of machines or persons and without paths."""
     table = database.read("META_DATA_EXPORT", (), ("name", "value"))
     facts = table.facts("name", "value")
@@ -160,7 +161,7 @@ _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid", "textId")
 
 
 def _read_ranges(
-    database: Database, strings: _NsysStrings, work: DeviceWork, findings: Findings
+    database: SqliteDatabase, strings: _NsysStrings, work: DeviceWork, findings: Findings
 ) -> tuple[GpuRanges, list[str]]:
     """Return the NVTX ranges and their texts. A range that was open at the end of the recording lasts until
     then.
@@ -215,7 +216,7 @@ _COPY_KINDS = (
 class _NsysWorkReader:
     """Reads the tables of device work."""
 
-    database: Database
+    database: SqliteDatabase
     strings: _NsysStrings
     gpus: _NsysGpus
     findings: Findings
@@ -310,7 +311,7 @@ class _NsysWorkReader:
 class _NsysGpus:
     """GPUs by process and device number, and their names. ``names`` holds each name once."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         gpus = database.read("TARGET_INFO_GPU", ("id", "cuDevice"), ("name",))
         ids, numbers = (listed(column) for column in gpus.integers.values())
         self._name = gpus.by_key("id", "name")
@@ -342,7 +343,7 @@ def _or_unknown(column: IntArray) -> IntArray:
 class _NsysStrings:
     """Table ``StringIds``. Texts that are used are added to ``builder``."""
 
-    def __init__(self, database: Database, builder: StringTableBuilder) -> None:
+    def __init__(self, database: SqliteDatabase, builder: StringTableBuilder) -> None:
         """Read the table; it may be missing."""
         self.builder = builder
         table = database.read("StringIds", ("id",), ("value",))

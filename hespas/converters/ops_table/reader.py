@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.files.documents import original
+from hespas.files.documents import unescape_formula
 from hespas.files.limits import limits
-from hespas.files.streams import first_bytes, located, open_input, read_bytes, refuse_special_files
+from hespas.files.streams import first_bytes, input_location, open_input, read_bytes, refuse_special_files
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -64,7 +64,7 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         return chosen[0].names
 
     is_parquet = _is_parquet(path)
-    collected = _Collected(str(path), str if is_parquet else original)
+    collected = _Collected(str(path), str if is_parquet else unescape_formula)
     if _column_names(path, is_parquet) >= OF_OPERATIONS:
         return _of_operations(path, collected, diagnostics)
     batches = _parquet_batches if is_parquet else _csv_batches
@@ -327,7 +327,7 @@ def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Itera
         plain = (pa.types.is_string, pa.types.is_large_string)
         return [*names], [name for name in names if any(check(kinds[name]) for check in plain)]
 
-    size, bounds = located(path).stat().st_size, limits()
+    size, bounds = input_location(path).stat().st_size, limits()
     try:
         yield from parquet_batches(
             path,

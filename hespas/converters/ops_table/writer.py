@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.ops_table import SCHEMA_ID
-from hespas.files.documents import inert
+from hespas.files.documents import escape_formula
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
@@ -145,7 +145,7 @@ def _texts(
 
 def _cell(text: str) -> str:
     """A text as a CSV holds it: none that a spreadsheet would calculate."""
-    return inert(_utf8(text))
+    return escape_formula(_utf8(text))
 
 
 def _on_one_line(text: str) -> str:

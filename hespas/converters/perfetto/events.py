@@ -17,7 +17,6 @@ from hespas.graph import StringTableBuilder
 from hespas.schemas.perfetto import (
     AnnotationField,
     DescriptorField,
-    EventField,
     EventType,
     ExtraDataField,
     GpuField,
@@ -30,6 +29,7 @@ from hespas.schemas.perfetto import (
     SpecificationsField,
     StageField,
     ThreadField,
+    TrackEventField,
 )
 
 __all__ = ["Descriptions", "EventColumns", "EventKind", "Place"]
@@ -46,10 +46,10 @@ _DOUBLE = struct.Struct("<d")
 _U64 = struct.Struct("<Q")
 _FLOWS = frozenset(
     {
-        EventField.FLOW_IDS,
-        EventField.TERMINATING_FLOW_IDS,
-        EventField.FLOW_IDS_OLD,
-        EventField.TERMINATING_FLOW_IDS_OLD,
+        TrackEventField.FLOW_IDS,
+        TrackEventField.TERMINATING_FLOW_IDS,
+        TrackEventField.FLOW_IDS_OLD,
+        TrackEventField.TERMINATING_FLOW_IDS_OLD,
     }
 )
 _NS_PER_US = 1000
@@ -115,36 +115,36 @@ class EventColumns:
         """A begin, an end, or a moment; counters are counted only."""
         parts = self._parts(packet.data, start, end)
         numbers, spans = parts.numbers, parts.spans
-        kind, duration_ns = _KINDS.get(numbers.get(EventField.TYPE, 0)), 0
-        name_iid = numbers.get(EventField.NAME_IID, 0)
-        if EventField.LEGACY_EVENT in spans:
-            legacy = Message.of(packet.data, *spans[EventField.LEGACY_EVENT]).numbers
+        kind, duration_ns = _KINDS.get(numbers.get(TrackEventField.TYPE, 0)), 0
+        name_iid = numbers.get(TrackEventField.NAME_IID, 0)
+        if TrackEventField.LEGACY_EVENT in spans:
+            legacy = Message.of(packet.data, *spans[TrackEventField.LEGACY_EVENT]).numbers
             if LegacyField.PHASE in legacy:
                 kind = _PHASES.get(legacy[LegacyField.PHASE])
             duration_ns = signed(legacy.get(LegacyField.DURATION_US, 0)) * _NS_PER_US
             name_iid = name_iid or legacy.get(LegacyField.NAME_IID, 0)
-        sequence.delta_us += signed(numbers.get(EventField.TIMESTAMP_DELTA_US, 0))
+        sequence.delta_us += signed(numbers.get(TrackEventField.TIMESTAMP_DELTA_US, 0))
         if kind is None:
             self.other += 1
             return
-        if EventField.TIMESTAMP_ABSOLUTE_US in numbers:
-            time_ns = signed(numbers[EventField.TIMESTAMP_ABSOLUTE_US]) * _NS_PER_US
+        if TrackEventField.TIMESTAMP_ABSOLUTE_US in numbers:
+            time_ns = signed(numbers[TrackEventField.TIMESTAMP_ABSOLUTE_US]) * _NS_PER_US
         elif PacketField.TIMESTAMP in packet.numbers:
             time_ns = self._stamp_ns(packet, sequence, start)
         else:
             time_ns = sequence.delta_us * _NS_PER_US
-        if EventField.NAME in spans:
-            name = text(packet.data, *spans[EventField.NAME])
+        if TrackEventField.NAME in spans:
+            name = text(packet.data, *spans[TrackEventField.NAME])
         else:
             name = self._looked_up(sequence, InternedDataField.EVENT_NAMES, name_iid)
-        category = text(packet.data, *spans.get(EventField.CATEGORIES, (0, 0))) or self._looked_up(
-            sequence, InternedDataField.EVENT_CATEGORIES, numbers.get(EventField.CATEGORY_IIDS, 0)
+        category = text(packet.data, *spans.get(TrackEventField.CATEGORIES, (0, 0))) or self._looked_up(
+            sequence, InternedDataField.EVENT_CATEGORIES, numbers.get(TrackEventField.CATEGORY_IIDS, 0)
         )
         arguments = self._annotations(packet.data, sequence, parts.annotations) if parts.annotations else ()
         for flow in parts.flows:
             self.flow.append(flow)
             self.flow_event.append(len(self.kind))
-        track = numbers.get(EventField.TRACK_UUID, sequence.track)
+        track = numbers.get(TrackEventField.TRACK_UUID, sequence.track)
         times_ns = (_within(time_ns, start), _within(duration_ns, start))
         self._append(kind, ("track", track, 0), times_ns, (name, category), arguments)
 
@@ -160,12 +160,12 @@ class EventColumns:
                 found.flows.extend(_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
             elif number in _FLOWS:
                 found.flows.append(value)
-            elif number == EventField.DEBUG_ANNOTATIONS and wire == BYTES:
+            elif number == TrackEventField.DEBUG_ANNOTATIONS and wire == BYTES:
                 found.annotations.append((value, after))
             elif wire == BYTES:
-                if number != EventField.CATEGORIES or number not in found.spans:
+                if number != TrackEventField.CATEGORIES or number not in found.spans:
                     found.spans[number] = (value, after)
-            elif number != EventField.CATEGORY_IIDS or not found.numbers.get(number):
+            elif number != TrackEventField.CATEGORY_IIDS or not found.numbers.get(number):
                 found.numbers[number] = value
         return found
 

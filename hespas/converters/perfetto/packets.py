@@ -16,12 +16,12 @@ from hespas.schemas.perfetto import (
     ClockField,
     ClockSnapshotField,
     ComputeKernelField,
-    EventField,
     InternedDataField,
     InternedField,
     PacketField,
     SequenceFlag,
     TraceField,
+    TrackEventField,
 )
 
 __all__ = [
@@ -209,7 +209,7 @@ class Sequence:
         found = Message.of(data, start, end)
         self.clock = found.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
         event = Message.of(data, *found.spans.get(PacketField.TRACK_EVENT, (0, 0)))
-        self.track = event.numbers.get(EventField.TRACK_UUID, self.track)
+        self.track = event.numbers.get(TrackEventField.TRACK_UUID, self.track)
 
 
 # --- Clocks: https://perfetto.dev/docs/concepts/clock-sync.

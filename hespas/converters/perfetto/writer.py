@@ -28,7 +28,6 @@ from hespas.schemas.perfetto import (
     AttributeField,
     ChildOrdering,
     DescriptorField,
-    EventField,
     EventType,
     InternedDataField,
     InternedField,
@@ -36,6 +35,7 @@ from hespas.schemas.perfetto import (
     ProcessField,
     SequenceFlag,
     TraceField,
+    TrackEventField,
 )
 
 __all__ = ["write_perfetto", "write_scene"]
@@ -49,8 +49,8 @@ _STAMP = field_bytes(PacketField.TIMESTAMP, 0)[:1]
 _EVENT = field_bytes(PacketField.TRACK_EVENT, b"")[:1]
 _OF_SEQUENCE = field_bytes(PacketField.TRUSTED_PACKET_SEQUENCE_ID, _SEQUENCE)
 _REFERS = _OF_SEQUENCE + field_bytes(PacketField.SEQUENCE_FLAGS, SequenceFlag.NEEDS_INCREMENTAL_STATE)
-_BEGIN = field_bytes(EventField.TYPE, EventType.SLICE_BEGIN)
-_END = field_bytes(EventField.TYPE, EventType.SLICE_END)
+_BEGIN = field_bytes(TrackEventField.TYPE, EventType.SLICE_BEGIN)
+_END = field_bytes(TrackEventField.TYPE, EventType.SLICE_END)
 _LARGEST_NS = float(1 << 53)
 _LATEST_NS = float(1 << 63)
 _EXACT = ("start_ns", "duration_ns")
@@ -179,7 +179,7 @@ class _Writer:
             + field_bytes(DescriptorField.PARENT_UUID, owner)
             + field_bytes(DescriptorField.SIBLING_ORDER_RANK, track)
         )
-        event = _END + field_bytes(EventField.TRACK_UUID, uuid)
+        event = _END + field_bytes(TrackEventField.TRACK_UUID, uuid)
         self._ends[key] = _REFERS + field_bytes(PacketField.TRACK_EVENT, event)
         return uuid
 
@@ -215,7 +215,7 @@ class _Writer:
         for row, (lane, ended) in enumerate(lanes.assign(where, begins, ends)):
             out.extend(map(self._end, self._global(ended, chunk.index)))
             uuid = self._uuid(chunk, where[row], lane)
-            event = labels[label[row]] + field_bytes(EventField.TRACK_UUID, uuid) + arrows.get(row, b"")
+            event = labels[label[row]] + field_bytes(TrackEventField.TRACK_UUID, uuid) + arrows.get(row, b"")
             if not exact[row]:
                 event += self._exactly(float(start_ns[row]), float(duration_ns[row]))
             stamp = _STAMP + encode_varint(begins[row]) + _REFERS
@@ -226,7 +226,7 @@ class _Writer:
     def _arrows(leaving: RaggedArray, arriving: RaggedArray, first: int, behind: int) -> dict[int, bytes]:
         """The flows of slices ``first .. behind - 1``, by their place among these."""
         found: dict[int, bytes] = {}
-        pairs = ((EventField.FLOW_IDS, leaving), (EventField.TERMINATING_FLOW_IDS, arriving))
+        pairs = ((TrackEventField.FLOW_IDS, leaving), (TrackEventField.TERMINATING_FLOW_IDS, arriving))
         for kind, flows in pairs:
             low, high = int(flows.offsets[first]), int(flows.offsets[behind])
             owners = np.searchsorted(flows.offsets, np.arange(low, high), side="right") - 1 - first
@@ -236,10 +236,12 @@ class _Writer:
 
     def _label(self, label: SliceLabel) -> bytes:
         number = self._texts.number
-        encoded = _BEGIN + field_bytes(EventField.NAME_IID, number(InternedDataField.EVENT_NAMES, label.name))
+        encoded = _BEGIN + field_bytes(
+            TrackEventField.NAME_IID, number(InternedDataField.EVENT_NAMES, label.name)
+        )
         if label.category:
             category = number(InternedDataField.EVENT_CATEGORIES, label.category)
-            encoded += field_bytes(EventField.CATEGORY_IIDS, category)
+            encoded += field_bytes(TrackEventField.CATEGORY_IIDS, category)
         return encoded + b"".join(self._annotation(key, value) for key, value in label.arguments)
 
     def _annotation(self, key: str, value: str | float) -> bytes:
@@ -252,7 +254,7 @@ class _Writer:
             encoded += field_bytes(AnnotationField.INT_VALUE, int(value))
         else:
             encoded += fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
-        return field_bytes(EventField.DEBUG_ANNOTATIONS, encoded)
+        return field_bytes(TrackEventField.DEBUG_ANNOTATIONS, encoded)
 
     def _exactly(self, *times_ns: float) -> bytes:
         """Annotations of the start and the duration that a trace in whole ns cannot say."""
@@ -260,7 +262,7 @@ class _Writer:
         for key, value in zip(_EXACT, times_ns, strict=True):
             double = fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
             encoded += field_bytes(
-                EventField.DEBUG_ANNOTATIONS, field_bytes(AnnotationField.NAME, key.encode()) + double
+                TrackEventField.DEBUG_ANNOTATIONS, field_bytes(AnnotationField.NAME, key.encode()) + double
             )
         return encoded
 

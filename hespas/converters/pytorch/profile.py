@@ -27,12 +27,12 @@ from hespas.converters.pytorch.links import (
 )
 from hespas.converters.pytorch.records import JsonNumber, KinetoHeader
 from hespas.graph import (
+    CompilerCosts,
     Diagnostics,
     HostOps,
     HostRanges,
     MeasuredMemory,
     Profile,
-    StatedCosts,
     StringTableBuilder,
 )
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
@@ -126,7 +126,7 @@ def _host_ranges(events: Events, rows: IntArray, base_ns: int) -> HostRanges:
     )
 
 
-def _inductor_costs(trace: KinetoTrace) -> StatedCosts:
+def _inductor_costs(trace: KinetoTrace) -> CompilerCosts:
     """Return the costs that Inductor states for its kernels (PyTorch 2.8 and later)."""
     stated_row = trace.host.stated_row
     costs_of: dict[int, tuple[float, float]] = {}
@@ -139,7 +139,7 @@ def _inductor_costs(trace: KinetoTrace) -> StatedCosts:
     op = np.flatnonzero(np.isin(stated_row, list(costs_of)))
     costs = np.array([costs_of[row] for row in stated_row[op].tolist()], np.float64).reshape(-1, 2)
     costs[~(costs > 0)] = nan
-    return StatedCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1])
+    return CompilerCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1])
 
 
 _STATED_COSTS = msgspec.json.Decoder(tuple[float | None, float | None])

@@ -21,7 +21,7 @@ from hespas.converters.gpu_trace import DeviceWork, GpuLaunches, GpuRanges, GpuT
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.launch_shapes import shape_rows
 from hespas.converters.linking import match_rows
-from hespas.files.sqlite import MISSING, Database, Table, folded, opened, report_unread
+from hespas.files.sqlite import MISSING, SqliteDatabase, SqliteTable, fold_name, open_database, report_unread
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import ColumnTable, IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -249,13 +249,13 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
     database and one without events.
     """
     builder = RocmTraceBuilder(str(path))
-    with opened(path, options.max_bytes) as database:
+    with open_database(path, options.max_bytes) as database:
         suffixes = sorted(
             {
-                folded(table)[len(name) :]
+                fold_name(table)[len(name) :]
                 for table in database.tables
                 for name in _WORK_TABLES
-                if folded(table) == name or folded(table).startswith(f"{name}_")
+                if fold_name(table) == name or fold_name(table).startswith(f"{name}_")
             }
         )
         if not suffixes and (database.has("rocpd_op") or database.has("rocpd_api")):
@@ -289,7 +289,7 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
     return to_profile(path, "rocpd", builder.trace(), metadata, diagnostics)
 
 
-def _table_name(database: Database, name: str, suffix: str) -> str:
+def _table_name(database: SqliteDatabase, name: str, suffix: str) -> str:
     """Return the name of a table of a set: with its suffix, or the table that all sets share."""
     own, shared = f"rocpd_{name}{suffix}", f"rocpd_{name}"
     return shared if not database.has(own) and database.has(shared) else own
@@ -304,7 +304,7 @@ class _RocpdReader:
     """Reads one set of tables."""
 
     def __init__(
-        self, database: Database, suffix: str, builder: RocmTraceBuilder, diagnostics: Diagnostics
+        self, database: SqliteDatabase, suffix: str, builder: RocmTraceBuilder, diagnostics: Diagnostics
     ) -> None:
         """Read what events refer to."""
         self.database, self.suffix = database, suffix
@@ -319,7 +319,7 @@ class _RocpdReader:
         agent_texts = ("type", "product_name", "name")
         self.agent_table = self._table("info_agent", ("nid", *_ORDER_COLUMNS), agent_texts)
 
-    def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> Table:
+    def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> SqliteTable:
         return self.database.read(_table_name(self.database, name, self.suffix), integers, texts)
 
     def _span(self, name: str, more: tuple[str, ...]) -> dict[str, IntArray]:

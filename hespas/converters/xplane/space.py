@@ -32,7 +32,6 @@ from hespas.graph.columns import BoolArray, IntArray, at_rows
 from hespas.schemas.xplane import (
     ENVIRONMENT_PLANE,
     METADATA_PLANE,
-    EventField,
     EventMetadataField,
     LineField,
     MapField,
@@ -40,6 +39,7 @@ from hespas.schemas.xplane import (
     SpaceField,
     StatField,
     StatMetadataField,
+    XEventField,
 )
 
 __all__ = ["SpaceFacts", "SpaceReader", "to_integer"]
@@ -394,15 +394,15 @@ class SpaceReader:
     ) -> LineEvents:
         count = len(start)
         fields = split(self.data, start, size)
-        kind = kinds.ids.find(fields.numbers(EventField.METADATA_ID, count))
-        offset_ps = fields.numbers(EventField.OFFSET_PS, count)
-        duration_ps = fields.numbers(EventField.DURATION_PS, count)
+        kind = kinds.ids.find(fields.numbers(XEventField.METADATA_ID, count))
+        offset_ps = fields.numbers(XEventField.OFFSET_PS, count)
+        duration_ps = fields.numbers(XEventField.DURATION_PS, count)
         beyond = np.flatnonzero(_is_beyond(offset_ps) | _is_beyond(duration_ps))
         if len(beyond):
             raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
-        self.facts.aggregated += int((fields.numbers(EventField.OCCURRENCES, count) > 0).sum())
+        self.facts.aggregated += int((fields.numbers(XEventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
-        own = stats.read(fields.messages(EventField.STATS), count)
+        own = stats.read(fields.messages(XEventField.STATS), count)
         columns = _merged(own, kinds.stats, kind)
         device = device_rows(line, columns, count, has_devices=self._has_devices)
         launch = columns.get("correlation_id", np.full(count, ABSENT, np.int64))

@@ -22,7 +22,7 @@ from hespas.estimators.registry import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
-from hespas.hardware import Device, find
+from hespas.hardware import Device, find_device
 from hespas.operations import Operations
 
 __all__ = ["Iree", "Xla"]
@@ -209,7 +209,7 @@ def _is_same(machine: Machine, device: Device) -> bool:
     if device.kind == "cpu":
         return machine.platform in {"cpu", "local-task"}
     try:
-        return find(machine.device) == device.name
+        return find_device(machine.device) == device.name
     except UsageError:
         return False
 

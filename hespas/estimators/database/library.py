@@ -16,7 +16,7 @@ import numpy as np
 from hespas.estimators.database.shelf import SPACES, Shelf
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, MissingExtraError, UsageError
-from hespas.hardware import canonical
+from hespas.hardware import canonical_name
 from hespas.measurements import Columns, Measurements, columns_measured, read_measurements
 from hespas.operations import find_scheme, rows_by_label
 
@@ -200,7 +200,7 @@ def _library(package: Path, release: str, device: str, wanted: tuple[str, frozen
 
 
 def _is(system: str, device: str) -> bool:
-    return canonical(system) == device
+    return canonical_name(system) == device
 
 
 def _tables(

@@ -43,7 +43,7 @@ from hespas.generators.llm.model import (
 )
 from hespas.generators.spec import MOST_COUNT
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
-from hespas.hardware.typed_toml import FileKind, Row, Text, fault, read_rows
+from hespas.hardware.typed_toml import FileKind, Text, TomlRow, read_rows, toml_error
 
 __all__ = [
     "PRESETS",
@@ -222,7 +222,7 @@ _Size = int | str
 _Pattern = Annotated[str, Meta(max_length=4096, description="letters, one per layer")]
 
 
-class ModelFile(Row, frozen=True, kw_only=True):
+class ModelFile(TomlRow, frozen=True, kw_only=True):
     """Keys of a model file; sizes are whole numbers or expressions."""
 
     name: Text
@@ -269,7 +269,7 @@ class ModelFile(Row, frozen=True, kw_only=True):
     mamba_chunk: _Size = 128
 
 
-class _PresetFile(Row, frozen=True, kw_only=True):
+class _PresetFile(TomlRow, frozen=True, kw_only=True):
     models: tuple[ModelFile, ...]
 
 
@@ -289,12 +289,12 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
         size = evaluate_sizes(sizes)
     except ExpressionError as error:
         key, _, message = str(error).partition(": ")
-        raise fault(path, key, message, _ABOUT.example) from error
+        raise toml_error(path, key, message, _ABOUT.example) from error
     for key, value in size.items():
         if value > MOST_COUNT:
-            raise fault(path, key, f"{value:,} is beyond {MOST_COUNT:,}", "a smaller size")
+            raise toml_error(path, key, f"{value:,} is beyond {MOST_COUNT:,}", "a smaller size")
     for key, message, remedy in _faults(file, size):
-        raise fault(path, key, message, remedy)
+        raise toml_error(path, key, message, remedy)
     return Model(
         name=file.name,
         hidden=size["hidden"],
@@ -351,14 +351,14 @@ def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[La
         letters = {"M": blocks.mamba, "E": blocks.experts, "-": blocks.mlp}
         if len(file.hybrid) != size["layers"]:
             message = f"{len(file.hybrid)} letters for {size['layers']} layers"
-            raise fault(path, "hybrid", message, "write a letter for each layer")
+            raise toml_error(path, "hybrid", message, "write a letter for each layer")
         for letter in file.hybrid:
             if letter != "*" and letter not in letters:
-                raise fault(path, "hybrid", f"unknown layer {letter!r}", "letters M, *, - and E")
+                raise toml_error(path, "hybrid", f"unknown layer {letter!r}", "letters M, *, - and E")
             yield (blocks.attention(0) if letter == "*" else letters[letter](),)
         return
     if set(file.windows) - set("LG"):
-        raise fault(
+        raise toml_error(
             path, "windows", f"{clipped(file.windows)} has letters other than L and G", 'windows = "LLLG"'
         )
     for layer in range(size["layers"]):

@@ -23,7 +23,7 @@ from pathlib import Path
 from hespas.files.documents import check_column_names
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
-from hespas.files.trust import file_beside
+from hespas.files.trust import file_in_folder_of
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
 from hespas.generators.llm.model import Block, Experts, Mamba, Model
@@ -42,7 +42,7 @@ from hespas.generators.llm.step import Board, LlmStep, training_facts
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 from hespas.graph.workload import Launch, StepFacts
-from hespas.hardware import Device, canonical, load_device, stated_by
+from hespas.hardware import Device, canonical_name, load_device, resolve_reference
 
 __all__ = [
     "CHOICES",
@@ -161,7 +161,7 @@ class PublishedRun:
         """
         varies = bool(self.row.get("power_limit_w") or self.row.get("memory_bandwidth_gb_per_s"))
         spelling = self.row.get("accelerator", "")
-        device = stated_by(self.table, spelling, "column accelerator") if varies else ""
+        device = resolve_reference(self.table, spelling, "column accelerator") if varies else ""
         board = self.board(load_device(device)) if varies else None
         return LlmStep(model=self.model, layout=self.layout, training=self.training, board=board)
 
@@ -298,7 +298,7 @@ def _model(cells: _RunCells, table: Path | None) -> Model:
     except UsageError as error:
         model, hint = None, error.hint or ""
     if model is None and table is not None:
-        models = file_beside(table, MODELS, "column model")
+        models = file_in_folder_of(table, MODELS, "column model")
         if model := model_in_table(models, name):
             cells.report("model", f"the configuration of {clipped(name)} is taken from {MODELS}")
     if model is None:
@@ -396,7 +396,7 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
         lora_rank = int(match[1]) if match else 16
     # Products of Blackwell devices read 8-bit operands in either layout; other devices do not, nor 4-bit
     # operands.
-    device = canonical(cells.text("accelerator")) or cells.text("accelerator")
+    device = canonical_name(cells.text("accelerator")) or cells.text("accelerator")
     is_blackwell = device.startswith(("B200", "B300", "GB200", "GB300"))
     needs_transposed = not is_blackwell or "nvfp4" in cells.text("precision").casefold()
     library = "flash1" if "llm-foundry" in framework else ""

@@ -1,5 +1,6 @@
-"""Chakra execution trace schema: ``et_def.proto`` for readers, :mod:`.tables` for the codec, and what they
-were before in :mod:`.history`. Here are the labels of its versions, which cost nothing to import.
+"""Chakra execution trace schema: ``et_def.proto`` for readers, and :mod:`.tables` for all versions.
+
+This module has the version labels, which cost nothing to import.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ __all__ = ["CURRENT", "EARLY", "LATEST_VERSIONS", "READ_VERSIONS"]
 CURRENT, EARLY = "0.0.4", "0.0.4-2023-10-10"
 
 LATEST_VERSIONS = (CURRENT, "1.0.0")
-"""Labels that are written."""
+"""Labels of the versions that can be written."""
 
 READ_VERSIONS = (
     "0.0.1",
@@ -22,4 +23,4 @@ READ_VERSIONS = (
     EARLY,
     *LATEST_VERSIONS,
 )
-"""What a user can name, oldest first: those that :data:`.history.NAMED` explains."""
+"""Labels that users can select, oldest first; :data:`.tables.NAMED` defines them."""

@@ -1,7 +1,13 @@
-"""Field numbers and enumerations of the Chakra execution trace, schema 0.0.4 (= 1.0.0).
+"""Field numbers and enumerations of all versions of the Chakra execution trace schema.
 
-Source: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``. The codec, the fallback parser
-and the descriptor of the tests are all built from these tables; they are facts only and hold no logic.
+Sources: ``schema/protobuf/et_def.proto`` of https://github.com/mlcommons/chakra for schema 0.0.4 (= 1.0.0),
+and the history of that file for older versions. The codec, the fallback parser and the descriptor of the
+tests are built from these tables; they are facts and contain no logic. Messages are for code that processes a
+message as a whole; the columnar codec needs only the numbers.
+
+Version labels are not reliable (some commits changed the wire format under one label, others only the label),
+so the table of versions goes by date. The reader dispatches through :data:`VERSIONS`; other versions are not
+read.
 """
 
 from __future__ import annotations
@@ -18,18 +24,18 @@ __all__ = [
     "IO_INFO",
     "NAMED",
     "NODE",
-    "PLACES",
+    "RENAMED_FIELDS",
     "UPGRADES_001",
     "VALUE_FIELDS",
     "VERSIONS",
     "AttributeField",
     "CollectiveCommType",
-    "Declared",
+    "DeclaredType",
     "FieldSpec",
-    "Kind",
     "MessageSpec",
     "NodeField",
     "NodeType",
+    "ProtoKind",
     "SchemaVersion",
     "WireType",
 ]
@@ -45,7 +51,7 @@ class WireType(IntEnum):
 
 
 class NodeType(IntEnum):
-    """``Node.type``. 0.0.1 and 0.0.2 lack METADATA, which shifts every later number by one."""
+    """``Node.type``. 0.0.1 and 0.0.2 lack METADATA, so their later numbers are lower by one."""
 
     INVALID = 0
     METADATA = 1
@@ -58,7 +64,7 @@ class NodeType(IntEnum):
 
 
 class CollectiveCommType(IntEnum):
-    """Value of the ``comm_type`` attribute. Numbered differently before 0.0.4."""
+    """Values of the ``comm_type`` attribute. Versions before 0.0.4 use other numbers."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -125,8 +131,8 @@ class AttributeField(IntEnum):
     BYTES_LIST = 32
 
 
-class Kind(Enum):
-    """Protobuf value kinds, with their wire type and the name used in ``.proto`` files."""
+class ProtoKind(Enum):
+    """Kinds of protobuf values, with their wire type and their name in ``.proto`` files."""
 
     DOUBLE = ("double", WireType.FIXED64)
     FLOAT = ("float", WireType.FIXED32)
@@ -153,27 +159,28 @@ class Kind(Enum):
 
     @property
     def wire(self) -> WireType:
-        """How one value of the kind travels."""
+        """Wire type of one value of the kind."""
         return self.value[1]
 
 
-_SCALARS = tuple(kind for kind in Kind if kind not in {Kind.ENUM, Kind.MESSAGE})
+_SCALARS = tuple(kind for kind in ProtoKind if kind not in {ProtoKind.ENUM, ProtoKind.MESSAGE})
 
-VALUE_FIELDS: MappingProxyType[int, Kind] = MappingProxyType(
-    {3 + 2 * place: kind for place, kind in enumerate(_SCALARS)}
+VALUE_FIELDS: MappingProxyType[int, ProtoKind] = MappingProxyType(
+    {3 + 2 * index: kind for index, kind in enumerate(_SCALARS)}
 )
 """Attribute field number of a scalar -> its kind."""
 
 
 class FieldSpec(NamedTuple):
-    """One field of a message. ``oneof`` fields replace each other; ``message`` goes with ``Kind.MESSAGE``.
+    """One field of a message. ``oneof`` fields exclude each other; ``message`` is set for
+    ``ProtoKind.MESSAGE``.
 
     ``required`` fields and the ``largest`` value of closed enumerations exist in proto2 only.
     """
 
     number: int
     name: str
-    kind: Kind
+    kind: ProtoKind
     repeated: bool = False
     oneof: bool = False
     message: MessageSpec | None = None
@@ -197,56 +204,60 @@ def _value_fields() -> list[FieldSpec]:
     for number, kind in VALUE_FIELDS.items():
         entries = _message(f"{kind.proto.title()}List", FieldSpec(1, "values", kind, repeated=True))
         fields.append(FieldSpec(number, f"{kind.proto}_val", kind, oneof=True))
-        fields.append(FieldSpec(number + 1, f"{kind.proto}_list", Kind.MESSAGE, oneof=True, message=entries))
+        fields.append(
+            FieldSpec(number + 1, f"{kind.proto}_list", ProtoKind.MESSAGE, oneof=True, message=entries)
+        )
     return fields
 
 
 ATTRIBUTE = _message(
     "AttributeProto",
-    FieldSpec(1, "name", Kind.STRING),
-    FieldSpec(2, "doc_string", Kind.STRING),
+    FieldSpec(1, "name", ProtoKind.STRING),
+    FieldSpec(2, "doc_string", ProtoKind.STRING),
     *_value_fields(),
 )
 
 IO_INFO = _message(
     "IOInfo",
-    FieldSpec(1, "values", Kind.STRING),
-    FieldSpec(2, "shapes", Kind.STRING),
-    FieldSpec(3, "types", Kind.STRING),
+    FieldSpec(1, "values", ProtoKind.STRING),
+    FieldSpec(2, "shapes", ProtoKind.STRING),
+    FieldSpec(3, "types", ProtoKind.STRING),
 )
 
 GLOBAL_METADATA = _message(
     "GlobalMetadata",
-    FieldSpec(1, "version", Kind.STRING),
-    FieldSpec(2, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
+    FieldSpec(1, "version", ProtoKind.STRING),
+    FieldSpec(2, "attr", ProtoKind.MESSAGE, repeated=True, message=ATTRIBUTE),
 )
 
 NODE = _message(
     "Node",
-    FieldSpec(NodeField.ID, "id", Kind.UINT64),
-    FieldSpec(NodeField.NAME, "name", Kind.STRING),
-    FieldSpec(NodeField.TYPE, "type", Kind.ENUM),
-    FieldSpec(NodeField.CTRL_DEPS, "ctrl_deps", Kind.UINT64, repeated=True),
-    FieldSpec(NodeField.DATA_DEPS, "data_deps", Kind.UINT64, repeated=True),
-    FieldSpec(NodeField.START_TIME_MICROS, "start_time_micros", Kind.UINT64),
-    FieldSpec(NodeField.DURATION_MICROS, "duration_micros", Kind.UINT64),
-    FieldSpec(NodeField.INPUTS, "inputs", Kind.MESSAGE, message=IO_INFO),
-    FieldSpec(NodeField.OUTPUTS, "outputs", Kind.MESSAGE, message=IO_INFO),
-    FieldSpec(NodeField.ATTR, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
+    FieldSpec(NodeField.ID, "id", ProtoKind.UINT64),
+    FieldSpec(NodeField.NAME, "name", ProtoKind.STRING),
+    FieldSpec(NodeField.TYPE, "type", ProtoKind.ENUM),
+    FieldSpec(NodeField.CTRL_DEPS, "ctrl_deps", ProtoKind.UINT64, repeated=True),
+    FieldSpec(NodeField.DATA_DEPS, "data_deps", ProtoKind.UINT64, repeated=True),
+    FieldSpec(NodeField.START_TIME_MICROS, "start_time_micros", ProtoKind.UINT64),
+    FieldSpec(NodeField.DURATION_MICROS, "duration_micros", ProtoKind.UINT64),
+    FieldSpec(NodeField.INPUTS, "inputs", ProtoKind.MESSAGE, message=IO_INFO),
+    FieldSpec(NodeField.OUTPUTS, "outputs", ProtoKind.MESSAGE, message=IO_INFO),
+    FieldSpec(NodeField.ATTR, "attr", ProtoKind.MESSAGE, repeated=True, message=ATTRIBUTE),
 )
 
 
-class Declared(NamedTuple):
-    """A value type of old attributes: which field holds it, and what it is today."""
+class DeclaredType(NamedTuple):
+    """A value type of old attributes: the field with the value, and its type in the current schema."""
 
     field: FieldSpec
     becomes: AttributeField
 
 
 class SchemaVersion(NamedTuple):
-    """One version. ``metadata`` is None where traces begin with a node. ``declared`` lists the value types of
-    attributes by number (empty: none are declared). ``node_types`` and ``comm_types`` give, by the number in
-    the file, today's number (-1: not a collective at all).
+    """One version.
+
+    ``metadata`` is None if traces begin with a node. ``declared`` lists the value types of attributes by
+    number (empty: not declared). ``node_types`` and ``comm_types`` map numbers in the file to current numbers
+    (-1: not a collective).
     """
 
     label: str
@@ -254,35 +265,35 @@ class SchemaVersion(NamedTuple):
     syntax: Literal["proto2", "proto3"]
     node: MessageSpec
     metadata: MessageSpec | None
-    declared: tuple[Declared, ...]
+    declared: tuple[DeclaredType, ...]
     node_types: tuple[int, ...]
     comm_types: tuple[int, ...]
 
 
-_U32, _ENUM = (1 << 32) - 1, Kind.ENUM
+_U32, _ENUM = (1 << 32) - 1, ProtoKind.ENUM
 
 _NODE_001 = _message(
     "Node",
-    FieldSpec(1, "id", Kind.UINT64, required=True),
-    FieldSpec(2, "name", Kind.STRING, required=True),
+    FieldSpec(1, "id", ProtoKind.UINT64, required=True),
+    FieldSpec(2, "name", ProtoKind.STRING, required=True),
     FieldSpec(3, "node_type", _ENUM, largest=6),
-    FieldSpec(4, "parent", Kind.UINT64, repeated=True),
+    FieldSpec(4, "parent", ProtoKind.UINT64, repeated=True),
     FieldSpec(5, "tensor_loc", _ENUM, largest=2),
-    FieldSpec(6, "tensor_size", Kind.UINT64),
-    FieldSpec(7, "simulated_run_time", Kind.UINT64),
+    FieldSpec(6, "tensor_size", ProtoKind.UINT64),
+    FieldSpec(7, "simulated_run_time", ProtoKind.UINT64),
     FieldSpec(8, "input_tensor_loc", _ENUM, largest=2),
-    FieldSpec(9, "input_tensor_size", Kind.UINT64),
+    FieldSpec(9, "input_tensor_size", ProtoKind.UINT64),
     FieldSpec(10, "output_tensor_loc", _ENUM, largest=2),
-    FieldSpec(11, "output_tensor_size", Kind.UINT64),
-    FieldSpec(12, "num_ops", Kind.UINT64),
+    FieldSpec(11, "output_tensor_size", ProtoKind.UINT64),
+    FieldSpec(12, "num_ops", ProtoKind.UINT64),
     FieldSpec(13, "comm_type", _ENUM, largest=4),
-    FieldSpec(14, "involved_dim", Kind.BOOL, repeated=True, largest=1),
-    FieldSpec(15, "communicator_id", Kind.UINT32, largest=_U32),
-    FieldSpec(16, "comm_src", Kind.UINT32, largest=_U32),
-    FieldSpec(17, "comm_dst", Kind.UINT32, largest=_U32),
-    FieldSpec(18, "comm_size", Kind.UINT32, largest=_U32),
-    FieldSpec(19, "comm_tag", Kind.UINT32, largest=_U32),
-    FieldSpec(20, "comm_priority", Kind.UINT32, largest=_U32),
+    FieldSpec(14, "involved_dim", ProtoKind.BOOL, repeated=True, largest=1),
+    FieldSpec(15, "communicator_id", ProtoKind.UINT32, largest=_U32),
+    FieldSpec(16, "comm_src", ProtoKind.UINT32, largest=_U32),
+    FieldSpec(17, "comm_dst", ProtoKind.UINT32, largest=_U32),
+    FieldSpec(18, "comm_size", ProtoKind.UINT32, largest=_U32),
+    FieldSpec(19, "comm_tag", ProtoKind.UINT32, largest=_U32),
+    FieldSpec(20, "comm_priority", ProtoKind.UINT32, largest=_U32),
 )
 
 UPGRADES_001: MappingProxyType[str, AttributeField] = MappingProxyType(
@@ -304,48 +315,48 @@ UPGRADES_001: MappingProxyType[str, AttributeField] = MappingProxyType(
         "output_tensor_size": AttributeField.UINT64,
     }
 )
-"""Fields of 0.0.1 nodes that are attributes today, with the type that readers of today want."""
+"""Fields of 0.0.1 nodes that are attributes in the current schema, with the expected types."""
 
 
 def _attribute(*values: FieldSpec, types: int) -> MessageSpec:
     return _message(
         "AttributeProto",
-        FieldSpec(1, "name", Kind.STRING, required=True),
+        FieldSpec(1, "name", ProtoKind.STRING, required=True),
         FieldSpec(2, "type", _ENUM, required=True, largest=types - 1),
-        FieldSpec(3, "doc_string", Kind.STRING),
+        FieldSpec(3, "doc_string", ProtoKind.STRING),
         *values,
     )
 
 
 _SCALAR_TYPES = {
-    "b": (Kind.BOOL, AttributeField.BOOL),
-    "f": (Kind.FLOAT, AttributeField.FLOAT),
-    "u": (Kind.UINT64, AttributeField.UINT64),
-    "i": (Kind.INT64, AttributeField.INT64),
-    "s": (Kind.STRING, AttributeField.STRING),
+    "b": (ProtoKind.BOOL, AttributeField.BOOL),
+    "f": (ProtoKind.FLOAT, AttributeField.FLOAT),
+    "u": (ProtoKind.UINT64, AttributeField.UINT64),
+    "i": (ProtoKind.INT64, AttributeField.INT64),
+    "s": (ProtoKind.STRING, AttributeField.STRING),
 }
 
 _LISTS = {
-    "bools": (Kind.BOOL, AttributeField.BOOL_LIST),
-    "floats": (Kind.FLOAT, AttributeField.FLOAT_LIST),
-    "uints": (Kind.UINT64, AttributeField.UINT64_LIST),
-    "ints": (Kind.INT64, AttributeField.INT64_LIST),
-    "strings": (Kind.BYTES, AttributeField.STRING_LIST),
+    "bools": (ProtoKind.BOOL, AttributeField.BOOL_LIST),
+    "floats": (ProtoKind.FLOAT, AttributeField.FLOAT_LIST),
+    "uints": (ProtoKind.UINT64, AttributeField.UINT64_LIST),
+    "ints": (ProtoKind.INT64, AttributeField.INT64_LIST),
+    "strings": (ProtoKind.BYTES, AttributeField.STRING_LIST),
 }
 
 
-def _declared(names: str) -> tuple[Declared, ...]:
-    """Value types in the order of their numbers; the value of the first stands in field 4, and so on.
+def _declared(names: str) -> tuple[DeclaredType, ...]:
+    """Return value types in the order of their numbers; the first has its value in field 4, and so on.
 
-    ``strings`` were bytes at first and text later, which is the same on the wire.
+    ``strings`` were bytes at first and text later, which are equal on the wire.
     """
-    found: list[Declared] = []
+    types: list[DeclaredType] = []
     for number, name in enumerate(names.split(), start=4):
         repeated = name in _LISTS
         kind, becomes = _LISTS[name] if repeated else _SCALAR_TYPES[name]
-        largest = 1 if kind is Kind.BOOL else None
-        found.append(Declared(FieldSpec(number, name, kind, repeated=repeated, largest=largest), becomes))
-    return tuple(found)
+        largest = 1 if kind is ProtoKind.BOOL else None
+        types.append(DeclaredType(FieldSpec(number, name, kind, repeated=repeated, largest=largest), becomes))
+    return tuple(types)
 
 
 _DECLARED_002 = _declared("f i s floats ints strings")
@@ -355,28 +366,28 @@ _DECLARED_003 = _declared("b f i s bools floats ints strings")
 _DECLARED_003_UINT = _declared("b f u i s bools floats uints ints strings")
 
 
-def _node(declared: tuple[Declared, ...], largest_type: int) -> MessageSpec:
+def _node(declared: tuple[DeclaredType, ...], largest_type: int) -> MessageSpec:
     texts = ("inputs", "input_shapes", "input_types", "outputs", "output_shapes", "output_types")
     attribute = _attribute(*(entry.field for entry in declared), types=len(declared))
     return _message(
         "Node",
-        FieldSpec(1, "id", Kind.UINT64, required=True),
-        FieldSpec(2, "name", Kind.STRING, required=True),
+        FieldSpec(1, "id", ProtoKind.UINT64, required=True),
+        FieldSpec(2, "name", ProtoKind.STRING, required=True),
         FieldSpec(3, "type", _ENUM, required=True, largest=largest_type),
-        FieldSpec(4, "parent", Kind.UINT64, repeated=True),
-        *(FieldSpec(number, name, Kind.STRING) for number, name in enumerate(texts, start=5)),
-        FieldSpec(11, "attribute", Kind.MESSAGE, repeated=True, message=attribute),
+        FieldSpec(4, "parent", ProtoKind.UINT64, repeated=True),
+        *(FieldSpec(number, name, ProtoKind.STRING) for number, name in enumerate(texts, start=5)),
+        FieldSpec(11, "attribute", ProtoKind.MESSAGE, repeated=True, message=attribute),
     )
 
 
-def _metadata(declared: tuple[Declared, ...]) -> MessageSpec:
+def _metadata(declared: tuple[DeclaredType, ...]) -> MessageSpec:
     attribute = _attribute(*(entry.field for entry in declared), types=len(declared))
     return _message(
-        "GlobalMetadata", FieldSpec(1, "attribute", Kind.MESSAGE, repeated=True, message=attribute)
+        "GlobalMetadata", FieldSpec(1, "attribute", ProtoKind.MESSAGE, repeated=True, message=attribute)
     )
 
 
-PLACES: MappingProxyType[str, str] = MappingProxyType(
+RENAMED_FIELDS: MappingProxyType[str, str] = MappingProxyType(
     {
         "node_type": "type",
         "parent": "data_deps",
@@ -389,7 +400,7 @@ PLACES: MappingProxyType[str, str] = MappingProxyType(
         "output_types": "outputs.types",
     }
 )
-"""Fields of proto2 nodes that have another name or place today."""
+"""Fields of proto2 nodes with another name in the current schema."""
 
 _NO_METADATA_TYPE = (NodeType.INVALID, *range(NodeType.MEM_LOAD, NodeType.COMM_COLL + 1))
 """Node types before METADATA was inserted."""
@@ -400,12 +411,9 @@ _COMM = CollectiveCommType
 
 _COMM_002 = (_COMM.ALL_REDUCE, _COMM.ALL_TO_ALL, _COMM.ALL_GATHER, _COMM.REDUCE_SCATTER)
 
-_NOTHING: tuple[Declared, ...] = ()
 
 _ROWS = (
-    SchemaVersion(
-        "0.0.1", "2023-01", "proto2", _NODE_001, None, _NOTHING, _NO_METADATA_TYPE, (-1, *_COMM_002)
-    ),
+    SchemaVersion("0.0.1", "2023-01", "proto2", _NODE_001, None, (), _NO_METADATA_TYPE, (-1, *_COMM_002)),
     *(
         SchemaVersion(
             label if label == "0.0.2" else f"{label}-{date}",
@@ -430,7 +438,7 @@ _ROWS = (
         "2023-10-10",
         "proto3",
         NODE,
-        _message("GlobalMetadata", FieldSpec(1, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE)),
+        _message("GlobalMetadata", FieldSpec(1, "attr", ProtoKind.MESSAGE, repeated=True, message=ATTRIBUTE)),
         (),
         _NODE_TYPES,
         tuple(_COMM),
@@ -439,7 +447,7 @@ _ROWS = (
 )
 
 VERSIONS: MappingProxyType[str, SchemaVersion] = MappingProxyType({row.label: row for row in _ROWS})
-"""All versions, oldest first. 1.0.0 is another label of 0.0.4: the same bytes."""
+"""All versions, oldest first. 1.0.0 is another label of 0.0.4 with the same bytes."""
 
 NAMED: MappingProxyType[str, frozenset[str]] = MappingProxyType(
     {
@@ -451,4 +459,4 @@ NAMED: MappingProxyType[str, frozenset[str]] = MappingProxyType(
         "1.0.0": frozenset({CURRENT}),
     }
 )
-"""What a user can name -> the versions that are meant; the structure decides between several."""
+"""Label that users can select -> matching versions; the structure of a trace decides between several."""

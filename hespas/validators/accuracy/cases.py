@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.measured_ops import RecordedSteps
-from hespas.graph import DTYPES, EventColumns, OpClass, OpGraph, Profile, Workload
+from hespas.graph import DTYPES, OpClass, OpGraph, OptionalEventColumns, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.merge import merge_nodes
@@ -46,7 +46,7 @@ CLASS_NAMES: tuple[str, ...] = tuple(op_class.name.lower() for op_class in OpCla
 """Names of the classes of a program's operations, by code."""
 
 _TEXTS_PER_BLOCK = 1 << 16
-_EVENT_COLUMNS = (*EventColumns.__annotations__, "start_ns", "duration_ns")
+_EVENT_COLUMNS = (*OptionalEventColumns.__annotations__, "start_ns", "duration_ns")
 
 LEAST_NS = 1e-6
 """Least measured time: no clock resolves femtoseconds, and errors relative to less overflow."""

@@ -15,7 +15,7 @@ import msgspec
 from hespas._version import __version__
 from hespas.files.documents import Figure, document_bytes
 from hespas.files.limits import limits
-from hespas.files.streams import located, read_document
+from hespas.files.streams import input_location, read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
@@ -190,7 +190,7 @@ def _read_report(report: Path | bytes, name: str) -> _ComparedReport:
             key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
             raise ValueError(f"an object has the key {clipped(key)!r} twice")
 
-    if isinstance(report, Path) and not located(report).exists():
+    if isinstance(report, Path) and not input_location(report).exists():
         raise FormatError("no such file", path=name, hint=_REPORT_HINT)
     try:
         data = (

@@ -14,7 +14,7 @@ from hespas.graph import Diagnostics, HostOps, OpClass, Profile, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UsageError, clipped
 from hespas.graph.passes import with_durations, without_waits
-from hespas.hardware import Device, canonical
+from hespas.hardware import Device, canonical_name
 from hespas.validators.accuracy.cases import LEAST_NS, CaseSource, cases_of, events_of
 from hespas.validators.accuracy.programs import sources_of_attached, sources_of_program
 
@@ -206,7 +206,7 @@ def by_device(
 
 def _spelling_of(text: str, named: Mapping[str, Device]) -> str:
     """Return the user's spelling of the device that a profile calls ``text``; empty without one."""
-    shipped = canonical(text)
+    shipped = canonical_name(text)
     for spelling, device in named.items():
         own = {name.casefold() for name in (device.name, *device.aliases)}
         if text and (text.casefold() in own or shipped.casefold() in own):
@@ -225,7 +225,7 @@ def _with_only(
     If the profile has another device name, it is added to the name of the profile in tables and documents.
     """
     name = profile.name
-    shipped = {device for text in texts if (device := canonical(text))}
+    shipped = {device for text in texts if (device := canonical_name(text))}
     if len(shipped) > 1 or len(named) > 1:
         listed = ", ".join(text for text in texts if text)
         raise UsageError(
@@ -239,7 +239,7 @@ def _with_only(
     message = ""
     if shipped:
         message = f"recorded on {shipped.pop()}, but compared with estimates for {device}"
-    elif recorded and (recorded != _ANY_CPU or canonical(device)):
+    elif recorded and (recorded != _ANY_CPU or canonical_name(device)):
         message = f"recorded on {recorded}, but compared with estimates for {device}, which has no such alias"
     diagnostics.warning("accuracy.other-device", name, message, count=int(bool(message)))
     if not message:

@@ -29,7 +29,7 @@ from hespas.estimators.learned.serialization import (
 )
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import basis_of
-from hespas.files.output import placed_at_once, write_atomically
+from hespas.files.output import place_immediately, write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml
@@ -144,7 +144,7 @@ class FitMemory:
                 path=str(self.folder),
                 hint="remove the file at this path, or name another `out`",
             ) from error
-        with placed_at_once():
+        with place_immediately():
             write_atomically(self.folder / name, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:

@@ -36,7 +36,7 @@ from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.hardware.kernel_shares import starts_of
+from hespas.hardware.kernel_shares import start_ratio
 from hespas.measurements import Measurements, joined
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration.fit_device import error_of, rounded
@@ -245,7 +245,7 @@ def common_kernels(
     alone, which are timed differently, only contribute to the factors of kinds and operations.
 
     Starts are proportional to the shortest kernel in a device's file. The classes are of a device with
-    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.fits_at`
+    :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.scaled_fits`
     converts them.
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
@@ -270,7 +270,7 @@ def common_kernels(
             np.array(_OF_KIND_THERE),
         ),
     ]
-    starts = np.array([starts_of(device) for table, device in used for _ in range(len(table))])
+    starts = np.array([start_ratio(device) for table, device in used for _ in range(len(table))])
     factors = _level_factors(sample, levels, _START + np.log(starts)[:, None] * _IS_START)
     vendors = {_device_name(table, device): device.vendor for table, device in used if table.recorded}
     # Without recordings of the vendor, all other vendors are used, because starts are relative.
@@ -399,7 +399,7 @@ def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) 
         if len(rows):
             part = table.take(rows)
             values = fit_products(part, device, benchmark_ns(part, device), DEFAULT_PRODUCTS)
-            values = {**values, "start_ns": values["start_ns"] / starts_of(device)}
+            values = {**values, "start_ns": values["start_ns"] / start_ratio(device)}
             by_vendor.setdefault(device.vendor, []).append(values)
     used = by_vendor.get(vendor) or [row for rows in by_vendor.values() for row in rows] or [DEFAULT_PRODUCTS]
     return {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hespas.files.limits import refuse_comparison
 from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.groups import Membership, Peers, membership_of, peers_of, salted
+from hespas.graph.groups import GroupMembership, PermutationPeers, membership_of, peers_of, salted
 
 __all__ = [
     "GroupChannel",
@@ -86,10 +86,12 @@ class _RankRelations:
                 self.permutations.setdefault(permutation, len(self.permutations))
         uids: dict[bytes, int] = {}
         self.members: list[tuple[int, ...]] = []
-        self.memberships: list[Membership] = [
+        self.memberships: list[GroupMembership] = [
             membership_of(groups, ranks, uids, self.members) for groups in self.groups
         ]
-        self.peers: list[Peers] = [peers_of(permutation, ranks) for permutation in self.permutations]
+        self.peers: list[PermutationPeers] = [
+            peers_of(permutation, ranks) for permutation in self.permutations
+        ]
         self.uses: BoolArray = np.zeros((len(workload.classes), len(self.groups)), np.bool_)
         self.moves: BoolArray = np.zeros((len(workload.classes), len(self.permutations)), np.bool_)
         for index, graph in enumerate(workload.classes):

@@ -16,7 +16,7 @@ from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware import canonical
+from hespas.hardware import canonical_name
 from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.league.fit import Factor, factors_of
 from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
@@ -332,7 +332,7 @@ def read_factors(path: Path, estimator: str) -> list[Factor]:
             hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_WRITES_FACTORS}",
         )
     known = [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
-    return [replace(each, accelerator=canonical(each.accelerator) or each.accelerator) for each in known]
+    return [replace(each, accelerator=canonical_name(each.accelerator) or each.accelerator) for each in known]
 
 
 _WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"

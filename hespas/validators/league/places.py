@@ -11,7 +11,7 @@ from msgspec import structs
 from hespas.generators.llm.published import PublishedRun
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device, Dimension, System, load_system
-from hespas.hardware.typed_toml import Source
+from hespas.hardware.typed_toml import FigureSource
 
 __all__ = ["SYSTEMS", "system_of"]
 
@@ -103,8 +103,8 @@ _NODE = 8
 """Devices of a node where nobody says."""
 
 
-def _source(device: Device) -> Source:
-    return Source(key="device", text=f"the file of {device.name}")
+def _source(device: Device) -> FigureSource:
+    return FigureSource(key="device", text=f"the file of {device.name}")
 
 
 def _in_nodes(found: System, stated: str) -> System:

@@ -18,14 +18,14 @@ from hespas.estimators import load_estimator
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.step_intervals import Level, device_level
 from hespas.files.processes import safe_spawning, start_worker, worker_state
-from hespas.files.trust import file_beside
+from hespas.files.trust import file_in_folder_of
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import MODELS, PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
-from hespas.hardware import device_files, is_path, load_device, load_system, stated_by
+from hespas.hardware import device_files, is_path, load_device, load_system, resolve_reference
 from hespas.validators.league.parts import COMPONENTS
 from hespas.validators.league.runs import RunSettings, settings_of, timed_run
 from hespas.validators.league.stamps import content_stamp, estimator_stamp, package_stamp
@@ -162,7 +162,7 @@ def predicted_rows(
     load_estimator(estimator)
     _step.cache_clear()
     kept = _Kept(ResultCache(cache or cache_folder("league"), Predicted), diagnostics)
-    models = file_beside(table, MODELS, "column model")
+    models = file_in_folder_of(table, MODELS, "column model")
     stamps = [package_stamp(), content_stamp([models]), estimator, estimator_stamp(estimator)]
     rows = read_runs(table)
     if diagnostics is not None:
@@ -286,7 +286,7 @@ def _device(spelling: str, table: Path) -> tuple[str, str]:
     is reported with the rows.
     """
     try:
-        device = stated_by(table, spelling, "column accelerator")
+        device = resolve_reference(table, spelling, "column accelerator")
         return load_device(device).name, content_stamp(device_files(device))
     except HespasError as error:
         return spelling, str(error)
@@ -295,7 +295,7 @@ def _device(spelling: str, table: Path) -> tuple[str, str]:
 def _system_stamp(spelling: str, table: Path) -> str:
     """Return a text that changes with the file of a system that does not ship."""
     try:
-        system = stated_by(table, spelling, "column network")
+        system = resolve_reference(table, spelling, "column network")
     except BoundaryError as error:
         return str(error)
     return content_stamp([Path(system)] if is_path(system) else [])
@@ -316,9 +316,9 @@ def _predicted(task: Task) -> Predicted:
     try:
         _check_settings(task.cells, place)
         run = run_of(task.cells, place, found, task.table)
-        device = load_device(stated_by(task.table, task.device, "column accelerator"))
+        device = load_device(resolve_reference(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
-        system = load_system(stated_by(task.table, network, "column network")) if network else None
+        system = load_system(resolve_reference(task.table, network, "column network")) if network else None
         step, unknown, diagnostics = _step(settings_of(run, device, task.estimator, system))
         found.extend(diagnostics)
         if not 0 < step.time_ns < inf:

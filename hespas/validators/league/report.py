@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from hespas._version import __version__
-from hespas.files.documents import inert_cell
+from hespas.files.documents import escape_cell
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph.errors import clipped
 from hespas.validators.league.document import League, league_json
@@ -77,13 +77,13 @@ def league_csv(done: League) -> str:
     for row in done.rows:
         predicted = row.row.predicted
         cells: list[object] = [row.row.number, row.status]
-        cells += [inert_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
+        cells += [escape_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
         cells += [_plain(getattr(row, name)) for name in figures]
         cells += map(_plain, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
         fits = {True: "true", False: "false", None: ""}[predicted.fits]
         cells += [_plain(predicted.capacity_bytes / 2**30), fits]
         cells += [_plain(row.parts.get(name, 0.0)) for name in COMPONENTS]
-        cells += [" ".join(predicted.assumptions), inert_cell(predicted.refused)]
+        cells += [" ".join(predicted.assumptions), escape_cell(predicted.refused)]
         writer.writerow(cells)
     return text.getvalue()
 

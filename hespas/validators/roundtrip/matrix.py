@@ -18,7 +18,7 @@ from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import Count, document_bytes
 from hespas.files.processes import safe_spawning, start_worker, worker_state
-from hespas.files.streams import located
+from hespas.files.streams import input_location
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, summed
 from hespas.validators.roundtrip.pairs import FilePairs, FormatPair, PairStatus, file_pairs
@@ -196,7 +196,7 @@ def roundtrip(
 
 def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the inputs of a path, the file itself or the files in it, with True for files in a folder."""
-    if not located(path).exists():
+    if not input_location(path).exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
         yield path, False

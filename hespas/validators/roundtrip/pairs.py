@@ -20,7 +20,7 @@ from hespas.converters import (
     note_unread_files,
     usable_formats,
 )
-from hespas.files.streams import located
+from hespas.files.streams import input_location
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
@@ -187,7 +187,7 @@ class TripRunner:
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        yield file.name, located(file).read_bytes()
+        yield file.name, input_location(file).read_bytes()
 
 
 def file_pairs(

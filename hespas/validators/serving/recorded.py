@@ -22,7 +22,7 @@ from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, l
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError, UnsupportedError, clipped
-from hespas.hardware import canonical, named_device
+from hespas.hardware import canonical_name, named_device
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -146,7 +146,7 @@ def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun
     return RecordedRun(
         trace=head.required("trace"),
         model=head.required("model"),
-        hardware=canonical(head.required("accelerator")) or head.required("accelerator"),
+        hardware=canonical_name(head.required("accelerator")) or head.required("accelerator"),
         stack=head.required("engine").partition(" ")[0].casefold(),
         tp=head.count("tp"),
         dp=head.count("dp", 1),

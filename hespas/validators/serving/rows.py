@@ -16,7 +16,7 @@ from pathlib import Path
 from hespas.generators.llm import Layout, ServingStep, named_model, precision_of
 from hespas.generators.llm.model import Experts
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware import canonical
+from hespas.hardware import canonical_name
 from hespas.measurements.columns import text_batches
 from hespas.simulator.serving import POLICIES, Policy
 from hespas.validators.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
@@ -213,7 +213,7 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
     shares_attention = is_published and stack == "vllm" and not has_data_parallel_ranks(precision, clients)
     layout, counted_twice = _layout(cells, shares_attention=shares_attention)
     system = cells.required("system", "a device such as h100_sxm")
-    hardware = canonical(system) or system
+    hardware = canonical_name(system) or system
     step, reason = _step(model, precision, layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
     stated = {
@@ -263,7 +263,7 @@ def _refusal(cells: RunTableRow, row: ServingRow, has_load: bool) -> str:
     reasons = {
         f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode != "agg",
         f"unknown serving engine {row.stack}": row.stack not in POLICIES,
-        f"unknown device {system}": not canonical(system),
+        f"unknown device {system}": not canonical_name(system),
         "the source does not state tp_size": not cells.text("tp_size"),
         "the source does not state the concurrency": not has_load,
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hespas.converters.chakra.wire.canonical import canonical_message
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.chakra.tables import ATTRIBUTE, NODE, Kind
+from hespas.schemas.chakra.tables import ATTRIBUTE, NODE, ProtoKind
 
 _SETTINGS = settings(max_examples=60)
 
@@ -35,22 +35,22 @@ _I64 = st.one_of(st.sampled_from([*_EDGES, -1, -(1 << 63)]), st.integers(-(1 << 
 _U32 = st.one_of(st.sampled_from([0, 1, 128, (1 << 32) - 1]), st.integers(0, (1 << 32) - 1))
 _I32 = st.one_of(st.sampled_from([0, 1, -1, -(1 << 31)]), st.integers(-(1 << 31), (1 << 31) - 1))
 _TEXT = st.text(max_size=40)
-_VALUES: dict[Kind, st.SearchStrategy[Any]] = {
-    Kind.DOUBLE: st.floats(),
-    Kind.FLOAT: st.floats(width=32),
-    Kind.INT32: _I32,
-    Kind.INT64: _I64,
-    Kind.UINT32: _U32,
-    Kind.UINT64: _U64,
-    Kind.SINT32: _I32,
-    Kind.SINT64: _I64,
-    Kind.FIXED32: _U32,
-    Kind.FIXED64: _U64,
-    Kind.SFIXED32: _I32,
-    Kind.SFIXED64: _I64,
-    Kind.BOOL: st.booleans(),
-    Kind.STRING: _TEXT,
-    Kind.BYTES: st.binary(max_size=40),
+_VALUES: dict[ProtoKind, st.SearchStrategy[Any]] = {
+    ProtoKind.DOUBLE: st.floats(),
+    ProtoKind.FLOAT: st.floats(width=32),
+    ProtoKind.INT32: _I32,
+    ProtoKind.INT64: _I64,
+    ProtoKind.UINT32: _U32,
+    ProtoKind.UINT64: _U64,
+    ProtoKind.SINT32: _I32,
+    ProtoKind.SINT64: _I64,
+    ProtoKind.FIXED32: _U32,
+    ProtoKind.FIXED64: _U64,
+    ProtoKind.SFIXED32: _I32,
+    ProtoKind.SFIXED64: _I64,
+    ProtoKind.BOOL: st.booleans(),
+    ProtoKind.STRING: _TEXT,
+    ProtoKind.BYTES: st.binary(max_size=40),
 }
 
 

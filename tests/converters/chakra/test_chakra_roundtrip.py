@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, find_dtype
-from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
+from hespas.schemas.chakra.tables import ATTRIBUTE, ProtoKind
 from tests.converters.chakra.conftest import Reference, messages_of
 
 _ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"
@@ -76,31 +76,42 @@ _NAMES = [
     "",
 ]
 _SMALL = st.sampled_from([0, 1, 2, 5, 127, 128, 300])
-_VALUES: dict[Kind, st.SearchStrategy[Any]] = {
-    Kind.DOUBLE: st.floats(allow_nan=False),
-    Kind.FLOAT: st.floats(width=32, allow_nan=False),
-    Kind.INT32: _SMALL | st.integers(-(1 << 31), (1 << 31) - 1),
-    Kind.INT64: _SMALL | st.integers(-(1 << 63), (1 << 63) - 1),
-    Kind.UINT32: _SMALL | st.integers(0, (1 << 32) - 1),
-    Kind.UINT64: _SMALL | st.integers(0, (1 << 64) - 1),
-    Kind.SINT32: _SMALL,
-    Kind.SINT64: _SMALL | st.just(-3),
-    Kind.FIXED32: _SMALL,
-    Kind.FIXED64: _SMALL | st.just((1 << 64) - 1),
-    Kind.SFIXED32: _SMALL | st.just(-1),
-    Kind.SFIXED64: _SMALL | st.just(-1),
-    Kind.BOOL: st.booleans(),
-    Kind.STRING: st.sampled_from(["", "0", "1", "2", "9", "bf16", "BF16", "contraction", "collective"])
+_VALUES: dict[ProtoKind, st.SearchStrategy[Any]] = {
+    ProtoKind.DOUBLE: st.floats(allow_nan=False),
+    ProtoKind.FLOAT: st.floats(width=32, allow_nan=False),
+    ProtoKind.INT32: _SMALL | st.integers(-(1 << 31), (1 << 31) - 1),
+    ProtoKind.INT64: _SMALL | st.integers(-(1 << 63), (1 << 63) - 1),
+    ProtoKind.UINT32: _SMALL | st.integers(0, (1 << 32) - 1),
+    ProtoKind.UINT64: _SMALL | st.integers(0, (1 << 64) - 1),
+    ProtoKind.SINT32: _SMALL,
+    ProtoKind.SINT64: _SMALL | st.just(-3),
+    ProtoKind.FIXED32: _SMALL,
+    ProtoKind.FIXED64: _SMALL | st.just((1 << 64) - 1),
+    ProtoKind.SFIXED32: _SMALL | st.just(-1),
+    ProtoKind.SFIXED64: _SMALL | st.just(-1),
+    ProtoKind.BOOL: st.booleans(),
+    ProtoKind.STRING: st.sampled_from(["", "0", "1", "2", "9", "bf16", "BF16", "contraction", "collective"])
     | _TEXT,
-    Kind.BYTES: st.binary(max_size=5),
+    ProtoKind.BYTES: st.binary(max_size=5),
 }
-_SIGNED = {Kind.INT32, Kind.INT64, Kind.SINT32, Kind.SINT64, Kind.SFIXED32, Kind.SFIXED64}
+_SIGNED = {
+    ProtoKind.INT32,
+    ProtoKind.INT64,
+    ProtoKind.SINT32,
+    ProtoKind.SINT64,
+    ProtoKind.SFIXED32,
+    ProtoKind.SFIXED64,
+}
 _FIELDS = [field for field in ATTRIBUTE.fields.values() if field.oneof]
 
 
 @st.composite
 def _attribute(draw: st.DrawFn, name: str) -> dict[str, Any]:
-    likely = [field for field in _FIELDS if field.kind in {Kind.INT64, Kind.STRING, Kind.BOOL, Kind.UINT64}]
+    likely = [
+        field
+        for field in _FIELDS
+        if field.kind in {ProtoKind.INT64, ProtoKind.STRING, ProtoKind.BOOL, ProtoKind.UINT64}
+    ]
     field = draw(st.sampled_from(likely) | st.sampled_from(_FIELDS))
     made: dict[str, Any] = {"name": name, "doc_string": draw(st.just("") | _TEXT)}
     if field.message is None:

@@ -19,10 +19,10 @@ from hespas.schemas.chakra.tables import (
     AttributeField,
     CollectiveCommType,
     FieldSpec,
-    Kind,
     MessageSpec,
     NodeField,
     NodeType,
+    ProtoKind,
     WireType,
 )
 from tests.converters.chakra.historic_protos import OLD_VERSIONS
@@ -40,7 +40,7 @@ def _blocks(keyword: str) -> dict[str, str]:
 def _type_name(field: FieldSpec) -> str:
     if field.message is not None:
         return field.message.name
-    return "NodeType" if field.kind is Kind.ENUM else field.kind.proto
+    return "NodeType" if field.kind is ProtoKind.ENUM else field.kind.proto
 
 
 def _declared(spec: MessageSpec) -> set[tuple[str, str, int, bool]]:

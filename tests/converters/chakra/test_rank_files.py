@@ -15,7 +15,7 @@ import pytest
 import hespas
 from hespas.api.io import WriteSharding
 from hespas.converters import WriteOptions
-from hespas.files.output import placed_together
+from hespas.files.output import place_together
 from hespas.graph import (
     CollectiveKind,
     GraphBuilder,
@@ -177,7 +177,7 @@ def test_a_share_joins_no_other_job_and_is_not_written_twice(tmp_path: Path) -> 
     before = tree(out)
     with pytest.raises(OutputError, match="another job"):
         put(pipeline(bytes_read=65.0), out, WriteOptions(shard=(2, 2)))
-    with pytest.raises(OutputError, match="holds share 1 of 2 already"):
+    with pytest.raises(OutputError, match="already contains share 1 of 2"):
         put(pipeline(), out, WriteOptions(shard=(1, 2)))
     assert tree(out) == before
     put(pipeline(), out, WriteOptions(shard=(1, 2)), overwrite=True)
@@ -185,7 +185,7 @@ def test_a_share_joins_no_other_job_and_is_not_written_twice(tmp_path: Path) -> 
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     (stranger / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not missing in it"):
+    with pytest.raises(OutputError, match="no mark of share"):
         put(pipeline(), stranger, WriteOptions(shard=(1, 2)), overwrite=True)
     assert tree(stranger) == {"notes.txt": b"mine"}
 
@@ -287,7 +287,7 @@ def test_a_command_that_fails_behind_it_keeps_what_is_written(
     whole: Mapping[str, bytes], tmp_path: Path
 ) -> None:
     def command() -> None:
-        with placed_together():
+        with place_together():
             put(pipeline(), tmp_path / "out", WriteOptions(resume=True))
             raise _StoppedError
 

@@ -250,10 +250,10 @@ def test_an_export_without_events_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'", "no integer"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = x'00'", "no integer"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'", "not an integer"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = x'00'", "not an integer"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 9223372036854775807", "63 bits"),
-        ("UPDATE NVTX_EVENTS SET start = 1.5", "no integer"),
+        ("UPDATE NVTX_EVENTS SET start = 1.5", "not an integer"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(statement: str, message: str, export: Path) -> None:

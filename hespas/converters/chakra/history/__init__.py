@@ -31,13 +31,13 @@ from hespas.graph.errors import UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY
 from hespas.schemas.chakra.tables import (
     NAMED,
-    PLACES,
+    RENAMED_FIELDS,
     VALUE_FIELDS,
     VERSIONS,
     AttributeField,
-    Declared,
+    DeclaredType,
     FieldSpec,
-    Kind,
+    ProtoKind,
     SchemaVersion,
     WireType,
 )
@@ -228,7 +228,7 @@ def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
         if spec is None or not _has_wire(spec, tag & 7):
             return False
         too_large = spec.largest is not None and largest > spec.largest
-        if too_large or (spec.kind is Kind.STRING and tag in evidence.not_text):
+        if too_large or (spec.kind is ProtoKind.STRING and tag in evidence.not_text):
             return False
     return not any(spec.required and spec.number in evidence.lacking for spec in fields.values())
 
@@ -239,7 +239,7 @@ def _has_wire(spec: FieldSpec, wire: int) -> bool:
 
 
 def _explains(
-    declared: tuple[Declared, ...], place: tuple[int, int], seen: _Seen, texts_are_lists: bool
+    declared: tuple[DeclaredType, ...], place: tuple[int, int], seen: _Seen, texts_are_lists: bool
 ) -> bool:
     """Whether values of one (declared type, tag) can be what the version says."""
     number, tag = place
@@ -247,12 +247,14 @@ def _explains(
         return False
     spec, wire = declared[number].field, tag & 7
     if wire == spec.kind.wire:
-        return not (spec.kind is Kind.BOOL and seen & _Seen.ABOVE_ONE)
+        return not (spec.kind is ProtoKind.BOOL and seen & _Seen.ABOVE_ONE)
     if not spec.repeated or wire != WireType.BYTES:
         return False
     if seen & _Seen.EMPTY or (seen & _Seen.TEXT and not texts_are_lists):
         return False
-    excluded = {Kind.BOOL: _Seen.NO_BOOLS, Kind.FLOAT: _Seen.NO_FLOATS}.get(spec.kind, _Seen.NO_VARINTS)
+    excluded = {ProtoKind.BOOL: _Seen.NO_BOOLS, ProtoKind.FLOAT: _Seen.NO_FLOATS}.get(
+        spec.kind, _Seen.NO_VARINTS
+    )
     return not seen & excluded
 
 
@@ -260,7 +262,7 @@ def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
     """What a version makes of the evidence: equal meanings are equal graphs."""
     fields = version.node.fields
     roles = frozenset(
-        (tag, PLACES.get(spec.name, spec.name))
+        (tag, RENAMED_FIELDS.get(spec.name, spec.name))
         for tag in evidence.largest
         if (spec := fields.get(tag >> 3)) is not None
     )

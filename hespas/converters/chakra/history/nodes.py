@@ -42,8 +42,8 @@ from hespas.schemas.chakra.tables import (
     UPGRADES_001,
     AttributeField,
     FieldSpec,
-    Kind,
     MessageSpec,
+    ProtoKind,
     SchemaVersion,
     WireType,
 )
@@ -161,7 +161,7 @@ class _AttributeDecoder:
             spec = entry.field
             table[place, tag_of(spec.number, spec.kind.wire)] = True
             table[place, tag_of(spec.number, WireType.BYTES)] |= spec.repeated
-            truths[place] = spec.kind is Kind.BOOL
+            truths[place] = spec.kind is ProtoKind.BOOL
         tag = inner.tag[held]
         of_type = number[inner.owner[held]]
         allowed: Bools = table[of_type, np.minimum(tag, 127)] & (tag < 128)
@@ -279,7 +279,7 @@ class _AttributeDecoder:
 
 
 def _encoded_list(
-    fields: Fields, places: range, kind: Kind, target: int, *, truths: bool
+    fields: Fields, places: range, kind: ProtoKind, target: int, *, truths: bool
 ) -> tuple[int, bytes]:
     """Today's type and message of one list."""
     entries = [
@@ -287,11 +287,11 @@ def _encoded_list(
         for place in places
         if int(fields.tag[place]) >> 3 > 3
     ]
-    if kind is Kind.BYTES:
+    if kind is ProtoKind.BYTES:
         texts = [fields.window.u8[at : at + size].tobytes() for _, size, at in entries]
         message = b"".join(b"\x0a" + encode_varint(len(text)) + text for text in texts)
         return (target if all(map(is_text, texts)) else AttributeField.BYTES_LIST), message
-    size_of = 4 if kind is Kind.FLOAT else 0
+    size_of = 4 if kind is ProtoKind.FLOAT else 0
     content = b"".join(
         fields.window.u8[at : at + (value if wire == WireType.BYTES else size_of)].tobytes()
         if size_of or wire == WireType.BYTES
@@ -304,11 +304,11 @@ def _encoded_list(
     return (AttributeField.BOOL_LIST if truths else target), _list_message(content)
 
 
-def _is_packed(content: bytes, kind: Kind) -> bool:
+def _is_packed(content: bytes, kind: ProtoKind) -> bool:
     """Whether bytes are entries of a packed list."""
-    if kind is Kind.FLOAT:
+    if kind is ProtoKind.FLOAT:
         return len(content) % 4 == 0
-    if kind is Kind.BOOL:
+    if kind is ProtoKind.BOOL:
         return max(content, default=0) <= 1
     window = Window.holding(np.frombuffer(content, np.uint8))
     return packed_varints(window, np.zeros(1, np.int64), np.full(1, len(content)))[2] is None
@@ -521,7 +521,7 @@ def _integers(fields: Fields, spec: FieldSpec, target: AttributeField, version: 
     """
     tag = tag_of(spec.number, WireType.VARINT)
     has, value = fields.has(tag), fields.scalar(tag)
-    if spec.kind is Kind.ENUM:
+    if spec.kind is ProtoKind.ENUM:
         has &= value != 0
     if spec.name == "comm_type":
         today = np.array([max(number, 0) for number in version.comm_types], np.uint64)

@@ -25,9 +25,9 @@ from hespas.schemas.chakra.tables import (
     VALUE_FIELDS,
     AttributeField,
     FieldSpec,
-    Kind,
     MessageSpec,
     NodeType,
+    ProtoKind,
     WireType,
 )
 
@@ -78,7 +78,7 @@ _FIELDS = MappingProxyType(
 """Key of a listed node -> field of the schema."""
 
 _VALUE = ("_val", "Val")
-_INTEGERS = frozenset({Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64})
+_INTEGERS = frozenset({ProtoKind.INT32, ProtoKind.INT64, ProtoKind.UINT32, ProtoKind.UINT64})
 _OF_SCALAR: tuple[tuple[type, str], ...] = (
     (bool, "bool"),
     (int, "int64"),
@@ -171,11 +171,11 @@ def _attribute(key: str, value: JsonValue) -> JsonValue:
     return {"name": key, f"{kind_name}_val": value} if kind_name else None
 
 
-def _as_stated(kind: Kind, value: JsonValue) -> JsonValue:
+def _as_stated(kind: ProtoKind, value: JsonValue) -> JsonValue:
     """A value in the type that the contract gives its name, where that loses nothing."""
-    if kind is Kind.BOOL and not isinstance(value, bool) and value in (0, 1):
+    if kind is ProtoKind.BOOL and not isinstance(value, bool) and value in (0, 1):
         return value == 1
-    if kind is Kind.STRING and isinstance(value, int) and not isinstance(value, bool):
+    if kind is ProtoKind.STRING and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if kind in _INTEGERS and isinstance(value, bool):
         return int(value)
@@ -203,37 +203,49 @@ _ENUM = {name: int(member) for member in NodeType for name in (member.name, f"{m
 _ENUM_NAMES = {int(member): f"{member.name}_NODE" for member in NodeType}
 _NOT_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 _PACKING = {
-    Kind.DOUBLE: "<d",
-    Kind.FLOAT: "<f",
-    Kind.FIXED32: "<I",
-    Kind.FIXED64: "<Q",
-    Kind.SFIXED32: "<i",
-    Kind.SFIXED64: "<q",
+    ProtoKind.DOUBLE: "<d",
+    ProtoKind.FLOAT: "<f",
+    ProtoKind.FIXED32: "<I",
+    ProtoKind.FIXED64: "<Q",
+    ProtoKind.SFIXED32: "<i",
+    ProtoKind.SFIXED64: "<q",
 }
 _BITS = {
-    **dict.fromkeys((Kind.INT32, Kind.SINT32, Kind.SFIXED32, Kind.UINT32, Kind.FIXED32, Kind.ENUM), 32),
-    **dict.fromkeys((Kind.INT64, Kind.SINT64, Kind.SFIXED64, Kind.UINT64, Kind.FIXED64), 64),
+    **dict.fromkeys(
+        (
+            ProtoKind.INT32,
+            ProtoKind.SINT32,
+            ProtoKind.SFIXED32,
+            ProtoKind.UINT32,
+            ProtoKind.FIXED32,
+            ProtoKind.ENUM,
+        ),
+        32,
+    ),
+    **dict.fromkeys(
+        (ProtoKind.INT64, ProtoKind.SINT64, ProtoKind.SFIXED64, ProtoKind.UINT64, ProtoKind.FIXED64), 64
+    ),
 }
-_UNSIGNED = frozenset({Kind.UINT32, Kind.FIXED32, Kind.UINT64, Kind.FIXED64})
-_ZIGZAG = frozenset({Kind.SINT32, Kind.SINT64})
+_UNSIGNED = frozenset({ProtoKind.UINT32, ProtoKind.FIXED32, ProtoKind.UINT64, ProtoKind.FIXED64})
+_ZIGZAG = frozenset({ProtoKind.SINT32, ProtoKind.SINT64})
 
 
 class WrongValueError(ValueError):
     """A value that its field cannot have."""
 
 
-def value_bytes(kind: Kind, value: JsonValue) -> bytes:
+def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
     """One value as it travels, texts and bytes with their length before them. Raises `WrongValueError`."""
     match kind:
-        case Kind.STRING:
+        case ProtoKind.STRING:
             content = _text(value)
             return encode_varint(len(content)) + content
-        case Kind.BYTES:
+        case ProtoKind.BYTES:
             content = _bytes(value)
             return encode_varint(len(content)) + content
-        case Kind.DOUBLE | Kind.FLOAT:
+        case ProtoKind.DOUBLE | ProtoKind.FLOAT:
             return _real_bytes(kind, value)
-        case Kind.BOOL:
+        case ProtoKind.BOOL:
             if not isinstance(value, bool):
                 raise WrongValueError(f"{_shown(value)} is neither true nor false")
             return b"\1" if value else b"\0"
@@ -241,18 +253,18 @@ def value_bytes(kind: Kind, value: JsonValue) -> bytes:
             return _whole_bytes(kind, value)
 
 
-def _value_json(kind: Kind, raw: int | bytes) -> JsonValue:
+def _value_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
     """What travels (an integer for a varint, else bytes) as JSON says it."""
     match kind:
-        case Kind.STRING:
+        case ProtoKind.STRING:
             return raw.decode() if isinstance(raw, bytes) else ""
-        case Kind.BYTES:
+        case ProtoKind.BYTES:
             return b64encode(raw).decode() if isinstance(raw, bytes) else ""
-        case Kind.DOUBLE | Kind.FLOAT:
+        case ProtoKind.DOUBLE | ProtoKind.FLOAT:
             return _real_json(kind, raw)
-        case Kind.BOOL:
+        case ProtoKind.BOOL:
             return raw != 0
-        case Kind.ENUM:
+        case ProtoKind.ENUM:
             number = _whole(kind, raw)
             return _ENUM_NAMES.get(number, number)
         case _:
@@ -280,7 +292,7 @@ def _bytes(value: JsonValue) -> bytes:
         raise WrongValueError(f"{_shown(value)} is no base64") from error
 
 
-def _real_bytes(kind: Kind, value: JsonValue) -> bytes:
+def _real_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
     if isinstance(value, str):
         number = _NOT_FINITE.get(value)
         if number is None and not _NUMBER.match(value):
@@ -300,7 +312,7 @@ def _real_bytes(kind: Kind, value: JsonValue) -> bytes:
     raise WrongValueError(f"{_shown(value)} does not fit a {kind.proto}")
 
 
-def _real_json(kind: Kind, raw: int | bytes) -> JsonValue:
+def _real_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
     if isinstance(raw, int):
         return 0.0
     number: float = struct.unpack(_PACKING[kind], raw)[0]
@@ -309,7 +321,7 @@ def _real_json(kind: Kind, raw: int | bytes) -> JsonValue:
     return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def _whole_bytes(kind: Kind, value: JsonValue) -> bytes:
+def _whole_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
     number = _stated_whole(kind, value)
     bits = _BITS[kind]
     low, high = (0, 1 << bits) if kind in _UNSIGNED else (-(1 << bits - 1), 1 << bits - 1)
@@ -322,21 +334,21 @@ def _whole_bytes(kind: Kind, value: JsonValue) -> bytes:
     return encode_varint(number & _MASK64)
 
 
-def _stated_whole(kind: Kind, value: JsonValue) -> int:
+def _stated_whole(kind: ProtoKind, value: JsonValue) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
-        if kind is Kind.ENUM and value in _ENUM:
+        if kind is ProtoKind.ENUM and value in _ENUM:
             return _ENUM[value]
-        if kind is not Kind.ENUM and _WHOLE.match(value):
+        if kind is not ProtoKind.ENUM and _WHOLE.match(value):
             return int(value)
-    what = "node type" if kind is Kind.ENUM else "whole number"
+    what = "node type" if kind is ProtoKind.ENUM else "whole number"
     raise WrongValueError(f"{_shown(value)} is no {what}")
 
 
-def _whole(kind: Kind, raw: int | bytes) -> int:
+def _whole(kind: ProtoKind, raw: int | bytes) -> int:
     """The number that a varint or fixed bytes stand for."""
     if isinstance(raw, bytes):
         number: int = struct.unpack(_PACKING[kind], raw)[0]

@@ -20,8 +20,8 @@ from hespas.schemas.chakra.tables import (
     IO_INFO,
     NODE,
     FieldSpec,
-    Kind,
     MessageSpec,
+    ProtoKind,
     WireType,
 )
 
@@ -35,12 +35,12 @@ _MAX_GROUP_DEPTH = 100
 _FIXED_BYTES = {WireType.FIXED32: 4, WireType.FIXED64: 8}
 _SHORT = tuple(bytes((value,)) for value in range(0x80))
 _SHORTEST = {
-    Kind.UINT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
-    Kind.INT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
+    ProtoKind.UINT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
+    ProtoKind.INT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
 }
 """Varints as a serialiser writes them."""
-_BOOL, _STRING = Kind.BOOL, Kind.STRING  # looking up a member costs as much as a comparison
-_SIGNED32, _UNSIGNED32 = (Kind.INT32, Kind.ENUM), (Kind.UINT32, Kind.SINT32)
+_BOOL, _STRING = ProtoKind.BOOL, ProtoKind.STRING  # looking up a member costs as much as a comparison
+_SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, ProtoKind.SINT32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Field(NamedTuple):
     form: int
     number: int
     head: bytes
-    kind: Kind
+    kind: ProtoKind
     size: int
     repeated: bool
     oneof: bool
@@ -313,7 +313,7 @@ def _is_shortest(field: _Field, content: bytes) -> bool:
     return shortest is not None and shortest.fullmatch(content) is not None
 
 
-def _varint(kind: Kind, value: int) -> bytes:
+def _varint(kind: ProtoKind, value: int) -> bytes:
     """Return the varint that a serialiser writes for what a parser made of ``value``."""
     if kind is _BOOL:
         return _SHORT[value != 0]

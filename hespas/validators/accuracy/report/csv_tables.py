@@ -11,7 +11,7 @@ from math import isnan
 
 import numpy as np
 
-from hespas.files.documents import inert_cell
+from hespas.files.documents import escape_cell
 from hespas.graph.columns import FloatArray
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import CasePrediction, Cases
@@ -167,5 +167,5 @@ def _csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV, safe for spreadsheets and for files."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([inert_cell(cell) for cell in row] for row in rows)
+    writer.writerows([escape_cell(cell) for cell in row] for row in rows)
     return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")

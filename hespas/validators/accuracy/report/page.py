@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hespas._version import __version__
-from hespas.files.documents import encoded, json_for_script
+from hespas.files.documents import encode_json, json_for_script
 from hespas.files.streams import open_input
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import MissingExtraError, UsageError
@@ -184,7 +184,7 @@ def accuracy_html(
         diagnostics=list(result.diagnostics),
         provenance=provenance,
         data=data,
-        json=Markup(json_for_script(encoded(data))),
+        json=Markup(json_for_script(encode_json(data))),
         plotly=Markup(plotly),
         style=Markup((folder / "report.css").read_text(encoding="utf-8")),
         script=Markup((folder / "report.js").read_text(encoding="utf-8")),
