@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import estimate_with
+from hespas.estimators.interface import estimate_with
 from hespas.generators.eager import EagerStep, eager_model
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.columns import FloatArray

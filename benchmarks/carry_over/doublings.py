@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import OperationModel
+from hespas.estimators.interface import OperationModel
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, device_names, load_device
 from hespas.measurements import Measurements, read_measurements

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.carry_over.figures import Case, parser_of, tell
+from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import ModelsAtHand
-from hespas.estimators.registry import OperationModel
 from hespas.estimators.roofline import Roofline
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import device_names, named_device

@@ -278,7 +278,7 @@ def graph_estimator(hardware: str, estimator: str, num_ranks: int, on_unknown: M
     Raises ``UsageError`` for an unknown device or estimator.
     """
     from hespas.estimators import apply_estimate, as_run_on, load_estimator
-    from hespas.estimators.registry import estimate_with, for_job, with_option
+    from hespas.estimators.interface import estimate_with, for_job, with_option
     from hespas.hardware import load_device
 
     device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)

@@ -16,13 +16,8 @@ from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.configuration import operation_estimator
-from hespas.estimators.registry import (
-    OperationModel,
-    Prediction,
-    estimator_factory,
-    list_estimators,
-    predict_with,
-)
+from hespas.estimators.interface import OperationModel, Prediction, predict_with
+from hespas.estimators.registry import estimator_factory, list_estimators
 from hespas.files.documents import Count, Figure, document_bytes, escape_cell, escape_formula
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray

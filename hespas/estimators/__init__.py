@@ -11,7 +11,8 @@ from hespas.estimators.apply import (
     settle_missing,
     warn_of_tf32,
 )
-from hespas.estimators.registry import Estimator, estimator_names, load_estimator
+from hespas.estimators.interface import Estimator
+from hespas.estimators.registry import estimator_names, load_estimator
 
 __all__ = [
     "Estimator",

@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, machine_of
+from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.kernels import EVERY_FORM, KERNELS, PRODUCTS
 from hespas.estimators.rates import peak_times, rate_flops_per_s, within_roof
-from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device

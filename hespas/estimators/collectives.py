@@ -50,8 +50,8 @@ from hespas.estimators.collective_links import (
     roof_ns,
     tuned_times,
 )
+from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.rates import collective_time_ns
-from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, Link, load_device

@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from hespas.estimators.interface import operations_on, takes_no_time
 from hespas.estimators.rates import roof_ns
-from hespas.estimators.registry import operations_on, takes_no_time
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any, Literal
 
-from hespas.estimators.registry import Estimator, for_job, load_estimator
+from hespas.estimators.interface import Estimator, for_job
+from hespas.estimators.registry import load_estimator
 from hespas.estimators.training import Training
 from hespas.graph import OpClass, StepFacts, Workload, step_facts
 from hespas.graph.workload import StepKind

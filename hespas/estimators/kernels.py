@@ -25,8 +25,8 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, machine_of, soft_max
+from hespas.estimators.interface import Prediction, with_bands
 from hespas.estimators.rates import within_roof
-from hespas.estimators.registry import Prediction, with_bands
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, Fit

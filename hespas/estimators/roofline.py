@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.interface import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
     Algorithm,
     Efficiencies,
@@ -33,7 +34,6 @@ from hespas.estimators.rates import (
     stored_bytes,
     unit_rate,
 )
-from hespas.estimators.registry import Prediction, takes_no_time, transcendentals
 from hespas.graph import (
     DTYPES,
     UNKNOWN_DTYPE,

@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from hespas.estimators.registry import Estimator, estimate_with, for_job, load_estimator
+from hespas.estimators.interface import Estimator, estimate_with, for_job
+from hespas.estimators.registry import load_estimator
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph
 from hespas.graph.columns import DTYPES, FloatArray, IntArray, dtype
 from hespas.graph.errors import UnsupportedError, UsageError

@@ -12,7 +12,7 @@ import pytest
 from hespas.estimators import composite as composite_model
 from hespas.estimators import load_estimator
 from hespas.estimators.composite import Composite, read_order
-from hespas.estimators.registry import Estimator, Prediction, estimate_by_operation
+from hespas.estimators.interface import Estimator, Prediction, estimate_by_operation
 from hespas.estimators.roofline import Roofline
 from hespas.graph import (
     DTYPES,

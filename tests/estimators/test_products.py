@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
+from hespas.estimators.interface import OperationModel, Prediction
 from hespas.estimators.kernels import PRODUCTS, as_programs_run, product_time_ns, ragged_share
 from hespas.estimators.rates import roof_ns
-from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hespas import api
 from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
-from hespas.estimators.registry import Prediction, list_estimators, predict_with
+from hespas.estimators.interface import Prediction, predict_with
+from hespas.estimators.registry import list_estimators
 from hespas.estimators.roofline import BOUNDS, Roofline
 from hespas.graph import (
     Diagnostics,

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators import load_estimator
+from hespas.estimators.interface import OperationModel
 from hespas.estimators.rates import rate_flops_per_s, roof_ns, within_roof
-from hespas.estimators.registry import OperationModel
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, device_names, load_device
 from hespas.operations import Labels, Operations, build

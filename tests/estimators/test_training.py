@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import Estimator
+from hespas.estimators.interface import Estimator
 from hespas.estimators.training import Training as TrainingKernels
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import hespas
-from hespas.estimators.registry import OperationModel, load_estimator, operations_on, predict_with
+from hespas.estimators.interface import OperationModel, operations_on, predict_with
+from hespas.estimators.registry import load_estimator
 from hespas.generators.llm import Layout, ServingStep, load_model
 from hespas.graph import Diagnostics, Workload
 from hespas.hardware import load_device

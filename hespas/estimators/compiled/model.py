@@ -18,7 +18,7 @@ import numpy as np
 
 from hespas.estimators.compiled.measuring import Machine, Measured, Measuring, Progress, Timing
 from hespas.estimators.compiled.units import Unit, Units, units_of, units_of_table
-from hespas.estimators.registry import Availability, Prediction, takes_no_time
+from hespas.estimators.interface import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError

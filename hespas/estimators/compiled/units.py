@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.estimators.compiled.copies import copies_of, is_turned, origins_of
-from hespas.estimators.registry import takes_no_time
+from hespas.estimators.interface import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import DType, dtype, find_dtype
 from hespas.graph.groups import member_rows

@@ -14,8 +14,8 @@ import numpy as np
 
 from hespas.estimators.database.library import Library, installed_library, library_of_file, visible
 from hespas.estimators.database.shelf import BETWEEN, EXACT, NEARBY
+from hespas.estimators.interface import Prediction, estimate_by_operation
 from hespas.estimators.rates import within_roof
-from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

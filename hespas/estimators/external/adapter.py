@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 import numpy as np
 
-from hespas.estimators.registry import Availability, Prediction, estimate_by_operation
+from hespas.estimators.interface import Availability, Prediction, estimate_by_operation
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.systolic.lines import clock_hz
 from hespas.files.processes import clean_environment, isolated_script, tied_to_parent

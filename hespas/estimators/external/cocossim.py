@@ -17,7 +17,7 @@ from hespas.estimators.external.adapter import (
     read_answer,
     run_command,
 )
-from hespas.estimators.registry import Availability
+from hespas.estimators.interface import Availability
 from hespas.estimators.systolic.cycles import array_of, parse_array, parse_dataflow
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device

@@ -19,7 +19,7 @@ from hespas.estimators.external.adapter import (
     binary_of,
     run_command,
 )
-from hespas.estimators.registry import Availability
+from hespas.estimators.interface import Availability
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.files.wire import field_bytes

@@ -15,7 +15,7 @@ from hespas.estimators.external.adapter import (
     package_availability,
     run_command,
 )
-from hespas.estimators.registry import Availability
+from hespas.estimators.interface import Availability
 from hespas.estimators.systolic.cycles import Array, array_of, parse_array, parse_dataflow
 from hespas.files.processes import isolated_script
 from hespas.graph.errors import UsageError

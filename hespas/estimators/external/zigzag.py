@@ -18,7 +18,7 @@ from hespas.estimators.external.adapter import (
     read_answer,
     run_command,
 )
-from hespas.estimators.registry import Availability
+from hespas.estimators.interface import Availability
 from hespas.files.limits import limits
 from hespas.files.processes import isolated_script
 from hespas.files.streams import read_document

@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.interface import Prediction, estimate_by_operation
 from hespas.estimators.learned.bases import (
     RELATIVES,
     START_NS,
@@ -46,7 +47,6 @@ from hespas.estimators.learned.serialization import (
 )
 from hespas.estimators.learned.tf32 import as_deeper_products, runs_on_tf32, wider_output_ns
 from hespas.estimators.rates import within_roof
-from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError, clipped

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from hespas.estimators.calibrated import doublings_beyond
+from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.rates import peak_times, within_roof
-from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.systolic.cycles import (
     Array,
     Backing,

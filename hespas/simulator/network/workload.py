@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hespas.estimators.registry import takes_no_time
+from hespas.estimators.interface import takes_no_time
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,

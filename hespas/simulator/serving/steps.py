@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from hespas.estimators.registry import OperationModel, load_estimator, operations_on, predict_with
+from hespas.estimators.interface import OperationModel, operations_on, predict_with
+from hespas.estimators.registry import load_estimator
 from hespas.graph import Diagnostics, OpClass, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError

@@ -10,7 +10,7 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
-from hespas.estimators.registry import estimate_with, for_job
+from hespas.estimators.interface import estimate_with, for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

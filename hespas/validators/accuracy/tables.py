@@ -10,7 +10,7 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import OperationModel, predict_with
+from hespas.estimators.interface import OperationModel, predict_with
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value

@@ -20,8 +20,8 @@ from math import inf
 import numpy as np
 
 from hespas.estimators.composite import Composite
+from hespas.estimators.interface import predict_with
 from hespas.estimators.kernels import KERNELS, PRODUCT_KIND, PRODUCTS
-from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, Fit, FitBand

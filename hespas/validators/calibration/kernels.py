@@ -23,6 +23,7 @@ import numpy as np
 
 from hespas.estimators.composite import Composite
 from hespas.estimators.forms import machine_of
+from hespas.estimators.interface import predict_with
 from hespas.estimators.kernels import (
     KERNEL_KINDS,
     KERNELS,
@@ -32,7 +33,6 @@ from hespas.estimators.kernels import (
     ragged_share,
 )
 from hespas.estimators.learned.tf32 import runs_on_tf32
-from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
+from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.ensemble import FAMILIES, Forest
 from hespas.estimators.learned.inference import octaves_of
 from hespas.estimators.learned.serialization import (
@@ -27,7 +28,6 @@ from hespas.estimators.learned.serialization import (
     LearnedModel,
     Training,
 )
-from hespas.estimators.registry import OperationModel
 from hespas.files.limits import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_fields
 
 from hespas.estimators import load_estimator
 from hespas.estimators.composite import Composite
+from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import (
     LearnedModel,
@@ -20,7 +21,6 @@ from hespas.estimators.learned.serialization import (
     save_model,
     shipped_folder,
 )
-from hespas.estimators.registry import OperationModel
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, load_device, write_device

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
+from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import Card, cards_in, load_model, shipped_folder
 from hespas.estimators.rates import peak_times
-from hespas.estimators.registry import OperationModel
 from hespas.graph import Diagnostics
 from hespas.hardware import device_names, load_device
 from hespas.measurements import read_measurements

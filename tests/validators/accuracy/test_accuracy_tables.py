@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.registry import Prediction
+from hespas.estimators.interface import Prediction
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray

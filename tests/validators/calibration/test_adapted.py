@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators import load_estimator
+from hespas.estimators.interface import OperationModel, Prediction
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.inference import ModelsAtHand
 from hespas.estimators.learned.serialization import (
@@ -20,7 +21,6 @@ from hespas.estimators.learned.serialization import (
     shipped_folder,
 )
 from hespas.estimators.rates import roof_ns
-from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, joined

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hespas.estimators.configuration import host_issue_ns, training_estimator
-from hespas.estimators.registry import Estimator
+from hespas.estimators.interface import Estimator
 from hespas.estimators.training import Training as TrainingKernels
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.published import PublishedRun, run_of

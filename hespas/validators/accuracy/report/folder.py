@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import estimate_with, for_job
+from hespas.estimators.interface import estimate_with, for_job
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.hardware import load_device

@@ -1,0 +1,298 @@
+"""Interface of estimators: protocols, predictions, and the functions that call an estimator and check its
+times.
+
+An :class:`Estimator` estimates the nodes of a graph. An :class:`OperationModel` predicts single operations,
+so that each distinct operation of a graph is predicted once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, is_dataclass, replace
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import InvariantError, UnsupportedError, clipped
+from hespas.graph.passes import is_recorded_wait
+from hespas.hardware import Device, Fit
+from hespas.operations import Operations, between_ranks, operations_of
+
+__all__ = [
+    "Availability",
+    "Estimator",
+    "OperationModel",
+    "Prediction",
+    "Probed",
+    "estimate_by_operation",
+    "estimate_with",
+    "for_job",
+    "operations_on",
+    "predict_with",
+    "takes_no_time",
+    "transcendentals",
+    "with_bands",
+    "with_option",
+]
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """A model of time: a frozen dataclass whose fields are its options.
+
+    Nodes that it does not cover get NaN, never 0. Nodes without cost get 0, and no others do.
+
+    A class that runs no program and executes no workload declares ``inert_options``, a frozenset with the
+    names of those text options that name no file, program or estimator. Input files may name such a class
+    with these options, numbers and booleans; all other classes and options need the user's permission
+    (:func:`~hespas.estimators.registry.check_stated_estimator`).
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the model in the registry and in reports."""
+        ...
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """Return the time of one execution of each node on ``device``; ``graph`` is not changed.
+
+        ``diagnostics`` receives the nodes without an estimate, with reasons, and the assumptions behind the
+        others.
+        """
+        ...
+
+
+class Availability(NamedTuple):
+    """Result of a probe: ``detail`` is the version or the reason, ``install`` the command that
+    installs it.
+    """
+
+    is_available: bool
+    detail: str = ""
+    install: str = ""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """An estimator that needs more than this package and reports if that is installed."""
+
+    def available(self) -> Availability:
+        """Probe the installation without a long run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prediction:
+    """Predicted times of operations; columns of shape ``(ops,)`` [ns].
+
+    ``duration_ns`` is NaN where the model does not cover an operation; ``low_ns`` and ``high_ns`` are the
+    ends of a 90 % interval (NaN: no interval). ``estimator`` is an index into ``models`` (-1: none).
+    """
+
+    duration_ns: FloatArray
+    low_ns: FloatArray
+    high_ns: FloatArray
+    models: tuple[str, ...]
+    estimator: NDArray[np.int8]
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        duration_ns: FloatArray,
+        low_ns: FloatArray | None = None,
+        high_ns: FloatArray | None = None,
+    ) -> Prediction:
+        """Return the prediction of one model."""
+        unknown = np.full(len(duration_ns), np.nan)
+        return cls(
+            duration_ns=duration_ns,
+            low_ns=unknown if low_ns is None else low_ns,
+            high_ns=unknown if high_ns is None else high_ns,
+            models=(model,),
+            estimator=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
+        )
+
+    def take(self, rows: IntArray) -> Prediction:
+        """Return the predictions of ``rows``, which may repeat; row -1 is unknown."""
+        duration_ns, low_ns, high_ns = (
+            np.append(column, np.nan)[rows] for column in (self.duration_ns, self.low_ns, self.high_ns)
+        )
+        return Prediction(
+            duration_ns=duration_ns,
+            low_ns=low_ns,
+            high_ns=high_ns,
+            models=self.models,
+            estimator=np.append(self.estimator, np.int8(-1))[rows],
+        )
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row per operation."""
+        if {len(self.low_ns), len(self.high_ns), len(self.estimator)} != {len(self.duration_ns)}:
+            raise InvariantError("Prediction: columns differ in length")
+
+
+@runtime_checkable
+class OperationModel(Protocol):
+    """A model of the time of single operations: a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model in the registry and in reports."""
+        ...
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """Return the time of one execution of each operation; NaN where the model does not cover one, never
+        0.
+
+        ``diagnostics`` receives the number of uncovered operations per reason.
+        """
+        ...
+
+
+def with_option(model: Estimator, name: str, default: object, value: object) -> Estimator:
+    """Return a copy of the model with ``name`` set to ``value`` if it has that option at its ``default``."""
+    candidate: object = model
+    absent = object()
+    if not is_dataclass(candidate) or isinstance(candidate, type):
+        return model
+    current: object = getattr(model, name, absent)
+    if current is absent or current != default:
+        return model
+    return cast("Estimator", replace(candidate, **{name: value}))
+
+
+def for_job(model: Estimator, num_ranks: int) -> Estimator:
+    """Return the model for a job of ``num_ranks`` ranks (-1: unknown): the size of collectives that state no
+    group. Models without the option ``num_ranks`` stay as they are.
+    """
+    return with_option(model, "num_ranks", -1, num_ranks)
+
+
+def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0) -> FloatArray:
+    """Return times with the 5 % and 95 % ends of a fit's error bands, shape ``(3, ops)`` [ns]; NaN without
+    bands.
+
+    ``widening`` is the exponent by which a band grows beyond the fitted sizes.
+    """
+    if not fit.bands:
+        unknown = np.full(len(time_ns), np.nan)
+        return np.stack((time_ns, unknown, unknown))
+    tops = np.array([band.up_to_ns for band in fit.bands])
+    index = np.minimum(np.searchsorted(tops, time_ns), len(tops) - 1)
+    with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
+        low = np.array([band.low for band in fit.bands])[index] ** widening
+        high = np.array([band.high for band in fit.bands])[index] ** widening
+        return np.stack((time_ns, time_ns * np.minimum(low, 1.0), time_ns * np.maximum(high, 1.0)))
+
+
+def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
+    """Return the operations of a graph, with the number of ranks per node of collectives and messages.
+    O(nodes).
+    """
+    ops = operations_of(graph, num_ranks=num_ranks, tiled=device.kind == "tpu")
+    table, messages = graph.collectives, graph.p2p
+    if not len(table) and not len(messages):
+        return ops
+    per_node = np.full(len(ops), np.nan)
+    shared = group_ranks_per_node(graph, device, num_ranks=num_ranks)
+    per_node[table.node] = shared[table.group_set]
+    between = between_ranks(graph)
+    per_node[messages.node[between]] = message_ranks_per_node(graph, device)[between]
+    return replace(ops, dims={**ops.dims, "ranks_per_node": per_node})
+
+
+def estimate_by_operation(
+    model: OperationModel,
+    graph: OpGraph,
+    device: Device,
+    diagnostics: Diagnostics | None = None,
+    *,
+    num_ranks: int = -1,
+) -> Estimate:
+    """Estimate a graph by one prediction per distinct operation. O(nodes log nodes)."""
+    distinct, index = operations_on(graph, device, num_ranks=num_ranks).distinct()
+    prediction = model.predict(distinct, device, diagnostics).take(index)
+    free = takes_no_time(graph)
+    duration = np.where(free, 0.0, prediction.duration_ns)
+    unknown = np.isnan(duration)
+    return Estimate(
+        hardware=device.name,
+        estimators=prediction.models,
+        bounds=("free", "model"),
+        duration_ns=duration,
+        low_ns=np.where(free, 0.0, prediction.low_ns),
+        high_ns=np.where(free, 0.0, prediction.high_ns),
+        estimator=np.where(unknown, -1, np.where(free, 0, prediction.estimator)).astype(np.int8),
+        bound=np.where(unknown, -1, np.where(free, 0, 1)).astype(np.int8),
+    )
+
+
+def estimate_with(
+    model: Estimator, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None
+) -> Estimate:
+    """Return the estimate of ``model`` for each node of ``graph``; host work and delays keep their recorded
+    time.
+
+    Raises ``UnsupportedError`` if a model of another package returns a negative or infinite time.
+    """
+    estimate = model.estimate(graph, device, diagnostics)
+    if (row := _impossible_row(model, estimate.duration_ns)) >= 0:
+        node = f"node {graph.id[row]} ({graph.op_name(row)})"
+        raise _impossible_time(model, estimate.duration_ns[row], node)
+    waits = is_recorded_wait(graph)
+    if not waits.any():
+        return estimate
+    times = (estimate.duration_ns, estimate.low_ns, estimate.high_ns)
+    duration, low, high = (np.where(waits, graph.duration_ns, column) for column in times)
+    estimator, bound = (
+        np.where(waits, -1, column).astype(np.int8) for column in (estimate.estimator, estimate.bound)
+    )
+    return replace(estimate, duration_ns=duration, low_ns=low, high_ns=high, estimator=estimator, bound=bound)
+
+
+def predict_with(
+    model: OperationModel, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
+) -> Prediction:
+    """Return the prediction of ``model`` for each operation. Raises as :func:`estimate_with`."""
+    prediction = model.predict(ops, device, diagnostics)
+    if (row := _impossible_row(model, prediction.duration_ns)) >= 0:
+        operation = f"an operation of kind {ops.kind[row]}"
+        raise _impossible_time(model, prediction.duration_ns[row], operation)
+    return prediction
+
+
+def _impossible_row(model: object, duration_ns: FloatArray) -> int:
+    """Return the first row with a negative or infinite time, -1 without one. Models of this package are
+    tested and may overflow: they are not checked.
+    """
+    if type(model).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return -1
+    wrong = (duration_ns < 0) | np.isinf(duration_ns)
+    return int(wrong.argmax()) if wrong.any() else -1
+
+
+def _impossible_time(model: Estimator | OperationModel, time_ns: float, subject: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"estimator {model.name!r} of another package returns {time_ns:g} ns for {clipped(subject)}",
+        hint="times must be 0 or more, or NaN if unknown: update that package, or choose another estimator",
+    )
+
+
+def transcendentals(graph: OpGraph) -> FloatArray:
+    """Return the transcendentals per node; 0 where a format counts FLOPs only, which then include them."""
+    return np.where(np.isnan(graph.transcendentals) & ~np.isnan(graph.flops), 0.0, graph.transcendentals)
+
+
+def takes_no_time(graph: OpGraph) -> BoolArray:
+    """Return True for nodes that take no time on any device: metadata, and nodes that state no cost."""
+    work = (graph.flops > 0) | (graph.transcendentals > 0) | (graph.bytes_moved > 0)
+    nothing = (graph.flops == 0) & (transcendentals(graph) == 0) & (graph.bytes_moved == 0)
+    structural = np.isin(graph.op_class, (int(OpClass.FREE), int(OpClass.CONTROL)))
+    compute = graph.kind == int(NodeKind.COMPUTE)
+    free: BoolArray = compute & (nothing | (structural & ~work))
+    free |= graph.kind == int(NodeKind.METADATA)
+    return free
