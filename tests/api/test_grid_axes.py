@@ -89,5 +89,5 @@ def test_links_as_they_are_take_as_long_as_no_axis(tmp_path: Path) -> None:
 
 
 def test_a_precision_that_is_no_number_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="no precision 'f33'"):
+    with pytest.raises(UsageError, match="unknown precision 'f33'"):
         InPrecision.of("f33")

@@ -13,7 +13,13 @@ from math import nan
 
 import numpy as np
 
-from hespas.generators.rescale.figures import GraphFigures, changed_nodes, with_figures
+from hespas.generators.rescale.figures import (
+    AxisSizes,
+    GraphFigures,
+    changed_nodes,
+    extrapolate,
+    with_figures,
+)
 from hespas.generators.rescale.mesh import (
     SUMS,
     RankMesh,
@@ -29,7 +35,6 @@ from hespas.generators.rescale.mesh import (
     rule_of,
     traffic_of,
 )
-from hespas.generators.rescale.pair import AxisSizes, extrapolate
 from hespas.generators.rescale.shards import AxisChange, resize_shards
 from hespas.graph import (
     ABSENT,
