@@ -22,7 +22,6 @@ from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics
-from hespas.graph.columns import IntArray
 
 __all__ = ["CriticalPaths", "PathRow", "SegmentRow", "critical_paths"]
 
@@ -78,7 +77,17 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
     for recording in recordings:
         if not len(recording):
             continue
-        step, rows = _median_step(recording)
+        # the step of median length and its events; -1 and all events without steps
+        numbers, step_of = np.unique(recording.profile.run[recording.rows], return_inverse=True)
+        begin, end = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
+        np.minimum.at(begin, step_of, recording.start_ns)
+        np.maximum.at(end, step_of, recording.end_ns)
+        steps = np.flatnonzero(numbers >= 0)
+        step, rows = -1, np.arange(len(recording))
+        if len(steps):
+            by_span = steps[np.argsort((end - begin)[steps], kind="stable")]
+            median = by_span[(len(steps) - 1) // 2]
+            step, rows = int(numbers[median]), np.flatnonzero(step_of == median)
         starts = _StartConditions.of(recording, float(recording.start_ns[rows].min()))
         path = starts.path_to(int(rows[np.argmax(recording.end_ns[rows])]))
         # the operation (or kernel) of each segment that is a device event or launches one
@@ -108,21 +117,6 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
         message = f"its critical path has {count:,} segments, which are not listed one by one"
         diagnostics.info("analysis.long-path", recording.name, message, count=int(count > _MAX_SEGMENTS))
     return CriticalPaths(joined_tables(PathRow, totals), joined_tables(SegmentRow, segments))
-
-
-def _median_step(recording: Recording) -> tuple[int, IntArray]:
-    """Return the step of median length and its events; -1 and all events without steps."""
-    run = recording.profile.run[recording.rows]
-    steps, step = np.unique(run, return_inverse=True)
-    begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(begin, step, recording.start_ns)
-    np.maximum.at(end, step, recording.end_ns)
-    numbered = np.flatnonzero(steps >= 0)
-    if not len(numbered):
-        return -1, np.arange(len(recording))
-    by_span = numbered[np.argsort((end - begin)[numbered], kind="stable")]
-    chosen = by_span[(len(numbered) - 1) // 2]
-    return int(steps[chosen]), np.flatnonzero(step == chosen)
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ def simulate(
         simulation = job.run(workload, simulator)
     else:
         simulation = job.run_astra(workload, astra.options(sized, sink), astra.binary)
-    result = job.result(name, simulation, _measured_step_ns(measured))
+    result = job.result(name, simulation, measured)
     if timeline_path:
         write_timeline(
             result.timeline,
@@ -139,16 +139,6 @@ def simulate(
             diagnostics=sink,
         )
     return result
-
-
-def _measured_step_ns(profiles: Sequence[Profile]) -> float:
-    """Return the longest time from the first to the last device event of a profile; NaN without profiles."""
-    spans = [
-        float(np.nanmax(profile.start_ns + profile.duration_ns) - np.nanmin(profile.start_ns))
-        for profile in profiles
-        if len(profile.start_ns)
-    ]
-    return max(spans, default=nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +221,15 @@ class _StepJob:
             reference = run_external(binary, traces, group_file, options, written.num_ranks)
             return replace(simulation, external=reference)
 
-    def result(self, source: str, simulation: Simulation, measured_ns: float) -> SimulationResult:
-        """Return the result: the simulation with rates, memory and use of the network."""
+    def result(self, source: str, simulation: Simulation, measured: Sequence[Profile]) -> SimulationResult:
+        """Return the result: the simulation with rates, memory and use of the network. The measured step is
+        the longest time from the first to the last device event of a profile.
+        """
+        spans_ns = [
+            float(np.nanmax(profile.start_ns + profile.duration_ns) - np.nanmin(profile.start_ns))
+            for profile in measured
+            if len(profile.start_ns)
+        ]
         workload = simulation.workload
         columns = {column.name: getattr(simulation, column.name) for column in fields(Simulation)}
         astra = simulation if isinstance(simulation, AstraSimulation) else None
@@ -267,7 +264,7 @@ class _StepJob:
             mode="hespas" if astra is None else "astra",
             astra_statistics=None if astra is None else astra.statistics,
             astra_reference=None if astra is None else astra.external,
-            measured_ns=measured_ns,
+            measured_ns=max(spans_ns, default=nan),
             memory=memory,
             network_utilization=network,
             **columns,

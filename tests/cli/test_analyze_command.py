@@ -128,7 +128,7 @@ def test_the_interface_gives_tables() -> None:
     done = hespas.analyze(TRACE)
     assert list(done.to_pandas("breakdown")["step"]) == [-1, 2, 3]
     assert done.to_pandas().equals(done.to_pandas("operations"))
-    with pytest.raises(UsageError, match="there is no table 'nothing'"):
+    with pytest.raises(UsageError, match="no table 'nothing'"):
         done.to_pandas("nothing")
     assert done.to_dict()["verdict"] == done.headline()
 
