@@ -35,8 +35,7 @@ Errors are those of `hespas.graph.errors`: they state the fault, its position an
 are added to `diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of
 `hespas.converters`.
 
-Names of version 0.1 that have changed (`missing`, `beside`, `against`, `measured`, `result`, `suggest`, ...)
-work for one more minor version, with a `DeprecationWarning` that names the new spelling.
+Names of version 0.1 that have changed are listed under [Deprecated names](#deprecated-names).
 
 ```python
 import hespas
@@ -51,6 +50,54 @@ report.write("out")  # report.html, .json, .csv and .md
 hespas.calibrate("H100-SXM", table="measured.csv").write("my-h100.toml")
 ```
 """
+
+
+_RENAMED = {
+    "functions": {
+        "hespas.suggest": "hespas.suggest_shapes",
+        "hespas.system": "hespas.load_system",
+        "hespas.api.step_of": "hespas.api.simulated_step",
+        "hespas.api.class_totals": "hespas.api.op_class_summary",
+    },
+    "classes in `hespas.api`": {
+        "Conservation": "ConversionAccount",
+        "Dropped": "MergedOps",
+        "Parts": "WriteSharding",
+        "Preparation": "Lowering",
+    },
+    "arguments": {
+        "missing": "on_unknown",
+        "beside": "overlay",
+        "against": "baseline",
+        "measured": "profiles (join_profile: profile)",
+        "with_rows": "per_request",
+    },
+    "fields of `Server`": {
+        "stack": "engine",
+        "cache": "kv_cache_dtype",
+        "experts": "expert_dtype",
+        "memory_share": "gpu_memory_utilization",
+        "max_sequences": "max_num_seqs",
+        "cache_tokens": "kv_cache_tokens",
+        "host_us": "step_overhead_us",
+        "request_ms": "request_overhead_ms",
+    },
+    "`SimulationResult`": {
+        "path": "critical_path",
+        "links": "network_utilization",
+        "statistics": "astra_statistics",
+        "external": "astra_reference",
+        "low_ns, high_ns": "interval_ns (a pair)",
+        "is_mixed": "mixes_recorded_and_estimated",
+    },
+    "`Analysis`": {"found": "tables", "tables()": "tables_by_name()", "against": "baseline"},
+    "reports": {"result": "details, or attributes of the report"},
+    "`ServingAccuracyReport`": {"judgement": "errors"},
+    "`ServingResult`": {"cache_tokens": "kv_cache_tokens", "with_rows": "per_request"},
+    "`CaptureResult`": {"partitioned": "spmd_hlo"},
+    "`ProfiledProgram`": {"is_what_ran": "matches_profile", "joined_share": "matched_fraction"},
+}
+"""Deprecated names by kind -> new names."""
 
 
 def _plain(doc: str | None) -> str:
@@ -126,6 +173,15 @@ def api_document() -> str:
         fields = ", ".join(f"`{each}`" for each in getattr(kind, "__dataclass_fields__", {}))
         members = "".join(f"{line}\n" for line in _members(kind))
         parts.append(f"### {name}\n\n{_plain(kind.__doc__)}\n\nFields: {fields}.\n\n{members}")
+    rows = [
+        f"| {kind} | `{old}` | `{new}` |" for kind, names in _RENAMED.items() for old, new in names.items()
+    ]
+    parts.append(
+        "## Deprecated names\n\nThese names work until the next minor version, with a `DeprecationWarning`. "
+        "Fields of JSON documents keep\ntheir names.\n\n| of | deprecated | new |\n|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n"
+    )
     return "\n".join(parts)
 
 
