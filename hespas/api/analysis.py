@@ -46,7 +46,7 @@ from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
-from hespas.simulator.throughput import Throughput, rates_of, warn_of_rates
+from hespas.simulator.results import Throughput, rates_of, warn_of_rates
 
 if TYPE_CHECKING:
     import pandas

@@ -357,7 +357,7 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
     """Return times per operation class of each rank class, and the simulated ``step``:
     ``hespas.estimate/1``.
     """
-    from hespas.simulator.throughput import Throughput
+    from hespas.simulator.results import Throughput
 
     classes: list[_EstimatedClass] = []
     per_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)

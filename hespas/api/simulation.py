@@ -53,7 +53,7 @@ from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_
 from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 from hespas.simulator.memory import RankMemory, memory_by_class
 from hespas.simulator.network import Network, on_system
-from hespas.simulator.throughput import throughput_of, warn_of_rates
+from hespas.simulator.results import throughput_of, warn_of_rates
 from hespas.validators.checker.execution import run_traces
 
 __all__ = ["simulate"]

@@ -36,7 +36,7 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.astra.options import Backend
-from hespas.simulator.job.options import Protocol
+from hespas.simulator.job.matching import Protocol
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult

@@ -1,12 +1,14 @@
-"""End-to-end time: what a rank does when, on which of its streams, and what the step waits for."""
+"""Discrete-event simulation of one step: when each node of each rank runs, and which path determines the step
+time.
+"""
 
 from __future__ import annotations
 
 from hespas.simulator.entry import simulate
 from hespas.simulator.job import JobScheduler
 from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.results import Segment, segments
-from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation, Simulator, node_label
+from hespas.simulator.results import ClassResult, CriticalPath, Segment, Simulation, Simulator, segments
+from hespas.simulator.schedule import node_label
 
 __all__ = [
     "ClassResult",

@@ -1,4 +1,6 @@
-"""Simulate a workload: times of an estimate or of the graph, gaps by a stated policy, then a simulator."""
+"""Simulate a workload: combine estimated and recorded times, add contention and host launches, run a
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,22 @@ from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import is_recorded_wait
 from hespas.graph.passes import is_delay, is_free, with_durations
 from hespas.hardware import Device
-from hespas.simulator.interference import pressures_of, uniform_pressures
+from hespas.simulator.interference import Pressure, pressures_of, uniform_pressures
 from hespas.simulator.job import JobScheduler
 from hespas.simulator.launches import Launches, launches_of, unrolled
 from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.progress import Pressure
-from hespas.simulator.schedule import Simulation, Simulator
-from hespas.simulator.throughput import throughput_of
+from hespas.simulator.results import Simulation, Simulator, throughput_of
 
 __all__ = ["simulate"]
 
-_TALKING = (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
+_COMMUNICATION_KINDS = (
+    int(NodeKind.COLLECTIVE),
+    int(NodeKind.SEND),
+    int(NodeKind.RECV),
+    int(NodeKind.PERMUTE),
+)
 _MOST_TRIPS = 2.0**53
-"""Up to here floats count."""
+"""Largest integer below which all integers are exact in float64."""
 
 
 def simulate(
@@ -44,42 +49,46 @@ def simulate(
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
 ) -> Simulation:
-    """One step of every rank that is here, from time 0; ``workload`` is not changed.
+    """Simulate one step of every rank in the workload, from time 0; ``workload`` is not changed.
 
-    A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
-    costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
-    graph, which is that of another device. With the ``device`` of the estimates, communication and kernels
-    beside each other slow each other down (:mod:`hespas.simulator.interference`), as the ``configuration``
-    states, which also states whether kernels wait for a host that launches them; without ``estimates`` the
-    times of the graphs are taken as estimates for that device, except those of recorded waits. ``missing``
-    says what happens where a time or trip count is not known: ``error`` raises ``UnsupportedError``, ``warn``
-    counts the time as none and the loop as one trip and marks the result as a lower bound, ``zero`` counts
-    both as none. ``simulator`` is a :class:`JobScheduler` unless given; of times of the graphs it takes the
-    shortest of each collective.
-    Raises ``UnsupportedError`` for times and trip counts that are negative or past counting, ``FormatError``
-    where dependencies form a cycle, ``CheckFailedError`` where ranks wait for each other for ever.
+    A node takes its time from ``estimates`` (one per rank class), else from the graph; zero-cost nodes take
+    0. With estimates of a device, results count the nodes that keep a time of the graph, because that time
+    belongs to another device.
+
+    With ``device`` (the device of the estimates), communication and kernels that overlap slow each other down
+    (:mod:`hespas.simulator.interference`), and kernels wait for a host that launches them, both according to
+    ``configuration``. Without ``estimates`` the times of the graphs count as estimates for that device,
+    except for recorded waits.
+
+    ``missing`` selects the handling of unknown times and trip counts: ``error`` raises ``UnsupportedError``;
+    ``warn`` counts an unknown time as 0 and an unknown loop as one iteration and marks the result as a lower
+    bound; ``zero`` counts both as 0. ``simulator`` defaults to a :class:`JobScheduler`, which uses the
+    shortest time of each collective if the times come from the graphs.
+
+    Raises ``UnsupportedError`` for negative times and for trip counts that are negative or above 2^53,
+    ``FormatError`` if dependencies form a cycle, and ``CheckFailedError`` if ranks deadlock.
     """
     if estimates is not None and len(estimates) != len(workload.classes):
-        raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
-    found = diagnostics if diagnostics is not None else Diagnostics()
+        raise InvariantError(f"got {len(estimates)} estimates for {len(workload.classes)} rank classes")
+    messages = diagnostics if diagnostics is not None else Diagnostics()
     if device is not None and estimates is None:
-        estimates = tuple(_stated_estimate(graph, device) for graph in workload.classes)
+        estimates = tuple(_durations_as_estimate(graph, device) for graph in workload.classes)
     if device is not None:
-        warn_of_tf32(workload.metadata, device, workload.name, found)
-    ready = _ready_classes(workload, estimates, missing, found)
-    classes = tuple(each.graph for each in ready)
-    chosen = _settled(simulator, workload, estimates)
+        warn_of_tf32(workload.metadata, device, workload.name, messages)
+    ready = _ready_classes(workload, estimates, missing, messages)
+    classes = tuple(ready_class.graph for ready_class in ready)
+    chosen = _complete_options(simulator, workload, estimates)
     job = replace(workload, classes=classes)
     paced, factors = None, (nan, nan)
     if device is not None and estimates is not None:
-        stated = configuration or default_configuration(workload, device)
-        factors = step_factors(stated.kind, device, stated.estimator)
-        paced = _Paced(job, estimates, device, stated, found)
+        settings = configuration or default_configuration(workload, device)
+        factors = step_factors(settings.kind, device, settings.estimator)
+        paced = _DeviceJob(job, estimates, device, settings, messages)
     if paced is not None and isinstance(chosen, JobScheduler | ListScheduler):
-        workload, job, pressures = paced.settled(workload, chosen)
-        done = chosen.run(job, found, pressures)
+        workload, job, pressures = paced.with_host_launches(workload, chosen)
+        done = chosen.run(job, messages, pressures)
     else:
-        done = chosen.run(job, found)
+        done = chosen.run(job, messages)
     results = tuple(
         replace(result, unknown=ready[result.rank_class].unknown, kept=ready[result.rank_class].kept)
         for result in done.classes
@@ -94,8 +103,10 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Paced:
-    """A job with times of a device, and what slows its kernels down: contention and a host."""
+class _DeviceJob:
+    """Job with times of a device, and the effects that slow its kernels down: contention and host
+    launches.
+    """
 
     job: Workload
     estimates: Sequence[Estimate]
@@ -103,15 +114,37 @@ class _Paced:
     configuration: Configuration
     diagnostics: Diagnostics
 
-    def settled(
+    def with_host_launches(
         self, workload: Workload, simulator: JobScheduler | ListScheduler
     ) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
-        """Return the workload and the job with launches of the host, and the pressures of their nodes."""
-        pressures = self._pressures() if simulator.interference else None
+        """Return the workload and the job with host launches, and the pressures of their nodes."""
+        pressures: Sequence[Pressure] | None = None
+        if simulator.interference and isnan(self.configuration.beside):
+            pressures = pressures_of(self.job, self.estimates, self.device, self.diagnostics)
+        elif simulator.interference:
+            pressures = uniform_pressures(self.job, self.estimates, self.configuration.beside)
         issue_ns = self.configuration.host_issue_ns
         if not (issue_ns and simulator.launches):
             return workload, self.job, pressures
-        workload, job, pressures = _without_loops(workload, self.job, pressures, simulator)
+        classes, timed = list(workload.classes), list(self.job.classes)
+        pressed = None if pressures is None else list(pressures)
+        for number, (original, graph, size) in enumerate(
+            zip(classes, timed, self.job.class_sizes, strict=True)
+        ):
+            made = unrolled(graph, overlap_trips=simulator.overlap_trips) if size else None
+            if made is None:
+                continue
+            flat, rows = made
+            has_source = rows >= 0
+            times = (source.duration_ns[rows] for source in (graph, original))
+            timed_ns, stated_ns = (np.where(has_source, column, 0.0) for column in times)
+            timed[number] = replace(flat, duration_ns=timed_ns)
+            stream = np.where(has_source, original.stream[rows], -1).astype(original.stream.dtype)
+            classes[number] = replace(flat, duration_ns=stated_ns, stream=stream)
+            if pressed is not None:
+                pressed[number] = pressed[number].take(np.maximum(rows, 0), has_source)
+        workload, job = replace(workload, classes=tuple(classes)), replace(self.job, classes=tuple(timed))
+        pressures = pressed
         launches = [
             launches_of(graph, issue_ns, reads_counts=self.configuration.reads_counts) if size else None
             for graph, size in zip(job.classes, job.class_sizes, strict=True)
@@ -120,68 +153,35 @@ class _Paced:
             "simulate.launches",
             workload.name,
             f"the host launches kernels one by one, {issue_ns / 1e3:g} us each",
-            count=sum(each is not None for each in launches),
+            count=sum(class_launches is not None for class_launches in launches),
         )
         if pressures is not None:
-            pressures = [
-                pressure if found is None else _with_launches(pressure, found)
-                for pressure, found in zip(pressures, launches, strict=True)
-            ]
+            pressures = list(pressures)
+            for number, class_launches in enumerate(launches):
+                if class_launches is not None:  # launches cause no contention
+                    rows = class_launches.rows()
+                    pressures[number] = pressures[number].take(rows, rows < len(pressures[number]))
         return _launched(workload, launches), _launched(job, launches), pressures
-
-    def _pressures(self) -> Sequence[Pressure] | None:
-        """Return by how much nodes of the job slow each other down."""
-        share = self.configuration.beside
-        if isnan(share):
-            return pressures_of(self.job, self.estimates, self.device, self.diagnostics)
-        return uniform_pressures(self.job, self.estimates, share)
-
-
-def _without_loops(
-    workload: Workload,
-    job: Workload,
-    pressures: Sequence[Pressure] | None,
-    simulator: JobScheduler | ListScheduler,
-) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
-    """Return the workload, the job with its times, and pressures with loops unrolled, where they can be."""
-    classes, timed = list(workload.classes), list(job.classes)
-    pressed = None if pressures is None else list(pressures)
-    for number, (stated, graph, size) in enumerate(zip(classes, timed, job.class_sizes, strict=True)):
-        made = unrolled(graph, overlap_trips=simulator.overlap_trips) if size else None
-        if made is None:
-            continue
-        flat, rows = made
-        kept = rows >= 0
-        times = (each.duration_ns[rows] for each in (graph, stated))
-        timed_ns, stated_ns = (np.where(kept, column, 0.0) for column in times)
-        timed[number] = replace(flat, duration_ns=timed_ns)
-        stream = np.where(kept, stated.stream[rows], -1).astype(stated.stream.dtype)
-        classes[number] = replace(flat, duration_ns=stated_ns, stream=stream)
-        if pressed is not None:
-            pressed[number] = pressed[number].take(np.maximum(rows, 0), kept)
-    return replace(workload, classes=tuple(classes)), replace(job, classes=tuple(timed)), pressed
 
 
 def _launched(workload: Workload, launches: Sequence[Launches | None]) -> Workload:
-    """Return the workload with the launches of each rank class."""
+    """Return the workload with the host launches of each rank class."""
     pairs = zip(workload.classes, launches, strict=True)
     return replace(
-        workload, classes=tuple(graph if found is None else found.added_to(graph) for graph, found in pairs)
+        workload,
+        classes=tuple(
+            graph if class_launches is None else class_launches.added_to(graph)
+            for graph, class_launches in pairs
+        ),
     )
 
 
-def _with_launches(pressure: Pressure, launches: Launches) -> Pressure:
-    """Return the pressure of nodes among which launches stand, which press on nothing."""
-    rows = launches.rows()
-    return pressure.take(rows, rows < len(pressure))
-
-
-def _settled(
+def _complete_options(
     simulator: Simulator | None, workload: Workload, estimates: Sequence[Estimate] | None
 ) -> Simulator:
-    """The simulator with what is left open settled: where collectives have times of the graphs, which may be
-    recorded with waits for others in them, they take as long as for the last member; where all times are
-    those of the graphs, with recorded waits among them, ranks begin when they did.
+    """Return the simulator with its open options set. If collectives have times of the graphs, which may
+    include waiting, all members take the shortest time, measured on the last arrival. If all times come from
+    the graphs and include recorded waits, ranks start when their recordings started.
     """
     if simulator is not None and not isinstance(simulator, JobScheduler):
         return simulator
@@ -198,18 +198,19 @@ def _settled(
     )
 
 
-def _on_one_queue(graph: OpGraph, found: Diagnostics) -> OpGraph:
-    """The graph without the streams of its device: an estimate is of an operation that has the device to
-    itself, so two of a kind do not run side by side. Threads of the host stay, and queues of communicators
-    where nothing else names a stream: those are of a model of a step, and no recording.
+def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+    """Return the graph without the streams of its device. An estimate assumes that an operation has the
+    device to itself, so two operations of one kind do not overlap. Threads of the host are kept, and also the
+    queues of communicators if no other node names a stream: these belong to a generated step, not to a
+    recording.
     """
-    talks = np.isin(graph.kind, _TALKING)
+    talks = np.isin(graph.kind, _COMMUNICATION_KINDS)
     if (graph.stream[~talks] < 0).all():
         return graph
     named = np.unique(graph.stream[(graph.stream >= 0) & (graph.resource == int(Resource.DEVICE))])
     if len(named) < 2:
         return graph
-    found.info(
+    diagnostics.info(
         "simulate.streams-merged",
         graph.name,
         "streams of the device are merged into one per kind of work, since their work is estimated alone",
@@ -225,14 +226,14 @@ def _interval(
     estimates: Sequence[Estimate] | None,
     factors: tuple[float, float],
 ) -> tuple[float, float]:
-    """Return the bounds of the step by the factors of its kind. Recorded times of the rank class that ends
-    last have no error, so the factors hold for the share of its work that is estimated.
+    """Return the bounds of the step time by the factors of its kind of step. Recorded times of the rank class
+    that ends last have no error, so the factors apply to the estimated share of its work.
     """
     if estimates is None or not done.classes or isnan(factors[0]):
         return nan, nan
-    last = max(done.classes, key=lambda found: found.finish_ns).rank_class
+    last = max(done.classes, key=lambda result: result.finish_ns).rank_class
     graph, estimate = timed[last], estimates[last]
-    with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds
+    with np.errstate(over="ignore", invalid="ignore"):  # sums may overflow
         total = np.nan_to_num(graph.duration_ns * graph.multiplicity, posinf=np.inf)
         estimated = float(total[(estimate.duration_ns > 0) & (estimate.estimator >= 0)].sum())
         whole = float(total.sum())
@@ -243,7 +244,7 @@ def _interval(
 
 
 def _blank_estimate(graph: OpGraph) -> Estimate:
-    """An estimate that knows only what costs nothing by construction, so that the graph's own times count."""
+    """Return an estimate with a time only for zero-cost nodes, so that the graph's own times are used."""
     nodes = len(graph)
     free = is_free(graph) | (graph.kind == int(NodeKind.METADATA))
     nobody = np.broadcast_to(np.int8(-1), (nodes,))
@@ -259,22 +260,22 @@ def _blank_estimate(graph: OpGraph) -> Estimate:
     )
 
 
-def _stated_estimate(graph: OpGraph, device: Device) -> Estimate:
-    """Return the durations of a graph, except those of recorded waits, as estimates for a device."""
+def _durations_as_estimate(graph: OpGraph, device: Device) -> Estimate:
+    """Return the durations of a graph, except recorded waits, as estimates for a device."""
     blank = _blank_estimate(graph)
-    stated = np.where(is_recorded_wait(graph) | np.isnan(graph.duration_ns), np.nan, graph.duration_ns)
+    duration_ns = np.where(is_recorded_wait(graph) | np.isnan(graph.duration_ns), np.nan, graph.duration_ns)
     return replace(
         blank,
         hardware=device.name,
         estimators=("as stated",),
-        duration_ns=np.where(np.isnan(stated), blank.duration_ns, stated),
-        estimator=np.where(stated > 0, 0, -1).astype(np.int8),
+        duration_ns=np.where(np.isnan(duration_ns), blank.duration_ns, duration_ns),
+        estimator=np.where(duration_ns > 0, 0, -1).astype(np.int8),
     )
 
 
-class _Ready(NamedTuple):
-    """A rank class with times and trip counts: how many of them are not known, and how many times are those
-    of the graph beside estimates.
+class _TimedClass(NamedTuple):
+    """Rank class with times and trip counts, the number of unknown ones, and the number of times kept from
+    the graph although there are estimates.
     """
 
     graph: OpGraph
@@ -283,43 +284,39 @@ class _Ready(NamedTuple):
 
 
 def _ready_classes(
-    workload: Workload, estimates: Sequence[Estimate] | None, missing: MissingPolicy, found: Diagnostics
-) -> list[_Ready]:
-    """Return the rank classes with times; those that no rank runs stay as they are."""
-    classes: list[_Ready] = []
+    workload: Workload, estimates: Sequence[Estimate] | None, missing: MissingPolicy, diagnostics: Diagnostics
+) -> list[_TimedClass]:
+    """Return the rank classes with times; classes without ranks stay unchanged."""
+    classes: list[_TimedClass] = []
     for index, (graph, size) in enumerate(zip(workload.classes, workload.class_sizes, strict=True)):
         if not size:
-            classes.append(_Ready(graph))
+            classes.append(_TimedClass(graph))
             continue
         estimate = estimates[index] if estimates is not None else _blank_estimate(graph)
-        kept = int(kept_durations(graph, estimate).sum()) if estimate.hardware else 0
-        settled, unknown_trips = _settle_trips(graph, missing, found)
-        timed, unknown_times = _timed(settled, estimate, missing, found)
-        queued = _on_one_queue(timed, found) if estimate.hardware else timed
-        classes.append(_Ready(queued, unknown_trips + unknown_times, kept))
+        num_kept = int(kept_durations(graph, estimate).sum()) if estimate.hardware else 0
+        counted, unknown_trips = _settle_trips(graph, missing, diagnostics)
+        timed = apply_estimate(counted, estimate, missing, diagnostics)
+        durations = timed.duration_ns
+        runs = counted.multiplicity != 0
+        gaps = np.isnan(durations)
+        broken = runs & ~gaps & ~((durations >= 0) & (durations < np.inf))
+        if broken.any():
+            node = int(np.flatnonzero(broken)[0])
+            raise UnsupportedError(
+                f"{counted.node_name(node) or counted.op_name(node)} takes {float(durations[node])} ns: "
+                "a schedule needs times that are finite and not negative",
+                position=f"{counted.name or 'graph'}: node {int(counted.id[node])}",
+            )
+        timed, unknown_times = (
+            with_durations(timed, np.where(gaps | ~runs, 0.0, durations)),
+            int((gaps & runs).sum()),
+        )
+        queued = _on_one_queue(timed, diagnostics) if estimate.hardware else timed
+        classes.append(_TimedClass(queued, unknown_trips + unknown_times, num_kept))
     return classes
 
 
-def _timed(
-    graph: OpGraph, estimate: Estimate, missing: MissingPolicy, found: Diagnostics
-) -> tuple[OpGraph, int]:
-    """The graph with the time of every node that runs, and how many are not known and count as 0."""
-    timed = apply_estimate(graph, estimate, missing, found)
-    durations = timed.duration_ns
-    runs = graph.multiplicity != 0
-    gaps = np.isnan(durations)
-    broken = runs & ~gaps & ~((durations >= 0) & (durations < np.inf))
-    if broken.any():
-        node = int(np.flatnonzero(broken)[0])
-        raise UnsupportedError(
-            f"{graph.node_name(node) or graph.op_name(node)} takes {float(durations[node])} ns: "
-            "a schedule needs times that are finite and not negative",
-            position=f"{graph.name or 'graph'}: node {int(graph.id[node])}",
-        )
-    return with_durations(timed, np.where(gaps | ~runs, 0.0, durations)), int((gaps & runs).sum())
-
-
-def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) -> tuple[OpGraph, int]:
+def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> tuple[OpGraph, int]:
     """The graph with whole trip counts, and how many were not known but counted as 1."""
     table = graph.regions
     trips = np.rint(table.trips)
@@ -328,7 +325,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
     if broken.any():
         label = graph.strings[int(table.label[np.flatnonzero(broken)[0]])]
         raise UnsupportedError(f"{graph.name or 'the graph'}: loop {label} has no countable number of trips")
-    found.warning(
+    diagnostics.warning(
         "simulate.fractional-trips",
         graph.name,
         "loops with a fractional number of trips run the nearest whole number",
@@ -343,7 +340,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
                 hint="`on_unknown=warn` counts each as one trip, `on_unknown=zero` leaves them out",
             )
         assumed = 1.0 if missing == "warn" else 0.0
-        found.warning(
+        diagnostics.warning(
             "simulate.assumed-trips",
             graph.name,
             f"loops with unknown trip count taken as {assumed:.0f}: {labels}",
@@ -352,6 +349,6 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
         trips = np.where(unknown, assumed, trips)
     elif np.array_equal(trips, table.trips):
         return graph, 0
-    settled = replace(table, trips=trips)
-    settled_graph = replace(graph, regions=settled, multiplicity=region_multiplicity(settled, graph.region))
+    regions = replace(table, trips=trips)
+    settled_graph = replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
     return settled_graph, int(unknown.sum()) if missing == "warn" else 0

@@ -1,50 +1,322 @@
-"""How much communication and kernels beside each other slow each other down, from what is known of both.
+"""Contention between communication and kernels of one rank: slow-down factors, and progress at a changing
+pace.
 
-A collective holds units of a GPU (channels) from its start to its end, also while it waits for others: a
-kernel limited by arithmetic has the rest. While its bytes move, each is read from and written to memory: a
-kernel limited by memory has the rest of the bandwidth, and the collective loses as much beside it. Shares
-become slow-downs by the factors of :mod:`hespas.hardware.kernel_shares`. Recorded times
-have all this in them.
+A collective occupies units of a GPU (channels) from its start to its end, also while it waits for other
+ranks: a compute-bound kernel has the other units. While a collective transfers, each byte is read from and
+written to memory: a memory-bound kernel has the rest of the bandwidth, and the collective loses the same
+share. :mod:`hespas.hardware.kernel_shares` converts shares to slow-down factors. Recorded times already
+include these effects.
+
+Whenever an operation of a rank begins or ends, the remaining work of the running operations is rescaled. A
+collective progresses at the pace of its slowest member.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from heapq import heappush
+from math import nan
 
 import numpy as np
 
 from hespas.estimators import kept_durations
 from hespas.estimators.roofline import Roofline
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import held_units, interference_factor
-from hespas.simulator.progress import Pressure
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
 
-__all__ = ["pressures_of", "uniform_pressures"]
+__all__ = ["ConstantPace", "ContentionPace", "Pressure", "pressures_of", "uniform_pressures"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Pressure:
+    """Factors by which nodes slow each other down, without a unit, shape ``(nodes,)`` or ``(tasks,)``; 0: no
+    effect.
+
+    Computation during communication takes ``1 + by_units x (sum of holds) + by_memory x (sum of moves)``
+    times as long: ``holds`` counts from the start of a communication task, also while it waits for other
+    ranks, ``moves`` while its bytes move. Communication that ``stretches`` takes ``1 + moves x (sum of
+    by_memory, at most 1)`` times as long during computation.
+    """
+
+    holds: FloatArray
+    moves: FloatArray
+    by_units: FloatArray
+    by_memory: FloatArray
+    stretches: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.holds)
+
+    @property
+    def matters(self) -> bool:
+        """Return True if some communication and some computation affect each other."""
+        communicating = (self.holds > 0) | (self.moves > 0)
+        return bool(communicating.any()) and bool(((self.by_units > 0) | (self.by_memory > 0)).any())
+
+    def take(self, rows: IntArray | SmallIntArray, valid: BoolArray | None = None) -> Pressure:
+        """Return the pressure of some rows; rows that are not ``valid`` have none."""
+        mask = np.ones(len(rows), np.bool_) if valid is None else valid
+        rows = np.where(mask, rows, 0)
+        if not len(self):
+            return Pressure.none(len(rows))
+        return Pressure(**{column.name: getattr(self, column.name)[rows] * mask for column in fields(self)})
+
+    @classmethod
+    def none(cls, count: int) -> Pressure:
+        """Return a pressure without effect."""
+        nothing = np.zeros(count)
+        return cls(
+            holds=nothing,
+            moves=nothing,
+            by_units=nothing,
+            by_memory=nothing,
+            stretches=np.zeros(count, np.bool_),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pressure]) -> Pressure:
+        """Return the concatenation of several pressures."""
+        parts = [cls.none(0), *parts]
+        names = [column.name for column in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+_Ends = list[tuple[float, int]]
+"""Heap of end times and tasks."""
+
+
+class ConstantPace:
+    """Constant pace, for tasks without contention."""
+
+    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
+        """Start a task that waits for no other rank."""
+        heappush(ends, (now + work_ns, task))
+
+    def wait(self, task: int) -> None:
+        """Start a communication task, which may have to wait for other ranks."""
+
+    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
+        """Start the transfer of a communication task after its last arrival: it ends at ``over_ns``."""
+        heappush(ends, (over_ns, task))
+
+    def end(self, task: int, now: float) -> bool:
+        """Return True if the task ends now; False if its end has moved to another time."""
+        return True
+
+    def settle(self, now: float, ends: _Ends) -> None:
+        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
+
+
+@dataclass(slots=True)
+class ContentionPace(ConstantPace):
+    """Pace that changes with contention. ``owner`` is the rank of each task, ``event`` the communication
+    event that ends it (-1: none).
+
+    ``ended`` and ``moved`` are the times at which paced tasks ended and began to transfer (NaN: other tasks).
+    """
+
+    owner: list[int]
+    event: list[int]
+    holds: list[float]
+    moves: list[float]
+    by_units: list[float]
+    by_memory: list[float]
+    works: list[float]
+    paced: list[bool]
+    presses: list[bool]
+    slow: list[float]
+    left: list[float]
+    since: list[float]
+    due: list[float]
+    ended: list[float]
+    moved: list[float]
+    kernels: list[set[int]]
+    communicating: list[set[int]]
+    load: list[float]
+    event_members: dict[int, list[int]]
+    changed: set[int]
+
+    @classmethod
+    def of(
+        cls,
+        pressure: Pressure,
+        duration_ns: FloatArray,
+        stream: IntArray | SmallIntArray,
+        owner: IntArray,
+        ended_by: IntArray,
+    ) -> ContentionPace:
+        """Return the initial state; tasks without a stream are not paced."""
+        held = stream >= 0
+        slowed = (pressure.by_units > 0) | (pressure.by_memory > 0)
+        presses = ((pressure.holds > 0) | (pressure.moves > 0)) & held
+        paced = (slowed | (pressure.stretches & presses)) & held
+        tasks, owners = len(pressure), int(owner.max(initial=-1)) + 1
+        return cls(
+            owner=owner.tolist(),
+            event=ended_by.tolist(),
+            holds=pressure.holds.tolist(),
+            moves=pressure.moves.tolist(),
+            by_units=pressure.by_units.tolist(),
+            by_memory=pressure.by_memory.tolist(),
+            works=duration_ns.tolist(),
+            paced=paced.tolist(),
+            presses=presses.tolist(),
+            slow=[nan] * tasks,
+            left=[0.0] * tasks,
+            since=[0.0] * tasks,
+            due=[nan] * tasks,
+            ended=[nan] * tasks,
+            moved=[nan] * tasks,
+            kernels=[set() for _ in range(owners)],
+            communicating=[set() for _ in range(owners)],
+            load=[0.0] * owners,
+            event_members={},
+            changed=set(),
+        )
+
+    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
+        """Start a task that waits for no other rank."""
+        if self.presses[task]:
+            self.wait(task)
+            self.move(task, now, now + work_ns, ends)
+        elif self.paced[task]:
+            owner = self.owner[task]
+            self.kernels[owner].add(task)
+            self.left[task], self.since[task] = work_ns, now
+            if self.communicating[owner]:
+                self.changed.add(owner)
+            else:  # the common case: no contention
+                self._stretch(task, 1.0, now, ends)
+        else:
+            heappush(ends, (now + work_ns, task))
+
+    def wait(self, task: int) -> None:
+        """Start a communication task, which may have to wait for other ranks."""
+        if self.presses[task]:
+            owner = self.owner[task]
+            self.communicating[owner].add(task)
+            if self.kernels[owner]:
+                self.changed.add(owner)
+
+    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
+        """Start the transfer of a communication task after its last arrival: it ends at ``over_ns``, or later
+        with contention.
+        """
+        if self.presses[task]:
+            self.moved[task] = now
+            self.changed.add(self.owner[task])
+        if not self.paced[task]:
+            heappush(ends, (over_ns, task))
+            return
+        self.left[task], self.since[task] = self.works[task], now
+        if self.event[task] >= 0:
+            self.event_members.setdefault(self.event[task], []).append(task)
+
+    def end(self, task: int, now: float) -> bool:
+        """Return True if the task ends now; False if its end has moved to another time."""
+        if self.paced[task]:
+            if self.due[task] != now:
+                return False
+            self.ended[task] = now
+            self.due[task] = nan
+            self.event_members.pop(self.event[task], None)
+        elif not self.presses[task]:
+            return True
+        owner = self.owner[task]
+        mine, others = self.kernels[owner], self.communicating[owner]
+        if self.presses[task]:
+            mine, others = others, mine
+        mine.discard(task)
+        if others:
+            self.changed.add(owner)
+        if not self.kernels[owner]:
+            self.load[owner] = 0.0
+        return True
+
+    def settle(self, now: float, ends: _Ends) -> None:
+        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
+        if ends and ends[0][0] == now:
+            return
+        events: set[int] = set()
+        for owner in self.changed:
+            communicating = sorted(self.communicating[owner])
+            moving = [task for task in communicating if self.moved[task] == self.moved[task]]
+            held, moved = (
+                sum(self.holds[task] for task in communicating),
+                sum(self.moves[task] for task in moving),
+            )
+            load = 0.0
+            for task in sorted(self.kernels[owner]):
+                load += self.by_memory[task]
+                slow = 1.0 + self.by_units[task] * held + self.by_memory[task] * moved
+                self._stretch(task, slow, now, ends)
+            self.load[owner] = min(load, 1.0)
+            mine = [task for task in moving if self.paced[task]]
+            for task in mine:
+                if self.event[task] < 0:
+                    self._stretch(task, self._pace(task), now, ends)
+            events |= {self.event[task] for task in mine if self.event[task] >= 0}
+        self.changed.clear()
+        for event in events:
+            members = self.event_members[event]
+            slowest = max(self._pace(task) for task in members)
+            for task in members:
+                self._stretch(task, slowest, now, ends)
+
+    def _pace(self, task: int) -> float:
+        return 1.0 + self.moves[task] * self.load[self.owner[task]]
+
+    def _stretch(self, task: int, slow: float, now: float, ends: _Ends) -> None:
+        if slow == self.slow[task]:
+            return
+        if now > self.since[task]:
+            self.left[task] = max(self.left[task] - (now - self.since[task]) / self.slow[task], 0.0)
+        self.slow[task], self.since[task] = slow, now
+        self.due[task] = now + self.left[task] * slow
+        heappush(ends, (self.due[task], task))
+
+    def columns(self) -> tuple[FloatArray, FloatArray]:
+        """Return ``ended`` and ``moved``."""
+        return np.array(self.ended, np.float64), np.array(self.moved, np.float64)
+
 
 _MOST_TAKEN = 0.5
-"""Of the units and of the bandwidth of the memory of a device: beyond, the form has no data."""
-_TALKING = (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
+"""Largest share of the units and of the memory bandwidth that the formula covers; there are no data beyond
+it.
+"""
+
+_COMMUNICATION_KINDS = (
+    int(NodeKind.COLLECTIVE),
+    int(NodeKind.SEND),
+    int(NodeKind.RECV),
+    int(NodeKind.PERMUTE),
+)
+
 _TIMES = {
     CollectiveKind.ALL_REDUCE: 2.0,
     CollectiveKind.ALL_GATHER: 1.0,
     CollectiveKind.REDUCE_SCATTER: 1.0,
     CollectiveKind.ALL_TO_ALL: 1.0,
 }
-"""How often the buffer of a collective leaves a rank, in the limit of many ranks; any other: once."""
+"""Number of times that the buffer of a collective leaves a rank, in the limit of many ranks; 1 for other
+kinds.
+"""
 
 
 def pressures_of(
     workload: Workload, estimates: Sequence[Estimate], device: Device, diagnostics: Diagnostics
 ) -> tuple[Pressure, ...] | None:
-    """Per rank class, of its nodes; None where communication takes nothing from the kernels of a device."""
+    """Return the pressure of the nodes of each rank class; None if communication takes no resources of the
+    device's kernels.
+    """
     held = held_units(device)
     if held is None:
         return None
-    found = tuple(
+    pressures = tuple(
         _of_class(graph, estimate, device, held.units)
         for graph, estimate in zip(workload.classes, estimates, strict=True)
     )
@@ -52,70 +324,63 @@ def pressures_of(
     diagnostics.info(
         "simulate.interference",
         device.name,
-        f"beside a collective, which holds {held.units} of {device.units} {device.unit_name}s "
+        f"during a collective, which occupies {held.units} of {device.units} {device.unit_name}s "
         f"({_from(held.source, held.distance(device))}), kernels run slower by factors "
         f"{compute.value:.2f} +- {compute.std_error:.2f} (arithmetic) and "
-        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share it takes "
+        f"{memory.value:.2f} +- {memory.std_error:.2f} (memory) of the share that it uses "
         f"({_from(memory.source, memory.distance)})",
-        count=int(any(pressure.matters for pressure in found)),
+        count=int(any(pressure.matters for pressure in pressures)),
     )
-    return found
+    return pressures
 
 
 def uniform_pressures(
     workload: Workload, estimates: Sequence[Estimate], share: float
 ) -> tuple[Pressure, ...]:
-    """Return pressures by which all estimated kernels are slower by one ``share`` beside communication."""
-    return tuple(
-        _uniform(graph, estimate, share) for graph, estimate in zip(workload.classes, estimates, strict=True)
-    )
-
-
-def _uniform(graph: OpGraph, estimate: Estimate, share: float) -> Pressure:
-    computes, talks = _sides(graph, estimate)
-    none = Pressure.none(len(graph))
-    return replace(none, moves=np.where(talks, share, 0.0), by_memory=computes.astype(np.float64))
+    """Return pressures that slow all estimated kernels down by one ``share`` during communication."""
+    pressures: list[Pressure] = []
+    for graph, estimate in zip(workload.classes, estimates, strict=True):
+        computes, communicates = _sides(graph, estimate)
+        moves = np.where(communicates, share, 0.0)
+        no_effect = Pressure.none(len(graph))
+        pressures.append(replace(no_effect, moves=moves, by_memory=computes.astype(np.float64)))
+    return tuple(pressures)
 
 
 def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
-    """Return which nodes are estimated kernels, and which communicate."""
+    """Return masks of the estimated kernels and of the communication nodes."""
     estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
     kinds = kinds_of(stream_codes(graph))
     computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
-    return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, _TALKING)
+    return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, _COMMUNICATION_KINDS)
 
 
 def _from(source: str, distance: str) -> str:
-    """Where a figure is from, and how far that stands from the device."""
+    """Return the source of a figure, and its distance from the device."""
     return f"{source}: {distance}" if distance else source
 
 
 def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) -> Pressure:
-    computes, talks = _sides(graph, estimate)
+    computes, communicates = _sides(graph, estimate)
     estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
-    arithmetic = _arithmetic_share(graph, device)
+    peaks = Roofline().estimate(graph, device, Diagnostics())
+    limits = np.array([name == "compute" for name in peaks.bounds])[peaks.bound]
+    arithmetic = np.where(peaks.bound < 0, 0.5, limits.astype(np.float64))
     share = min(units / device.units, _MOST_TAKEN)
     taken = np.clip(_bandwidth_share(graph, estimate.duration_ns, device), 0.0, _MOST_TAKEN)
     moves = interference_factor(device, "memory").value * taken / (1.0 - taken)
     holds = interference_factor(device, "compute").value * share / (1.0 - share)
     return Pressure(
-        holds=np.where(talks, holds, 0.0),
-        moves=np.where(talks, moves, 0.0),
+        holds=np.where(communicates, holds, 0.0),
+        moves=np.where(communicates, moves, 0.0),
         by_units=np.where(computes, arithmetic, 0.0),
         by_memory=np.where(computes, 1.0 - arithmetic, 0.0),
         stretches=(graph.kind == int(NodeKind.COLLECTIVE)) & estimated,
     )
 
 
-def _arithmetic_share(graph: OpGraph, device: Device) -> FloatArray:
-    """1 where arithmetic limits a node, 0 where memory does, half where nobody knows."""
-    peaks = Roofline().estimate(graph, device, Diagnostics())
-    limits = np.array([name == "compute" for name in peaks.bounds])[peaks.bound]
-    return np.where(peaks.bound < 0, 0.5, limits.astype(np.float64))
-
-
 def _bandwidth_share(graph: OpGraph, duration_ns: FloatArray, device: Device) -> FloatArray:
-    """The share of the memory's bandwidth that the bytes a node sends and receives take, 0 where unknown."""
+    """Return the share of memory bandwidth that a node's network traffic uses; 0 if unknown."""
     sent = np.zeros(len(graph))
     table = graph.collectives
     times = np.array([_TIMES.get(kind, 1.0) for kind in sorted(CollectiveKind)])[table.kind]

@@ -1,9 +1,9 @@
-"""Host launches of kernels: nodes of the host that device work waits for.
+"""Host launches of kernels: host nodes that device work waits for.
 
 A host that launches kernels one by one runs ahead of the device until it has to read a result. Each kernel
 starts when the host has launched it. The launches are nodes on the host's stream, so that timelines and
-critical paths show them. A launch that cannot delay its kernel, because work before the kernel on the device
-takes longer than all launches before it, has no node of its own: its time is part of the next node's.
+critical paths show them. A launch that cannot delay its kernel, because earlier work on the device takes
+longer than all launches before it, has no node of its own: its time is part of the next node's time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from hespas.simulator.streams import COMPUTE, kinds_of, stream_codes
 __all__ = ["LAUNCH", "Launches", "launches_of", "unrolled"]
 
 _MOST_UNROLLED = 200_000
-"""Operations of a rank up to which loops are unrolled; launches in longer ones are those of one trip."""
+"""Number of operations of a rank up to which loops are unrolled; longer loops get the launches of one
+iteration.
+"""
 
 LAUNCH = "host launch"
 """Name and operation of launches."""
 _COUNTED = "moe_permute"
-"""Operation whose result the host reads before it launches more: how many tokens reach each expert."""
+"""Operation whose result the host reads before further launches: the number of tokens for each expert."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Launches:
-    """Launches of a graph, in program order: ``kernel`` is the node that each precedes, ``duration_ns`` the
-    host's time since the launch before, ``reads`` the node whose result the host reads first (-1: none).
-    ``follows`` is False for the first launch of a loop that was entered before. ``last`` is the latest launch
-    before each node of the graph (-1: none), shape ``(nodes,)``.
+    """Launches of a graph, in program order: ``kernel`` is the node that each launch precedes,
+    ``duration_ns`` the host's time since the previous launch, ``reads`` the node whose result the host reads
+    first (-1: none). ``follows`` is False for the first launch of a loop that was entered before. ``last`` is
+    the latest launch before each node of the graph (-1: none), shape ``(nodes,)``.
     """
 
     kernel: IntArray
@@ -50,7 +52,9 @@ class Launches:
         return len(self.kernel)
 
     def rows(self) -> IntArray:
-        """Return the node of the graph that each node of the graph with launches is; launches come last."""
+        """Return the graph node behind each node of the graph with launches; rows from ``nodes`` on are
+        launches.
+        """
         nodes = len(self.last)
         return np.insert(np.arange(nodes), self.kernel, nodes + np.arange(len(self)))
 
@@ -66,13 +70,9 @@ class Launches:
         none = np.empty(0, np.int64)
         data = _moved(graph.data_deps, number, none, none)
         control = _moved(graph.control_deps, number, np.concatenate(consumers), np.concatenate(producers))
-        return take_nodes(self._longer(graph), rows, data, control)
-
-    def _longer(self, graph: OpGraph) -> OpGraph:
-        """Return the graph with the nodes of the launches behind all others, without dependencies."""
         strings = StringTableBuilder(graph.strings)
         name = strings.add(LAUNCH)
-        stated: dict[str, object] = {
+        new_columns: dict[str, object] = {
             "name_row": name, "op_row": name, "op_class": int(OpClass.FREE), "resource": int(Resource.HOST),
             "rate_dtype": -1, "duration_ns": self.duration_ns,
             "region": graph.region[self.kernel], "multiplicity": graph.multiplicity[self.kernel],
@@ -81,20 +81,21 @@ class Launches:
         columns: dict[str, Any] = {}
         for key in NODE_COLUMNS:
             column: NDArray[np.generic] = getattr(graph, key)
-            more = np.broadcast_to(np.asarray(stated.get(key, 0)).astype(column.dtype), (len(self),))
+            more = np.broadcast_to(np.asarray(new_columns.get(key, 0)).astype(column.dtype), (len(self),))
             columns[key] = np.append(column, more)
         for key in ("data_deps", "control_deps", "operands", "results"):
             deps: RaggedArray = getattr(graph, key)
             ends = np.full(len(self), deps.offsets[-1], deps.offsets.dtype)
             columns[key] = RaggedArray(np.append(deps.offsets, ends), deps.values)
-        return replace(graph, strings=strings.build(), **columns)
+        return take_nodes(replace(graph, strings=strings.build(), **columns), rows, data, control)
 
 
 def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray] | None:
-    """Return the graph without loops and, per node, its node in ``graph`` (-1: ends a trip, takes no time).
+    """Return the graph without loops and, per node, its node in ``graph`` (-1: end of an iteration, takes no
+    time).
 
-    A host runs ahead of the device across trips, so that launches depend on more than one trip. None where
-    the graph has no loops, too many operations or loops that cannot be unrolled.
+    A host runs ahead of the device across iterations, so launches depend on more than one iteration. Returns
+    None if the graph has no loops, too many operations or loops that cannot be unrolled.
     """
     if not len(graph.regions):
         return None
@@ -115,9 +116,10 @@ def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: 
 
 @dataclass(slots=True)
 class _Host:
-    """A host that launches nodes in program order, and the earliest times at which the device can run them.
+    """Host that launches nodes in program order, and the earliest times at which the device can run them.
 
-    Times count from the start of the step, or of a trip of a loop whose launches take longer than its work.
+    Times count from the start of the step, or from the start of a loop iteration whose launches take longer
+    than its work.
     """
 
     issue_ns: float
@@ -138,7 +140,7 @@ class _Host:
 
     def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, *, alone: bool) -> float:
         """Launch a node that is ready at a time; return the earliest time at which it ends. A node that is
-        not launched ``alone`` goes with the one before.
+        not launched ``alone`` is launched with the previous one.
         """
         self.issued_ns += self.issue_ns * alone
         start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
@@ -159,10 +161,10 @@ class _Host:
 
 
 def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
-    """Return the launches of a graph with times: one of ``issue_ns`` for each node, in program order. A
-    receive is launched with a send, as one NCCL group, and so are the halves of a permute in a trace.
+    """Return the launches of a graph with times: one of ``issue_ns`` per node, in program order. A receive is
+    launched with its send, as one NCCL group, and so are the halves of a permute in a trace.
 
-    ``reads_counts``: the host reads how many tokens reach each expert. O(nodes + dependencies).
+    ``reads_counts``: the host reads the number of tokens for each expert. O(nodes + dependencies).
     """
     deps, host = all_deps(graph), _Host(issue_ns)
     bounds: list[int] = deps.offsets.tolist()
@@ -172,7 +174,12 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
     regions: list[int] = graph.region.tolist()
     counts = [reads_counts and graph.op_name(node) == _COUNTED for node in range(len(graph))]
     alone: list[bool] = (graph.kind != int(NodeKind.RECV)).tolist()
-    slow = _launches_take_longer(graph, issue_ns)
+    # The last entry, for the top level, is False.
+    inside = graph.region >= 0
+    works = inside & (kinds_of(stream_codes(graph)) == COMPUTE)
+    size = len(graph.regions)
+    busy_ns = np.bincount(graph.region[works], graph.duration_ns[works], size)
+    slow = [*(np.bincount(graph.region[inside], minlength=size) * issue_ns > busy_ns).tolist(), False]
     end_ns: list[float] = []
     entered = {-1}
     region, began = -1, 0
@@ -184,7 +191,7 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
             host.enter(anew=anew, follows=region < 0 or region not in entered)
             entered.add(region)
         before = producers[bounds[node] : bounds[node + 1]]
-        ready_ns = max((end_ns[each] for each in before if began <= each < node), default=0.0)
+        ready_ns = max((end_ns[producer] for producer in before if began <= producer < node), default=0.0)
         end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns, alone=alone[node]))
         if counts[node]:
             host.wait(node, end_ns[node])
@@ -196,14 +203,3 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
         follows=np.array(follows, np.bool_),
         last=np.array(host.last, np.int64),
     )
-
-
-def _launches_take_longer(graph: OpGraph, issue_ns: float) -> list[bool]:
-    """Return for each region whether its launches take longer than its work on the device: the host then is
-    not ahead at the start of a trip. One more entry, for the top level, is False.
-    """
-    inside = graph.region >= 0
-    works = inside & (kinds_of(stream_codes(graph)) == COMPUTE)
-    size = len(graph.regions)
-    busy_ns = np.bincount(graph.region[works], graph.duration_ns[works], size)
-    return [*(np.bincount(graph.region[inside], minlength=size) * issue_ns > busy_ns).tolist(), False]

@@ -1,46 +1,266 @@
-"""Schedules of ranks as the columns of one timeline, and as one summary per rank class."""
+"""Results of a simulation: the timeline of all ranks, a summary per rank class, critical paths and
+throughput.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan, nan
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import WAITS, OpGraph, RaggedArray, Timeline, Workload, timed_class_name
+from hespas.graph import (
+    WAITS,
+    Diagnostics,
+    OpGraph,
+    RaggedArray,
+    StepFacts,
+    Timeline,
+    Workload,
+    find_dtype,
+    step_facts,
+    timed_class_name,
+)
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.deprecation import RenamedAttribute, warn_renamed
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device
+from hespas.hardware.peaks import peak_for
 from hespas.simulator.schedule import (
-    ClassResult,
-    CriticalPath,
     Priority,
-    Program,
     Schedule,
-    Simulation,
+    TaskProgram,
     busy_ns,
     critical_ns,
     exposed_ns,
     interference_ns,
     list_schedule,
 )
-from hespas.simulator.streams import FREE, POSTED, STREAMS, kinds_of, shown_streams
+from hespas.simulator.streams import (
+    FREE,
+    POSTED,
+    STREAMS,
+    kinds_of,
+    shown_streams,
+)
 
 __all__ = [
-    "Across",
-    "ClassOf",
-    "Scheduled",
+    "ClassResult",
+    "CriticalPath",
+    "JobColumns",
+    "RepresentedClass",
+    "ScheduledRank",
     "Segment",
-    "Spans",
-    "alone",
+    "Simulation",
+    "Simulator",
+    "SpanColumns",
+    "Throughput",
     "critical_path",
+    "rates_of",
+    "schedule_alone",
     "segments",
     "simulation_of",
     "spans_of",
+    "throughput_of",
+    "warn_of_rates",
 ]
 
 
-class Spans(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Rates of a step; NaN if the workload does not state the required facts.
+
+    ``mfu`` is model FLOPs over the FLOPs that all devices could do at the dense peak for ``peak_dtype``, the
+    element type of the products of linear layers.
+    """
+
+    model_flops: float = nan
+    tokens: float = nan
+    mfu: float = nan
+    peak_dtype: str = ""
+    tokens_per_s: float = nan
+    tokens_per_s_per_device: float = nan
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if there is a rate to report."""
+        return not (isnan(self.mfu) and isnan(self.tokens_per_s))
+
+    def __str__(self) -> str:
+        """Return the rates as a clause of a summary line; empty where none is known."""
+        parts: list[str] = []
+        if not isnan(self.mfu):
+            parts.append(f"MFU {self.mfu:.1%} of the {self.peak_dtype} peak")
+        if not isnan(self.tokens_per_s):
+            per_device = f"{self.tokens_per_s_per_device:,.4g} per device"
+            parts.append(f"{self.tokens_per_s:,.6g} tokens/s ({per_device})")
+        return ", ".join(parts)
+
+
+def throughput_of(metadata: Mapping[str, str], step_ns: float, device: Device | None) -> Throughput:
+    """Return the rates of a step from the facts in the metadata of its workload; they cover the whole job."""
+    facts = step_facts(metadata)
+    return Throughput() if facts is None else rates_of(facts, step_ns, device)
+
+
+def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Throughput:
+    """Return the rates of a step with given facts, over all its ranks. ``step_ns`` is the step time; for a
+    recording, the time from the start of a step to the start of the next.
+    """
+    if not step_ns > 0:
+        return Throughput()
+    step_s, num_ranks = step_ns / 1e9, facts.ranks or nan
+    name, peak = _peak(facts.dtype, device)
+    tokens_per_s = facts.tokens / step_s
+    return Throughput(
+        model_flops=facts.model_flops,
+        tokens=facts.tokens,
+        mfu=facts.model_flops / step_s / (peak * num_ranks),
+        peak_dtype=name,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s / num_ranks,
+    )
+
+
+def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> None:
+    """Warn if a step does more FLOPs than its devices can do."""
+    message = (
+        f"MFU is {rates.mfu:.1%} of the {rates.peak_dtype} peak, more than 100 %: check the model FLOPs, the "
+        "number of ranks, the element type and the steps that were recorded"
+    )
+    diagnostics.warning("rates.mfu-above-peak", where, message, count=int(rates.mfu > 1))
+
+
+def _peak(name: str, device: Device | None) -> tuple[str, float]:
+    """Return the element type whose peak applies to a type on a device, and the peak; NaN if there is none.
+    GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
+    """
+    if device is None or find_dtype(name) is None:
+        return name, nan
+    try:
+        choice = peak_for(device, "matrix", name)
+        if name == "f32" and choice.peak.dtype != "f32" and device.kind == "gpu":
+            choice = peak_for(device, "vector", name)
+    except UnsupportedError:
+        return name, nan
+    return choice.peak.dtype, choice.flops_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """Chain of spans that ends last; each span starts when the previous one ends. If a rank waits for another
+    rank, the chain continues on that rank.
+
+    ``spans`` counts them, ``after_resource`` those that waited for a busy stream and not for a dependency.
+    ``class_ns`` and ``resource_ns`` split its time by operation class and by resource; each sums to the
+    finish of the rank.
+    """
+
+    spans: int
+    after_resource: int
+    class_ns: Mapping[str, float]
+    resource_ns: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassResult:
+    """Summary of one rank class. ``rank`` is the rank whose spans the timeline has.
+
+    That rank ends last; the ranks of the class behave in ``ways`` different ways. ``busy_ns`` is by resource.
+    ``wait_ns`` is the time in which the rank waited for other ranks with no work of its own, by cause
+    (:data:`hespas.graph.WAITS`). ``unknown`` counts nodes of unknown time: they took 0, so ``finish_ns`` is a
+    lower bound. ``kept`` counts nodes with recorded times although other times are estimated for a device.
+    ``extrapolated`` counts the loops that were not simulated iteration by iteration. ``interference_ns`` is
+    the time that contention between communication and kernels added, summed over operations.
+    """
+
+    rank_class: int
+    name: str
+    num_ranks: int
+    rank: int
+    finish_ns: float
+    exposed_comm_ns: float
+    busy_ns: Mapping[str, float]
+    critical_path: CriticalPath
+    wait_ns: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(WAITS, 0.0))
+    ways: int = 1
+    extrapolated: int = 0
+    unknown: int = 0
+    kept: int = 0
+    interference_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Timeline of all ranks, and one summary per rank class, in order of the classes.
+
+    ``workload`` is the simulated workload. ``critical_path`` has the spans of the critical path of the whole
+    job, first to last, across ranks. ``interval_ns`` is the 90 % interval of the step time, from the
+    intervals of the operation estimates (two NaN: unknown). ``throughput`` is known if the workload states
+    its FLOPs or tokens.
+    """
+
+    simulator: str
+    workload: Workload
+    timeline: Timeline
+    classes: tuple[ClassResult, ...]
+    critical_path: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    interval_ns: tuple[float, float] = (nan, nan)
+    throughput: Throughput = field(default_factory=Throughput)
+    path = RenamedAttribute("critical_path")
+    is_mixed = RenamedAttribute("mixes_recorded_and_estimated")
+
+    @property
+    def step_ns(self) -> float:
+        """Return the end of the last rank."""
+        return self.timeline.step_ns
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Return True if some node that runs has an unknown time, which counts as 0."""
+        return any(result.unknown for result in self.classes)
+
+    @property
+    def mixes_recorded_and_estimated(self) -> bool:
+        """Return True if some times were recorded, on any device, and others are estimates."""
+        return any(result.kept for result in self.classes)
+
+    @property
+    def low_ns(self) -> float:
+        """Return the lower end of ``interval_ns``: a deprecated name."""
+        warn_renamed("Simulation.low_ns", "Simulation.interval_ns[0]")
+        return self.interval_ns[0]
+
+    @property
+    def high_ns(self) -> float:
+        """Return the upper end of ``interval_ns``: a deprecated name."""
+        warn_renamed("Simulation.high_ns", "Simulation.interval_ns[1]")
+        return self.interval_ns[1]
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """Model of the execution of a workload: a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model in reports."""
+        ...
+
+    def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
+        """Simulate one step of every rank from time 0; ``workload`` is not changed.
+
+        All nodes that run have a time (finite, at least 0, 0 for zero-cost nodes) and all trip counts are
+        whole numbers: :func:`hespas.simulator.simulate` ensures this. Raises ``FormatError`` if dependencies
+        form a cycle.
+        """
+        ...
+
+
+class SpanColumns(NamedTuple):
     """Columns of :class:`hespas.graph.Timeline` of one rank or of several; ``cause`` counts within them."""
 
     node: SmallIntArray
@@ -57,8 +277,8 @@ class Spans(NamedTuple):
     wait_ns: FloatArray
 
 
-class ClassOf(NamedTuple):
-    """Which class runs, as which rank, for how many of them."""
+class RepresentedClass(NamedTuple):
+    """Rank class that runs, the rank that represents it, and the number of ranks it represents."""
 
     rank_class: int
     rank: int
@@ -66,25 +286,31 @@ class ClassOf(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Scheduled:
-    """What one rank did, and as many others like it.
+class ScheduledRank:
+    """Schedule of one rank, which represents other ranks with the same behaviour.
 
-    ``tasks`` are those of the spans, ``path`` those on its critical path, first to last, where it waits for
-    nobody.
+    ``tasks`` are the tasks of the spans. ``path`` has the tasks on the critical path of a rank that waits for
+    no other rank, first to last.
     """
 
     result: ClassResult
     busy_ns: FloatArray
     wait_ns: FloatArray
-    spans: Spans
+    spans: SpanColumns
     tasks: IntArray
     path: IntArray
 
 
-def alone(
-    graph: OpGraph, program: Program, priority: Priority, whose: ClassOf, queued: RaggedArray | None = None
-) -> Scheduled:
-    """A rank that waits for nobody; ``queued`` is that of :func:`hespas.simulator.schedule.list_schedule`."""
+def schedule_alone(
+    graph: OpGraph,
+    program: TaskProgram,
+    priority: Priority,
+    whose: RepresentedClass,
+    queued: RaggedArray | None = None,
+) -> ScheduledRank:
+    """Schedule a rank that waits for no other rank; ``queued`` is passed to
+    :func:`hespas.simulator.schedule.list_schedule`.
+    """
     schedule = list_schedule(program.tasks, priority, queued)
     path = schedule.critical()
     on_path = np.zeros(len(program.tasks), np.bool_)
@@ -106,13 +332,15 @@ def alone(
         extrapolated=len(program.blocks),
         interference_ns=interference_ns(program, schedule),
     )
-    return Scheduled(
+    return ScheduledRank(
         result=result, busy_ns=busy, wait_ns=np.zeros(len(WAITS)), spans=spans, tasks=tasks, path=path
     )
 
 
 def critical_path(spent_ns: FloatArray, by_resource: BoolArray) -> CriticalPath:
-    """A path that spends time by class and kind of stream, one entry of ``by_resource`` per span."""
+    """Summarize a path that spends time by class and kind of stream, with one entry of ``by_resource`` per
+    span.
+    """
     by_class, by_stream = spent_ns.sum(axis=1).tolist(), spent_ns.sum(axis=0).tolist()
     longest = sorted(range(len(by_class)), key=lambda code: -by_class[code])
     return CriticalPath(
@@ -124,26 +352,28 @@ def critical_path(spent_ns: FloatArray, by_resource: BoolArray) -> CriticalPath:
 
 
 def spans_of(
-    program: Program,
+    program: TaskProgram,
     graph: OpGraph,
     schedule: Schedule,
     rank: int,
     *,
     critical: BoolArray,
     wait_ns: FloatArray | None = None,
-) -> tuple[IntArray, Spans]:
-    """One span per task that takes time, in order of their starts, and those tasks. O(tasks log tasks)."""
+) -> tuple[IntArray, SpanColumns]:
+    """Return the tasks that take time, in order of their starts, and one span for each. O(tasks log
+    tasks).
+    """
     posted_only = (program.tasks.stream == POSTED) & (schedule.start_ns == schedule.end_ns)
     tasks = np.flatnonzero((program.tasks.stream != FREE) & ~posted_only)
     tasks = tasks[np.argsort(schedule.start_ns[tasks], kind="stable")]
-    place = np.full(len(program.tasks) + 1, -1, np.int32)  # the last: no cause
-    place[tasks] = np.arange(len(tasks), dtype=np.int32)
+    span_of = np.full(len(program.tasks) + 1, -1, np.int32)  # the last: no cause
+    span_of[tasks] = np.arange(len(tasks), dtype=np.int32)
     blocks = program.block[tasks]
     regions = np.array([*(block.region for block in program.blocks), -1], np.int32)
     trips = np.array([*(block.trips for block in program.blocks), 1.0], np.float64)
     node, codes = program.node[tasks], program.tasks.stream[tasks]
     start_ns, end_ns = schedule.start_ns[tasks], schedule.end_ns[tasks]
-    return tasks, Spans(
+    return tasks, SpanColumns(
         node=node,
         rank=np.broadcast_to(np.int32(rank), (len(tasks),)),
         resource=kinds_of(codes).astype(np.int8),
@@ -151,7 +381,7 @@ def spans_of(
         start_ns=start_ns,
         end_ns=end_ns,
         critical=critical[tasks],
-        cause=place[schedule.cause[tasks]],
+        cause=span_of[schedule.cause[tasks]],
         by_resource=schedule.by_resource[tasks],
         region=regions[blocks],
         trips=trips[blocks],
@@ -159,20 +389,20 @@ def spans_of(
     )
 
 
-def _joined(parts: Sequence[Spans], first: Sequence[int]) -> Spans:
-    """The spans of several ranks, one rank behind the other."""
+def _joined(parts: Sequence[SpanColumns], first: Sequence[int]) -> SpanColumns:
+    """Return the concatenated spans of several ranks."""
     if len(parts) == 1:
         return parts[0]
     moved = [
         part._replace(cause=np.where(part.cause < 0, -1, part.cause + offset).astype(np.int32))
         for part, offset in zip(parts, first, strict=False)
     ]
-    return Spans(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
+    return SpanColumns(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
 
 
-class Across(NamedTuple):
-    """What only ranks that meet have: per span the one it waited for (-1: none), and the spans of the
-    critical path of the whole job.
+class JobColumns(NamedTuple):
+    """Columns that exist only for ranks that wait for each other: the span that each span waited for (-1:
+    none), and the spans of the critical path of the whole job.
     """
 
     awaited: SmallIntArray
@@ -180,7 +410,9 @@ class Across(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A piece of the critical path of a job in one rank: so many spans, from the first node to the last."""
+    """Part of a job's critical path on one rank: its number of spans, first and last node, start and end
+    [ns].
+    """
 
     rank: int
     spans: int
@@ -191,7 +423,9 @@ class Segment(NamedTuple):
 
 
 def segments(done: Simulation) -> list[Segment]:
-    """The critical path of a job by the ranks it leads through, first to last. O(spans on it)."""
+    """Return the critical path of a job, split by the ranks that it passes, first to last. O(spans on the
+    path).
+    """
     timeline, path = done.timeline, done.critical_path
     if not len(path):
         return []
@@ -208,29 +442,31 @@ def segments(done: Simulation) -> list[Segment]:
 def simulation_of(
     name: str,
     workload: Workload,
-    parts: Sequence[Scheduled],
+    parts: Sequence[ScheduledRank],
     part_of: IntArray,
-    across: Across | None = None,
+    across: JobColumns | None = None,
 ) -> Simulation:
-    """The simulation of all ranks: ``part_of`` each (-1: not here), shape ``(ranks,)``. O(spans + ranks)."""
+    """Return the simulation of all ranks: ``part_of`` is the part of each rank (-1: absent), shape
+    ``(ranks,)``. O(spans + ranks).
+    """
     sizes = [len(part.tasks) for part in parts]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     spans = _joined([part.spans for part in parts], first.tolist())
     results = [part.result for part in parts]
-    unknown = np.full((1, len(STREAMS)), np.nan)  # the last row, which -1 leads to, knows nothing
-    finish = np.array([*(found.finish_ns for found in results), np.nan])
-    exposed = np.array([*(found.exposed_comm_ns for found in results), np.nan])
-    shown = np.array([*(found.rank for found in results), -1], np.int32)
+    unknown = np.full((1, len(STREAMS)), np.nan)  # the last row, selected by -1, is unknown
+    finish = np.array([*(result.finish_ns for result in results), np.nan])
+    exposed = np.array([*(result.exposed_comm_ns for result in results), np.nan])
+    shown = np.array([*(result.rank for result in results), -1], np.int32)
     busy = np.concatenate([*(part.busy_ns[None] for part in parts), unknown])
-    added = np.array([*(found.interference_ns for found in results), np.nan])
+    added = np.array([*(result.interference_ns for result in results), np.nan])
     waited = np.concatenate([*(part.wait_ns[None] for part in parts), unknown[:, : len(WAITS)]])
     if across is None:
         last = int(np.argmax(finish[:-1]))
-        place = np.full(int(parts[last].tasks.max(initial=-1)) + 1, -1, np.int64)
-        place[parts[last].tasks] = np.arange(sizes[last])
+        span_of = np.full(int(parts[last].tasks.max(initial=-1)) + 1, -1, np.int64)
+        span_of[parts[last].tasks] = np.arange(sizes[last])
         path = parts[last].path
-        path = place[path[path < len(place)]]
-        across = Across(np.full(len(spans.node), -1, np.int32), path[path >= 0] + first[last])
+        path = span_of[path[path < len(span_of)]]
+        across = JobColumns(np.full(len(spans.node), -1, np.int32), path[path >= 0] + first[last])
     timeline = Timeline(
         resources=STREAMS,
         **spans._asdict(),
@@ -242,11 +478,21 @@ def simulation_of(
         exposed_wait_ns=_of_ranks(waited, part_of),
         interference_ns=_of_ranks(added, part_of),
     )
+    by_class: dict[int, list[ClassResult]] = {}
+    for result in results:
+        by_class.setdefault(result.rank_class, []).append(result)
     return Simulation(
         simulator=name,
         workload=workload,
         timeline=timeline,
-        classes=_by_class(results),
+        classes=tuple(
+            replace(
+                max(mine, key=lambda result: result.finish_ns),
+                num_ranks=sum(result.num_ranks for result in mine),
+                ways=len(mine),
+            )
+            for _, mine in sorted(by_class.items())
+        ),
         critical_path=across.path,
     )
 
@@ -255,23 +501,8 @@ _Rows = TypeVar("_Rows", bound="NDArray[Any]")
 
 
 def _of_ranks(rows: _Rows, part_of: IntArray) -> _Rows:
-    """Return the row of each rank; a view of one row where all ranks have the same."""
+    """Return the row of each rank; a view of one row if all ranks share it."""
     if part_of.strides != (0,):
         return cast("_Rows", rows[part_of])
     row = rows[int(part_of[0])]
     return cast("_Rows", np.broadcast_to(row, (len(part_of), *row.shape)))
-
-
-def _by_class(results: Sequence[ClassResult]) -> tuple[ClassResult, ...]:
-    """One summary per rank class: that of the rank that ends last, for all ranks of the class."""
-    found: dict[int, list[ClassResult]] = {}
-    for result in results:
-        found.setdefault(result.rank_class, []).append(result)
-    return tuple(
-        replace(
-            max(mine, key=lambda result: result.finish_ns),
-            num_ranks=sum(result.num_ranks for result in mine),
-            ways=len(mine),
-        )
-        for _, mine in sorted(found.items())
-    )

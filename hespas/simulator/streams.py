@@ -1,7 +1,8 @@
-"""Which stream of a rank a node occupies, as a code: its kind in the low bits, which one of that kind above.
+"""Stream of each node as a code: the kind of stream in the low bits, its number among streams of that kind
+above.
 
-Streams that a graph names run side by side, one of each kind of work per name: a queue of a device and a
-thread of a host do one thing at a time. A delay is time that passes and holds none of them.
+Streams that a graph names run concurrently, one per kind of work and name: a device queue and a host thread
+run one operation at a time. A delay takes time and occupies no stream.
 """
 
 from __future__ import annotations
@@ -22,42 +23,44 @@ __all__ = [
     "HOST",
     "POSTED",
     "STREAMS",
+    "concurrent_kinds",
     "kinds_of",
     "shown_streams",
-    "side_by_side",
     "stream_codes",
 ]
 
 STREAMS = ("compute", "communication", "copy", "host")
-"""The kinds of streams of a rank; each stream runs one node at a time."""
+"""Kinds of streams of a rank; each stream runs one node at a time."""
 COMPUTE, COMMUNICATION, COPY, HOST = range(len(STREAMS))
 FREE = -1
-"""The code of a node that takes no time, and so no stream."""
+"""Code of a zero-cost node, which occupies no stream."""
 DELAY = -2
-"""The code of a node that takes time and no stream."""
+"""Code of a node that takes time and occupies no stream."""
 POSTED = -3
-"""The code of communication that waits for other ranks and holds no stream: a posted receive."""
+"""Code of communication that waits for other ranks and occupies no stream: a posted receive."""
 
-_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
-_LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
-_TALK = (OpClass.COLLECTIVE, OpClass.P2P)
-"""Classes of communication, also where a trace has it as computation of its time: its size is unknown."""
-_COPYING = (OpClass.HOST, OpClass.MEMORY)
+_COMMUNICATION_KINDS = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+_STORAGE_KINDS = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
+_COMMUNICATION_CLASSES = (OpClass.COLLECTIVE, OpClass.P2P)
+"""Classes of communication, also for trace nodes that are computation because their size is unknown."""
+_COPY_CLASSES = (OpClass.HOST, OpClass.MEMORY)
 
 
 def stream_codes(graph: OpGraph) -> SmallIntArray:
-    """The code of each node.
+    """Return the stream code of each node.
 
-    Collectives and messages communicate. Loads, stores, transfers between host and device (messages over the
-    host link too), and recorded copies and fills by the runtime are copies. Other nodes of the host have a
-    stream of their own, or compute where the device has nothing to compute: the host is the device then. A
-    time of 0 is ``FREE``. O(nodes log nodes).
+    Collectives and messages communicate. Loads, stores, transfers between host and device (also messages over
+    the host link), and recorded copies and fills by the runtime are copies. Other host nodes have a stream of
+    their own, or the compute stream if the device computes nothing: then the host is the device. A time of 0
+    gives ``FREE``. O(nodes log nodes).
     """
     kinds = np.full(len(graph), COMPUTE, np.int32)
     kinds[graph.resource == int(Resource.HOST)] = HOST
-    copies = np.isin(graph.op_class, _COPYING) | np.isin(graph.kind, _LOADING)
+    copies = np.isin(graph.op_class, _COPY_CLASSES) | np.isin(graph.kind, _STORAGE_KINDS)
     kinds[copies | ((kinds == COMPUTE) & runtime_copies(graph))] = COPY
-    kinds[np.isin(graph.kind, _TALKING) | np.isin(graph.op_class, _TALK)] = COMMUNICATION
+    kinds[np.isin(graph.kind, _COMMUNICATION_KINDS) | np.isin(graph.op_class, _COMMUNICATION_CLASSES)] = (
+        COMMUNICATION
+    )
     kinds[graph.p2p.node[graph.p2p.host]] = COPY
     kinds[is_delay(graph)] = DELAY
     kinds[(graph.duration_ns == 0) | (graph.multiplicity == 0)] = FREE
@@ -66,38 +69,38 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
     codes = kinds.copy()
     for kind in range(len(STREAMS)):
         mine = np.flatnonzero(kinds == kind)
-        place = np.unique(graph.stream[mine], return_inverse=True)[1].reshape(-1)
-        codes[mine] += len(STREAMS) * place.astype(np.int32)
+        number = np.unique(graph.stream[mine], return_inverse=True)[1].reshape(-1)
+        codes[mine] += len(STREAMS) * number.astype(np.int32)
     return codes
 
 
 def kinds_of(codes: SmallIntArray) -> SmallIntArray:
-    """The kind of each stream, an index of ``STREAMS``; a delay waits for the host. ``FREE`` stays."""
+    """Return the kind of each stream, an index of ``STREAMS``; a delay counts as host. ``FREE`` stays."""
     kinds = np.where(codes >= 0, codes % len(STREAMS), codes)
     kinds = np.where(codes == POSTED, COMMUNICATION, kinds)
     return np.where(codes == DELAY, HOST, kinds).astype(np.int32)
 
 
-def side_by_side(codes: SmallIntArray) -> tuple[int, ...]:
-    """The kinds of which several nodes can run at once."""
+def concurrent_kinds(codes: SmallIntArray) -> tuple[int, ...]:
+    """Return the kinds of streams on which several nodes can run concurrently."""
     used = np.unique(codes[codes != FREE])
     kinds, counts = np.unique(kinds_of(used), return_counts=True)
     several = counts > 1
     for code, kind in ((DELAY, HOST), (POSTED, COMMUNICATION)):
         several |= (kinds == kind) & bool((used == code).any())
-    found: list[int] = kinds[several].tolist()
-    return tuple(found)
+    concurrent: list[int] = kinds[several].tolist()
+    return tuple(concurrent)
 
 
 def shown_streams(
     graph: OpGraph, node: SmallIntArray, codes: SmallIntArray, spans: tuple[FloatArray, FloatArray]
 ) -> SmallIntArray:
-    """The stream under which to show each span of starts and ends, so that none of a kind and a stream
-    overlap: the one its node names where its kind has several, else -1. Delays get streams behind those of
-    the host, posted communication behind those of communication. O(spans log spans).
+    """Return the stream to show for each span, so that no two spans of one kind and stream overlap: the
+    stream that its node names if its kind has several, else -1. Delays get streams after those of the host,
+    posted communication after those of communication. O(spans log spans).
     """
-    several = np.isin(kinds_of(codes), side_by_side(codes))
-    named = np.append(graph.stream, -1)[node]  # a block of trips has no node
+    several = np.isin(kinds_of(codes), concurrent_kinds(codes))
+    named = np.append(graph.stream, -1)[node]  # a block of iterations has no node
     shown = np.where(several, named, -1).astype(np.int32)
     for code, kind in ((DELAY, HOST), (POSTED, COMMUNICATION)):
         loose = np.flatnonzero(codes == code)

@@ -71,7 +71,7 @@ def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, esti
     with stray if column == "multiplicity" else nullcontext():
         api.simulate(huge, hardware, estimator=estimator, granularity="op")
     check_workload(huge, "chakra")
-    refused = pytest.raises(FormatError, match="add up to more than a number holds")
+    refused = pytest.raises(FormatError, match="sum of operation times overflows")
     with {"duration_ns": refused, "multiplicity": stray}.get(column, nullcontext()):
         api.simulate(huge)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hespas import api
 from hespas.graph import OpGraph, Workload
 from hespas.simulator import Simulation, simulate
-from hespas.simulator.trips import with_trips
+from hespas.simulator.loop_extrapolation import with_trips
 from tests.simulator.small_programs import Sketch
 from tests.simulator.test_simulated_loops import Body, bodies, looped, nested
 

@@ -16,8 +16,7 @@ from hespas.graph.passes import all_deps
 from hespas.hardware import Device, load_device
 from hespas.hardware.kernel_shares import INTERFERENCE_FACTORS, held_units, interference_factor
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
-from hespas.simulator.interference import pressures_of
-from hespas.simulator.progress import Pressure
+from hespas.simulator.interference import Pressure, pressures_of
 from tests.simulator.job.small_jobs import jobs, part, stages
 
 EXAMPLES = settings(max_examples=40)
@@ -26,11 +25,11 @@ TALKS = tuple(int(kind) for kind in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKin
 
 def pressure(graph: OpGraph, *, holds: float = 0.5, moves: float = 0.25, by_units: float = 0.5) -> Pressure:
     """Every kernel limited in part by arithmetic, by memory for the rest."""
-    talks = np.isin(graph.kind, TALKS)
+    communications = np.isin(graph.kind, TALKS)
     computes = graph.kind == int(NodeKind.COMPUTE)
     return Pressure(
-        holds=np.where(talks, holds, 0.0),
-        moves=np.where(talks, moves, 0.0),
+        holds=np.where(communications, holds, 0.0),
+        moves=np.where(communications, moves, 0.0),
         by_units=np.where(computes, by_units, 0.0),
         by_memory=np.where(computes, 1.0 - by_units, 0.0),
         stretches=graph.kind == int(NodeKind.COLLECTIVE),
@@ -183,9 +182,9 @@ def test_trips_that_are_extrapolated_take_what_all_of_them_take() -> None:
 
     made = part("loop")
     made.region = made.builder.add_region(RegionKind.LOOP_BODY, trips=200)
-    talk = made.collective(StridedGroups.all_ranks(2), 300.0)
+    communication = made.collective(StridedGroups.all_ranks(2), 300.0)
     made.compute(500.0)
-    made.compute(100.0, talk)
+    made.compute(100.0, communication)
     job = Workload.spmd(made.built(), 2)
     whole, folded = (run(job, ListScheduler(max_executions=most)) for most in (10_000, 10))
     assert folded.classes[0].extrapolated == 1

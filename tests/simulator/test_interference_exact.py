@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.passes import all_deps
 from hespas.simulator import JobScheduler, ListScheduler, Simulation
-from hespas.simulator.progress import Pressure
+from hespas.simulator.interference import Pressure
 from hespas.simulator.schedule import PRIORITIES, Priority
 from tests.simulator.job.small_jobs import jobs
 from tests.simulator.small_programs import Sketch
@@ -95,11 +95,11 @@ def in_order(work: Sequence[tuple[str, int]]) -> Workload:
     s = Sketch()
     last: dict[bool, int] = {}
     for at, (what, takes) in enumerate(work):
-        talks = what == "comm"
-        deps = [last[talks]] if talks in last else []
-        if at % 3 == 2 and (not talks) in last:
-            deps.append(last[not talks])
-        last[talks] = s.add(what, takes, *deps)
+        communications = what == "comm"
+        deps = [last[communications]] if communications in last else []
+        if at % 3 == 2 and (not communications) in last:
+            deps.append(last[not communications])
+        last[communications] = s.add(what, takes, *deps)
     return Workload.spmd(s.build(), 1)
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.passes import UnrollLoops
 from hespas.simulator import ListScheduler, Simulation, simulate
-from hespas.simulator.list_scheduler import too_long
+from hespas.simulator.loop_extrapolation import prepared, too_long
 from hespas.simulator.schedule import PRIORITIES, Priority
-from hespas.simulator.trips import prepared
 from tests.simulator.small_programs import Sketch
 
 EXACT = ListScheduler()

@@ -17,7 +17,7 @@ from hespas.simulator.astra.options import AstraOptions, Backend
 from hespas.simulator.astra.runs import NEVER, RankRun, Run
 from hespas.simulator.astra.statistics import RankStatistics, figures_of
 from hespas.simulator.astra.traces import Statistic, Trace
-from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation
+from hespas.simulator.results import ClassResult, CriticalPath, Simulation
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, COPY, HOST, STREAMS
 
 __all__ = ["AstraSimulation", "simulation_of"]

@@ -1,4 +1,4 @@
-"""A whole job at once: who waits for whom, ranks that behave alike simulated once."""
+"""Simulation of a whole job: ranks wait for each other, and ranks that behave alike are simulated once."""
 
 from __future__ import annotations
 

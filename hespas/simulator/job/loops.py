@@ -1,8 +1,10 @@
-"""Loops in which ranks meet: run trip by trip on all of them, beyond a limit by their common steady state.
+"""Loops in which ranks communicate: simulated iteration by iteration on all ranks, and extrapolated above a
+limit.
 
-As :mod:`hespas.simulator.list_scheduler` does for a rank alone, a loop that is too long keeps its first trip,
-and a block stands for the others. Loops of different ranks that meet inside have to have as many trips; they
-are run together for a few, and each rank's block takes what its own trips took then.
+As :mod:`hespas.simulator.loop_extrapolation` does for one rank, a loop that is too long keeps its first
+iteration and a block replaces the others. Loops of different ranks that communicate with each other must have
+equal trip counts; they are simulated together for a few iterations, and the block of each rank takes the time
+of its own iterations.
 """
 
 from __future__ import annotations
@@ -14,203 +16,208 @@ import numpy as np
 
 from hespas.graph import Diagnostics, OpGraph
 from hespas.graph.errors import CheckFailedError
-from hespas.simulator.job.actors import Actor, Cast
-from hespas.simulator.job.figures import run_of
-from hespas.simulator.job.meetings import Meetings
-from hespas.simulator.job.together import Together
-from hespas.simulator.list_scheduler import (
-    TripsRun,
+from hespas.simulator.interference import Pressure
+from hespas.simulator.job.joint_results import iteration_times
+from hespas.simulator.job.joint_schedule import JointSimulator
+from hespas.simulator.job.programs import JobTasks, RankProgram
+from hespas.simulator.loop_extrapolation import (
+    IterationTimes,
     collapsed,
+    flatten,
     loop_alone,
     nodes_inside,
+    prepared,
     rest_of_loop,
     too_long,
+    with_trips,
 )
-from hespas.simulator.progress import Pressure
-from hespas.simulator.schedule import Block, Program
-from hespas.simulator.trips import flatten, prepared, with_trips
+from hespas.simulator.schedule import Block, TaskProgram
 
 __all__ = ["with_loops"]
 
 _Loop = tuple[int, int]
-"""The place of an actor, and a region of its graph."""
-_Vary = Callable[[Program, int], Program]
+"""Position of a simulated rank, and a region of its graph."""
+_Vary = Callable[[TaskProgram, int], TaskProgram]
 
 
 def with_loops(
-    actors: Sequence[Actor],
+    sim_ranks: Sequence[RankProgram],
     limit: int,
-    together: Together,
+    joint_simulator: JointSimulator,
     vary: _Vary | None,
     diagnostics: Diagnostics,
     *,
     overlap_trips: bool,
     pressures: Sequence[Pressure] | None = None,
-) -> list[Actor] | None:
-    """The actors with their programs, of at most about ``limit`` executions each; those given have none yet
-    (any stands in); ``pressures`` are those of the rank classes. ``vary`` gives a program the times of a
-    rank, where they differ.
+) -> list[RankProgram] | None:
+    """Return the simulated ranks with their programs, of at most about ``limit`` executions each; the given
+    ranks have no programs yet. ``pressures`` belong to the rank classes. ``vary`` gives a program the times
+    of one rank, if they differ.
 
-    None where loops in which ranks meet have different trips and are too long to be run one by one.
+    Returns None if loops in which ranks communicate have different trip counts and are too long to be
+    unrolled.
     """
-    draft = _Draft(
-        list(actors), together, vary or _as_it_is, diagnostics, vary is not None, overlap_trips, pressures, {}
+    extrapolation = _LoopExtrapolation(
+        list(sim_ranks),
+        joint_simulator,
+        vary or _as_it_is,
+        diagnostics,
+        vary is not None,
+        overlap_trips,
+        pressures,
+        {},
     )
     alike: dict[int, OpGraph] = {}
-    for actor in actors:
-        reduced = alike.setdefault(id(actor.graph), prepared(actor.graph))
-        draft.reduced.append(reduced)
-        draft.blocks.append([])
-    chosen = [np.flatnonzero(too_long(graph, limit)).tolist() for graph in draft.reduced]
+    for sim_rank in sim_ranks:
+        reduced = alike.setdefault(id(sim_rank.graph), prepared(sim_rank.graph))
+        extrapolation.reduced.append(reduced)
+        extrapolation.blocks.append([])
+    chosen = [np.flatnonzero(too_long(graph, limit)).tolist() for graph in extrapolation.reduced]
     if any(chosen):
-        sets = draft.linked()
-        wanted = {(place, region) for place, regions in enumerate(chosen) for region in regions}
+        sets = extrapolation.linked()
+        wanted = {(position, region) for position, regions in enumerate(chosen) for region in regions}
         if sets is None:
             return None
         for loops in sets:
             if wanted.intersection(loops):
-                draft.extrapolate(loops)
+                extrapolation.extrapolate(loops)
         diagnostics.info(
             "simulate.extrapolated-loops",
-            actors[0].graph.name,
-            "loops of ranks that meet run once and then by their common steady state",
+            sim_ranks[0].graph.name,
+            "loops in which ranks communicate simulate one iteration and extrapolate the others",
             count=sum(len(wanted.intersection(loops)) > 0 for loops in sets),
         )
-    return draft.programs()
+    return extrapolation.programs()
 
 
 @dataclass(slots=True)
-class _Draft:
-    """Graphs in which long loops give way to blocks, one by one."""
+class _LoopExtrapolation:
+    """Graphs in which blocks replace long loops, one by one."""
 
-    actors: list[Actor]
-    together: Together
+    sim_ranks: list[RankProgram]
+    joint_simulator: JointSimulator
     vary: _Vary
     diagnostics: Diagnostics
     varies: bool
     overlap_trips: bool
     pressures: Sequence[Pressure] | None
-    flat: dict[int, Program]
+    flat: dict[int, TaskProgram]
     reduced: list[OpGraph] = field(default_factory=list[OpGraph])
     blocks: list[list[Block]] = field(default_factory=list[list[Block]])
 
-    def programs(self) -> list[Actor]:
-        """The actors with what is left unrolled."""
-        return [
-            replace(actor, program=self.vary(self._flattened(place), actor.rank))
-            for place, actor in enumerate(self.actors)
-        ]
+    def programs(self) -> list[RankProgram]:
+        """Return the simulated ranks with the remaining loops unrolled."""
+        programs: list[RankProgram] = []
+        for position, (sim_rank, graph) in enumerate(zip(self.sim_ranks, self.reduced, strict=True)):
+            if id(graph) not in self.flat:  # ranks with the same graph share its program
+                self.flat[id(graph)] = self.unrolled(graph, position)
+            programs.append(replace(sim_rank, program=self.vary(self.flat[id(graph)], sim_rank.rank)))
+        return programs
 
-    def _flattened(self, place: int) -> Program:
-        """Actors that run the same graph share it."""
-        graph = self.reduced[place]
-        if id(graph) not in self.flat:
-            self.flat[id(graph)] = self.unrolled(graph, place)
-        return self.flat[id(graph)]
-
-    def unrolled(self, graph: OpGraph, place: int) -> Program:
-        """A graph of one of the actors, or a part of it, with the blocks that it has by now."""
-        pressure = None if self.pressures is None else self.pressures[self.actors[place].rank_class]
-        blocks = tuple(self.blocks[place])
+    def unrolled(self, graph: OpGraph, position: int) -> TaskProgram:
+        """Return the program of a rank's graph, or of a part of it, with the blocks so far."""
+        pressure = None if self.pressures is None else self.pressures[self.sim_ranks[position].rank_class]
+        blocks = tuple(self.blocks[position])
         return flatten(graph, blocks, overlap_trips=self.overlap_trips, pressure=pressure)
 
     def linked(self) -> list[list[_Loop]] | None:
-        """Loops that have to be run together, inner ones first; None where their trips differ."""
-        once: dict[int, Program] = {}
-        actors: list[Actor] = []
-        for actor, graph in zip(self.actors, self.reduced, strict=True):
+        """Return the sets of loops that run together, inner loops first; None if their trip counts differ."""
+        once: dict[int, TaskProgram] = {}
+        sim_ranks: list[RankProgram] = []
+        for sim_rank, graph in zip(self.sim_ranks, self.reduced, strict=True):
             single = once.setdefault(
-                id(graph), flatten(_one_trip(graph), (), overlap_trips=self.overlap_trips)
+                id(graph),
+                flatten(
+                    with_trips(graph, np.minimum(graph.regions.trips, 1.0)),
+                    (),
+                    overlap_trips=self.overlap_trips,
+                ),
             )
-            actors.append(replace(actor, program=single))
+            sim_ranks.append(replace(sim_rank, program=single))
         try:
-            cast, meetings = self.together.matched(actors, Diagnostics())
+            job, events = self.joint_simulator.matched(sim_ranks, Diagnostics())
         except CheckFailedError:
-            return None  # other trips make it up, or the whole schedule says what is wrong
-        chains = [_chains(actor.graph) for actor in actors]
+            return None  # other iterations may repair it, or the whole schedule reports the error
+        chains = [_chains(sim_rank.graph) for sim_rank in sim_ranks]
         leader: dict[_Loop, _Loop] = {}
-        for members in _members(meetings):
-            found = [_loops_around(cast, task, chains) for task in members]
-            trips = {tuple(self._trips(loop) for loop in chain) for chain in found}
+        for members in events.arrivals.transpose(events.count).to_lists():
+            loop_chains = [_loops_around(job, task, chains) for task in members]
+            trips = {tuple(self._trips(loop) for loop in chain) for chain in loop_chains}
             if len(trips) > 1:
                 return None
-            for chain in found[1:]:
-                for one, other in zip(found[0], chain, strict=True):
+            for chain in loop_chains[1:]:
+                for one, other in zip(loop_chains[0], chain, strict=True):
                     leader[_root(leader, other)] = _root(leader, one)
         sets: dict[_Loop, list[_Loop]] = {}
-        for place, graph in enumerate(self.reduced):
+        for position, graph in enumerate(self.reduced):
             for region in np.flatnonzero(graph.regions.trips > 1).tolist():
-                sets.setdefault(_root(leader, (place, region)), []).append((place, region))
+                sets.setdefault(_root(leader, (position, region)), []).append((position, region))
         depth = {loop: len(chains[loop[0]][loop[1]]) for loop in sets}
-        if any(len({place for place, _ in loops}) < len(loops) for loops in sets.values()):
+        if any(len({position for position, _ in loops}) < len(loops) for loops in sets.values()):
             return None
         return [sets[loop] for loop in sorted(sets, key=lambda loop: -depth[loop])]
 
     def _trips(self, loop: _Loop) -> int:
-        return int(self.actors[loop[0]].graph.regions.trips[loop[1]])
+        return int(self.sim_ranks[loop[0]].graph.regions.trips[loop[1]])
 
     def extrapolate(self, loops: list[_Loop]) -> None:
-        """Put blocks for all trips but the first of some loops that are run together."""
-        inside = [nodes_inside(self.reduced[place], region) for place, region in loops]
+        """Replace all iterations but the first of some loops that run together with blocks."""
+        inside = [nodes_inside(self.reduced[position], region) for position, region in loops]
         alone = [
-            loop_alone(self.reduced[place], mine, region)
-            for (place, region), mine in zip(loops, inside, strict=True)
+            loop_alone(self.reduced[position], mine, region)
+            for (position, region), mine in zip(loops, inside, strict=True)
         ]
-        shared = _Shared(self, loops, alone, {})
-        for number, (place, region) in enumerate(loops):
-            runs = _Member(shared, number)
-            trips = self._trips((place, region))
+        shared = _JointLoops(self, loops, alone, {})
+        for number, (position, region) in enumerate(loops):
+            runs = _RankLoopRuns(shared, number)
+            trips = self._trips((position, region))
             block = rest_of_loop(runs, alone[number], region, trips, self.diagnostics, varies=self.varies)
-            self.blocks[place].append(block)
-            last = len(self.blocks[place]) - 1
-            self.reduced[place] = collapsed(self.reduced[place], region, inside[number], block, last)
+            self.blocks[position].append(block)
+            last = len(self.blocks[position]) - 1
+            self.reduced[position] = collapsed(self.reduced[position], region, inside[number], block, last)
 
 
 @dataclass(slots=True)
-class _Shared:
-    """Loops of several actors run together, by their number of trips."""
+class _JointLoops:
+    """Loops of several ranks that run together, cached by their number of iterations."""
 
-    draft: _Draft
+    extrapolation: _LoopExtrapolation
     loops: list[_Loop]
     alone: list[OpGraph]
-    runs: dict[int, list[TripsRun]]
+    runs: dict[int, list[IterationTimes]]
 
-    def run(self, trips: int) -> list[TripsRun]:
-        """What each of the actors did."""
+    def run(self, trips: int) -> list[IterationTimes]:
+        """Return the times of each rank."""
         if trips not in self.runs:
-            self.runs[trips] = self._made(trips)
+            extrapolation = self.extrapolation
+            sim_ranks: list[RankProgram] = []
+            for (position, region), graph in zip(self.loops, self.alone, strict=True):
+                counts = graph.regions.trips.copy()
+                counts[region] = trips
+                program = extrapolation.unrolled(with_trips(graph, counts), position)
+                sim_rank = extrapolation.sim_ranks[position]
+                sim_ranks.append(replace(sim_rank, program=extrapolation.vary(program, sim_rank.rank)))
+            joint = extrapolation.joint_simulator.run(sim_ranks, Diagnostics())
+            self.runs[trips] = [
+                iteration_times(joint.job, joint.events, joint.done, position)
+                for position in range(len(sim_ranks))
+            ]
         return self.runs[trips]
-
-    def _made(self, trips: int) -> list[TripsRun]:
-        draft = self.draft
-        actors: list[Actor] = []
-        for (place, region), graph in zip(self.loops, self.alone, strict=True):
-            counts = graph.regions.trips.copy()
-            counts[region] = trips
-            program = draft.unrolled(with_trips(graph, counts), place)
-            actor = draft.actors[place]
-            actors.append(replace(actor, program=draft.vary(program, actor.rank)))
-        joint = draft.together.run(actors, Diagnostics())
-        return [run_of(joint.cast, joint.meetings, joint.done, place) for place in range(len(actors))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """The runs of one of them."""
+class _RankLoopRuns:
+    """Runs of one rank's loop."""
 
-    shared: _Shared
+    shared: _JointLoops
     number: int
 
-    def run(self, trips: int) -> TripsRun:
+    def run(self, trips: int) -> IterationTimes:
         return self.shared.run(trips)[self.number]
 
 
-def _as_it_is(program: Program, _rank: int) -> Program:
+def _as_it_is(program: TaskProgram, _rank: int) -> TaskProgram:
     return program
-
-
-def _one_trip(graph: OpGraph) -> OpGraph:
-    return with_trips(graph, np.minimum(graph.regions.trips, 1.0))
 
 
 def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:
@@ -220,7 +227,9 @@ def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:
 
 
 def _chains(graph: OpGraph) -> list[list[int]]:
-    """Per region, the loops around what stands in it, itself included, outermost first; last, for the top."""
+    """Return per region the loops around it, itself included, outermost first; the last entry is for the top
+    level.
+    """
     chains: list[list[int]] = []
     trips: list[float] = graph.regions.trips.tolist()
     parents: list[int] = graph.regions.parent.tolist()
@@ -230,13 +239,8 @@ def _chains(graph: OpGraph) -> list[list[int]]:
     return [*chains, []]
 
 
-def _loops_around(cast: Cast, task: int, chains: Sequence[list[list[int]]]) -> list[_Loop]:
-    place = int(cast.owner[task])
-    actor = cast.actors[place]
-    region = int(actor.graph.region[int(actor.program.node[cast.local(task)])])
-    return [(place, loop) for loop in chains[place][region]]
-
-
-def _members(meetings: Meetings) -> list[list[int]]:
-    """The tasks of each meeting."""
-    return meetings.arrivals.transpose(meetings.count).to_lists()
+def _loops_around(job: JobTasks, task: int, chains: Sequence[list[list[int]]]) -> list[_Loop]:
+    """Return the loops around a task, outermost first."""
+    position, sim_rank = int(job.owner[task]), job.rank_of(task)
+    region = int(sim_rank.graph.region[int(sim_rank.program.node[job.local(task)])])
+    return [(position, loop) for loop in chains[position][region]]

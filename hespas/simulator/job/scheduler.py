@@ -1,11 +1,12 @@
-"""The step of a whole job: every rank on its streams, waiting for others where they do something together.
+"""Simulation of the step of a whole job: every rank on its streams, with waits for other ranks in
+communication.
 
-What a rank does is scheduled as :mod:`hespas.simulator.list_scheduler` does. A collective starts on a rank's
-stream when it is issued there and ends for all members at once: when the last one has come, plus the time it
-takes. A message that is received ends when it has been sent; a receive that names no stream holds none.
+The work of a rank is scheduled as by :mod:`hespas.simulator.list_scheduler`. A collective starts on a rank's
+stream when it is issued there and ends for all members at once: its duration after the last arrival. A
+receive ends when the message has been sent; a receive without a stream occupies none.
 
-Communication runs in program order on each stream, as on a queue of a device, for one rank and for many:
-ranks that run the same program at different speed then cannot wait for each other crosswise.
+Communication runs in program order on each stream, as on a device queue, for one rank and for many: this
+avoids deadlocks between ranks that run the same program at different speeds.
 
 Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symmetry`).
 """
@@ -19,44 +20,57 @@ from math import log1p, sqrt
 import numpy as np
 
 from hespas.graph import ABSENT, Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, equal_rows
+from hespas.graph.columns import FloatArray, IntArray, equal_rows
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.graph.passes import with_durations
-from hespas.simulator.job.actors import Actor
-from hespas.simulator.job.figures import across, scheduled
-from hespas.simulator.job.idle import IdleParts, has_idle_parts, idle_parts
+from hespas.simulator.interference import Pressure
+from hespas.simulator.job.joint_results import job_columns, schedules_of
+from hespas.simulator.job.joint_schedule import JointSimulator
 from hespas.simulator.job.loops import with_loops
-from hespas.simulator.job.options import Differing, Protocol, Starts
-from hespas.simulator.job.relations import NOBODY, Relations, relations_of
-from hespas.simulator.job.symmetry import Colours, every_rank, refined
-from hespas.simulator.job.together import Together
-from hespas.simulator.list_scheduler import ListScheduler, expanded
-from hespas.simulator.progress import Pressure
-from hespas.simulator.results import ClassOf, Scheduled, alone, simulation_of
-from hespas.simulator.schedule import Priority, Program, Simulation, Tasks, communication_order
+from hespas.simulator.job.matching import Differing, Protocol, Starts
+from hespas.simulator.job.programs import RankProgram
+from hespas.simulator.job.relations import (
+    NONE,
+    IdleParts,
+    Relations,
+    has_idle_parts,
+    idle_parts,
+    relations_of,
+)
+from hespas.simulator.job.symmetry import BehaviourClasses, every_rank, refined
+from hespas.simulator.list_scheduler import ListScheduler
+from hespas.simulator.loop_extrapolation import expanded
+from hespas.simulator.results import (
+    RepresentedClass,
+    ScheduledRank,
+    Simulation,
+    schedule_alone,
+    simulation_of,
+)
+from hespas.simulator.schedule import Priority, TaskProgram, Tasks, communication_order
 from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
 
 __all__ = ["JobScheduler"]
 
 _MOST_SLOWER = 1e9
 _MOST_TASKS = 20_000_000
-"""Operations of all ranks that are simulated one by one: about 10 GB."""
+"""Limit on operations of all individually simulated ranks: about 10 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobScheduler:
-    """The schedule of a whole job; fields are its options.
+    """Schedule of a whole job; fields are its options.
 
-    ``priority``, ``max_executions``, ``overlap_trips``, ``interference`` and ``launches`` are those of
-    :class:`hespas.simulator.ListScheduler`, the second of all ranks that are simulated together. ``protocol``
-    says whether who sends waits for the receiver; ``differing`` how long a collective takes whose members
-    state different times. ``starts`` says whether ranks begin together, or, where all times were recorded, as
-    far apart as their recordings. ``jitter`` is the standard deviation, over the mean, of the time of each
-    computation and copy on each rank (log-normal, mean 1), drawn with ``seed``; ``stragglers`` are ranks and
-    the factors by which all they do alone takes longer. Without ``symmetry`` every rank is simulated.
-    ``differing`` and ``starts`` that are left open are settled by where times come from
-    (:func:`hespas.simulator.simulate`): "longest" and "together" but for recorded ones.
+    ``priority``, ``max_executions``, ``overlap_trips``, ``interference`` and ``launches`` are as in
+    :class:`hespas.simulator.ListScheduler`; ``max_executions`` covers all ranks that are simulated together.
+    ``protocol``: a send completes at once (eager) or on receipt (rendezvous). ``differing``: time of a
+    collective whose members state different times. ``starts``: ranks start together or, if all times were
+    recorded, as far apart as their recordings. ``jitter`` is the standard deviation, over the mean, of the
+    time of each computation and copy on each rank (log-normal, mean 1), drawn with ``seed``; ``stragglers``
+    are ranks and the factors on their own work. Without ``symmetry`` every rank is simulated. The defaults of
+    ``differing`` and ``starts`` depend on the source of the times (:func:`hespas.simulator.simulate`):
+    "longest" and "together", except for recorded times.
     """
 
     priority: Priority = "program"
@@ -76,21 +90,21 @@ class JobScheduler:
         """Check the options; raises ``UsageError``."""
         check_fields(self)
         if not 0 <= self.jitter < 10:
-            raise UsageError(f"a jitter of {self.jitter} is no standard deviation between 0 and 10")
+            raise UsageError(f"invalid jitter {self.jitter}: expected a value from 0 to below 10")
         for rank, factor in self.stragglers:
             if not 1 / _MOST_SLOWER <= factor <= _MOST_SLOWER:
-                hint = "a factor from 1e-9 to 1e9"
-                raise UsageError(f"rank {rank} cannot take {factor} times as long", hint=hint)
+                hint = "use a factor from 1e-9 to 1e9"
+                raise UsageError(f"invalid factor {factor} of rank {rank}", hint=hint)
 
     @property
     def name(self) -> str:
-        """``job-schedule``."""
+        """Return ``job-schedule``."""
         return "job-schedule"
 
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """The step of each rank; see the module. ``pressures`` are those of the rank classes.
+        """Simulate the step of each rank; see the module. ``pressures`` belong to the rank classes.
         O(executions log executions) of the ranks simulated.
         """
         pressures = pressures if self.interference else None
@@ -102,112 +116,122 @@ class JobScheduler:
             )
             return replace(alike.run(workload, diagnostics, pressures), simulator=self.name)
         relations = relations_of(workload)
-        pace = self._pace(workload)
-        idle = idle_parts(workload, relations)
-        colours = self._colours(relations, pace, idle)
-        whole = _Whole(self, workload, relations, colours, pace, idle, diagnostics, pressures)
-        return whole.run()
-
-    def _pace(self, workload: Workload) -> FloatArray:
-        """By how much longer each rank takes, ``(ranks,)``. Raises ``UsageError`` for ranks not here."""
         pace = np.ones(workload.num_ranks)
         for rank, factor in self.stragglers:
             if not 0 <= rank < len(pace) or workload.rank_class[rank] == ABSENT:
-                raise UsageError(f"rank {rank} is not here: the job has {workload.num_available:,} ranks")
+                raise UsageError(f"no rank {rank}: the workload has {workload.num_available:,} ranks")
             pace[rank] = factor
-        return pace
-
-    def _colours(self, relations: Relations, pace: FloatArray, idle: IdleParts) -> Colours:
+        idle = idle_parts(workload, relations)
         if self.jitter or not self.symmetry:
-            return every_rank(relations)
-        _, start = equal_rows(relations.rank_class, pace, idle.pattern)
-        return refined(relations, start, both_ways=self.protocol == "rendezvous")
+            behaviours = every_rank(relations)
+        else:
+            _, start = equal_rows(relations.rank_class, pace, idle.pattern)
+            behaviours = refined(relations, start, both_ways=self.protocol == "rendezvous")
+        job_run = _JobRun(self, workload, relations, behaviours, pace, idle, diagnostics, pressures)
+        return job_run.run()
 
 
-_NOTHING = Program(
+_NOTHING = TaskProgram(
     tasks=Tasks("", np.empty(0), np.empty(0, np.int32), RaggedArray.empty(0)),
     node=np.empty(0, np.int32),
     block=np.empty(0, np.int32),
     op_class=np.empty(0, np.int32),
     blocks=(),
 )
-_Kind = tuple[int, float, int]
-"""A rank class, by how much longer a rank takes, and its pattern of idle communication."""
+_RankKey = tuple[int, float, int]
+"""Rank class, factor on the time of a rank, and its pattern of idle communication."""
 
 
 @dataclass(slots=True)
-class _Whole:
-    """One run: what is simulated, and graphs made once for all that run them."""
+class _JobRun:
+    """One simulation of a job, with graphs shared by ranks of equal behaviour."""
 
     options: JobScheduler
     workload: Workload
     relations: Relations
-    colours: Colours
+    behaviours: BehaviourClasses
     pace: FloatArray
     idle: IdleParts
     diagnostics: Diagnostics
     pressures: Sequence[Pressure] | None
-    graphs: dict[_Kind, OpGraph] = field(default_factory=dict[_Kind, OpGraph])
+    graphs: dict[_RankKey, OpGraph] = field(default_factory=dict[_RankKey, OpGraph])
 
     def run(self) -> Simulation:
-        """Those that meet nobody are scheduled alone, all others together."""
-        colours, name = self.colours, self.options.name
+        """Schedule ranks without common communication alone, and all others together."""
+        behaviours, name = self.behaviours, self.options.name
         self.diagnostics.info(
             "simulate.absent-members", self.workload.name,
-            "groups have members that are not here: those that are wait for each other only",
+            "groups have absent members: the present ones wait only for each other",
             count=self.relations.absent_members(),
         )  # fmt: skip
-        meets = _meet(self.relations, colours, both_ways=self.options.protocol == "rendezvous")
-        actors = self._actors(np.flatnonzero(meets))
-        if not actors:
-            meets[:] = False
-        part_of = np.full(len(colours.first) + 1, -1, np.int64)  # the last: of ranks that are not here
-        parts: list[Scheduled] = []
-        for alike in self._alike(np.flatnonzero(~meets)):
+        is_joint = np.zeros(len(behaviours.first), np.bool_)
+        for row, group in enumerate(self.relations.group):
+            called = (self.relations.label[row] == row) & (behaviours.behaviour >= 0)
+            is_joint[behaviours.behaviour[called & (behaviours.num_members[group] > 1)]] = True
+        whose = self.relations.rank_class
+        sends = self.relations.sends
+        if self.options.protocol != "rendezvous":
+            sends = sends & ~self.relations.permutes
+        sides = [(self.relations.source, self.relations.receives), (self.relations.target, sends)]
+        for peers, does in sides:
+            for row, peer in enumerate(peers):
+                other = np.where(peer != NONE, behaviours.behaviour[peer], -1)
+                waits = does[whose, row] & (other >= 0) & (behaviours.behaviour >= 0)
+                waits &= ~(self.relations.permutes[whose, row] & (other == behaviours.behaviour))
+                is_joint[behaviours.behaviour[waits]] = is_joint[other[waits]] = True
+        sim_ranks = self._sim_ranks(np.flatnonzero(is_joint))
+        if not sim_ranks:
+            is_joint[:] = False
+        part_of = np.full(len(behaviours.first) + 1, -1, np.int64)  # the last entry is for absent ranks
+        parts: list[ScheduledRank] = []
+        by_program: dict[tuple[int, float, int, int], list[int]] = {}
+        for behaviour in np.flatnonzero(~is_joint).tolist():
+            differs = behaviour if self.options.jitter else 0
+            key = self._rank_key(int(behaviours.first[behaviour]))
+            by_program.setdefault((*key, differs), []).append(behaviour)
+        for alike in by_program.values():
             part_of[alike] = len(parts)
-            parts.append(self._alone(alike))
-        if not actors:
-            return simulation_of(name, self.workload, parts, part_of[colours.colour])
-        part_of[meets.nonzero()] = len(parts) + np.arange(len(actors))
-        joint = self._together.run(actors, self.diagnostics, as_recorded=self.options.starts == "recorded")
-        ran = scheduled(*joint)
-        joined = across(joint.cast, joint.done, ran, sum(len(part.tasks) for part in parts))
-        return simulation_of(name, self.workload, [*parts, *ran], part_of[colours.colour], joined)
+            parts.append(self._schedule_alone(alike))
+        if not sim_ranks:
+            return simulation_of(name, self.workload, parts, part_of[behaviours.behaviour])
+        part_of[is_joint.nonzero()] = len(parts) + np.arange(len(sim_ranks))
+        joint = self._joint_simulator.run(
+            sim_ranks, self.diagnostics, as_recorded=self.options.starts == "recorded"
+        )
+        ran = schedules_of(*joint)
+        joined = job_columns(joint.job, joint.done, ran, sum(len(part.tasks) for part in parts))
+        return simulation_of(name, self.workload, [*parts, *ran], part_of[behaviours.behaviour], joined)
 
     @property
-    def _together(self) -> Together:
+    def _joint_simulator(self) -> JointSimulator:
         options = self.options
-        return Together(
+        return JointSimulator(
             self.relations,
-            self.colours,
+            self.behaviours,
             options.priority,
             options.protocol,
             options.differing or "longest",
         )
 
-    def _alike(self, chosen: IntArray) -> list[list[int]]:
-        """Colours that run the same; with jitter none do."""
-        found: dict[tuple[int, float, int, int], list[int]] = {}
-        for colour in chosen.tolist():
-            differs = colour if self.options.jitter else 0
-            found.setdefault((*self._kind(int(self.colours.first[colour])), differs), []).append(colour)
-        return list(found.values())
-
-    def _kind(self, rank: int) -> _Kind:
+    def _rank_key(self, rank: int) -> _RankKey:
         return int(self.relations.rank_class[rank]), float(self.pace[rank]), int(self.idle.pattern[rank])
 
     def _graph(self, rank: int) -> OpGraph:
-        index, pace, pattern = kind = self._kind(rank)
-        if kind not in self.graphs:
+        index, pace, pattern = key = self._rank_key(rank)
+        if key not in self.graphs:
             graph = self.idle.without_idle_time(self.workload.classes[index], self.relations, pattern)
-            self.graphs[kind] = _slower(graph, pace)
-        return self.graphs[kind]
+            if pace != 1:  # communication keeps its time
+                codes = stream_codes(graph)
+                own = (codes >= 0) & (kinds_of(codes) != COMMUNICATION)
+                graph = with_durations(graph, np.where(own, graph.duration_ns * pace, graph.duration_ns))
+            self.graphs[key] = graph
+        return self.graphs[key]
 
-    def _jittered(self, program: Program, rank: int) -> Program:
+    def _jittered(self, program: TaskProgram, rank: int) -> TaskProgram:
         return _jittered(program, self.options, rank)
 
-    def _alone(self, alike: list[int]) -> Scheduled:
-        rank = int(self.colours.first[alike[0]])
+    def _schedule_alone(self, alike: list[int]) -> ScheduledRank:
+        rank = int(self.behaviours.first[alike[0]])
         options, graph = self.options, self._graph(rank)
         program = expanded(
             graph,
@@ -215,96 +239,69 @@ class _Whole:
             options.priority,
             self.diagnostics,
             overlap_trips=options.overlap_trips,
-            pressure=None if self.pressures is None else self.pressures[self._kind(rank)[0]],
+            pressure=None if self.pressures is None else self.pressures[self._rank_key(rank)[0]],
         )
         program = self._jittered(program, rank)
-        whose = ClassOf(self._kind(rank)[0], rank, int(self.colours.count[alike].sum()))
-        return alone(graph, program, options.priority, whose, communication_order(program.tasks))
+        whose = RepresentedClass(self._rank_key(rank)[0], rank, int(self.behaviours.count[alike].sum()))
+        return schedule_alone(graph, program, options.priority, whose, communication_order(program.tasks))
 
-    def _actors(self, together: IntArray) -> list[Actor]:
-        """The actors of some colours with their programs; none where these cannot be run together."""
-        if not len(together):
+    def _sim_ranks(self, chosen: IntArray) -> list[RankProgram]:
+        """Return the simulated ranks of some classes with their programs; empty if they cannot be simulated
+        together.
+        """
+        if not len(chosen):
             return []
-        actors = [
-            Actor(colour, rank, count, self._kind(rank)[0], self._graph(rank), _NOTHING)
-            for colour, rank, count in zip(
-                together.tolist(),
-                self.colours.first[together].tolist(),
-                self.colours.count[together].tolist(),
+        sim_ranks = [
+            RankProgram(behaviour, rank, count, self._rank_key(rank)[0], self._graph(rank), _NOTHING)
+            for behaviour, rank, count in zip(
+                chosen.tolist(),
+                self.behaviours.first[chosen].tolist(),
+                self.behaviours.count[chosen].tolist(),
                 strict=True,
             )
         ]
-        limit = max(self.options.max_executions // len(together), 1)
-        if sum(len(actor.graph) for actor in actors) > _MOST_TASKS:
+        limit = max(self.options.max_executions // len(chosen), 1)
+        if sum(len(sim_rank.graph) for sim_rank in sim_ranks) > _MOST_TASKS:
             raise UnsupportedError(
-                f"{len(together):,} ranks behave differently: over {_MOST_TASKS:,} operations",
-                hint="without jitter ranks that do the same are simulated once; "
-                "`granularity=region` merges what stands between collectives",
+                f"{len(chosen):,} ranks behave differently: over {_MOST_TASKS:,} operations",
+                hint="without jitter, ranks that do the same are simulated once; "
+                "`granularity=region` merges the operations between collectives",
             )
-        found = with_loops(
-            actors,
+        looped = with_loops(
+            sim_ranks,
             limit,
-            self._together,
+            self._joint_simulator,
             self._jittered if self.options.jitter else None,
             self.diagnostics,
             overlap_trips=self.options.overlap_trips,
             pressures=self.pressures,
         )
-        if found is None:
+        if looped is None:
             self.diagnostics.warning(
                 "simulate.ranks-not-synchronised",
                 self.workload.name,
-                "ranks meet in loops of different trips, too many to run one by one: nobody waits for others",
+                "ranks communicate in long loops of different trip counts: no rank waits for others",
             )
-        return found or []
+        return looped or []
 
 
 def _in_step(workload: Workload) -> bool:
-    """Return True if all ranks are present and do the same at the same time: one rank class without
-    one-sided messages and without ranks that take no part in some of its communication.
+    """Return True if all ranks are present and do the same at the same time: one rank class without one-sided
+    messages and without idle communication on some ranks.
     """
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:
         return False
-    return not _has_sides(workload, used[0]) and not has_idle_parts(workload, used[0])
-
-
-def _has_sides(workload: Workload, index: int) -> bool:
-    """Whether ranks of a class only send, or only receive."""
+    index = used[0]
     table, kind = workload.classes[index].p2p, workload.classes[index].kind
     sides = np.isin(kind[table.node], (int(NodeKind.SEND), int(NodeKind.RECV)))
-    return bool((sides & (table.permutation >= 0) & ~table.host).any())
+    return not bool((sides & (table.permutation >= 0) & ~table.host).any()) and not has_idle_parts(
+        workload, used[0]
+    )
 
 
-def _meet(relations: Relations, colours: Colours, *, both_ways: bool) -> BoolArray:
-    """Which colours are in a meeting with another one, or with another task of their own."""
-    meets = np.zeros(len(colours.first), np.bool_)
-    for row, group in enumerate(relations.group):
-        called = (relations.label[row] == row) & (colours.colour >= 0)
-        meets[colours.colour[called & (colours.crowd[group] > 1)]] = True
-    whose = relations.rank_class
-    sends = relations.sends if both_ways else relations.sends & ~relations.permutes
-    ways = [(relations.source, relations.receives), (relations.target, sends)]
-    for peers, does in ways:
-        for row, peer in enumerate(peers):
-            other = np.where(peer != NOBODY, colours.colour[peer], -1)
-            waits = does[whose, row] & (other >= 0) & (colours.colour >= 0)
-            waits &= ~(relations.permutes[whose, row] & (other == colours.colour))
-            meets[colours.colour[waits]] = meets[other[waits]] = True
-    return meets
-
-
-def _slower(graph: OpGraph, pace: float) -> OpGraph:
-    """The graph of a rank that takes so much longer for all it does alone."""
-    if pace == 1:
-        return graph
-    codes = stream_codes(graph)
-    own = (codes >= 0) & (kinds_of(codes) != COMMUNICATION)
-    return with_durations(graph, np.where(own, graph.duration_ns * pace, graph.duration_ns))
-
-
-def _jittered(program: Program, options: JobScheduler, rank: int) -> Program:
-    """The program with the times of one rank, each drawn for itself."""
+def _jittered(program: TaskProgram, options: JobScheduler, rank: int) -> TaskProgram:
+    """Return the program with the times of one rank, each drawn independently."""
     if not options.jitter:
         return program
     tasks = program.tasks

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, Timeline, Workload
 from hespas.graph.passes import all_deps, with_durations
 from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
-from hespas.simulator.job.options import PROTOCOLS, Protocol
+from hespas.simulator.job.matching import PROTOCOLS, Protocol
 from hespas.simulator.schedule import PRIORITIES, Priority
 from tests.simulator.job.small_jobs import jobs
 
@@ -62,10 +62,10 @@ def test_one_class_without_messages_runs_as_if_alone(workload: Workload, priorit
     single = Workload.spmd(workload.classes[0], workload.num_ranks)
     if len(single.classes[0].p2p.node):
         return
-    together = run(single, JobScheduler(priority=priority))
+    joint_simulator = run(single, JobScheduler(priority=priority))
     alone = run(single, ListScheduler(priority=priority))
-    assert together.timeline.start_ns.tolist() == alone.timeline.start_ns.tolist()
-    assert together.classes == alone.classes
+    assert joint_simulator.timeline.start_ns.tolist() == alone.timeline.start_ns.tolist()
+    assert joint_simulator.classes == alone.classes
 
 
 @EXAMPLES

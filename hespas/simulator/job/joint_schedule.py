@@ -1,0 +1,504 @@
+"""Joint schedule of the programs of several ranks: communication events end for all members at once.
+
+Each rank runs as in :mod:`hespas.simulator.schedule`. A task that a communication event ends holds its stream
+from its start until the last arrival is over; a task without a stream starts when it is ready. Ranks can
+start together or as far apart as their recordings. A deadlock raises an error that names the waiting nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from math import inf, nan
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.graph import Diagnostics, NodeKind, RaggedArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.diagnostics import Severity
+from hespas.graph.errors import CheckFailedError, FormatError
+from hespas.simulator.interference import ConstantPace, ContentionPace
+from hespas.simulator.job.matching import CommunicationEvents, Differing, Protocol, match_communication
+from hespas.simulator.job.programs import (
+    CommunicationOrder,
+    JobTasks,
+    RankProgram,
+    communication_of,
+    join_tasks,
+)
+from hespas.simulator.job.relations import Relations
+from hespas.simulator.job.symmetry import BehaviourClasses
+from hespas.simulator.schedule import (
+    Priority,
+    Schedule,
+    Tasks,
+    causes_of,
+    communication_pairs,
+    issue_order,
+    list_schedule,
+    node_label,
+    ranks_of,
+    release,
+)
+from hespas.simulator.streams import FREE, POSTED
+
+__all__ = [
+    "JointResult",
+    "JointSchedule",
+    "JointSimulator",
+    "check_finished",
+    "joint_schedule",
+    "recorded_starts",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointSchedule:
+    """Start and end of each task of all simulated ranks.
+
+    ``wait_ns`` is the time that a task waited for other ranks after its start; ``awaited`` is the task with
+    the last arrival (the task itself if it was last; -1 without an event).
+    """
+
+    schedule: Schedule
+    wait_ns: FloatArray
+    awaited: IntArray
+
+    @property
+    def is_deadlocked(self) -> BoolArray:
+        """Return a mask of the tasks that never end."""
+        return np.isnan(self.schedule.end_ns)
+
+
+def joint_schedule(
+    job: JobTasks,
+    events: CommunicationEvents,
+    rank: IntArray | None,
+    queued: RaggedArray,
+    begin_ns: FloatArray | None = None,
+) -> JointSchedule:
+    """Return the schedule; ``rank`` is the position of each task among ready tasks of its rank (None: program
+    order), ``queued`` as in :func:`hespas.simulator.schedule.list_schedule`, ``begin_ns`` the start of each
+    rank.
+
+    Times of tasks that never start or end are NaN. Raises ``FormatError`` if times overflow. O((tasks +
+    dependencies + arrivals) log tasks).
+    """
+    width = int(job.stream.max(initial=0)) + 1
+    stream = np.where(job.stream >= 0, job.owner.astype(np.int64) * width + job.stream, job.stream)
+    begin_ns = np.zeros(len(job.deps)) if begin_ns is None else begin_ns[job.owner]
+    order = None if rank is None else np.argsort(rank)
+    progress = _progress(job, events, order)
+    pace = progress or ConstantPace()
+    if rank is None or order is None:
+        start_ns, end_ns, ran = _run(queued, stream, events, begin_ns, pace)
+    else:
+        deps = queued.take(order)
+        deps = RaggedArray(deps.offsets, rank[deps.values].astype(np.int32))
+        positions = RaggedArray.from_lengths(events.arrivals.lengths, np.arange(len(events.lag_ns)))
+        start_ns, end_ns, ran = _run(
+            deps,
+            stream[order],
+            replace(
+                events,
+                arrivals=events.arrivals.take(order),
+                lag_ns=events.lag_ns[positions.take(order).values],
+                ended_by=events.ended_by[order],
+                duration_ns=events.duration_ns[order],
+                is_message=events.is_message[order],
+            ),
+            begin_ns[order],
+            pace,
+        )
+        start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
+    if np.isnan(end_ns).any() and sum(events.duration_ns.tolist()) == inf:
+        raise FormatError(
+            f"{job.sim_ranks[0].graph.name}: the sum of operation times overflows",
+            position=f"operation {int(np.argmax(job.duration_ns))} of the schedule",
+            hint="are the times in nanoseconds?",
+        )
+    tasks = Tasks("job", events.duration_ns, stream.astype(np.int32), job.deps)
+    cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
+    waits = events.ended_by >= 0
+    wait_ns = np.where(waits, end_ns - start_ns - events.duration_ns, 0.0)
+    added_ns = np.zeros(len(start_ns))
+    if progress is not None:
+        ended, moved = (column if rank is None else column[rank] for column in progress.columns())
+        wait_ns = np.where(waits & ~np.isnan(ended), moved - start_ns, wait_ns)
+        begun = np.where(waits, moved, start_ns)
+        added_ns = np.where(np.isnan(ended), 0.0, np.maximum(ended - (begun + events.duration_ns), 0.0))
+    schedule = Schedule(start_ns, end_ns, cause, by_resource, added_ns)
+    return JointSchedule(schedule, np.maximum(wait_ns, 0.0), _awaited(events, start_ns))
+
+
+def _progress(job: JobTasks, events: CommunicationEvents, order: IntArray | None) -> ContentionPace | None:
+    """Return the pace of tasks in some ``order``; None without contention."""
+    if job.pressure is None or not job.pressure.matters:
+        return None
+    met = np.where(events.is_message, -1, events.ended_by)
+    if order is None:
+        order = np.arange(len(job.deps))
+    return ContentionPace.of(
+        job.pressure.take(order),
+        events.duration_ns[order],
+        job.stream[order],
+        job.owner[order].astype(np.int64),
+        met[order],
+    )
+
+
+def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
+    """Return the last arrival of the event that ends each task: the task itself if it is one of the last."""
+    task, event = events.arrivals.row_ids, events.arrivals.values
+    over_ns = start_ns[task] + events.lag_ns
+    order = np.lexsort((-task, over_ns, event))
+    last_ns = np.full(events.count, nan)
+    who = np.full(events.count, -1, np.int64)
+    last_ns[event[order]], who[event[order]] = over_ns[order], task[order]
+    awaited = np.where(events.ended_by >= 0, np.append(who, -1)[events.ended_by], -1)
+    own = (events.ended_by[task] == event) & (over_ns == last_ns[event])
+    awaited[task[own]] = task[own]
+    return awaited
+
+
+@dataclass(slots=True)
+class _PendingEvents:
+    """Unfinished communication events: missing arrivals of each, end of its last arrival so far, and the
+    tasks it ends. ``first`` and ``at`` are the arrivals of each task, ``lags`` has one entry per arrival.
+    """
+
+    left: list[int]
+    over_ns: list[float]
+    ends: list[list[int]]
+    first: list[int]
+    at: list[int]
+    lags: list[float]
+    pace: ConstantPace
+
+    @classmethod
+    def of(cls, events: CommunicationEvents, pace: ConstantPace) -> _PendingEvents:
+        count = events.count
+        waiting = np.flatnonzero(events.ended_by >= 0)
+        return cls(
+            np.bincount(events.arrivals.values, minlength=count).tolist(),
+            [0.0] * count,
+            RaggedArray.from_pairs(events.ended_by[waiting], waiting, count).to_lists(),
+            events.arrivals.offsets.tolist(),
+            events.arrivals.values.tolist(),
+            events.lag_ns.tolist(),
+            pace,
+        )
+
+    def arrive(self, task: int, now: float, ends: list[tuple[float, int]]) -> None:
+        """Record the start of a task at its events, and end the events without missing arrivals."""
+        for index in range(self.first[task], self.first[task + 1]):
+            event = self.at[index]
+            self.over_ns[event] = max(self.over_ns[event], now + self.lags[index])
+            self.left[event] -= 1
+            if not self.left[event]:
+                for ended in self.ends[event]:
+                    self.pace.move(ended, now, self.over_ns[event], ends)
+
+
+@dataclass(slots=True)
+class _StreamQueues:
+    """Streams of all ranks and their ready tasks."""
+
+    number: list[int]
+    ready: list[list[int]]
+    idle: list[bool]
+    ran: list[int]
+    changed: set[int]
+
+    @classmethod
+    def of(cls, stream: IntArray) -> _StreamQueues:
+        count = int(stream.max(initial=FREE)) + 1
+        return cls(stream.tolist(), [[] for _ in range(count)], [True] * count, [], set())
+
+    def queue(self, fresh: list[int]) -> list[int]:
+        """Add ready tasks to the queues of their streams; return the tasks without a stream."""
+        begun: list[int] = []
+        for task in fresh:
+            stream = self.number[task]
+            if stream < 0:
+                begun.append(task)
+            else:
+                heappush(self.ready[stream], task)
+                self.changed.add(stream)
+        return begun
+
+    def end(self, task: int) -> None:
+        """Release the stream of a task."""
+        stream = self.number[task]
+        if stream >= 0:
+            self.idle[stream] = True
+            self.changed.add(stream)
+
+    def starting(self) -> list[int]:
+        """Return the first ready task of each idle stream."""
+        ready, idle = self.ready, self.idle
+        begun: list[int] = []
+        for stream in self.changed:
+            if idle[stream] and ready[stream]:
+                begun.append(heappop(ready[stream]))
+                idle[stream] = False
+        self.changed.clear()
+        self.ran += begun
+        return begun
+
+
+def _run(
+    deps: RaggedArray,
+    stream: IntArray,
+    events: CommunicationEvents,
+    begin_ns: FloatArray,
+    pace: ConstantPace,
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Return the starts and ends of all tasks, and the tasks with a stream in order of starts; tasks without
+    dependencies are ready at ``begin_ns``. At one moment all ends are processed first, then idle streams
+    start work.
+    """
+    consumers = deps.transpose(len(deps))
+    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
+    waiting: list[int] = deps.lengths.tolist()
+    durations: list[float] = np.where(stream == FREE, 0.0, events.duration_ns).tolist()
+    alone: list[bool] = (events.ended_by < 0).tolist()
+    comes: list[bool] = (events.arrivals.lengths > 0).tolist()
+    pending, streams = _PendingEvents.of(events, pace), _StreamQueues.of(stream)
+    starts, finished = [nan] * len(deps), [nan] * len(deps)
+    roots = np.flatnonzero(deps.lengths == 0)
+    fresh: list[int] = roots[begin_ns[roots] == 0].tolist()
+    later = roots[begin_ns[roots] > 0]
+    ends = [(at, -1 - task) for at, task in zip(begin_ns[later].tolist(), later.tolist(), strict=True)]
+    heapify(ends)
+    now = 0.0
+    while True:
+        while ends and ends[0][0] == now:
+            task = heappop(ends)[1]
+            if task < 0:  # the start of a rank, not an end
+                fresh.append(-1 - task)
+                continue
+            if not pace.end(task, now):
+                continue
+            finished[task] = now
+            streams.end(task)
+            release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
+        begun = streams.queue(fresh) if fresh else streams.starting()
+        if not begun and not fresh:
+            pace.settle(now, ends)
+            if not ends or ends[0][0] == inf:
+                return (
+                    np.array(starts, np.float64),
+                    np.array(finished, np.float64),
+                    np.array(streams.ran, np.int64),
+                )
+            now = ends[0][0]
+        fresh.clear()
+        for task in begun:
+            starts[task] = now
+            if alone[task]:
+                pace.begin(task, now, durations[task], ends)
+            else:
+                pace.wait(task)
+            if comes[task]:
+                pending.arrive(task, now, ends)
+
+
+def recorded_starts(job: JobTasks, events: CommunicationEvents, priority: Priority) -> FloatArray:
+    """Return the start of each simulated rank after the first one [ns], shape ``(ranks,)``.
+
+    Alone and with recorded times, which include waits for other ranks, each rank repeats its recording from
+    its own start. Members of a collective end it together: starts are chosen so that they do, in the median
+    over the collectives that a rank shares with earlier ranks. 0 without shared collectives. O(tasks log
+    tasks).
+    """
+    starts = np.zeros(len(job.sim_ranks))
+    ended = np.full(events.count, np.nan)
+    for position, sim_rank in enumerate(job.sim_ranks):
+        mine: IntArray = np.arange(job.first[position], job.first[position + 1], dtype=np.int64)
+        mine = mine[(events.ended_by[mine] >= 0) & ~events.is_message[mine]]
+        end_ns = list_schedule(sim_rank.program.tasks, priority).end_ns[mine - job.first[position]]
+        met = events.ended_by[mine]
+        apart = ended[met] - end_ns
+        is_known = ~np.isnan(apart)
+        if is_known.any():
+            starts[position] = np.median(apart[is_known])
+        fresh = np.isnan(ended[met])
+        ended[met[fresh]] = end_ns[fresh] + starts[position]
+    earliest: FloatArray = starts - starts.min(initial=np.inf)
+    return earliest
+
+
+_CODE = "simulate.deadlock"
+
+_MOST_LISTED = 20
+
+_DEADLOCK_HINT = (
+    "ranks must reach their common communication in one order; hespas-validate check lists the "
+    "violated rules, `alone` simulates ranks without waits"
+)
+
+
+def check_finished(
+    job: JobTasks, events: CommunicationEvents, done: JointSchedule, diagnostics: Diagnostics
+) -> None:
+    """Raise ``CheckFailedError`` if ranks deadlock and ``FormatError`` if nodes of one rank form a cycle;
+    diagnostics list the waiting nodes with the ranks they wait for.
+    """
+    deadlocked = done.is_deadlocked
+    if not deadlocked.any():
+        return
+    waiting = np.flatnonzero(deadlocked & ~np.isnan(done.schedule.start_ns)).tolist()
+    if not waiting:
+        task = int(np.flatnonzero(deadlocked)[0])
+        raise FormatError(
+            f"{job.rank_of(task).graph.name or 'the graph'}: dependencies form a cycle, so that some "
+            "operations never start",
+            position=f"operation {job.local(task)} of the schedule",
+            hint="hespas-validate check shows the cycle",
+        )
+    arrivals = events.arrivals.transpose(events.count)
+    texts = [
+        _describe_wait(job, events, done, task, arrivals.row(int(events.ended_by[task]))) for task in waiting
+    ]
+    for task, text in zip(waiting[:_MOST_LISTED], texts, strict=False):
+        sim_rank = job.rank_of(task)
+        diagnostics.add(_CODE, Severity.ERROR, f"rank {sim_rank.rank}", f"ET021: {text}", rank=sim_rank.rank)
+    owners: list[int] = np.unique(job.owner[deadlocked]).tolist()
+    ranks = sum(job.sim_ranks[position].count for position in owners)
+    total = sum(sim_rank.count for sim_rank in job.sim_ranks)
+    first = job.rank_of(waiting[0])
+    node = int(first.program.node[job.local(waiting[0])])
+    node_id = int(first.graph.id[node]) if node >= 0 else -1
+    raise CheckFailedError(
+        f"{ranks:,} of {total:,} ranks never finish; {texts[0]}",
+        code="ET021",
+        position=f"rank {first.rank}, node {node_id}",
+        hint=_DEADLOCK_HINT,
+    )
+
+
+def _describe_wait(
+    job: JobTasks,
+    events: CommunicationEvents,
+    done: JointSchedule,
+    task: int,
+    members: SmallIntArray,
+) -> str:
+    """Describe what a task waits for: the member that never arrives, and the task in which that member
+    waits.
+    """
+    missing = members[np.isnan(done.schedule.start_ns[members])]
+    late = int(missing[0])
+    sim_rank = job.rank_of(late)
+    began = ~np.isnan(done.schedule.start_ns) & np.isnan(done.schedule.end_ns) & (events.ended_by >= 0)
+    theirs = np.flatnonzero(began & (job.owner == job.owner[late]))
+    instead = f"which never reaches {_name(job, late)}"
+    if len(theirs):
+        instead = f"which waits in {_name(job, int(theirs[0]))} before {_name(job, late)}"
+    return f"rank {job.rank_of(task).rank}: {_name(job, task)} waits for rank {sim_rank.rank}, {instead}"
+
+
+def _name(job: JobTasks, task: int) -> str:
+    sim_rank = job.rank_of(task)
+    return node_label(sim_rank.graph, int(sim_rank.program.node[job.local(task)]))
+
+
+class JointResult(NamedTuple):
+    """Simulated ranks with their communication events and their joint schedule."""
+
+    job: JobTasks
+    events: CommunicationEvents
+    done: JointSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class JointSimulator:
+    """Matching rules of a job, and the joint simulation of its ranks."""
+
+    relations: Relations
+    behaviours: BehaviourClasses
+    priority: Priority
+    protocol: Protocol
+    differing: Differing
+
+    def matched(
+        self, sim_ranks: Sequence[RankProgram], diagnostics: Diagnostics
+    ) -> tuple[JobTasks, CommunicationEvents]:
+        """Return the tasks and communication events; raises as
+        :func:`hespas.simulator.job.matching.match_communication`.
+        """
+        by_program: dict[int, CommunicationOrder] = {}
+        communications: list[CommunicationOrder] = []
+        for sim_rank in sim_ranks:
+            key = id(sim_rank.program.node)  # programs that differ only in times share this column
+            if key not in by_program:
+                by_program[key] = communication_of(sim_rank.graph, sim_rank.program, self.relations)
+            communications.append(by_program[key])
+        job = join_tasks(tuple(sim_ranks))
+        events = match_communication(
+            job,
+            communications,
+            self.relations,
+            self.behaviours,
+            protocol=self.protocol,
+            differing=self.differing,
+            diagnostics=diagnostics,
+        )
+        posted = (events.ended_by >= 0) & (job.stream == FREE)
+        for position, sim_rank in enumerate(job.sim_ranks):
+            mine = slice(int(job.first[position]), int(job.first[position + 1]))
+            only = (sim_rank.graph.kind == int(NodeKind.RECV)) & (sim_rank.graph.stream < 0)
+            posted[mine] |= events.is_message[mine] & np.append(only, False)[sim_rank.program.node]
+        return replace(job, stream=np.where(posted, POSTED, job.stream).astype(np.int32)), events
+
+    def run(
+        self, sim_ranks: Sequence[RankProgram], diagnostics: Diagnostics, *, as_recorded: bool = False
+    ) -> JointResult:
+        """Return the schedule of simulated ranks; ``as_recorded``: they start as far apart as their
+        recordings. Raises ``CheckFailedError`` if they deadlock.
+        """
+        job, events = self.matched(sim_ranks, diagnostics)
+        issued: dict[int, IntArray] = {}
+        after: list[IntArray] = [job.deps.row_ids]
+        before: list[IntArray] = [job.deps.values.astype(np.int64)]
+        for position, sim_rank in enumerate(job.sim_ranks):
+            deps = sim_rank.program.tasks.deps  # shared by ranks that run the same graph
+            if id(deps) not in issued:
+                issued[id(deps)] = issue_order(deps)
+            first, end = int(job.first[position]), int(job.first[position + 1])
+            pairs = communication_pairs(job.stream[first:end], issued[id(deps)])
+            after.append(pairs[0] + first)
+            before.append(pairs[1] + first)
+        begin_ns = None
+        if as_recorded:
+            begin_ns = recorded_starts(job, events, self.priority)
+            diagnostics.info(
+                "simulate.recorded-starts",
+                job.sim_ranks[0].graph.name,
+                f"recordings start up to {begin_ns.max() / 1e6:,.3f} ms apart, to end collectives together",
+                count=int((begin_ns > 0).sum()),
+            )
+        done = joint_schedule(
+            job,
+            events,
+            _ready_positions(job, self.priority),
+            RaggedArray.from_pairs(np.concatenate(after), np.concatenate(before), len(job.deps)),
+            begin_ns,
+        )
+        check_finished(job, events, done, diagnostics)
+        return JointResult(job, events, done)
+
+
+def _ready_positions(job: JobTasks, priority: Priority) -> IntArray | None:
+    """Return the position of each task among ready tasks of its rank; None for program order."""
+    if priority == "program":
+        return None
+    positions: list[IntArray] = []
+    for sim_rank, offset in zip(job.sim_ranks, job.first.tolist(), strict=False):
+        local = ranks_of(sim_rank.program.tasks, priority)
+        assert local is not None
+        positions.append(local + offset)
+    return np.concatenate(positions)

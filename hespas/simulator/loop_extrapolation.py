@@ -1,0 +1,471 @@
+"""Loops of a graph for scheduling: unroll them, or run their first iteration and extrapolate the others.
+
+A loop is unrolled (:class:`hespas.graph.passes.UnrollLoops`) if its executions fit the limit: the schedule is
+exact. Any other loop keeps its first iteration in the program. All later iterations become one block on every
+stream that the loop uses. The block starts after the first iteration, and everything after the loop waits for
+it. It takes T(n) - T(1), where T(k) is the time of k iterations of the loop alone on idle streams. Work
+outside the loop overlaps with its first iteration, and with the whole loop on streams that the loop does not
+use.
+
+Iterations are equal and wait for each other and for streams, so T becomes periodic: it grows by the same
+amount every c iterations, for a small c. T is measured for some k until it grows twice by the same amount,
+and is extrapolated with that amount; the result is exact from the first periodic iteration on. The busiest
+stream bounds the growth from below.
+
+Passes copy the columns of a reduced graph with its nodes and do not read them: ``stream`` holds the stream
+code, ``source_row`` 1 + the node of the original graph, -1 - b for block b, or 0 for the end of an iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph import (
+    WAITS,
+    CollectiveTable,
+    ContractionTable,
+    Diagnostics,
+    ExtraTable,
+    OpGraph,
+    P2pTable,
+    RaggedArray,
+    RegionTable,
+)
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.passes import UnrollLoops, all_deps, bypass, take_nodes
+from hespas.simulator.interference import Pressure
+from hespas.simulator.schedule import (
+    Block,
+    Priority,
+    TaskProgram,
+    Tasks,
+    busy_ns,
+    communication_order,
+    critical_ns,
+    exposed_ns,
+    interference_ns,
+    list_schedule,
+)
+from hespas.simulator.streams import FREE, STREAMS, stream_codes
+
+__all__ = [
+    "IterationTimes",
+    "LoopRuns",
+    "collapsed",
+    "expanded",
+    "flatten",
+    "loop_alone",
+    "nodes_inside",
+    "prepared",
+    "rest_of_loop",
+    "too_long",
+    "with_trips",
+]
+
+
+def prepared(graph: OpGraph) -> OpGraph:
+    """Return the graph without side tables and without branches that do not run."""
+    nodes, stream = len(graph), stream_codes(graph)
+    reduced = replace(
+        graph,
+        group_sets=(),
+        permutations=(),
+        collectives=CollectiveTable.empty(),
+        p2p=P2pTable.empty(),
+        contractions=ContractionTable.empty(),
+        extra=ExtraTable.empty(),
+        results=RaggedArray.empty(nodes),
+        attachments={},
+        stream=stream,
+        source_row=np.arange(1, nodes + 1, dtype=np.int32),
+        duration_ns=np.where(stream == FREE, 0.0, graph.duration_ns),
+    )
+    untaken = graph.multiplicity == 0
+    return bypass(reduced, untaken) if untaken.any() else reduced
+
+
+def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
+    """Return the graph with other trip counts, shape ``(regions,)``."""
+    regions: RegionTable = replace(graph.regions, trips=trips)
+    return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+
+
+def flatten(
+    graph: OpGraph, blocks: tuple[Block, ...], *, overlap_trips: bool, pressure: Pressure | None = None
+) -> TaskProgram:
+    """Return the program with all loops unrolled, iteration after iteration (:class:`UnrollLoops`). ``graph``
+    comes from :func:`prepared`; ``pressure`` belongs to the nodes of the original graph. Times of blocks
+    include their contention.
+    """
+    executions = region_multiplicity(graph.regions, graph.region)  # the graph may state other counts
+    unroll = UnrollLoops(max_nodes=int(executions.sum()) + 1, overlap_trips=overlap_trips)
+    flat = unroll(graph, Diagnostics())
+    of = flat.source_row
+    node = np.where(of > 0, of - 1, -1).astype(np.int32)
+    mine = None if pressure is None else pressure.take(node, node >= 0)
+    return TaskProgram(
+        tasks=Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat), mine),
+        node=node,
+        block=np.where(of < 0, -1 - of, -1).astype(np.int32),
+        op_class=flat.op_class.astype(np.int32),
+        blocks=blocks,
+    )
+
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+def expanded(
+    graph: OpGraph,
+    limit: int,
+    priority: Priority,
+    diagnostics: Diagnostics,
+    *,
+    overlap_trips: bool,
+    pressure: Pressure | None = None,
+) -> TaskProgram:
+    """Return the program of a graph with at most about ``limit`` executions (at least its nodes), with the
+    contention of ``pressure``.
+
+    Its times and trip counts are known. O(executions), and O(nodes) per loop.
+    """
+    reduced = prepared(graph)
+    chosen = too_long(reduced, limit)
+    if not chosen.any():
+        return flatten(reduced, (), overlap_trips=overlap_trips, pressure=pressure)
+    blocks: list[Block] = []
+    for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
+        inside = nodes_inside(reduced, region)
+        trips = int(reduced.regions.trips[region])
+        alone = loop_alone(reduced, inside, region)
+        runs = _LoopRuns(alone, region, tuple(blocks), priority, overlap_trips, pressure)
+        block = rest_of_loop(runs, alone, region, trips, diagnostics)
+        blocks.append(block)
+        reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
+    extrapolated = sum(block.trips for block in blocks)
+    diagnostics.info(
+        "simulate.extrapolated-loops",
+        graph.name,
+        f"loops simulate one iteration and extrapolate {extrapolated:,} more from their steady state",
+        count=len(blocks),
+    )
+    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips, pressure=pressure)
+
+
+def too_long(graph: OpGraph, limit: int) -> BoolArray:
+    """Return a mask of the loops that are not unrolled, shape ``(regions,)``: inner loops are extrapolated
+    last.
+
+    The allowance per loop is halved until all unrolled executions fit ``limit`` and the search for the
+    periods of the other loops costs the same order. O(regions log limit).
+    """
+    regions = graph.regions
+    trips: list[float] = regions.trips.tolist()
+    parents: list[int] = regions.parent.tolist()
+    own: list[int] = np.bincount(graph.region[graph.region >= 0], minlength=len(parents)).tolist()
+    most = max(limit, len(graph) + len(STREAMS) * len(parents))
+    allowance = most
+    while True:
+        sizes, chosen = [*own], np.zeros(len(parents), np.bool_)
+        total, work = int((graph.region < 0).sum()), 0
+        for region in reversed(range(len(parents))):  # children follow their parents
+            size = sizes[region]
+            repeats = trips[region] > 1
+            if repeats and size * trips[region] > allowance:
+                chosen[region] = True
+                work += _FEWEST_EXECUTIONS * size
+                size += len(STREAMS)
+            elif repeats:
+                size = int(size * trips[region])
+            if parents[region] < 0:
+                total += size
+            else:
+                sizes[parents[region]] += size
+        if total + work <= 2 * most or not allowance:
+            return chosen
+        allowance //= 2
+
+
+def nodes_inside(graph: OpGraph, region: int) -> BoolArray:
+    """Return a mask of the nodes in a region or in a region nested in it."""
+    return graph.regions.within(region)[graph.region]
+
+
+def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
+    """Return only the nodes of a loop, in a program without other work; its inputs from outside are ready."""
+    rows = np.flatnonzero(inside)
+    number = np.cumsum(inside) - 1
+    deps: list[RaggedArray] = []
+    for table in (graph.data_deps.take(rows), graph.control_deps.take(rows)):
+        stays = inside[table.values]
+        deps.append(RaggedArray.from_pairs(table.row_ids[stays], number[table.values[stays]], len(table)))
+    part = take_nodes(graph, rows, *deps)
+    within = graph.regions.within(region)[:-1]
+    return with_trips(part, np.where(within, part.regions.trips, 1.0))
+
+
+class _BlockTasks(NamedTuple):
+    """Tasks of a block: they follow the last node of their loop."""
+
+    last: int
+    streams: SmallIntArray
+
+    @property
+    def added(self) -> IntArray:
+        """Return their numbers in the new graph."""
+        return np.arange(self.last + 1, self.last + 1 + len(self.streams), dtype=np.int64)
+
+    def number(self, old: NDArray[np.integer]) -> IntArray:
+        """Return the new numbers of old nodes."""
+        return old.astype(np.int64) + np.where(old > self.last, len(self.streams), 0)
+
+
+def collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
+    """Return the graph with one iteration of a loop followed by ``block``, one node per stream that the loop
+    uses.
+    """
+    streams = np.unique(graph.stream[inside & (graph.stream >= 0)]).astype(np.int32)
+    trips = graph.regions.trips.copy()
+    trips[region] = 1.0
+    if not len(streams):
+        return with_trips(graph, trips)
+    block_tasks = _BlockTasks(int(np.flatnonzero(inside)[-1]), streams)
+    last = np.full(len(streams), block_tasks.last)
+    rows = np.concatenate(
+        [np.arange(block_tasks.last + 1), last, np.arange(block_tasks.last + 1, len(graph))]
+    )
+    none = np.empty(0, np.int32)
+    grown = take_nodes(
+        (
+            replace(
+                graph,
+                regions=replace(
+                    graph.regions, carried_region=none, carried_producer=none, carried_consumer=none
+                ),
+            )
+        ),
+        rows,
+        *_wired(graph, inside, block_tasks),
+    )
+    added = block_tasks.added
+    table = graph.regions
+    other_regions = table.carried_region != region
+    row, producer, consumer = (
+        column[other_regions]
+        for column in (table.carried_region, table.carried_producer, table.carried_consumer)
+    )
+    leaves = inside[producer] & ~graph.regions.within(region)[row]
+    blocks = block_tasks.added
+    ends = block_tasks.number(consumer)
+    grown = replace(
+        grown,
+        duration_ns=_changed(grown.duration_ns, added, block.duration_ns),
+        region=_changed(grown.region, added, int(graph.regions.parent[region])),
+        stream=_changed(grown.stream, added, streams),
+        source_row=_changed(grown.source_row, added, -1 - index),
+        regions=(
+            replace(
+                table,
+                carried_region=np.concatenate([row, np.repeat(row[leaves], len(blocks))]),
+                carried_producer=np.concatenate(
+                    [block_tasks.number(producer), np.tile(blocks, int(leaves.sum()))]
+                ).astype(np.int32),
+                carried_consumer=np.concatenate([ends, np.repeat(ends[leaves], len(blocks))]).astype(
+                    np.int32
+                ),
+            )
+        ),
+    )
+    return with_trips(grown, trips)
+
+
+def _changed(
+    column: NDArray[_Scalar], rows: IntArray, value: float | NDArray[np.integer]
+) -> NDArray[_Scalar]:
+    changed = column.copy()
+    changed[rows] = value
+    return changed
+
+
+def _wired(graph: OpGraph, inside: BoolArray, block_tasks: _BlockTasks) -> tuple[RaggedArray, RaggedArray]:
+    """Return data and control dependencies: the block waits for the first iteration, consumers of the loop
+    for the block.
+    """
+    count, every = len(graph) + len(block_tasks.streams), all_deps(graph)
+    consumers, producers = every.row_ids, every.values
+    within = inside[producers] & inside[consumers]
+    sinks = inside.copy()
+    sinks[producers[within]] = False
+    ends = block_tasks.number(np.flatnonzero(sinks))
+    behind = block_tasks.number(np.unique(consumers[inside[producers] & ~inside[consumers]]))
+    blocks = block_tasks.added
+    control = graph.control_deps
+    rows = [block_tasks.number(control.row_ids), np.repeat(blocks, len(ends)), np.repeat(behind, len(blocks))]
+    values = [block_tasks.number(control.values), np.tile(ends, len(blocks)), np.tile(blocks, len(behind))]
+    data = graph.data_deps
+    return (
+        RaggedArray.from_pairs(block_tasks.number(data.row_ids), block_tasks.number(data.values), count),
+        RaggedArray.from_pairs(np.concatenate(rows), np.concatenate(values), count),
+    )
+
+
+_MOST_TRIPS = 32
+
+_FEWEST_TRIPS = 3
+
+_MOST_EXECUTIONS = 300_000
+"""Number of executions before the search for a period starts; it limits the iterations of loops with many
+nodes.
+"""
+
+_FEWEST_EXECUTIONS = 1 + 3 * _FEWEST_TRIPS + 3
+"""Number of runs of a loop's nodes to find a period of one iteration: T(1), T(3), T(4), T(5)."""
+
+_MOST_VARIED = 1_000
+
+_LONGEST_PERIOD = 6
+
+_EQUAL = 1e-9
+"""Relative tolerance for equal growth of T, whose values are differences of sums."""
+
+
+class IterationTimes(NamedTuple):
+    """Times of some iterations of a loop on idle streams [ns], as in
+    :class:`hespas.simulator.schedule.Block`.
+    """
+
+    time_ns: float
+    exposed_ns: float
+    busy_ns: FloatArray
+    critical_ns: FloatArray
+    wait_ns: FloatArray
+    added_ns: float
+
+
+class LoopRuns(Protocol):
+    """Runs of a loop by their number of iterations."""
+
+    def run(self, trips: int) -> IterationTimes:
+        """Return the times of ``trips`` iterations."""
+        ...
+
+
+@dataclass(slots=True)
+class _LoopRuns:
+    """Cached runs of ``region`` alone by their number of iterations."""
+
+    loop: OpGraph
+    region: int
+    blocks: tuple[Block, ...]
+    priority: Priority
+    overlap_trips: bool
+    pressure: Pressure | None
+    runs: dict[int, IterationTimes] = field(default_factory=dict[int, IterationTimes])
+
+    def run(self, trips: int) -> IterationTimes:
+        """Return the times of ``trips`` iterations."""
+        if trips not in self.runs:
+            counts = self.loop.regions.trips.copy()
+            counts[self.region] = trips
+            looped = with_trips(self.loop, counts)
+            program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
+            schedule = list_schedule(program.tasks, self.priority, communication_order(program.tasks))
+            self.runs[trips] = IterationTimes(
+                time_ns=schedule.finish_ns,
+                exposed_ns=exposed_ns(program, schedule),
+                busy_ns=busy_ns(program, schedule),
+                critical_ns=critical_ns(program, schedule, schedule.critical()),
+                wait_ns=np.zeros(len(WAITS)),
+                added_ns=interference_ns(program, schedule),
+            )
+        return self.runs[trips]
+
+
+def _period(runs: LoopRuns, trips: int) -> int:
+    """Return the number of iterations after which T grows by the same amount again, from ``trips`` on; 0: not
+    found.
+    """
+    for period in range(1, _LONGEST_PERIOD + 1):
+        last = runs.run(trips + 2 * period).time_ns
+        middle = runs.run(trips + period).time_ns
+        if abs((last - middle) - (middle - runs.run(trips).time_ns)) <= _EQUAL * last:
+            return period
+    return 0
+
+
+def rest_of_loop(
+    runs: LoopRuns, loop: OpGraph, region: int, trips: int, diagnostics: Diagnostics, *, varies: bool = False
+) -> Block:
+    """Return the block for all iterations of ``region`` but the first, from runs of a few iterations
+    (``runs``). ``loop`` has only its nodes, reduced as by :func:`prepared`. If times vary between iterations,
+    there is no period, and the mean of more iterations is used.
+
+    Warns in ``diagnostics`` if no period was found: then the mean growth of the measured iterations is used.
+    """
+    first = runs.run(1)
+    size = max(float((loop.multiplicity / trips).sum()), 1.0)
+    seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
+    more = max(2 * _LONGEST_PERIOD, min(_MOST_VARIED, int(_MOST_EXECUTIONS / size)) if varies else 0)
+    if trips <= seen + more:
+        whole = runs.run(trips)
+        return _block(region, trips, first, whole, _minus(whole, first))
+    period = more if varies else _period(runs, seen)
+    if not period:
+        period = more
+        diagnostics.warning(
+            "simulate.loop-not-steady",
+            loop.name,
+            f"a loop of {trips:,} iterations has no period within {seen + period}: their mean is used",
+        )
+    growth = _minus(runs.run(seen + period), runs.run(seen))
+    start = runs.run(seen + (trips - seen) % period)
+    periods = (trips - seen) // period
+    busiest_ns = min(period * float(first.busy_ns.max()), float(growth.busy_ns.max()))
+    slowest_ns = max(growth.time_ns, busiest_ns)
+    whole = IterationTimes(
+        time_ns=start.time_ns + periods * slowest_ns,
+        exposed_ns=start.exposed_ns + periods * growth.exposed_ns,
+        busy_ns=start.busy_ns + periods * growth.busy_ns,
+        critical_ns=start.critical_ns + periods * growth.critical_ns,
+        wait_ns=start.wait_ns + periods * growth.wait_ns,
+        added_ns=start.added_ns + periods * growth.added_ns,
+    )
+    return _block(region, trips, first, whole, growth)
+
+
+def _minus(more: IterationTimes, less: IterationTimes) -> IterationTimes:
+    return IterationTimes(
+        more.time_ns - less.time_ns,
+        more.exposed_ns - less.exposed_ns,
+        more.busy_ns - less.busy_ns,
+        more.critical_ns - less.critical_ns,
+        more.wait_ns - less.wait_ns,
+        more.added_ns - less.added_ns,
+    )
+
+
+def _block(
+    region: int, trips: int, first: IterationTimes, whole: IterationTimes, growth: IterationTimes
+) -> Block:
+    """Return the difference of ``whole`` and the first iteration; ``growth`` determines how the critical path
+    splits it.
+    """
+    rest = _minus(whole, first)
+    duration_ns = max(rest.time_ns, 0.0)
+    spent = np.maximum(growth.critical_ns, 0.0)  # the path may change streams
+    total_ns = float(spent.sum())
+    return Block(
+        region=region,
+        trips=trips - 1,
+        duration_ns=duration_ns,
+        busy_ns=rest.busy_ns,
+        exposed_ns=min(max(rest.exposed_ns, 0.0), duration_ns),
+        critical_ns=spent * (duration_ns / total_ns if total_ns else 0.0),
+        wait_ns=np.maximum(rest.wait_ns, 0.0),
+        added_ns=max(rest.added_ns, 0.0),
+    )
