@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from errno import ENOMEM
 from functools import lru_cache
@@ -187,7 +187,12 @@ def reading_budget(path: Path) -> Generator[None]:
 
     Raises ``BudgetError`` beyond the limits. Only applies in the main thread.
     """
-    size = max(_size(path), limits().trusted_bytes)
+    size = 0.0
+    with suppress(OSError):
+        entries = [*path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]
+        files = [entry for entry in entries if entry.is_file()]
+        size = sum(file.stat().st_size * (_PACKED if file.suffix == ".gz" else 1) for file in files)
+    size = max(size, limits().trusted_bytes)
     seconds = _READING_S + _READING_S_PER_BYTE * size
     error = BudgetError(
         f"takes more than {seconds:.0f} s of processor time to read, the limit of an input of its size",
@@ -217,19 +222,6 @@ def _reading_memory(path: Path, size: float) -> Generator[None]:
                 path=str(path),
                 hint=f"is it damaged? `max_input_bytes={enough}` doubles the limit",
             ) from None
-
-
-def _size(path: Path) -> float:
-    """Return the bytes of a file, or of the files in a folder; compressed ones are weighted."""
-    try:
-        entries = [*path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]
-        return sum(
-            entry.stat().st_size * (_PACKED if entry.suffix == ".gz" else 1)
-            for entry in entries
-            if entry.is_file()
-        )
-    except OSError:
-        return 0.0
 
 
 def parser_hint(hint: str) -> str:

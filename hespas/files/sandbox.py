@@ -329,7 +329,10 @@ class _ParserChild:
             head, _ = self._answer(monotonic() + _START_S)
             problem = "" if head == "ready" else f"unexpected answer {head!r}"
         except (EOFError, OSError, ValueError) as error:
-            problem = f"{type(error).__name__}{self._last_error()}"
+            self._errors.seek(0)
+            lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+            message = f": {lines[-1][-_LAST_ERROR_CHARACTERS:]}" if lines else ""
+            problem = f"{type(error).__name__}{message}"
         if problem:
             self.end()
             raise _not_started(parser, problem)
@@ -383,18 +386,18 @@ class _ParserChild:
             raise EOFError
         return part
 
-    def _last_error(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {lines[-1][-_LAST_ERROR_CHARACTERS:]}" if lines else ""
-
     def end(self) -> int:
         """Kill the process unless it has ended, and return its exit status."""
         if type(self).present is self:
             type(self).present = None
         process = self._process
-        with suppress(subprocess.TimeoutExpired):
-            if self._is_ending():
+        try:
+            while True:
+                self._more(monotonic())
+        except TimeoutError:
+            pass  # it is still running
+        except (EOFError, OSError):  # it has closed its standard output
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_START_S)
         process.kill()
         status = process.wait()
@@ -403,16 +406,6 @@ class _ParserChild:
                 with suppress(OSError):
                     stream.close()
         return status
-
-    def _is_ending(self) -> bool:
-        """Return True if the process has closed its standard output."""
-        try:
-            while True:
-                self._more(monotonic())
-        except TimeoutError:
-            return False
-        except (EOFError, OSError):
-            return True
 
 
 @atexit.register

@@ -11,7 +11,7 @@ do not run, links must not leave the folder of an input, and a command has the l
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
@@ -97,16 +97,11 @@ def file_in_folder_of(file: Path, text: str, position: str) -> Path:
         raise _outside(file, text, position)
     home = Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent
     target, folder = home / text, Path(os.path.realpath(home))
-    for path in (target, *_links_in(target)):
+    inside = (Path(parent, name) for parent, dirs, files in os.walk(target) for name in (*dirs, *files))
+    for path in (target, *(path for path in inside if path.is_symlink())):
         if not Path(os.path.realpath(path)).is_relative_to(folder):
             raise _outside(file, str(path.relative_to(home)), position)
     return target
-
-
-def _links_in(folder: Path) -> Iterator[Path]:
-    """Yield the links in a folder and its subfolders; none for a file."""
-    for parent, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink())
 
 
 def _outside(file: Path, text: str, position: str) -> BoundaryError:

@@ -65,7 +65,7 @@ def constant(value: float, rows: int) -> FloatArray:
 
 
 def is_one_value(column: NDArray[np.generic]) -> bool:
-    """Return True if a column has stride 0, as those of :func:`constant` have."""
+    """Return True if a column has stride 0, as columns of :func:`constant` have."""
     return column.strides == (0,)
 
 

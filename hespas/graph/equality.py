@@ -147,19 +147,6 @@ def _compare_ragged(
         yield GraphDifference(column, len(differing), int(differing[0]))
 
 
-def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[GraphDifference]:
-    left, right = canonical.left, canonical.right
-    for name in NODE_COLUMNS:
-        one, two = getattr(a, name), getattr(b, name)
-        if name in _TEXT_COLUMNS:
-            one, two = left["strings"][one], right["strings"][two]
-        yield from _compare(name, one, two)
-    for name in ("data_deps", "control_deps"):
-        yield from _compare_ragged(name, getattr(a, name), getattr(b, name))
-    for name in ("operands", "results"):
-        yield from _compare_ragged(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
-
-
 def _compare_tables(a: OpGraph, b: OpGraph, canonical: _CommonNumbers) -> Iterator[GraphDifference]:
     for table, columns in _TABLES.items():
         one, two = getattr(a, table), getattr(b, table)
@@ -188,7 +175,19 @@ def graphs_equal(a: OpGraph, b: OpGraph) -> list[GraphDifference]:
     if len(a) != len(b):
         return [GraphDifference("nodes", abs(len(a) - len(b)), -1)]
     canonical = _CommonNumbers.of(a, b)
-    differences = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
+    left, right = canonical.left, canonical.right
+    differences: list[GraphDifference] = []
+    for name in NODE_COLUMNS:
+        one, two = getattr(a, name), getattr(b, name)
+        if name in _TEXT_COLUMNS:
+            one, two = left["strings"][one], right["strings"][two]
+        differences += _compare(name, one, two)
+    for name in ("data_deps", "control_deps"):
+        differences += _compare_ragged(name, getattr(a, name), getattr(b, name))
+    types = (left["types"], right["types"])
+    for name in ("operands", "results"):
+        differences += _compare_ragged(name, getattr(a, name), getattr(b, name), types)
+    differences += _compare_tables(a, b, canonical)
     if a.name != b.name:
         differences.append(GraphDifference("name", 1, 0))
     unequal = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import DTYPES, DYNAMIC, RaggedArray, StringTable, TensorTypes
+from hespas.graph.columns import DTYPES, DYNAMIC, RaggedArray, StringTable
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.profile import Profile
@@ -92,23 +92,27 @@ def _objects(items: Sequence[object]) -> _Objects:
     return np.fromiter(items, np.object_, len(items))
 
 
-def _type_texts(types: TensorTypes) -> list[str]:
-    """Return ``bf16[4,128]`` for each row; ``?`` is unknown."""
-    texts: list[str] = []
-    for row in range(len(types)):
-        element = types.dtype_of(row)
-        extents = ",".join("?" if extent == DYNAMIC else str(extent) for extent in types.shape(row))
-        texts.append(f"{'?' if element is None else element.name}[{extents}]")
-    return texts
-
-
 def _type_lists(rows: RaggedArray, texts: Sequence[str]) -> _Objects:
     return _objects([[texts[index] for index in row] for row in rows.to_lists()])
 
 
 def _graph_columns(graph: OpGraph) -> _Columns:
-    strings, types = graph.strings, _type_texts(graph.types)
+    strings, types = graph.strings, list[str]()
+    for row in range(len(graph.types)):
+        element = graph.types.dtype_of(row)
+        extents = ",".join("?" if extent == DYNAMIC else str(extent) for extent in graph.types.shape(row))
+        types.append(f"{'?' if element is None else element.name}[{extents}]")
     dtype_names = [entry.name for entry in DTYPES]
+    # Kind, bytes and group size of communication: missing and NaN for other nodes.
+    collectives, p2p, nodes = graph.collectives, graph.p2p, len(graph)
+    kind = np.full(nodes, -1, np.int64)
+    kind[collectives.node] = collectives.kind
+    comm_bytes = np.full(nodes, np.nan)
+    comm_bytes[p2p.node] = p2p.comm_bytes
+    comm_bytes[collectives.node] = collectives.comm_bytes
+    sizes = np.array([*(groups.group_size for groups in graph.group_sets), -1], np.int64)
+    group_size = np.full(nodes, -1, np.int64)
+    group_size[collectives.node] = sizes[collectives.group_set]
     return {
         "id": graph.id,
         "name": _texts(strings, graph.name_row),
@@ -127,27 +131,15 @@ def _graph_columns(graph: OpGraph) -> _Columns:
         "results": _type_lists(graph.results, types),
         "data_deps": _objects(graph.data_deps.to_lists()),
         "control_deps": _objects(graph.control_deps.to_lists()),
-        **_communication_columns(graph),
+        "collective": _members(kind, CollectiveKind),
+        "comm_bytes": comm_bytes,
+        "group_size": group_size,
         "resource": _members(graph.resource, Resource),
         "stream": graph.stream,
         "region": graph.region,
         "source": _texts(strings, graph.source_row),
         "framework_op": _texts(strings, graph.framework_row),
     }
-
-
-def _communication_columns(graph: OpGraph) -> _Columns:
-    """Return the collective or message of each node; missing and NaN for other nodes."""
-    collectives, p2p, nodes = graph.collectives, graph.p2p, len(graph)
-    kind = np.full(nodes, -1, np.int64)
-    kind[collectives.node] = collectives.kind
-    comm_bytes = np.full(nodes, np.nan)
-    comm_bytes[p2p.node] = p2p.comm_bytes
-    comm_bytes[collectives.node] = collectives.comm_bytes
-    sizes = np.array([*(groups.group_size for groups in graph.group_sets), -1], np.int64)
-    group_size = np.full(nodes, -1, np.int64)
-    group_size[collectives.node] = sizes[collectives.group_set]
-    return {"collective": _members(kind, CollectiveKind), "comm_bytes": comm_bytes, "group_size": group_size}
 
 
 def _profile_columns(profile: Profile) -> _Columns:

@@ -56,15 +56,6 @@ def _spread(digits: Sequence[Digit]) -> IntArray:
     return values
 
 
-def _value(index: int, digits: Sequence[Digit]) -> int:
-    """Return the value at one index of :func:`_spread`."""
-    total = 0
-    for size, stride in reversed(digits):
-        index, digit = divmod(index, size)
-        total += digit * stride
-    return total
-
-
 def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
     """Return the canonical digits: without digits of size 1, contiguous digits merged."""
     merged: list[Digit] = []
@@ -180,7 +171,11 @@ class StridedGroups:
 
     def members(self, group: int) -> IntArray:
         """Return the ranks of one group in ring order."""
-        return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
+        start, index = self.base, group
+        for size, stride in reversed(self.group_digits):
+            index, digit = divmod(index, size)
+            start += digit * stride
+        return start + _spread(self.member_digits)
 
     def rows_of_ranks(self) -> Sequence[Sequence[int]]:
         """Return the ranks of each group in ring order, as Python integers. O(ranks), vectorised."""
@@ -460,7 +455,7 @@ def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation
 
 
 _MAX_ABSENT = 1 << 20
-"""Limit of ranks in a group set beyond those of the job. A set with more counts as empty."""
+"""Limit of ranks in a group set that are not in the job. A set with more counts as empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

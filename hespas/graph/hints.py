@@ -68,9 +68,24 @@ def check_fields(settings: object) -> None:
 
 def check_value(name: str, value: object, hint: object) -> None:
     """Raise ``UsageError`` for a value that its type hint does not allow, or below a bound in the hint."""
-    _check_type(name, value, hint)
-    for label, number, least in _below(name, value, hint):
-        raise UsageError(f"`{label}={number}` is less than {least:g}", hint=f"`{label}={least:g}` or more")
+    if _fits(value, hint):
+        for label, number, least in _below(name, value, hint):
+            raise UsageError(
+                f"`{label}={number}` is less than {least:g}", hint=f"`{label}={least:g}` or more"
+            )
+        return
+    choices = [
+        choice for member in _members(hint) if get_origin(member) is Literal for choice in get_args(member)
+    ]
+    if choices and isinstance(value, str):
+        text = ", ".join(map(repr, choices))
+        near = difflib.get_close_matches(value, [str(choice) for choice in choices], 1, 0.0)
+        raise UsageError(
+            f"`{name}={clipped(value)}`: {clipped(value)!r} is not one of {text}", hint=f"`{name}={near[0]}`"
+        )
+    shown = f"`{name}={clipped(str(value))}`" if isinstance(value, str | int | float) else f"`{name}`"
+    kind = "None" if value is None else _article(clipped(type(value).__name__))
+    raise UsageError(f"{shown} is {kind}", hint=f"pass {_described(hint)}")
 
 
 def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object, float]]:
@@ -92,23 +107,6 @@ def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object
 @cache
 def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind, include_extras=True)
-
-
-def _check_type(name: str, value: object, hint: object) -> None:
-    if _fits(value, hint):
-        return
-    choices = [
-        choice for member in _members(hint) if get_origin(member) is Literal for choice in get_args(member)
-    ]
-    if choices and isinstance(value, str):
-        text = ", ".join(map(repr, choices))
-        near = difflib.get_close_matches(value, [str(choice) for choice in choices], 1, 0.0)
-        raise UsageError(
-            f"`{name}={clipped(value)}`: {clipped(value)!r} is not one of {text}", hint=f"`{name}={near[0]}`"
-        )
-    shown = f"`{name}={clipped(str(value))}`" if isinstance(value, str | int | float) else f"`{name}`"
-    kind = "None" if value is None else _article(clipped(type(value).__name__))
-    raise UsageError(f"{shown} is {kind}", hint=f"pass {_described(hint)}")
 
 
 def _fits(value: object, hint: object) -> bool:

@@ -77,7 +77,7 @@ class PluginTable:
         return targets
 
     def names(self) -> tuple[str, ...]:
-        """Return all names: built-in names, then those of plug-ins, sorted."""
+        """Return all names: built-in names, then sorted names of plug-ins."""
         return (*self.builtin, *sorted(self.plugins()))
 
     def load(self, name: str) -> object:

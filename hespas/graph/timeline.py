@@ -23,10 +23,6 @@ def _no_ints() -> SmallIntArray:
     return np.empty(0, np.int32)
 
 
-def _no_flags() -> NDArray[np.bool_]:
-    return np.empty(0, np.bool_)
-
-
 def _no_floats() -> FloatArray:
     return np.empty(0, np.float64)
 
@@ -107,7 +103,7 @@ class Timeline:
     finish_ns: FloatArray
     exposed_comm_ns: FloatArray
     cause: SmallIntArray = field(default_factory=_no_ints)
-    by_resource: NDArray[np.bool_] = field(default_factory=_no_flags)
+    by_resource: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     stream: SmallIntArray = field(default_factory=_no_ints)
     region: SmallIntArray = field(default_factory=_no_ints)
     trips: FloatArray = field(default_factory=_no_floats)

@@ -210,13 +210,9 @@ def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] |
     """
     if form == SEGMENTS:
         return _segments_fault(values)
-    return _weights_fault(form, values) if form in LINE_FORMS else _named_fault(form, values)
-
-
-def _named_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    wanted = FORM_PARAMETERS.get(form)
-    if wanted is None:
-        return None
+    if form not in FORM_PARAMETERS:
+        return _weights_fault(form, values) if form in LINE_FORMS else None
+    wanted = FORM_PARAMETERS[form]
     for name in wanted:
         if name not in values:
             return name, f"missing: a fit of form '{form}' states {', '.join(wanted)}"

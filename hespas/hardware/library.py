@@ -176,7 +176,13 @@ def index_folder(folder: Path) -> DeviceIndex:
     names = tuple(sorted(path.stem for path in folder.glob("*.toml")))
     for name in names:
         path = folder / f"{name}.toml"
-        for spelling in (name, *_aliases(path)):
+        # Only the list of aliases is decoded: whole files would cost ten times as much.
+        match = _ALIASES.search(path.read_text("utf-8"))
+        try:
+            aliases: list[str] = tomllib.loads(match.group())["aliases"] if match else []
+        except tomllib.TOMLDecodeError as error:
+            raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
+        for spelling in (name, *aliases):
             other = owner.setdefault(_fold_spelling(spelling), name)
             if other != name:
                 raise FormatError(
@@ -186,18 +192,6 @@ def index_folder(folder: Path) -> DeviceIndex:
                     hint="one spelling names one device",
                 )
     return DeviceIndex(folder, names, owner)
-
-
-def _aliases(path: Path) -> list[str]:
-    """Return the list of aliases only: decoding whole files would cost ten times as much."""
-    match = _ALIASES.search(path.read_text("utf-8"))
-    if match is None:
-        return []
-    try:
-        aliases: list[str] = tomllib.loads(match.group())["aliases"]
-    except tomllib.TOMLDecodeError as error:
-        raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
-    return aliases
 
 
 def _fold_spelling(name: str) -> str:

@@ -1,8 +1,8 @@
 """Measurement of this machine's CPU through NumPy and its BLAS.
 
-Matrix rates use the threads that BLAS chooses. Vector and cache figures are those of one thread times the
-usable cores. Every figure is the median of several repeats of at least ``sample_ns`` each; its note has the
-spread.
+Matrix rates use the threads that BLAS chooses. Vector and cache figures are measured on one thread and
+multiplied by the usable cores. Every figure is the median of several repeats of at least ``sample_ns`` each;
+its note has the spread.
 """
 
 from __future__ import annotations
@@ -130,7 +130,19 @@ def measure_cpu(
         *(_gemm_peak(bench, dtype, element) for dtype, element in _FLOAT_TYPES),
         *(_vector_peak(bench, dtype, element, overhead) for dtype, element in _VECTOR_TYPES),
     )
-    memories = (_main_memory(bench), _cache(bench, overhead), *_last_level(machine))
+    last_level = [
+        # A working set that fits the L3 caches never reaches the memory. Other processes and guests share
+        # them, so their bandwidth is not measured.
+        Memory(
+            level="cache",
+            name="L3",
+            capacity_bytes=machine.l3_bytes,
+            bandwidth_bytes_per_s=nan,
+            source="measured",
+            note="size as reported by the system",
+        )
+    ] * (machine.l3_bytes > 0)
+    memories = (_main_memory(bench), _cache(bench, overhead), *last_level)
     unsteady = [spread for spread in bench.spreads if spread > _STEADY]
     if unsteady and diagnostics is not None:
         diagnostics.warning(
@@ -139,6 +151,10 @@ def measure_cpu(
             f"{len(unsteady)} of {len(bench.spreads)} figures differ by more than {_STEADY:.0%} between "
             f"repeats (the worst by {max(unsteady):.0%}): measure again on an idle machine",
         )
+    provenance = (
+        f"measured {datetime.now(UTC).date().isoformat()} on {machine.model}, {machine.cores} cores, "
+        f"{machine.library}, {platform.system()} {platform.machine()}; medians of {plan.repeats} repeats"
+    )
     return Device(
         name=name or cpu_name(),
         vendor=_slug(machine.model).partition("-")[0] or "unknown",
@@ -151,7 +167,7 @@ def measure_cpu(
         launch_overhead_ns=overhead.median_ns,
         launch_overhead_source="measured",
         subbyte_storage="packed",
-        sources=(FigureSource(key="measured", text=_provenance(plan, machine)),),
+        sources=(FigureSource(key="measured", text=provenance),),
         peaks=peaks,
         memories=memories,
     )
@@ -194,7 +210,7 @@ def _main_memory(bench: _Bench) -> Memory:
     target = np.empty_like(source)
     pairs = list(zip(_slices(target, machine.cores), _slices(source, machine.cores), strict=True))
     with ThreadPoolExecutor(machine.cores) as pool:
-        sample = bench.sample(lambda: list(pool.map(_copy, pairs)))
+        sample = bench.sample(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)))
     note = f"copy of {source.nbytes} bytes by {machine.cores} threads, read plus write, {_spread(sample)}"
     return Memory(
         level="main",
@@ -222,23 +238,6 @@ def _cache(bench: _Bench, overhead: TimedSample) -> Memory:
     )
 
 
-def _last_level(machine: _HostMachine) -> Iterator[Memory]:
-    """Yield the L3 caches of all cores together, if the system reports any.
-
-    A working set that fits them never reaches the memory. Other processes and guests share them, so their
-    bandwidth is not measured.
-    """
-    if machine.l3_bytes > 0:
-        yield Memory(
-            level="cache",
-            name="L3",
-            capacity_bytes=machine.l3_bytes,
-            bandwidth_bytes_per_s=nan,
-            source="measured",
-            note="size as reported by the system",
-        )
-
-
 def _net(sample: TimedSample, overhead: TimedSample) -> float:
     """Return the time without the call overhead, unless the overhead dominates (the probe is too small)."""
     net_ns = sample.median_ns - overhead.median_ns
@@ -255,11 +254,6 @@ def _spread(sample: TimedSample) -> str:
     return f"median of {sample.repeats}, spread {sample.spread:.1%}"
 
 
-def _copy(pair: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
-    target, source = pair
-    np.copyto(target, source)
-
-
 def _slices(array: NDArray[np.float64], parts: int) -> Iterator[NDArray[np.float64]]:
     bounds = [array.size * part // parts for part in range(parts + 1)]
     return (array[start:end] for start, end in pairwise(bounds))
@@ -267,6 +261,9 @@ def _slices(array: NDArray[np.float64], parts: int) -> Iterator[NDArray[np.float
 
 def _machine(threads: int) -> _HostMachine:
     cores = threads or len(_usable_cores())
+    pages, page = -1, -1
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     config = cast("dict[str, dict[str, dict[str, object]]]", np.show_config(mode="dicts"))
     blas = config.get("Build Dependencies", {}).get("blas", {})
     name = blas.get("name", "an unnamed BLAS")
@@ -275,7 +272,7 @@ def _machine(threads: int) -> _HostMachine:
         cores=cores,
         l2_bytes=_l2_bytes(),
         l3_bytes=_l3_bytes(cores),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=pages * page if pages > 0 and page > 0 else -1,
         library=f"NumPy {np.__version__} with {name} {blas.get('version', '')}".strip(),
     )
 
@@ -324,21 +321,6 @@ def _caches(core: str, level: str) -> dict[str, int]:
 
 def _file_text(path: Path) -> str:
     return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
-
-
-def _memory_bytes() -> int:
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return -1
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return pages * page if pages > 0 and page > 0 else -1
-
-
-def _provenance(plan: CpuProbe, machine: _HostMachine) -> str:
-    date = datetime.now(UTC).date().isoformat()
-    return (
-        f"measured {date} on {machine.model}, {machine.cores} cores, {machine.library}, "
-        f"{platform.system()} {platform.machine()}; medians of {plan.repeats} repeats"
-    )
 
 
 def _slug(text: str) -> str:

@@ -194,9 +194,14 @@ class System:
             return self.shape
         shapes = [shape for shape in _factors(devices, len(self.dimensions)) if self._holds(shape)]
         if not shapes:
+            near = next(
+                count
+                for count in range(devices, 0, -1)
+                if any(self._holds(shape) for shape in _factors(count, len(self.dimensions)))
+            )
             raise UsageError(
                 f"{self.name} has no slice of {devices:,} devices",
-                hint=f"use {self._near(devices)} devices, or a shape such as 4x4x8",
+                hint=f"use {near} devices, or a shape such as 4x4x8",
             )
         return min(shapes, key=lambda shape: (not self._closes(shape), shape[-1], -shape[0]))
 
@@ -210,14 +215,6 @@ class System:
             for dimension, size in zip(self.dimensions, shape, strict=True)
         )
         return all(closed)
-
-    def _near(self, devices: int) -> int:
-        """Return the largest number of devices below ``devices`` that a slice can have."""
-        return next(
-            count
-            for count in range(devices, 0, -1)
-            if any(self._holds(shape) for shape in _factors(count, len(self.dimensions)))
-        )
 
     def _check_shape(self, shape: tuple[int, ...], count: int) -> None:
         text = "x".join(map(str, shape))
@@ -363,13 +360,23 @@ def _shipped(name: str) -> System:
     return system
 
 
+_DEFAULTS = dict(
+    zip(reversed(Dimension.__struct_fields__), reversed(Dimension.__struct_defaults__), strict=False)
+)
+
+
 def system_to_toml(system: System) -> str:
     """Return the text of a system file that reads back as the same system; a sized one keeps its sizes."""
     lines = [f"{name} = {scalar(getattr(system, name))}" for name in ("name", "description", "device")]
     lines.append(f"aliases = [{', '.join(map(scalar, system.aliases))}]")
     lines.append(f"placement = {scalar(system.placement)}")
     lines.append(f"max_devices = {system.max_devices}")
-    lines += ["", "dimensions = [", *(f"  {_row(dimension)}," for dimension in system.dimensions), "]"]
+    rows: list[str] = []
+    for dimension in system.dimensions:
+        pairs = structs.asdict(dimension).items()
+        shown = [(name, value) for name, value in pairs if repr(value) != repr(_DEFAULTS.get(name))]
+        rows.append("  { " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " },")
+    lines += ["", "dimensions = [", *rows, "]"]
     lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in system.sources), ""]
     return "\n".join(lines)
 
@@ -377,10 +384,3 @@ def system_to_toml(system: System) -> str:
 _DEFAULTS = dict(
     zip(reversed(Dimension.__struct_fields__), reversed(Dimension.__struct_defaults__), strict=False)
 )
-
-
-def _row(dimension: Dimension) -> str:
-    """Return one inline table without default values."""
-    pairs = structs.asdict(dimension).items()
-    shown = [(name, value) for name, value in pairs if repr(value) != repr(_DEFAULTS.get(name))]
-    return "{ " + ", ".join(f"{name} = {scalar(value)}" for name, value in shown) + " }"

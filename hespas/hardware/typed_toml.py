@@ -272,7 +272,7 @@ def _extra(kind: Any, name: str) -> Any:
 
 
 def toml_error(path: Path, where: str, message: str, hint: str) -> FormatError:
-    """Return the error about the key ``where``; ``hint`` says what to write instead."""
+    """Return the error about the key ``where``; ``hint`` is the remedy."""
     return FormatError(message, path=str(path), position=clipped(where), hint=hint)
 
 

@@ -34,19 +34,23 @@ def merge_nodes(
     """Return a graph with one node per group.
 
     ``group[n]`` is the new number of old node ``n``; ``roots[g]`` is the old node that gives group ``g`` its
-    name, kind and provenance.
-
-    A group with one product has the class and operation of that product; others are fusions called
-    ``op_name``. FLOPs, transcendentals, durations and contractions of a group are summed. Bytes are summed if
-    ``keeps_traffic``. Otherwise a tensor made and used inside a group moves no bytes, and a tensor outside
-    that several views of the group read is read once. Results are those of members that are used outside, or
-    unused. The rate is that of the member with the most work. Groups of one node are unchanged.
+    name, kind and provenance. A group with one product has the class and operation of that product; others
+    are fusions called ``op_name``. FLOPs, transcendentals, durations and contractions are summed, and so are
+    bytes if ``keeps_traffic``. Otherwise a tensor made and used inside a group moves no bytes, and a tensor
+    that several views of the group show is read once. Results are outputs of members that are used outside,
+    or unused. The rate is that of the member with the most work. Groups of one node are unchanged.
     """
     groups = len(roots)
     several = np.bincount(group, minlength=groups) > 1
     data, control = (_between_groups(deps, group, groups) for deps in (graph.data_deps, graph.control_deps))
     merged = take_nodes(graph, roots, data, control)
-    leaves = _leaves(graph, group)
+    # Nodes whose output leaves their group: it is used outside, or unused.
+    deps = graph.data_deps
+    inside = group[deps.row_ids] == group[deps.values]
+    leaves = np.ones(len(graph), np.bool_)
+    leaves[deps.values[inside]] = False
+    leaves[deps.values[~inside]] = True
+    leaves[graph.regions.carried_producer] = True
     if keeps_traffic:
         read, written = _sum(graph.bytes_read, group, groups), _sum(graph.bytes_written, group, groups)
     else:
@@ -91,17 +95,6 @@ def merge_nodes(
             carried_consumer=group[regions.carried_consumer].astype(np.int32),
         ),
     )
-
-
-def _leaves(graph: OpGraph, group: IntArray) -> BoolArray:
-    """Return flags of the nodes whose output leaves their group: it is used outside, or unused."""
-    deps = graph.data_deps
-    inside = group[deps.row_ids] == group[deps.values]
-    leaves = np.ones(len(graph), np.bool_)
-    leaves[deps.values[inside]] = False
-    leaves[deps.values[~inside]] = True
-    leaves[graph.regions.carried_producer] = True
-    return leaves
 
 
 def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:

@@ -64,7 +64,16 @@ class InPrecision:
         writes = _ratio(graph.results, types.bytes, sizes, of_rate)
         moved = np.where(graph.results.lengths > 0, writes, reads)
         code = np.int16(self.dtype.code)
-        collectives, p2p = graph.collectives, graph.p2p
+        collectives, p2p, table = graph.collectives, graph.p2p, graph.extra
+        # The types of the program before compilation do not apply to the new one.
+        keys = [row for row in np.unique(table.key).tolist() if graph.strings[row] == SOURCE_DTYPE]
+        if keys:
+            table = ExtraTable.from_rows(
+                [
+                    (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row))
+                    for row in np.flatnonzero(~np.isin(table.key, keys)).tolist()
+                ]
+            )
         return replace(
             graph,
             types=replace(types, dtype=np.where(is_float, code, types.dtype), bytes=sizes),
@@ -80,7 +89,7 @@ class InPrecision:
             ),
             p2p=replace(p2p, comm_bytes=p2p.comm_bytes * moved[p2p.node]),
             contractions=self._converted_products(graph),
-            extra=_without_source_types(graph),
+            extra=table,
             attachments={},
         )
 
@@ -142,20 +151,6 @@ def _stored_bits(element: DType) -> float:
     """Return the bits of an element including its part of the scale of its block."""
     scale = element.block_scale_bits / element.block_elements if element.block_elements else 0.0
     return element.bits + scale
-
-
-def _without_source_types(graph: OpGraph) -> ExtraTable:
-    """Return the attributes except those with the types of the program before compilation."""
-    keys = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
-    if not keys:
-        return graph.extra
-    table = graph.extra
-    rows_of_others = np.flatnonzero(~np.isin(table.key, list(keys))).tolist()
-    rows = [
-        (int(table.node[row]), int(table.key[row]), int(table.tag[row]), table.value(row))
-        for row in rows_of_others
-    ]
-    return ExtraTable.from_rows(rows)
 
 
 def _ratio(rows: RaggedArray, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:

@@ -380,13 +380,6 @@ def _node(declared: tuple[DeclaredType, ...], largest_type: int) -> MessageSpec:
     )
 
 
-def _metadata(declared: tuple[DeclaredType, ...]) -> MessageSpec:
-    attribute = _attribute(*(entry.field for entry in declared), types=len(declared))
-    return _message(
-        "GlobalMetadata", FieldSpec(1, "attribute", ProtoKind.MESSAGE, repeated=True, message=attribute)
-    )
-
-
 RENAMED_FIELDS: MappingProxyType[str, str] = MappingProxyType(
     {
         "node_type": "type",
@@ -420,7 +413,18 @@ _ROWS = (
             date,
             "proto2",
             _node(declared, len(node_types) - 1),
-            _metadata(declared) if has_metadata else None,
+            _message(
+                "GlobalMetadata",
+                FieldSpec(
+                    1,
+                    "attribute",
+                    ProtoKind.MESSAGE,
+                    repeated=True,
+                    message=_attribute(*(entry.field for entry in declared), types=len(declared)),
+                ),
+            )
+            if has_metadata
+            else None,
             declared,
             node_types,
             comm_types,
