@@ -22,12 +22,12 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 __all__ = [
     "ROLES",
     "TRANSFORMERS",
-    "Groups",
     "Layer",
+    "LayerRoles",
+    "ParallelGroups",
+    "ParallelismPolicy",
     "Phase",
-    "Policy",
     "Role",
-    "Roles",
     "TextWorkload",
     "parse",
     "score",
@@ -40,7 +40,7 @@ __all__ = [
 # switches dimensions of the network on and off; dimension 0 is the innermost, whose ranks are neighbours.
 
 
-class Policy(Enum):
+class ParallelismPolicy(Enum):
     """The first word of a file."""
 
     DATA = "DATA"
@@ -56,7 +56,9 @@ class Policy(Enum):
     MICRO = "MICRO"
 
 
-TRANSFORMERS = frozenset({Policy.HYBRID_TRANSFORMER, Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD})
+TRANSFORMERS = frozenset(
+    {ParallelismPolicy.HYBRID_TRANSFORMER, ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD}
+)
 """Policies that state how many ranks share one copy of the model."""
 
 
@@ -72,7 +74,7 @@ class Role(Enum):
     """Ranks at the same place in each inner group."""
 
 
-class Roles(NamedTuple):
+class LayerRoles(NamedTuple):
     """Who takes part in the collectives of a layer."""
 
     forward: Role
@@ -80,22 +82,22 @@ class Roles(NamedTuple):
     weight_grad: Role
 
 
-_DATA_PARALLEL = Roles(Role.NOBODY, Role.NOBODY, Role.WORLD)
-_MODEL_PARALLEL = Roles(Role.WORLD, Role.WORLD, Role.NOBODY)
-_MODEL_INSIDE = Roles(Role.INNER, Role.INNER, Role.OUTER)
+_DATA_PARALLEL = LayerRoles(Role.NOBODY, Role.NOBODY, Role.WORLD)
+_MODEL_PARALLEL = LayerRoles(Role.WORLD, Role.WORLD, Role.NOBODY)
+_MODEL_INSIDE = LayerRoles(Role.INNER, Role.INNER, Role.OUTER)
 
-ROLES: MappingProxyType[Policy, Roles] = MappingProxyType(
+ROLES: MappingProxyType[ParallelismPolicy, LayerRoles] = MappingProxyType(
     {
-        Policy.DATA: _DATA_PARALLEL,
-        Policy.HYBRID_DLRM: _DATA_PARALLEL,
-        Policy.HYBRID_DLRM_ENHANCED: _DATA_PARALLEL,
-        Policy.MICRO: _DATA_PARALLEL,
-        Policy.MODEL: _MODEL_PARALLEL,
-        Policy.DISTRIBUTED_INFERENCE: _MODEL_PARALLEL,
-        Policy.HYBRID_DATA_MODEL: _MODEL_INSIDE,
-        Policy.HYBRID_MODEL_DATA: Roles(Role.OUTER, Role.OUTER, Role.INNER),
-        Policy.HYBRID_TRANSFORMER: _MODEL_INSIDE,
-        Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _MODEL_INSIDE,
+        ParallelismPolicy.DATA: _DATA_PARALLEL,
+        ParallelismPolicy.HYBRID_DLRM: _DATA_PARALLEL,
+        ParallelismPolicy.HYBRID_DLRM_ENHANCED: _DATA_PARALLEL,
+        ParallelismPolicy.MICRO: _DATA_PARALLEL,
+        ParallelismPolicy.MODEL: _MODEL_PARALLEL,
+        ParallelismPolicy.DISTRIBUTED_INFERENCE: _MODEL_PARALLEL,
+        ParallelismPolicy.HYBRID_DATA_MODEL: _MODEL_INSIDE,
+        ParallelismPolicy.HYBRID_MODEL_DATA: LayerRoles(Role.OUTER, Role.OUTER, Role.INNER),
+        ParallelismPolicy.HYBRID_TRANSFORMER: _MODEL_INSIDE,
+        ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _MODEL_INSIDE,
     }
 )
 """What each policy runs; the layers of a customised workload each name one of these."""
@@ -136,7 +138,7 @@ class Layer:
     input_grad: Phase
     weight_grad: Phase
     update_cycles: int
-    policy: Policy | None
+    policy: ParallelismPolicy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class TextWorkload:
     ``rest`` counts words behind the last layer.
     """
 
-    policy: Policy
+    policy: ParallelismPolicy
     layers: tuple[Layer, ...]
     model_ranks: int = -1
     last_bottom_layer: int = -1
@@ -160,7 +162,7 @@ def score(data: bytes) -> int:
     """0 (no) .. 100 (certain), by the first words."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     words = data[:4096].split(maxsplit=200)
-    if not words or words[0].decode("ascii", "replace") not in Policy.__members__:
+    if not words or words[0].decode("ascii", "replace") not in ParallelismPolicy.__members__:
         return _NO
     second = data.partition(b"\n")[2].split(maxsplit=1)
     return _CERTAIN if second and second[0].isdigit() else _LIKELY
@@ -227,12 +229,12 @@ def parse(text: str, path: str) -> TextWorkload:
         model_ranks = words.number("the number of ranks of one copy of the model")
         if model_ranks < 1:
             words.fail("a copy of the model needs at least one rank")
-    if policy is Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD:
+    if policy is ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD:
         words.label(_CHECKPOINTS)
         checkpoints = _layer_numbers(words)
         words.label(_INITIATES)
         initiates = _layer_numbers(words)
-    if policy in {Policy.HYBRID_DLRM, Policy.HYBRID_DLRM_ENHANCED}:
+    if policy in {ParallelismPolicy.HYBRID_DLRM, ParallelismPolicy.HYBRID_DLRM_ENHANCED}:
         last_bottom = words.number("the number of the last bottom layer")
     count = words.number("the number of layers")
     if not count:
@@ -253,11 +255,11 @@ def parse(text: str, path: str) -> TextWorkload:
     )
 
 
-def _policy(words: _Words, what: str) -> Policy:
+def _policy(words: _Words, what: str) -> ParallelismPolicy:
     word = words.word(what)
-    found = Policy.__members__.get(word)
+    found = ParallelismPolicy.__members__.get(word)
     if found is None:
-        words.fail(f"{what} expected, not {word[:40]!r}; one of: {', '.join(Policy.__members__)}")
+        words.fail(f"{what} expected, not {word[:40]!r}; one of: {', '.join(ParallelismPolicy.__members__)}")
     return found
 
 
@@ -279,7 +281,7 @@ def _check_checkpoints(words: _Words, checkpoints: frozenset[int], initiates: fr
         start = number
 
 
-def _layer(words: _Words, policy: Policy) -> Layer:
+def _layer(words: _Words, policy: ParallelismPolicy) -> Layer:
     name = words.word("the name of a layer")
     line = words.line
     reserved = words.number("the reserved number", low=-1)
@@ -287,8 +289,8 @@ def _layer(words: _Words, policy: Policy) -> Layer:
     input_grad = _phase(words, "input-gradient")
     weight_grad = _phase(words, "weight-gradient")
     update = words.number("the cycles of an update")
-    own: Policy | None = None
-    if policy is Policy.HYBRID_CUSTOMIZED:
+    own: ParallelismPolicy | None = None
+    if policy is ParallelismPolicy.HYBRID_CUSTOMIZED:
         own = _policy(words, "the policy of the layer")
         if own not in ROLES or own in TRANSFORMERS:
             words.unsupported(
@@ -317,7 +319,7 @@ def _phase(words: _Words, name: str) -> Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ParallelGroups:
     """The group set of each role. ``num_ranks`` is stated by the user where ``is_stated``, else the fewest
     that the file allows. ``sets`` lacks roles that depend on the network.
     """
@@ -327,7 +329,7 @@ class Groups:
     sets: dict[Role, StridedGroups] = field(default_factory=dict[Role, StridedGroups])
 
     @classmethod
-    def of(cls, text: TextWorkload, num_devices: int | None, path: str) -> Groups:
+    def of(cls, text: TextWorkload, num_devices: int | None, path: str) -> ParallelGroups:
         """Groups of a workload over ``num_devices`` ranks (None: not known).
 
         Where the policy states the size of a copy of the model, its ranks are neighbours. Raises
@@ -337,7 +339,15 @@ class Groups:
         sharded = text.policy in TRANSFORMERS
         inner = text.model_ranks if sharded else 1
         count = num_devices or inner
-        _check_count(num_devices, inner, path)
+        if num_devices is not None and num_devices > MAX_DEVICES:
+            raise UsageError(f"{num_devices:,} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
+        if inner > MAX_DEVICES:
+            raise UnsupportedError(
+                f"a copy of the model on {inner:,} ranks (limit {MAX_DEVICES:,})",
+                path=path,
+                position="line 1",
+                hint="state the model_parallel_NPU_group of one job",
+            )
         if count % inner:
             raise UsageError(
                 f"{count:,} ranks cannot be split into groups of {inner:,}, which the workload states",
@@ -357,15 +367,3 @@ class Groups:
         """Whether a collective of this role surely has one member only."""
         found = self.sets.get(role)
         return (found is not None and found.group_size == 1) or (self.is_stated and self.num_ranks == 1)
-
-
-def _check_count(num_devices: int | None, inner: int, path: str) -> None:
-    if num_devices is not None and num_devices > MAX_DEVICES:
-        raise UsageError(f"{num_devices:,} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
-    if inner > MAX_DEVICES:
-        raise UnsupportedError(
-            f"a copy of the model on {inner:,} ranks (limit {MAX_DEVICES:,})",
-            path=path,
-            position="line 1",
-            hint="state the model_parallel_NPU_group of one job",
-        )

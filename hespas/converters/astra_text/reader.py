@@ -10,12 +10,12 @@ from types import MappingProxyType
 from hespas.converters.astra_text.grammar import (
     ROLES,
     TRANSFORMERS,
-    Groups,
     Layer,
+    LayerRoles,
+    ParallelGroups,
+    ParallelismPolicy,
     Phase,
-    Policy,
     Role,
-    Roles,
     TextWorkload,
     parse,
 )
@@ -37,7 +37,7 @@ _OPERATIONS = {"fwd": "forward", "again": "forward", "ig": "input_grad", "wg": "
 
 
 @dataclass(slots=True, eq=False)
-class _Emitter:
+class _LayerEmitter:
     """Adds nodes to ``builder``; ``source`` is what their locations start with (empty: no locations).
 
     Counts collectives: those that the policy does not run, those of one rank or no bytes, which are left
@@ -45,7 +45,7 @@ class _Emitter:
     """
 
     builder: GraphBuilder
-    groups: Groups
+    groups: ParallelGroups
     source: str
     not_run: int = 0
     skipped: int = 0
@@ -132,10 +132,10 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
             position=f"byte {error.start}",
             hint="is this a workload of ASTRA-sim 1.0?",
         ) from error
-    groups = Groups.of(text, options.num_devices, str(path))
+    groups = ParallelGroups.of(text, options.num_devices, str(path))
     name = path.name.removesuffix(".gz").removesuffix(".txt")
-    emitter = _Emitter(GraphBuilder(name), groups, path.name if options.locations else "")
-    _add_step(text, emitter)
+    emitter = _LayerEmitter(GraphBuilder(name), groups, path.name if options.locations else "")
+    _LOOPS[text.policy](text, emitter)
     _report(text, emitter, str(path), diagnostics)
     metadata = {"format": "astra-text", "parallelism": text.policy.value}
     if text.model_ranks > 0:
@@ -143,7 +143,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
     return Workload.spmd(emitter.builder.build(), groups.num_ranks, metadata)
 
 
-def _report(text: TextWorkload, emitter: _Emitter, path: str, diagnostics: Diagnostics) -> None:
+def _report(text: TextWorkload, emitter: _LayerEmitter, path: str, diagnostics: Diagnostics) -> None:
     """Say what was assumed and what is not in the graph."""
 
     def warn(code: str, message: str, count: int) -> None:
@@ -167,7 +167,7 @@ def _report(text: TextWorkload, emitter: _Emitter, path: str, diagnostics: Diagn
     note("no-transfer", "collectives of one rank or of no bytes are left out", emitter.skipped)
     reserved = sum(layer.reserved != -1 for layer in text.layers)
     note("reserved", "layers use the reserved column, which nothing reads", reserved)
-    others = len(text.layers) - 1 if text.policy is Policy.MICRO else 0
+    others = len(text.layers) - 1 if text.policy is ParallelismPolicy.MICRO else 0
     note("micro", "layers behind the first are never run by a MICRO workload", others)
 
 
@@ -185,12 +185,7 @@ def _report(text: TextWorkload, emitter: _Emitter, path: str, diagnostics: Diagn
 # and knows no transformer, inference or customised workloads.
 
 
-def _add_step(text: TextWorkload, emitter: _Emitter) -> None:
-    """Add the nodes of one step, in the order in which a rank issues them."""
-    _LOOPS[text.policy](text, emitter)
-
-
-def _micro(text: TextWorkload, emitter: _Emitter) -> None:
+def _micro(text: TextWorkload, emitter: _LayerEmitter) -> None:
     """The weight-gradient collective of the first layer, and nothing else."""
     layer = text.layers[0]
     emitter.collective(layer, "fwd", layer.forward, Role.NOBODY, ())
@@ -198,7 +193,7 @@ def _micro(text: TextWorkload, emitter: _Emitter) -> None:
     emitter.collective(layer, "wg", layer.weight_grad, Role.WORLD, ())
 
 
-def _inference(text: TextWorkload, emitter: _Emitter) -> None:
+def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
     """The forward pass."""
     _forward(text, emitter, range(len(text.layers)))
     for layer in text.layers:
@@ -206,13 +201,13 @@ def _inference(text: TextWorkload, emitter: _Emitter) -> None:
         emitter.collective(layer, "wg", layer.weight_grad, Role.NOBODY, ())
 
 
-def _data_parallel(text: TextWorkload, emitter: _Emitter) -> None:
+def _data_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
     """Backward, a layer's weight gradient comes first, and its collective overlaps."""
     outputs = _forward(text, emitter, range(len(text.layers)))
     _weights_first(text, emitter, outputs[-1])
 
 
-def _recommendation(text: TextWorkload, emitter: _Emitter) -> None:
+def _recommendation(text: TextWorkload, emitter: _LayerEmitter) -> None:
     """As data parallel. The all-to-all of the embedding (layer 0) overlaps with the bottom layers, and the
     one back with their backward pass.
     """
@@ -239,7 +234,7 @@ def _recommendation(text: TextWorkload, emitter: _Emitter) -> None:
 
 def _weights_first(
     text: TextWorkload,
-    emitter: _Emitter,
+    emitter: _LayerEmitter,
     gradient: Sequence[int],
     behind: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -257,21 +252,25 @@ def _weights_first(
             behind(number, node)
 
 
-def _model_parallel(text: TextWorkload, emitter: _Emitter) -> None:
+def _model_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
     """Backward, a layer's input gradient comes first; its collective overlaps with the weight gradient."""
-    _inputs_first(text, emitter, _forward(text, emitter, range(len(text.layers))))
-
-
-def _inputs_first(text: TextWorkload, emitter: _Emitter, outputs: Sequence[list[int]]) -> None:
-    """The backward pass where input gradients are exchanged; that of the first layer by transformers only.
-
-    Release 1.0 of 2023 is followed. In those up to 2022 transformers wait for the input gradient before they
-    compute the weight gradient.
-    """
+    # The backward pass where input gradients are exchanged; that of the first layer by transformers only.
+    # Release 1.0 of 2023 is followed. In those up to 2022 transformers wait for the input gradient before
+    # they compute the weight gradient.
+    outputs = _forward(text, emitter, range(len(text.layers)))
     gradient, follows = outputs[-1], list[int]()
     for number in reversed(range(len(text.layers))):
         layer, roles = text.layers[number], _roles(text, number)
-        again = _again(text, emitter, number, outputs, (*gradient, *follows))
+        # Run the layers from the last checkpoint up to this one forward again, where it asks for that, but
+        # not before what it ``follows``.
+        if number not in text.initiates:
+            again = []
+        else:
+            start = next(layer for layer in range(number - 1, -1, -1) if layer in text.checkpoints)
+            needs = outputs[start - 1] if start else []
+            again = _forward(
+                text, emitter, range(start, number), name="again", needs=needs, follows=(*gradient, *follows)
+            )[-1]
         node = emitter.compute(layer, "ig", layer.input_grad, (*gradient, *again), () if again else follows)
         role = roles.input_grad if number or text.policy in TRANSFORMERS else Role.NOBODY
         done = emitter.collective(layer, "ig", layer.input_grad, role, (node,))
@@ -280,22 +279,9 @@ def _inputs_first(text: TextWorkload, emitter: _Emitter, outputs: Sequence[list[
         gradient, follows = done, [weight]
 
 
-def _again(
-    text: TextWorkload, emitter: _Emitter, number: int, outputs: Sequence[list[int]], follows: Sequence[int]
-) -> list[int]:
-    """Run the layers from the last checkpoint up to this one forward again, where it asks for that, but not
-    before what it ``follows``.
-    """
-    if number not in text.initiates:
-        return []
-    start = next(layer for layer in range(number - 1, -1, -1) if layer in text.checkpoints)
-    needs = outputs[start - 1] if start else []
-    return _forward(text, emitter, range(start, number), name="again", needs=needs, follows=follows)[-1]
-
-
 def _forward(
     text: TextWorkload,
-    emitter: _Emitter,
+    emitter: _LayerEmitter,
     numbers: range,
     *,
     name: str = "fwd",
@@ -314,22 +300,22 @@ def _forward(
     return outputs
 
 
-def _roles(text: TextWorkload, number: int) -> Roles:
+def _roles(text: TextWorkload, number: int) -> LayerRoles:
     return ROLES[text.layers[number].policy or text.policy]
 
 
-_LOOPS: MappingProxyType[Policy, Callable[[TextWorkload, _Emitter], None]] = MappingProxyType(
+_LOOPS: MappingProxyType[ParallelismPolicy, Callable[[TextWorkload, _LayerEmitter], None]] = MappingProxyType(
     {
-        Policy.MICRO: _micro,
-        Policy.DISTRIBUTED_INFERENCE: _inference,
-        Policy.DATA: _data_parallel,
-        Policy.HYBRID_DLRM: _recommendation,
-        Policy.HYBRID_DLRM_ENHANCED: _recommendation,
-        Policy.MODEL: _model_parallel,
-        Policy.HYBRID_DATA_MODEL: _model_parallel,
-        Policy.HYBRID_MODEL_DATA: _model_parallel,
-        Policy.HYBRID_CUSTOMIZED: _model_parallel,
-        Policy.HYBRID_TRANSFORMER: _model_parallel,
-        Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _model_parallel,
+        ParallelismPolicy.MICRO: _micro,
+        ParallelismPolicy.DISTRIBUTED_INFERENCE: _inference,
+        ParallelismPolicy.DATA: _data_parallel,
+        ParallelismPolicy.HYBRID_DLRM: _recommendation,
+        ParallelismPolicy.HYBRID_DLRM_ENHANCED: _recommendation,
+        ParallelismPolicy.MODEL: _model_parallel,
+        ParallelismPolicy.HYBRID_DATA_MODEL: _model_parallel,
+        ParallelismPolicy.HYBRID_MODEL_DATA: _model_parallel,
+        ParallelismPolicy.HYBRID_CUSTOMIZED: _model_parallel,
+        ParallelismPolicy.HYBRID_TRANSFORMER: _model_parallel,
+        ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _model_parallel,
     }
 )

@@ -29,7 +29,7 @@ from hespas.converters.tracks.reading import (
     stream_in_name,
 )
 from hespas.converters.tracks.slices import HOST_CATEGORY
-from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
+from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import ColumnTable, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
 from hespas.graph.errors import FormatError
 
@@ -51,7 +51,7 @@ class _Name(msgspec.Struct):
     name: str = ""
 
 
-class _Args(msgspec.Struct, gc=False):
+class _EventArgs(msgspec.Struct, gc=False):
     """What our writer tells of a slice; others may use the same words for the same things."""
 
     op: str = ""
@@ -68,9 +68,9 @@ class _Args(msgspec.Struct, gc=False):
     duration_ns: int | float | None = None
 
 
-_NOTHING = _Args()
+_NOTHING = _EventArgs()
 _NAMES = msgspec.json.Decoder(_Name)
-_ARGS = msgspec.json.Decoder(_Args)
+_ARGS = msgspec.json.Decoder(_EventArgs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class _Arrows:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Slices(ColumnTable):
+class _ChromeSlices(ColumnTable):
     """Slices as columns of shape ``(slices,)``; ``track`` numbers the tracks, texts are rows.
 
     Times are whole ns; ``*_part_ns`` are the fractions behind them. ``stated_*_ns`` are what arguments of
@@ -113,7 +113,7 @@ class _Slices(ColumnTable):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Collected:
+class _CollectedEvents:
     """What stands on which track: (process, thread) by number. ``skipped`` counts events without a duration
     by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a begin. ``arrows`` join
     slices.
@@ -123,7 +123,7 @@ class _Collected:
     tracks: tuple[_Track, ...]
     process_names: Mapping[int | str, str]
     thread_names: Mapping[_Track, str]
-    slices: _Slices
+    slices: _ChromeSlices
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
@@ -151,7 +151,10 @@ class _Collector:
         for place, event in enumerate(events):
             kind = _PHASES.find(event.ph) if len(event.ph) == 1 else -1
             if kind < 0 or (kind >= _SOURCE and (event.cat != _ARROWS or type(event.id) is not int)):
-                self._skip(event)
+                what = f"phase {event.ph[:1] or '?'}"
+                if event.ph == "M":
+                    self._named(event)
+                self._skipped[what] = self._skipped.get(what, 0) + 1
                 continue
             if kind > 0 or event.dur is None:
                 event.dur = 0
@@ -160,23 +163,6 @@ class _Collector:
         if chosen:
             self._slices([events[place] for place in chosen], events, array, chosen, kinds)
         self._seen += len(events)
-
-    def _refuse_missing(self, slices: Sequence[TraceEvent], chosen: Sequence[int]) -> None:
-        """Times begin somewhere: a slice that does not say where cannot be placed."""
-        for event, place in zip(slices, chosen, strict=True):
-            if event.ts is None:
-                raise FormatError(
-                    f"{event.name[:40]!r} has no start",
-                    path=self._path,
-                    position=f"event {self._seen + place + 1}, field 'ts'",
-                    hint="export the trace again",
-                )
-
-    def _skip(self, event: TraceEvent) -> None:
-        what = f"phase {event.ph[:1] or '?'}"
-        if event.ph == "M":
-            self._named(event)
-        self._skipped[what] = self._skipped.get(what, 0) + 1
 
     def _named(self, event: TraceEvent) -> None:
         if event.name not in {"process_name", "thread_name"}:
@@ -199,7 +185,15 @@ class _Collector:
         chosen: Sequence[int],
         kinds: Sequence[int],
     ) -> None:
-        self._refuse_missing(slices, chosen)
+        # Times begin somewhere: a slice that does not say where cannot be placed.
+        for event, place in zip(slices, chosen, strict=True):
+            if event.ts is None:
+                raise FormatError(
+                    f"{event.name[:40]!r} has no start",
+                    path=self._path,
+                    position=f"event {self._seen + place + 1}, field 'ts'",
+                    hint="export the trace again",
+                )
         times = event_times(events, array, chosen, path=self._path, before=self._seen)
         start_ns, duration_ns = times.start_ns, times.duration_ns
         self.overflowed += len(times.overflowed)
@@ -219,18 +213,22 @@ class _Collector:
             "category_row": [add(event.cat) for event in slices],
             **{key: [add(getattr(each, key)) for each in args] for key in _TEXTS},
             "op_class": [OP_CLASSES.get(each.op_class, 0) for each in args],
-            "number": [_number(event.id) for event in slices],
-            "run": [_run(each.run) for each in args],
+            "number": [
+                event.id if type(event.id) is int and abs(event.id) < 1 << 62 else -1 for event in slices
+            ],
+            "run": [
+                each.run if each.run is not None and 0 <= each.run <= _LARGEST_RUN else -1 for each in args
+            ],
             "bytes_moved": [_size(each.bytes) for each in args],
             "stated_start_ns": [_size(each.start_ns) for each in args],
             "stated_duration_ns": [_size(each.duration_ns) for each in args],
         }
         for name, values in columns.items():
-            dtype = _Slices.DTYPES.get(name, np.int64)
+            dtype = _ChromeSlices.DTYPES.get(name, np.int64)
             self._parts.setdefault(name, []).append(np.asarray(values, dtype))
 
     @staticmethod
-    def _decoded(event: TraceEvent) -> _Args:
+    def _decoded(event: TraceEvent) -> _EventArgs:
         if len(event.args) <= len("{}"):
             return _NOTHING
         try:
@@ -238,21 +236,28 @@ class _Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _NOTHING  # another writer's words
 
-    def finish(self) -> _Collected:
+    def finish(self) -> _CollectedEvents:
         """All slices: those that were whole, then the pairs."""
         columns: dict[str, NDArray[Any]] = {
             name: np.concatenate(parts) for name, parts in self._parts.items()
         }
         none = np.empty(0, np.int64)
         kind, number = columns.pop("kind", none), columns.pop("number", none)
-        every = _Slices(**columns) if columns else _Slices.empty()
+        every = _ChromeSlices(**columns) if columns else _ChromeSlices.empty()
         whole = np.flatnonzero(kind == _WHOLE)
         halves = np.flatnonzero((kind != _WHOLE) & (kind < _SOURCE))
         pairs = pair(every.track, every.start_ns, kind == _BEGIN, halves)
         last_ns = int((every.start_ns + every.duration_ns).max()) if len(kind) else 0
         end_ns = at_rows(every.start_ns, pairs.end, last_ns) - every.start_ns[pairs.begin]
         end_part_ns = at_rows(every.start_part_ns, pairs.end, 0.0) - every.start_part_ns[pairs.begin]
-        return _Collected(
+        # Pairs of ends of the same number.
+        source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
+        _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
+        source, target = source[first], target[second]
+        arrows = _Arrows(
+            every.track[source], every.start_ns[source], every.track[target], every.start_ns[target]
+        )
+        return _CollectedEvents(
             strings=self._strings.build(),
             tracks=tuple(self._tracks),
             process_names=self._processes,
@@ -265,28 +270,12 @@ class _Collector:
             skipped=self._skipped,
             unfinished=int((pairs.end < 0).sum()),
             orphans=pairs.orphans,
-            arrows=_arrows(kind, number, every),
+            arrows=arrows,
         )
-
-
-def _arrows(kind: IntArray, number: IntArray, every: _Slices) -> _Arrows:
-    """Pairs of ends of the same number."""
-    source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
-    _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
-    source, target = source[first], target[second]
-    return _Arrows(every.track[source], every.start_ns[source], every.track[target], every.start_ns[target])
 
 
 def _key(value: int | str | None) -> int | str:
     return -1 if value is None else value
-
-
-def _number(value: int | str | None) -> int:
-    return value if type(value) is int and abs(value) < 1 << 62 else -1
-
-
-def _run(value: int | None) -> int:
-    return value if value is not None and 0 <= value <= _LARGEST_RUN else -1
 
 
 def _size(value: float | None) -> float:
@@ -313,17 +302,30 @@ class _Header(msgspec.Struct):
 
 
 def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a trace block by block. Raises ``FormatError`` naming the byte or field of what makes no sense.
+    """Read a trace block by block. Raises ``FormatError`` with the malformed byte or field.
 
-    Nothing that has a duration is left out; slices that our own writer marked are host operations. Slices
-    inside others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
+    Every event with a duration is read. Slices that the writer of Hespas marked are host operations. Nested
+    slices count in full, and a diagnostic reports the time that is therefore counted twice.
     """
     stream = EventStream(path, options.max_bytes, recover=options.recover)
     collector = _Collector(str(path))
     for events, array in stream.blocks():
         collector.add(events, array)
     stream.repairs["overflowed-duration"] = collector.overflowed
-    facts = _facts(stream.header, str(path))
+    try:
+        other = msgspec.json.decode(stream.header, type=_Header).otherData
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"malformed JSON around the events: {error}",
+            path=str(path),
+            position="header",
+            hint="was the file cut off? export the trace again",
+        ) from error
+    try:
+        other_data = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        other_data = {}  # another viewer's document
+    facts = {key: text for key, text in other_data.items() if isinstance(text, str)}
     ours = facts.pop("schema", "") == SCHEMA_ID
     found = collector.finish()
     on_host = found.slices.category_row == found.strings.find(HOST_CATEGORY)
@@ -337,33 +339,39 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
         )
     findings = diagnostics.about(str(path), "chrome-trace")
     report_repairs(stream.repairs, findings)
-    _report(found, device, findings)
+    listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
+    message = f"events without a duration are left out: {listed}"
+    findings.info("other-events", message, sum(found.skipped.values()))
+    report_halves(findings, "events", found.unfinished, found.orphans)
+    findings.warning("negative-duration", "events end before they start", int((device.duration_ns < 0).sum()))
+    report_nested(findings, device.track, device.start_ns, device.duration_ns)
     return _profile(path, found, device, host, facts, ours=ours)
 
 
-def _facts(header: bytes, path: str) -> dict[str, str]:
-    """The texts of ``otherData``; whatever else stands there is a viewer's."""
-    try:
-        other = msgspec.json.decode(header, type=_Header).otherData
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(
-            f"what stands beside the events is no JSON object: {error}",
-            path=path,
-            position="header",
-            hint="was the file cut off? export the trace again",
-        ) from error
-    try:
-        found = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return {key: text for key, text in found.items() if isinstance(text, str)}
-
-
 def _profile(
-    path: Path, found: _Collected, device: _Slices, host: _Slices, facts: dict[str, str], *, ours: bool
+    path: Path,
+    found: _CollectedEvents,
+    device: _ChromeSlices,
+    host: _ChromeSlices,
+    facts: dict[str, str],
+    *,
+    ours: bool,
 ) -> Profile:
-    devices, places = _places(found, device)
-    base_ns = 0 if ours else int(device.start_ns.min())  # ours count from the first event already
+    # Find rank and device from the name of the process, the stream from the name or number of the thread.
+    devices: dict[str, int] = {}
+    columns: dict[str, list[int]] = {"rank": [], "device_index": [], "stream": []}
+    used = set(np.unique(device.track).tolist())
+    for number, (pid, tid) in enumerate(found.tracks):
+        process = found.process_names.get(pid, "")
+        rank, name = rank_and_device(process) or (0, process or f"process {pid}")
+        columns["rank"].append(rank)
+        columns["device_index"].append(devices.setdefault(name, len(devices)) if number in used else 0)
+        stream = stream_in_name(found.thread_names.get((pid, tid), ""))
+        if stream is None:
+            stream = tid if isinstance(tid, int) and 0 <= tid < 1 << 63 else number
+        columns["stream"].append(stream)
+    places = {key: np.array(column, np.int64)[device.track] for key, column in columns.items()}
+    base_ns = 0 if ours else int(device.start_ns.min())  # files of Hespas count from the first event already
     name = facts.pop("name", "") if ours else ""
     metadata = facts if ours else {"format": "chrome-trace"}
     if not ours:
@@ -372,9 +380,16 @@ def _profile(
     start_ns, duration_ns = _times(device, base_ns, ours=ours)
     strings = StringTableBuilder(found.strings)
     operations = _host_ops(found, host, *_times(host, base_ns, ours=ours), strings)
+    # Find the host operation of each device slice, -1 for none. Where several slices start at the end of a
+    # flow arrow, the shortest is used, as trace viewers do.
+    source = _slice_at(host, found.arrows.source_track, found.arrows.source_ns)
+    target = _slice_at(device, found.arrows.target_track, found.arrows.target_ns)
+    joined = (source >= 0) & (target >= 0)
+    cause = np.full(len(device.track), -1, np.int32)
+    cause[target[joined]] = source[joined]
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
-        devices,
+        tuple(devices),
         strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
@@ -390,13 +405,13 @@ def _profile(
         stream=places["stream"],
         run=device.run,
         bytes_moved=device.bytes_moved,
-        host_event=_causes(found.arrows, host, device),
+        host_event=cause,
         host=operations,
         metadata=metadata,
     )
 
 
-def _times(found: _Slices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
+def _times(found: _ChromeSlices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
     """Starts and durations [ns]."""
     start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
     duration_ns = _joined(found.duration_ns, found.duration_part_ns)
@@ -415,23 +430,14 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-def _report(found: _Collected, device: _Slices, findings: Findings) -> None:
-    listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
-    message = f"events without time on a device are left out: {listed}"
-    findings.info("other-events", message, sum(found.skipped.values()))
-    report_halves(findings, "events", found.unfinished, found.orphans)
-    findings.warning("negative-duration", "events end before they start", int((device.duration_ns < 0).sum()))
-    report_nested(findings, device.track, device.start_ns, device.duration_ns)
-
-
 # Host operations of a trace that our writer made, and the device work that arrows join to them.
 
 _THREAD = "thread"
 
 
 def _host_ops(
-    found: _Collected,
-    host: _Slices,
+    found: _CollectedEvents,
+    host: _ChromeSlices,
     start_ns: FloatArray,
     duration_ns: FloatArray,
     strings: StringTableBuilder,
@@ -452,19 +458,7 @@ def _host_ops(
     )
 
 
-def _causes(arrows: _Arrows, host: _Slices, device: _Slices) -> SmallIntArray:
-    """The host operation of each device slice, -1 for none. Of slices that start where an arrow ends, the
-    shortest is meant, as viewers take it.
-    """
-    source = _slice_at(host, arrows.source_track, arrows.source_ns)
-    target = _slice_at(device, arrows.target_track, arrows.target_ns)
-    joined = (source >= 0) & (target >= 0)
-    cause = np.full(len(device.track), -1, np.int32)
-    cause[target[joined]] = source[joined]
-    return cause
-
-
-def _slice_at(found: _Slices, track: IntArray, at_ns: IntArray) -> IntArray:
+def _slice_at(found: _ChromeSlices, track: IntArray, at_ns: IntArray) -> IntArray:
     """The slice that starts at each place and time, -1 for none."""
     both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
     _, key = distinct_rows(both_track, both_ns)
@@ -475,26 +469,3 @@ def _slice_at(found: _Slices, track: IntArray, at_ns: IntArray) -> IntArray:
 
 
 # Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
-
-
-def _places(found: _Collected, device: _Slices) -> tuple[tuple[str, ...], dict[str, IntArray]]:
-    """The names of devices, and columns of a profile: rank and device by the name of the process, the stream
-    by that of the thread or its number.
-    """
-    devices: dict[str, int] = {}
-    columns: dict[str, list[int]] = {"rank": [], "device_index": [], "stream": []}
-    used = set(np.unique(device.track).tolist())
-    for number, (pid, tid) in enumerate(found.tracks):
-        known = found.process_names.get(pid, "")
-        rank, name = rank_and_device(known) or (0, known or f"process {pid}")
-        columns["rank"].append(rank)
-        columns["device_index"].append(devices.setdefault(name, len(devices)) if number in used else 0)
-        columns["stream"].append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
-    return tuple(devices), {key: np.array(each, np.int64)[device.track] for key, each in columns.items()}
-
-
-def _stream(name: str, tid: int | str, number: int) -> int:
-    stated = stream_in_name(name)
-    if stated is not None:
-        return stated
-    return tid if isinstance(tid, int) and 0 <= tid < 1 << 63 else number

@@ -51,11 +51,11 @@ def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnost
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
     """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``."""
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
-        _Writer(stream, scene, options.progress).write()
+        _ChromeWriter(stream, scene, options.progress).write()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Threads:
+class _ThreadNames:
     """The lanes of all tracks of one part: ``name`` and ``identity`` by lane, ``lane`` by slice."""
 
     name: tuple[str, ...]
@@ -63,7 +63,7 @@ class _Threads:
     lane: SmallIntArray
 
     @classmethod
-    def of(cls, tracks: Tracks, first_process: int, first: int) -> _Threads:
+    def of(cls, tracks: Tracks, first_process: int, first: int) -> _ThreadNames:
         """Lanes of a track share its name, stand one behind the other, and count on from ``first``."""
         lane = lanes_of(tracks)
         counts = np.ones(len(tracks.track_name), np.int64)
@@ -80,7 +80,7 @@ class _Threads:
         )
 
 
-class _Writer:
+class _ChromeWriter:
     """Processes have the numbers 1, 2, ...; threads go on behind them, as viewers want distinct numbers."""
 
     def __init__(
@@ -90,9 +90,9 @@ class _Writer:
         self._scene = scene
         self._progress = progress
         first = 1 + sum(len(part.processes) for part in scene.parts)
-        self._threads: list[_Threads] = []
+        self._threads: list[_ThreadNames] = []
         for part, process in zip(scene.parts, scene.first_process, strict=True):
-            self._threads.append(_Threads.of(part, 1 + process, first))
+            self._threads.append(_ThreadNames.of(part, 1 + process, first))
             first += len(self._threads[-1].name)
 
     def write(self) -> None:
@@ -156,7 +156,7 @@ class _Writer:
             yield ",\n".join(lines)
 
 
-def _spelled_slices(chunk: SliceChunk, threads: _Threads) -> Iterator[str]:
+def _spelled_slices(chunk: SliceChunk, threads: _ThreadNames) -> Iterator[str]:
     tracks, part, identity = chunk.tracks, chunk.part, threads.identity
     exact_ns = tracks.start_ns[part], np.nan_to_num(tracks.duration_ns[part], nan=0.0)
     start, duration = map(_microseconds, shown_ns(*exact_ns))
@@ -186,13 +186,13 @@ def _name(label: SliceLabel) -> str:
 
 def _arguments(label: SliceLabel) -> str:
     """What stands between the braces."""
-    text = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
+    text = {
+        key: (int(value) if value.is_integer() and abs(value) < _LARGEST_NS else value)
+        if isinstance(value, float)
+        else value
+        for key, value in label.arguments
+    }
     return msgspec.json.encode(text).decode()[1:-1]
-
-
-def _number(value: float) -> int | float:
-    """Whole numbers without a point."""
-    return int(value) if value.is_integer() and abs(value) < _LARGEST_NS else value
 
 
 def _microseconds(times_ns: FloatArray) -> list[str]:

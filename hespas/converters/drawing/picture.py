@@ -340,7 +340,7 @@ def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: 
         for name, kind in _KEYS.items():
             stream.write(f'<key id="{name}" for="node" attr.name="{name}" attr.type="{kind}"/>\n')
         stream.write('<key id="edge" for="edge" attr.name="kind" attr.type="string"/>\n')
-        stream.write(f'<graph id={_attribute(value.name)} edgedefault="directed">\n')
+        stream.write(f'<graph id={quoteattr(_legal(value.name))} edgedefault="directed">\n')
         for picture in found:
             for line in _elements(picture):
                 stream.write(line)
@@ -350,10 +350,6 @@ def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: 
 def _legal(text: str) -> str:
     """XML 1.0 has no way to write some characters."""
     return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_legal(text))
 
 
 def _elements(picture: _Picture) -> Iterator[str]:

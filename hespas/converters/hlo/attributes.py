@@ -23,7 +23,7 @@ from hespas.graph.columns import IntArray
 __all__ = [
     "CALLEE_KEYS",
     "PAIRS_KEY",
-    "BackendConfig",
+    "HloBackendConfig",
     "Mesh",
     "backend_config",
     "callee_names",
@@ -210,7 +210,7 @@ def written_over(header: Mapping[str, str]) -> dict[int, int]:
     return found
 
 
-class _Count(msgspec.Struct, frozen=True):
+class _TripCountConfig(msgspec.Struct, frozen=True):
     n: int = -1
 
 
@@ -218,10 +218,10 @@ class _CollectiveConfig(msgspec.Struct, frozen=True):
     is_sync: bool = False
 
 
-class BackendConfig(msgspec.Struct, frozen=True):
+class HloBackendConfig(msgspec.Struct, frozen=True):
     """The fields of a JSON backend configuration that matter here; numbers may be spelled as strings."""
 
-    known_trip_count: _Count | None = None
+    known_trip_count: _TripCountConfig | None = None
     is_sync: bool = False
     collective_backend_config: _CollectiveConfig | None = None
 
@@ -237,26 +237,18 @@ class BackendConfig(msgspec.Struct, frozen=True):
         return self.is_sync or (nested is not None and nested.is_sync)
 
 
-_NO_CONFIG = BackendConfig()
+_NO_CONFIG = HloBackendConfig()
 
 
-def backend_config(attributes: Mapping[str, str]) -> BackendConfig:
+def backend_config(attributes: Mapping[str, str]) -> HloBackendConfig:
     """The configuration of one instruction; one in another syntax reads as empty."""
     text = attributes.get("backend_config")
     if text is None:
         return _NO_CONFIG
     try:
-        return msgspec.json.decode(unquote(text).encode(), type=BackendConfig, strict=False)
+        return msgspec.json.decode(unquote(text).encode(), type=HloBackendConfig, strict=False)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return _NO_CONFIG
-
-
-def _rows_array(rows: list[list[int]]) -> IntArray | None:
-    """Rows of equal length as an array, None where lengths differ."""
-    lengths = [len(row) for row in rows]
-    if any(a != b for a, b in pairwise(lengths)):
-        return None
-    return np.array(rows, np.int64).reshape(len(rows), -1)
 
 
 # --- The spellings of ``replica_groups`` -> groups of ids as written (not yet global device ids).
@@ -307,46 +299,43 @@ def parse_groups(text: str | None, num_devices: int, meshes: Mapping[str, Mesh])
     if text is None:
         return None
     if text.startswith("["):
-        return _iota(text, num_devices)
+        match = _IOTA.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"expected groups such as [4,2]<=[2,4]T(1,0), found {text[:60]!r}")
+        tile, dims = _numbers(match[1]), _numbers(match[2])
+        if len(tile) != 2 or min(*tile, *dims) < 1:
+            raise ValueError(f"expected [groups,size] of positive numbers, found {text[:60]!r}")
+        _bound(prod(tile), num_devices)
+        return StridedGroups.from_iota(tile[0], tile[1], dims, _numbers(match[3]) if match[3] else None)
     if text.startswith(("mesh", "@")):
-        return _mesh(text, num_devices, meshes)
+        match = _MESH.match(text)
+        if match is None:
+            raise ValueError(f"expected groups such as mesh['a'=2,'b'=4] {{'a'}}, found {text[:60]!r}")
+        inline = match[1] if match[1] is not None else match[3]
+        if inline is None and match[2] not in meshes:
+            raise ValueError(f"expected a mesh the header names, found @{match[2][:60]}")
+        axes = meshes[match[2]] if inline is None else _axes(inline)
+        _bound(prod(axes.values()), num_devices)
+        listed = _DEVICE_IDS.match(text, match.end())
+        ids = _device_ids(listed[1], num_devices) if listed else None
+        rest = text[(listed or match).end() :].strip()
+        chosen = _references(rest, axes)
+        return mesh_groups(tuple(axes.values()), chosen, ids)
     rows = int_rows(text)
     if not rows or rows == [[]]:
         return None
-    dense = _rows_array(rows)
+    # Rows of equal length as an array, None where lengths differ.
+    lengths = [len(row) for row in rows]
+    if any(a != b for a, b in pairwise(lengths)):
+        dense = None
+    else:
+        dense = np.array(rows, np.int64).reshape(len(rows), -1)
     return ExplicitGroups.from_rows(rows) if dense is None else dense_groups(dense)
-
-
-def _iota(text: str, num_devices: int) -> GroupSet:
-    match = _IOTA.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"expected groups such as [4,2]<=[2,4]T(1,0), found {text[:60]!r}")
-    tile, dims = _numbers(match[1]), _numbers(match[2])
-    if len(tile) != 2 or min(*tile, *dims) < 1:
-        raise ValueError(f"expected [groups,size] of positive numbers, found {text[:60]!r}")
-    _bound(prod(tile), num_devices)
-    return StridedGroups.from_iota(tile[0], tile[1], dims, _numbers(match[3]) if match[3] else None)
 
 
 def _bound(named: int, num_devices: int) -> None:
     if named > num_devices:
         raise ValueError(f"expected groups over at most {num_devices} devices, found {named:,}")
-
-
-def _mesh(text: str, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet:
-    match = _MESH.match(text)
-    if match is None:
-        raise ValueError(f"expected groups such as mesh['a'=2,'b'=4] {{'a'}}, found {text[:60]!r}")
-    inline = match[1] if match[1] is not None else match[3]
-    if inline is None and match[2] not in meshes:
-        raise ValueError(f"expected a mesh the header names, found @{match[2][:60]}")
-    axes = meshes[match[2]] if inline is None else _axes(inline)
-    _bound(prod(axes.values()), num_devices)
-    listed = _DEVICE_IDS.match(text, match.end())
-    ids = _device_ids(listed[1], num_devices) if listed else None
-    rest = text[(listed or match).end() :].strip()
-    chosen = _references(rest, axes)
-    return mesh_groups(tuple(axes.values()), chosen, ids)
 
 
 def _references(text: str, axes: Mesh) -> list[tuple[int, int, int]]:

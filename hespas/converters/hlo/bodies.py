@@ -12,8 +12,8 @@ from math import isnan, nan
 
 from hespas.converters.hlo.attributes import backend_config, integer, names
 from hespas.converters.hlo.carried import carried_results, hands_on
-from hespas.converters.hlo.module import Computation, HloModule, Shape
-from hespas.converters.hlo.program import Program, base_opcode
+from hespas.converters.hlo.module import Computation, HloModule
+from hespas.converters.hlo.program import HloProgram, base_opcode
 from hespas.costs.operation import Body, Contraction, Cost, branch_ns
 from hespas.costs.table import canonical_name
 from hespas.graph import OpClass
@@ -26,7 +26,7 @@ __all__ = [
     "Bodies",
     "BodyCost",
     "InnerNeeds",
-    "Trips",
+    "LoopTrips",
     "branch_names",
     "fusion_bytes",
     "loop_trips",
@@ -68,7 +68,7 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 
 
 def _body_needs(
-    program: Program, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
+    program: HloProgram, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
 ) -> tuple[float, ...]:
     """The fraction (0 .. 1) of each parameter that the root needs, but for ``carried`` results. O(nodes).
 
@@ -99,7 +99,7 @@ def _body_needs(
 
 
 def _need(
-    program: Program, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
+    program: HloProgram, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
 ) -> float:
     """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
     opcode = computation.opcodes[index]
@@ -116,32 +116,12 @@ def _need(
     return 1.0
 
 
-def _elements(program: Program, computation: Computation, index: int) -> float:
+def _elements(program: HloProgram, computation: Computation, index: int) -> float:
     return sum(tensor.elements for tensor in program.tensors(computation.shapes[index]))
 
 
-def _body_aliases(program: Program, computation: Computation) -> tuple[Alias, ...]:
-    """Results that are a parameter with parts replaced, the parameter having no other reader.
-    O(instructions).
-    """
-    if not any(opcode in UPDATING for opcode in computation.opcodes):
-        return ()
-    root = computation.root
-    leaves = computation.operands[root] if computation.opcodes[root] == "tuple" else (root,)
-    readers = [0] * len(computation)
-    for operands in computation.operands:
-        for operand in operands:
-            readers[operand] += 1
-    found: dict[int, Alias | None] = {}
-    for leaf, index in enumerate(leaves):
-        if index not in found:
-            found[index] = _alias(program, computation, leaf, index, readers)
-    aliases = ((leaf, found[index]) for leaf, index in enumerate(leaves))
-    return tuple(replace(alias, leaf=leaf) for leaf, alias in aliases if alias is not None)
-
-
 def _alias(
-    program: Program, computation: Computation, leaf: int, index: int, readers: list[int]
+    program: HloProgram, computation: Computation, leaf: int, index: int, readers: list[int]
 ) -> Alias | None:
     """Follow updates and views from one result down to the parameter they change."""
     written, read, current = 0.0, 0.0, index
@@ -149,7 +129,18 @@ def _alias(
         if (current != index and readers[current] > 1) or not computation.operands[current]:
             return None
         if computation.opcodes[current] in UPDATING:
-            touched, reads_old = _touched(program, computation, current)
+            # Bytes an update writes, and whether it reads what was there.
+            operands = computation.operands[current]
+            if computation.opcodes[current] == "dynamic-update-slice":
+                touched, reads_old = _bytes(program, computation, operands[1:2]), False
+            else:
+                first_update = max((len(operands) - 1) // 2, 1) + 1
+                named = names(computation.attributes[current].get("to_apply"))
+                body = program.bodies.get(named[0]) if named else None
+                touched, reads_old = (
+                    _bytes(program, computation, operands[first_update:]),
+                    body is None or body.reads_first,
+                )
             written += touched
             read += touched if reads_old else 0.0
         current = computation.operands[current][0]
@@ -158,25 +149,14 @@ def _alias(
     return Alias(program.parameter_number(computation, current), leaf, read, written) if written else None
 
 
-def _touched(program: Program, computation: Computation, index: int) -> tuple[float, bool]:
-    """Bytes an update writes, and whether it reads what was there."""
-    operands = computation.operands[index]
-    if computation.opcodes[index] == "dynamic-update-slice":
-        return _bytes(program, computation, operands[1:2]), False
-    first_update = max((len(operands) - 1) // 2, 1) + 1
-    named = names(computation.attributes[index].get("to_apply"))
-    body = program.bodies.get(named[0]) if named else None
-    return _bytes(program, computation, operands[first_update:]), body is None or body.reads_first
-
-
-def _bytes(program: Program, computation: Computation, operands: tuple[int, ...]) -> float:
+def _bytes(program: HloProgram, computation: Computation, operands: tuple[int, ...]) -> float:
     return sum(
         tensor.bytes for operand in operands for tensor in program.tensors(computation.shapes[operand])
     )
 
 
 def fusion_bytes(
-    program: Program,
+    program: HloProgram,
     computation: Computation,
     index: int,
     body: BodyCost,
@@ -194,7 +174,7 @@ def fusion_bytes(
 
 
 def _fusion_bytes(
-    program: Program,
+    program: HloProgram,
     computation: Computation,
     index: int,
     body: BodyCost,
@@ -243,7 +223,7 @@ _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 
 @dataclass(frozen=True, slots=True)
-class Trips:
+class LoopTrips:
     """``count`` is NaN where unknown; ``stated`` says that the compiler wrote it down."""
 
     count: float
@@ -262,7 +242,7 @@ _Frame = tuple[Computation, "_Frame | None", tuple[int, ...]]
 """A computation and, for the body of a fusion, the caller and the operands it got there."""
 
 
-class _Reader:
+class _LoopTermReader:
     """Reads integer terms out of one computation of a loop."""
 
     __slots__ = ("module", "steps")
@@ -285,18 +265,15 @@ class _Reader:
                     return None
                 frame, index = caller, arguments[number]
             elif opcode in {"fusion", "call"}:
-                callee = self._callee(computation, index)
+                attributes = computation.attributes[index]
+                named = names(attributes.get("calls") or attributes.get("to_apply"))
+                callee = self.module.computations.get(named[0]) if named else None
                 if callee is None:
                     return None
                 frame, index = (callee, frame, computation.operands[index]), callee.root
             else:
                 return frame, index
         return None
-
-    def _callee(self, computation: Computation, index: int) -> Computation | None:
-        attributes = computation.attributes[index]
-        named = names(attributes.get("calls") or attributes.get("to_apply"))
-        return self.module.computations.get(named[0]) if named else None
 
     def term(self, frame: _Frame, index: int) -> _Term | None:
         """The integer an instruction makes, None where it is neither constant nor state plus constant."""
@@ -354,21 +331,21 @@ def _counted(direction: str, start: int, limit: int, step: int) -> float:
 
 def loop_trips(
     module: HloModule, computation: Computation, index: int, condition: Computation, body: Computation
-) -> Trips:
+) -> LoopTrips:
     """The trip count of the ``while`` at ``index`` of ``computation``."""
     stated = backend_config(computation.attributes[index]).trips
     if stated >= 0:
-        return Trips(float(stated), stated=True)
+        return LoopTrips(float(stated), stated=True)
     try:
-        return Trips(_inferred(module, (computation, index), condition, body))
+        return LoopTrips(_inferred(module, (computation, index), condition, body))
     except (ValueError, IndexError):
-        return Trips(nan)
+        return LoopTrips(nan)
 
 
 def _inferred(
     module: HloModule, loop: tuple[Computation, int], condition: Computation, body: Computation
 ) -> float:
-    reader = _Reader(module)
+    reader = _LoopTermReader(module)
     settled = reader.settle((condition, None, ()), condition.root)
     if settled is None or settled[0][0].opcodes[settled[1]] != "compare":
         return nan
@@ -387,31 +364,29 @@ def _inferred(
     if start is None or limit is None or step is None:
         return nan
     trips = _counted(direction, start + left.offset, limit, step)
-    values = _values(module.shape_of(*loop), left.element)
-    held = not isnan(trips) and all(value in values for value in (start, start + int(trips) * step))
-    return trips if held else nan
-
-
-def _values(state: Shape, element: int) -> range:
-    """What the counter's type holds: past its last value a count starts over, and trips are not inferred."""
-    array = (state if element < 0 else state.element(element)).array
+    # What the counter's type holds: past its last value a count starts over, and trips are not inferred.
+    state = module.shape_of(*loop)
+    array = (state if left.element < 0 else state.element(left.element)).array
     dtype = None if array is None else array.dtype
     if dtype is None or dtype.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
-        return range(0)
-    low = -(1 << dtype.bits - 1) if dtype.kind is DTypeKind.SIGNED else 0
-    return range(low, low + (1 << dtype.bits))
+        values = range(0)
+    else:
+        low = -(1 << dtype.bits - 1) if dtype.kind is DTypeKind.SIGNED else 0
+        values = range(low, low + (1 << dtype.bits))
+    held = not isnan(trips) and all(value in values for value in (start, start + int(trips) * step))
+    return trips if held else nan
 
 
 def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> int | None:
     """What an element of the state starts from, where that is a constant."""
     computation, index = loop
-    term = _element(_Reader(module), (computation, None, ()), computation.operands[index][0], element)
+    term = _element(_LoopTermReader(module), (computation, None, ()), computation.operands[index][0], element)
     return term.offset if term is not None and term.element is None else None
 
 
 def _step(module: HloModule, body: Computation, element: int) -> int | None:
     """What the body adds to an element of the state, where that is a constant."""
-    term = _element(_Reader(module), (body, None, ()), body.root, element)
+    term = _element(_LoopTermReader(module), (body, None, ()), body.root, element)
     return term.offset if term is not None and term.element == element else None
 
 
@@ -424,7 +399,7 @@ def _limit(module: HloModule, loop: tuple[Computation, int], body: Computation, 
     return None if start is None else start + right.offset
 
 
-def _element(reader: _Reader, frame: _Frame, index: int, element: int) -> _Term | None:
+def _element(reader: _LoopTermReader, frame: _Frame, index: int, element: int) -> _Term | None:
     """One element of a tuple value (-1: the value itself)."""
     if element < 0:
         return reader.term(frame, index)
@@ -505,7 +480,7 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
 
 
 @dataclass(slots=True)
-class _Total:
+class _BodyTotals:
     """Adds up a body."""
 
     flops: float = 0.0
@@ -548,19 +523,36 @@ class _Total:
 class Bodies:
     """Costs of computations by name; fill with :meth:`add`, callees first."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HloProgram) -> None:
         """Start with none."""
         self.program = program
         self.costs: dict[str, BodyCost] = {}
 
     def add(self, computation: Computation) -> None:
         """Cost one computation. O(instructions)."""
-        total = _Total()
+        total = _BodyTotals()
         for index, opcode in enumerate(computation.opcodes):
             if opcode not in STRUCTURE:
                 self._add_instruction(total, computation, index)
         carried = carried_results(self.program, computation) if total.collectives else frozenset[int]()
         needs = _body_needs(self.program, computation, self._inner_needs, carried)
+        # Results that are a parameter with parts replaced, the parameter having no other reader.
+        # O(instructions).
+        if not any(opcode in UPDATING for opcode in computation.opcodes):
+            body_aliases: list[Alias] = []
+        else:
+            root = computation.root
+            leaves = computation.operands[root] if computation.opcodes[root] == "tuple" else (root,)
+            readers = [0] * len(computation)
+            for operands in computation.operands:
+                for operand in operands:
+                    readers[operand] += 1
+            found: dict[int, Alias | None] = {}
+            for leaf, index in enumerate(leaves):
+                if index not in found:
+                    found[index] = _alias(self.program, computation, leaf, index, readers)
+            aliases = ((leaf, found[index]) for leaf, index in enumerate(leaves))
+            body_aliases = [replace(alias, leaf=leaf) for leaf, alias in aliases if alias is not None]
         body = BodyCost(
             total.flops,
             total.useful_flops,
@@ -571,7 +563,7 @@ class Bodies:
             tuple(total.contractions),
             total.contraction_class,
             needs,
-            _body_aliases(self.program, computation),
+            tuple(body_aliases),
             tuple(total.unknown),
             tuple(total.collectives),
             carried,
@@ -590,7 +582,7 @@ class Bodies:
     def _inner_needs(self, computation: Computation, index: int) -> tuple[float, ...]:
         return self.callee(computation, index).needs
 
-    def _add_instruction(self, total: _Total, computation: Computation, index: int) -> None:
+    def _add_instruction(self, total: _BodyTotals, computation: Computation, index: int) -> None:
         opcode = computation.opcodes[index]
         if base_opcode(opcode)[1] in {"-done", "-update"}:
             return
@@ -602,19 +594,16 @@ class Bodies:
             branches = [self.costs.get(name, _EMPTY) for name in branch_names(computation, index)]
             total.add_body(max(branches, key=lambda body: body.about_ns, default=_EMPTY))
         else:
-            self._add_operation(total, computation, index)
-
-    def _add_operation(self, total: _Total, computation: Computation, index: int) -> None:
-        cost = self.program.cost(computation, index, in_place=True)
-        total.add(cost)
-        total.moved_bytes += cost.bytes_read + cost.bytes_written
-        total.about_ns += branch_ns(cost)
-        if isnan(cost.flops):
-            total.unknown[computation, index] = None
-        if cost.op_class is OpClass.COLLECTIVE:
-            total.collectives.append((computation, index))
-        elif cost.contractions:
-            total.contraction_class = total.contraction_class or cost.op_class
+            cost = self.program.cost(computation, index, in_place=True)
+            total.add(cost)
+            total.moved_bytes += cost.bytes_read + cost.bytes_written
+            total.about_ns += branch_ns(cost)
+            if isnan(cost.flops):
+                total.unknown[computation, index] = None
+            if cost.op_class is OpClass.COLLECTIVE:
+                total.collectives.append((computation, index))
+            elif cost.contractions:
+                total.contraction_class = total.contraction_class or cost.op_class
 
     def _loop(self, computation: Computation, index: int) -> BodyCost:
         condition = self.program.callee(computation, index, "condition")

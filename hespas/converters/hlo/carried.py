@@ -7,7 +7,7 @@ it in a last one. Each has the whole collective in its body again.
 from __future__ import annotations
 
 from hespas.converters.hlo.module import Computation
-from hespas.converters.hlo.program import Program
+from hespas.converters.hlo.program import HloProgram
 from hespas.converters.hlo.scan import unquote
 from hespas.costs.payloads import COLLECTIVE_KINDS
 from hespas.costs.table import canonical_name
@@ -29,7 +29,7 @@ def hands_on(computation: Computation, index: int) -> bool:
     return canonical_name(opcode) in COLLECTIVE_KINDS or opcode == "collective-permute"
 
 
-def carried_results(program: Program, computation: Computation) -> frozenset[int]:
+def carried_results(program: HloProgram, computation: Computation) -> frozenset[int]:
     """Of a body around a collective, the places of results that it only hands on, or that the collective
     makes.
     """

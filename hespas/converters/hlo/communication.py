@@ -22,22 +22,21 @@ from hespas.converters.hlo.attributes import (
 )
 from hespas.converters.hlo.carried import keeps_a_slice
 from hespas.converters.hlo.module import ArrayShape, Computation
-from hespas.converters.hlo.program import Program, base_opcode
+from hespas.converters.hlo.program import HloProgram, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
-from hespas.costs.operation import Contraction, Cost
-from hespas.costs.payloads import COLLECTIVE_KINDS, payload
-from hespas.costs.table import canonical_name
+from hespas.costs.operation import Cost
+from hespas.costs.table import COLLECTIVE_KINDS, canonical_name, payload
 from hespas.graph import DYNAMIC, CollectiveKind, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
 
-__all__ = ["Communication", "Emitter", "Findings", "communication_kind"]
+__all__ = ["Communication", "HloFindings", "NodeEmitter", "communication_kind"]
 
 
 # --- Findings, gathered while the graph is built and reported once, each kind with its count.
 
 
 @dataclass(slots=True)
-class _Kind:
+class _FindingGroup:
     severity: Severity
     message: str
     first: tuple[Computation, int]
@@ -50,13 +49,13 @@ _SHOWN_NAME = 120
 
 
 @dataclass(slots=True)
-class Findings:
+class HloFindings:
     """Findings by code and subject (an opcode, a custom call target): one diagnostic each, with all
     counts.
     """
 
-    program: Program
-    _kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict[tuple[str, str], _Kind])
+    program: HloProgram
+    _kinds: dict[tuple[str, str], _FindingGroup] = field(default_factory=dict[tuple[str, str], _FindingGroup])
 
     def add(
         self,
@@ -69,7 +68,7 @@ class Findings:
         """Record one instruction at ``place``."""
         kind = self._kinds.get((code, subject))
         if kind is None:
-            kind = self._kinds[code, subject] = _Kind(severity, message, place)
+            kind = self._kinds[code, subject] = _FindingGroup(severity, message, place)
         kind.count += 1
         if len(kind.names) < _KEPT_NAMES:
             kind.names.append(f"%{place[0].names[place[1]][:_SHOWN_NAME]}")
@@ -102,12 +101,12 @@ _DECODED = frozenset({"metadata"})
 """Attributes that a graph column holds; all others are kept verbatim in ``extra``."""
 
 
-class Emitter:
+class NodeEmitter:
     """A :class:`GraphBuilder` that knows HLO. Rows of texts and types are looked up once per distinct
     value.
     """
 
-    def __init__(self, program: Program, findings: Findings, *, locations: bool) -> None:
+    def __init__(self, program: HloProgram, findings: HloFindings, *, locations: bool) -> None:
         """Start an empty graph named after the module."""
         self.program = program
         self.findings = findings
@@ -132,18 +131,15 @@ class Emitter:
             encoding = strings.add(leaf.layout)
             row = types.add(leaf.dtype, leaf.dims, encoding=encoding, bounded=leaf.bounded)
             self._array_rows[leaf] = row
-            self._report_type(leaf, place)
+            # Tell of an element type nobody knows, and of extents that are bounds or not stated.
+            add = self.findings.add
+            if leaf.dtype is None:
+                add("hlo.unknown-type", leaf.element, place, "element type not known, so are its bytes")
+            if leaf.bounded:
+                add("hlo.bounded-shape", "", place, "extents are upper bounds, and so are FLOPs and bytes")
+            if DYNAMIC in leaf.dims:
+                add("hlo.dynamic-shape", "", place, "extents known at run time only, cost unknown")
         return row
-
-    def _report_type(self, leaf: ArrayShape, place: tuple[Computation, int]) -> None:
-        """Tell of an element type nobody knows, and of extents that are bounds or not stated."""
-        add = self.findings.add
-        if leaf.dtype is None:
-            add("hlo.unknown-type", leaf.element, place, "element type not known, so are its bytes")
-        if leaf.bounded:
-            add("hlo.bounded-shape", "", place, "extents are upper bounds, and so are FLOPs and bytes")
-        if DYNAMIC in leaf.dims:
-            add("hlo.dynamic-shape", "", place, "extents known at run time only, cost unknown")
 
     def node(
         self,
@@ -182,28 +178,25 @@ class Emitter:
         if cost.useful_flops != cost.flops and cost.useful_flops == cost.useful_flops:
             builder.set(node, useful_flops=cost.useful_flops)
         for contraction in cost.contractions:
-            self._contraction(node, contraction)
+            self.builder.add_contraction(
+                node,
+                batch=contraction.batch,
+                m=contraction.m,
+                n=contraction.n,
+                k=contraction.k,
+                flops=contraction.flops,
+                useful_flops=contraction.useful_flops,
+                lhs=contraction.lhs,
+                rhs=contraction.rhs,
+                accumulator=contraction.accumulator,
+                products=contraction.products,
+            )
             for key, text in contraction.attributes.items():
                 builder.add_extra(node, key, _TEXT, text.encode())
         attributes = computation.attributes[index]
         if attributes:
             self._attributes(node, attributes)
         return node
-
-    def _contraction(self, node: int, part: Contraction) -> None:
-        self.builder.add_contraction(
-            node,
-            batch=part.batch,
-            m=part.m,
-            n=part.n,
-            k=part.k,
-            flops=part.flops,
-            useful_flops=part.useful_flops,
-            lhs=part.lhs,
-            rhs=part.rhs,
-            accumulator=part.accumulator,
-            products=part.products,
-        )
 
     def _attributes(self, node: int, attributes: dict[str, str]) -> None:
         builder = self.builder
@@ -257,7 +250,7 @@ def communication_kind(opcode: str) -> NodeKind | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ResolvedGroups:
     """One resolved ``replica_groups`` of a collective."""
 
     row: int
@@ -269,12 +262,12 @@ class Communication:
     once.
     """
 
-    def __init__(self, emitter: Emitter, num_replicas: int, num_partitions: int) -> None:
+    def __init__(self, emitter: NodeEmitter, num_replicas: int, num_partitions: int) -> None:
         """Set up for a program of ``num_replicas`` x ``num_partitions`` devices."""
         self.emitter = emitter
         self.num_replicas = num_replicas
         self.num_partitions = num_partitions
-        self._groups: dict[tuple[str | None, IdMode], _Group] = {}
+        self._groups: dict[tuple[str | None, IdMode], _ResolvedGroups] = {}
         self._meshes: dict[str, Mesh] | None = None
 
     @property
@@ -297,7 +290,16 @@ class Communication:
         if base in {"send", "recv"}:
             self._message(node, place, operand_rows, result_row)
         elif base == "collective-permute":
-            self._permute(node, place, operand_rows)
+            computation, index = place
+            channel = self._channel(place)
+            mode = group_mode("collective_permute", channel, use_global_device_ids=False)
+            pairs = self._pairs(place, computation.attributes[index].get("source_target_pairs"), mode)
+            self.emitter.builder.add_p2p(
+                node,
+                permutation=-1 if pairs is None else self.emitter.builder.permutation(pairs),
+                comm_bytes=_total(self.emitter.program, operand_rows),
+                tag=channel,
+            )
         else:
             self._collective(node, place, operand_rows, result_row, fusion_row)
         if backend_config(place[0].attributes[place[1]]).synchronous:
@@ -325,7 +327,28 @@ class Communication:
         channel = self._channel(place)
         flattened = is_true(attributes.get("use_global_device_ids"))
         mode = self._checked(place, lambda: group_mode(name, channel, use_global_device_ids=flattened))
-        group = self._group(place, attributes.get("replica_groups"), mode)
+        text = attributes.get("replica_groups")
+        key = (text, mode)
+        found = self._groups.get(key)
+        if found is not None:
+            group = found
+        else:
+            devices, meshes = self.num_devices, self._header_meshes(place)
+            written = self._checked(place, lambda: parse_groups(text, devices, meshes))
+            groups = self._checked(
+                place, lambda: normalise_groups(written, mode, self.num_replicas, self.num_partitions)
+            )
+            idle = devices - groups.num_ranks
+            if idle:
+                self.emitter.findings.add(
+                    "hlo.devices-left-out",
+                    "",
+                    place,
+                    f"{idle} of {devices} devices are in no group of this collective",
+                )
+            found = _ResolvedGroups(self.emitter.builder.group_set(groups), groups.group_size)
+            self._groups[key] = found
+            group = found
         program = self.emitter.program
         operand_bytes, result_bytes = _total(program, operand_rows), _total(program, (result_row,))
         if kind is CollectiveKind.ALL_REDUCE and fusion_row >= 0 and keeps_a_slice(*place):
@@ -333,6 +356,9 @@ class Communication:
             if kept_bytes * group.size == operand_bytes:  # XLA for TPUs spells a reduce-scatter so
                 kind, result_bytes = CollectiveKind.REDUCE_SCATTER, kept_bytes
         sizes = payload(kind, operand_bytes, result_bytes, group.size)
+        named = names(place[0].attributes[place[1]].get("to_apply"))
+        body = self.emitter.program.bodies.get(named[0]) if named else None
+        reduction = body.name if body is not None else ""
         self.emitter.builder.add_collective(
             node,
             kind,
@@ -341,7 +367,7 @@ class Communication:
             operand_bytes=operand_bytes,
             result_bytes=result_bytes,
             channel=channel,
-            reduction=self._reduction(place),
+            reduction=reduction,
         )
         if sizes.is_bound:
             self.emitter.findings.add(
@@ -351,50 +377,11 @@ class Communication:
                 "sizes are run-time values; the result buffer bounds them",
             )
 
-    def _reduction(self, place: tuple[Computation, int]) -> str:
-        named = names(place[0].attributes[place[1]].get("to_apply"))
-        body = self.emitter.program.bodies.get(named[0]) if named else None
-        return body.name if body is not None else ""
-
-    def _group(self, place: tuple[Computation, int], text: str | None, mode: IdMode) -> _Group:
-        key = (text, mode)
-        found = self._groups.get(key)
-        if found is not None:
-            return found
-        devices, meshes = self.num_devices, self._header_meshes(place)
-        written = self._checked(place, lambda: parse_groups(text, devices, meshes))
-        groups = self._checked(
-            place, lambda: normalise_groups(written, mode, self.num_replicas, self.num_partitions)
-        )
-        idle = devices - groups.num_ranks
-        if idle:
-            self.emitter.findings.add(
-                "hlo.devices-left-out",
-                "",
-                place,
-                f"{idle} of {devices} devices are in no group of this collective",
-            )
-        found = _Group(self.emitter.builder.group_set(groups), groups.group_size)
-        self._groups[key] = found
-        return found
-
     def _header_meshes(self, place: tuple[Computation, int]) -> dict[str, Mesh]:
         if self._meshes is None:
             header = self.emitter.program.module.attributes
             self._meshes = self._checked(place, lambda: header_meshes(header))
         return self._meshes
-
-    def _permute(self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...]) -> None:
-        computation, index = place
-        channel = self._channel(place)
-        mode = group_mode("collective_permute", channel, use_global_device_ids=False)
-        pairs = self._pairs(place, computation.attributes[index].get("source_target_pairs"), mode)
-        self.emitter.builder.add_p2p(
-            node,
-            permutation=-1 if pairs is None else self.emitter.builder.permutation(pairs),
-            comm_bytes=_total(self.emitter.program, operand_rows),
-            tag=channel,
-        )
 
     def _message(
         self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int
@@ -451,6 +438,6 @@ class Communication:
         return self.emitter.program.error(*place, message, None if stated else _DEVICES_HINT)
 
 
-def _total(program: Program, rows: tuple[int, ...]) -> float:
+def _total(program: HloProgram, rows: tuple[int, ...]) -> float:
     """Bytes of all arrays; tokens count nothing."""
     return sum(tensor.bytes for row in rows for tensor in program.tensors(row))

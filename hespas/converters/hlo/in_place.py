@@ -7,7 +7,7 @@ fusion may, where all that is made of the parameter in its body is made elementw
 from __future__ import annotations
 
 from hespas.converters.hlo.module import Computation
-from hespas.converters.hlo.program import Program
+from hespas.converters.hlo.program import HloProgram
 
 __all__ = ["OverwrittenOperands"]
 
@@ -73,7 +73,7 @@ _KINDS = frozenset({"kLoop", "kInput"})
 class OverwrittenOperands:
     """Answers for the fusions of one program; each body is looked at once."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HloProgram) -> None:
         """Start with no answers."""
         self.program = program
         self._known: dict[str, frozenset[int]] = {}
@@ -86,20 +86,17 @@ class OverwrittenOperands:
         body = self.program.callee(computation, index, "calls")
         found = self._known.get(body.name)
         if found is None:
-            found = self._known[body.name] = self._parameters(body)
+            # Numbers of the parameters of which only elementwise work is made. O(instructions).
+            elementwise = [True] * len(body)
+            for user in reversed(range(len(body))):
+                through = elementwise[user] and body.opcodes[user] in _ELEMENTWISE
+                for operand in body.operands[user]:
+                    elementwise[operand] &= through
+            found = self._known[body.name] = frozenset(
+                self.program.parameter_number(body, index)
+                for index, opcode in enumerate(body.opcodes)
+                if opcode == "parameter" and elementwise[index]
+            )
         return tuple(
             place for place, operand in enumerate(operands) if place in found and operands.count(operand) == 1
-        )
-
-    def _parameters(self, body: Computation) -> frozenset[int]:
-        """Numbers of the parameters of which only elementwise work is made. O(instructions)."""
-        elementwise = [True] * len(body)
-        for user in reversed(range(len(body))):
-            through = elementwise[user] and body.opcodes[user] in _ELEMENTWISE
-            for operand in body.operands[user]:
-                elementwise[operand] &= through
-        return frozenset(
-            self.program.parameter_number(body, index)
-            for index, opcode in enumerate(body.opcodes)
-            if opcode == "parameter" and elementwise[index]
         )

@@ -22,8 +22,8 @@ __all__ = [
     "COMPLEX_PARTS",
     "ELEMENTWISE",
     "Callee",
-    "Instruction",
     "Rule",
+    "TypedInstruction",
     "agree",
     "array_of",
     "bits_of",
@@ -54,21 +54,21 @@ class Callee:
     known: set[tuple[int, Shape]] = field(default_factory=set[tuple[int, Shape]])
 
 
-class _Find(Protocol):
+class _CalleeFinder(Protocol):
     def __call__(self, key: str, place: int = 0) -> Callee:
         """The computation at ``place`` of those that attribute ``key`` names. Raises ``ValueError``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class TypedInstruction:
     """What a rule may use. ``result`` is what the program states, None where it leaves that out;
     ``group_size`` how many devices talk to one another (1 where that is not stated).
     """
 
     operands: tuple[Shape, ...]
     attributes: Mapping[str, str]
-    callee: _Find
+    callee: _CalleeFinder
     result: Shape | None = None
     group_size: int = 1
 
@@ -103,7 +103,7 @@ class Instruction:
         return given[0]
 
 
-Rule = Callable[[Instruction], Shape]
+Rule = Callable[[TypedInstruction], Shape]
 
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
@@ -180,32 +180,32 @@ def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
 # --- element by element ---
 
 
-def _elementwise(op: Instruction) -> Shape:
+def _elementwise(op: TypedInstruction) -> Shape:
     first = op.operands[0]
     for other in op.operands[1:]:
         check(same_extents(first, other), "operands of the same shape", first, other)
     return first
 
 
-def _compare(op: Instruction) -> Shape:
+def _compare(op: TypedInstruction) -> Shape:
     return with_dims(array_of(_elementwise(op), "operand 0"), op.array(0).dims, "pred")
 
 
-def _is_finite(op: Instruction) -> Shape:
+def _is_finite(op: TypedInstruction) -> Shape:
     return with_dims(op.array(0), op.array(0).dims, "pred")
 
 
-def _complex(op: Instruction) -> Shape:
+def _complex(op: TypedInstruction) -> Shape:
     first = array_of(_elementwise(op), "operand 0")
     return with_dims(first, first.dims, "c128" if first.element == "f64" else "c64")
 
 
-def _real(op: Instruction) -> Shape:
+def _real(op: TypedInstruction) -> Shape:
     first = op.array(0)
     return with_dims(first, first.dims, COMPLEX_PARTS.get(first.element, ""))
 
 
-def _converted(op: Instruction) -> Shape:
+def _converted(op: TypedInstruction) -> Shape:
     """The operand's extents in the type the program states."""
     return with_dims(op.array(0), op.array(0).dims, array_of(op.stated(), "the result").element)
 
@@ -217,7 +217,7 @@ def bits_of(array: ArrayShape) -> int:
     return 8 if array.dtype.kind is DTypeKind.BOOL else array.dtype.bits
 
 
-def _bitcast_convert(op: Instruction) -> Shape:
+def _bitcast_convert(op: TypedInstruction) -> Shape:
     given, wanted = op.array(0), array_of(op.stated(), "the result")
     before, after = bits_of(given), bits_of(wanted)
     if not before or not after:
@@ -234,7 +234,7 @@ def _bitcast_convert(op: Instruction) -> Shape:
     return with_dims(given, dims, wanted.element)
 
 
-def _select(op: Instruction) -> Shape:
+def _select(op: TypedInstruction) -> Shape:
     chooser, left, right = op.array(0), op.array(1), op.array(2)
     fits = same_extents(op.operands[1], op.operands[2])
     check(fits, "two values of the same shape to select from", left, right)
@@ -243,7 +243,7 @@ def _select(op: Instruction) -> Shape:
     return op.operands[1]
 
 
-def _clamp(op: Instruction) -> Shape:
+def _clamp(op: TypedInstruction) -> Shape:
     low, value, high = op.array(0), op.array(1), op.array(2)
     for bound in (low, high):
         fits = not bound.dims or agree(bound.dims, value.dims)
@@ -251,14 +251,14 @@ def _clamp(op: Instruction) -> Shape:
     return op.operands[1]
 
 
-def _first(op: Instruction) -> Shape:
+def _first(op: TypedInstruction) -> Shape:
     return op.operands[0]
 
 
 # --- contractions ---
 
 
-def listed(op: Instruction, key: str, rank: int) -> tuple[int, ...]:
+def listed(op: TypedInstruction, key: str, rank: int) -> tuple[int, ...]:
     """Distinct dimensions of one operand."""
     found = op.ints(key)
     if len(set(found)) != len(found) or any(not 0 <= each < rank for each in found):
@@ -274,7 +274,7 @@ class _Contracted:
     right_free: tuple[int, ...]
 
 
-def _contracted(op: Instruction) -> _Contracted:
+def _contracted(op: TypedInstruction) -> _Contracted:
     """The dimensions of a product, its pairs having equal extents."""
     left, right = op.array(0), op.array(1)
     sides: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -301,14 +301,14 @@ def _contracted(op: Instruction) -> _Contracted:
     )
 
 
-def _product_element(op: Instruction) -> str:
+def _product_element(op: TypedInstruction) -> str:
     if op.result is not None and op.result.array is not None:
         return op.result.array.element
     left, right = op.array(0), op.array(1)
     return left.element if bits_of(left) >= bits_of(right) else right.element
 
 
-def _dot(op: Instruction) -> Shape:
+def _dot(op: TypedInstruction) -> Shape:
     if "sparsity" in op.attributes:  # its compressed operand is shorter than what it stands for
         return op.stated()
     found = _contracted(op)
@@ -317,7 +317,7 @@ def _dot(op: Instruction) -> Shape:
     return with_dims(left, dims + [right.dims[place] for place in found.right_free], _product_element(op))
 
 
-def _scaled_dot(op: Instruction) -> Shape:
+def _scaled_dot(op: TypedInstruction) -> Shape:
     for place in (0, 1):
         values, scales = op.array(place), op.array(place + 2)
         if all(extent == 1 for extent in scales.dims):  # no scale, or one for everything
@@ -330,7 +330,7 @@ def _scaled_dot(op: Instruction) -> Shape:
     return _dot(op)
 
 
-def _ragged_dot(op: Instruction) -> Shape:
+def _ragged_dot(op: TypedInstruction) -> Shape:
     found = _contracted(op)
     left, right, sizes = op.array(0), op.array(1), op.array(2)
     ragged = op.dimension("lhs_ragged_dims", len(left.dims))
@@ -370,7 +370,7 @@ def _windowed(extent: int, dim: WindowDim) -> int:
     return 0 if size > padded or padded <= 0 else (padded - size) // dim.stride + 1
 
 
-def _windows(op: Instruction, array: ArrayShape) -> list[int]:
+def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
     """How often the window fits along each dimension of an array."""
     dims = window(op.attributes.get("window"))
     if len(dims) != len(array.dims):
@@ -386,7 +386,7 @@ def _spatial(labels: Mapping[str, int], what: str, rank: int) -> list[int]:
     return order
 
 
-def _convolution(op: Instruction) -> Shape:
+def _convolution(op: TypedInstruction) -> Shape:
     source, kernel = op.array(0), op.array(1)
     taken, weights, made = dim_labels(op.attributes.get("dim_labels", ""))
     rank = len(source.dims)
@@ -432,7 +432,7 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
             check(fits, "a computation of scalars", part)
 
 
-def _halves(op: Instruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
+def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
     """Values reduced together, of equal extents, and what each starts from, a scalar."""
     body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:
@@ -447,20 +447,20 @@ def _halves(op: Instruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
     return values, op.operands[half:]
 
 
-def _reduce(op: Instruction) -> Shape:
+def _reduce(op: TypedInstruction) -> Shape:
     values, starts = _halves(op)
     dropped = set(listed(op, "dimensions", len(values[0].dims)))
     dims = [extent for place, extent in enumerate(values[0].dims) if place not in dropped]
     return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
 
 
-def _reduce_window(op: Instruction) -> Shape:
+def _reduce_window(op: TypedInstruction) -> Shape:
     dims = _windows(op, op.array(0))
     _values, starts = _halves(op)
     return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
 
 
-def _select_and_scatter(op: Instruction) -> Shape:
+def _select_and_scatter(op: TypedInstruction) -> Shape:
     operand, source = op.array(0), op.array(1)
     check(not op.array(2).dims, "a scalar to start from", op.operands[2])
     dims = _windows(op, operand)

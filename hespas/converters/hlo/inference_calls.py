@@ -11,8 +11,8 @@ from hespas.converters.hlo.inference import (
     ARRAY_RULES,
     ELEMENTWISE,
     Callee,
-    Instruction,
     Rule,
+    TypedInstruction,
     array_of,
     check,
     one_or_tuple,
@@ -22,7 +22,7 @@ from hespas.converters.hlo.inference import (
 )
 from hespas.converters.hlo.inference_moves import MOVING_RULES
 from hespas.converters.hlo.module import ArrayShape, Computation, Shape, parse_shape, shown_shape
-from hespas.converters.hlo.program import Program, base_opcode
+from hespas.converters.hlo.program import HloProgram, base_opcode
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.costs.table import canonical_name
 from hespas.graph import DYNAMIC, find_dtype
@@ -34,18 +34,18 @@ _TOKEN = Shape(ArrayShape(find_dtype("token"), "token", ()))
 _U32 = Shape(ArrayShape(find_dtype("u32"), "u32", ()))
 
 
-def _first(op: Instruction) -> Shape:
+def _first(op: TypedInstruction) -> Shape:
     return op.operands[0]
 
 
 # --- tuples and calls ---
 
 
-def _tuple(op: Instruction) -> Shape:
+def _tuple(op: TypedInstruction) -> Shape:
     return tuple_of(op.operands)
 
 
-def _element(op: Instruction) -> Shape:
+def _element(op: TypedInstruction) -> Shape:
     if "index" not in op.attributes:
         raise ValueError("expected an attribute index")
     number = op.number("index", -1)
@@ -77,20 +77,20 @@ def _fits(callee: Callee, place: int, wanted: Shape, given: Shape) -> bool:
     return True
 
 
-def _call(op: Instruction) -> Shape:
+def _call(op: TypedInstruction) -> Shape:
     key = "to_apply" if "to_apply" in op.attributes else "calls"
     callee = op.callee(key)
     _check_arguments(callee, op.operands, "the computation")
     return callee.result
 
 
-def _fusion(op: Instruction) -> Shape:
+def _fusion(op: TypedInstruction) -> Shape:
     callee = op.callee("calls")
     _check_arguments(callee, op.operands, "the computation", all_used=False)
     return callee.result
 
 
-def _while(op: Instruction) -> Shape:
+def _while(op: TypedInstruction) -> Shape:
     state = op.operands[:1]
     body, condition = op.callee("body"), op.callee("condition")
     _check_arguments(body, state, "the body")
@@ -100,7 +100,7 @@ def _while(op: Instruction) -> Shape:
     return body.result
 
 
-def _conditional(op: Instruction) -> Shape:
+def _conditional(op: TypedInstruction) -> Shape:
     check(not op.array(0).dims, "a scalar to branch on", op.operands[0])
     keys = [("branch_computations", place) for place in range(len(op.operands) - 1)]
     if "branch_computations" not in op.attributes:
@@ -118,7 +118,7 @@ def _conditional(op: Instruction) -> Shape:
 # --- between devices ---
 
 
-def _gathered(op: Instruction, *, start: bool = False) -> Shape:
+def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
     """Operands joined along one dimension, as often as devices talk to one another."""
     result = op.stated()
     whole = result.element(1) if start and result.elements and len(result.elements) > 1 else result
@@ -134,7 +134,7 @@ def _gathered(op: Instruction, *, start: bool = False) -> Shape:
     return _started(op, one_or_tuple(joined)) if start else one_or_tuple(joined)
 
 
-def _shards(op: Instruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
+def _shards(op: TypedInstruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
     """Along which dimension operands are joined or cut, and how many shards there are, one of each device;
     None where an extent is known at run time only.
     """
@@ -159,7 +159,7 @@ def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
     return with_dims(array, dims)
 
 
-def _started(op: Instruction, made: Shape) -> Shape:
+def _started(op: TypedInstruction, made: Shape) -> Shape:
     """What the start of a collective makes: operands, results, and whatever the backend keeps."""
     result = op.stated()
     elements = result.elements
@@ -170,11 +170,11 @@ def _started(op: Instruction, made: Shape) -> Shape:
     return tuple_of((given, made, *elements[2:]))
 
 
-def _all_gather_start(op: Instruction) -> Shape:
+def _all_gather_start(op: TypedInstruction) -> Shape:
     return _gathered(op, start=True)
 
 
-def _reduce_scatter(op: Instruction) -> Shape:
+def _reduce_scatter(op: TypedInstruction) -> Shape:
     """One shard of each operand."""
     result = op.stated()
     sharded = _shards(op, result, joins=False)
@@ -191,12 +191,12 @@ def _reduce_scatter(op: Instruction) -> Shape:
     return one_or_tuple(cut)
 
 
-def _each(op: Instruction) -> Shape:
+def _each(op: TypedInstruction) -> Shape:
     """Every operand's own shape."""
     return one_or_tuple(op.operands)
 
 
-def _all_to_all(op: Instruction) -> Shape:
+def _all_to_all(op: TypedInstruction) -> Shape:
     first = op.array(0)
     if "dimensions" in op.attributes:
         along = op.dimension("dimensions", len(first.dims))
@@ -211,7 +211,7 @@ def _all_to_all(op: Instruction) -> Shape:
     return op.operands[0] if result.elements is None else tuple_of(op.operands)
 
 
-def _ragged_all_to_all(op: Instruction) -> Shape:
+def _ragged_all_to_all(op: TypedInstruction) -> Shape:
     if len(op.operands) != 6:
         raise ValueError(f"expected 6 operands, found {len(op.operands)}")
     for place in (3, 4, 5):
@@ -220,24 +220,24 @@ def _ragged_all_to_all(op: Instruction) -> Shape:
     return op.operands[1]
 
 
-def _in_place(op: Instruction) -> bool:
+def _in_place(op: TypedInstruction) -> bool:
     """Whether a permutation is written into a buffer it is given, at given offsets."""
     offsets = op.operands[2].elements if len(op.operands) == 4 else None
     return offsets is not None
 
 
-def _permuted(op: Instruction) -> Shape:
+def _permuted(op: TypedInstruction) -> Shape:
     return op.operands[1] if _in_place(op) else one_or_tuple(op.operands)
 
 
-def _permute_start(op: Instruction) -> Shape:
+def _permute_start(op: TypedInstruction) -> Shape:
     stated = op.result.elements if op.result is not None and op.result.elements else ()
     if _in_place(op):
         return tuple_of((*op.operands[:2], *stated[2:]))
     return _started(op, one_or_tuple(op.operands))
 
 
-def _finished(op: Instruction) -> Shape:
+def _finished(op: TypedInstruction) -> Shape:
     """The results that a start promised."""
     elements = op.operands[0].elements
     if elements is None or len(elements) < 2:
@@ -245,43 +245,43 @@ def _finished(op: Instruction) -> Shape:
     return elements[1]
 
 
-def _copy_start(op: Instruction) -> Shape:
+def _copy_start(op: TypedInstruction) -> Shape:
     return tuple_of((op.operands[0], op.operands[0], _U32))
 
 
-def _copy_done(op: Instruction) -> Shape:
+def _copy_done(op: TypedInstruction) -> Shape:
     made = _finished(op)
     first = op.operands[0].element(0)
     check(same_extents(first, made), "a copy like its source", first, made)
     return first
 
 
-def _handle(op: Instruction) -> Shape:
+def _handle(op: TypedInstruction) -> Shape:
     """The number by which a backend knows a message, of whatever type."""
     elements = op.stated().elements
     handle = elements[1] if elements is not None and len(elements) > 1 else _U32
     return handle if handle.array is not None and not handle.array.dims else _U32
 
 
-def _send(op: Instruction) -> Shape:
+def _send(op: TypedInstruction) -> Shape:
     return tuple_of((op.operands[0], _handle(op), _TOKEN))
 
 
-def _recv(op: Instruction) -> Shape:
+def _recv(op: TypedInstruction) -> Shape:
     elements = op.stated().elements
     if not elements:
         raise ValueError(f"expected data, a number and a token, found {shown_shape(op.stated())}")
     return tuple_of((elements[0], _handle(op), _TOKEN))
 
 
-def _recv_done(op: Instruction) -> Shape:
+def _recv_done(op: TypedInstruction) -> Shape:
     elements = op.operands[0].elements
     if not elements:
         raise ValueError(f"expected what a receive makes, found {shown_shape(op.operands[0])}")
     return tuple_of((elements[0], _TOKEN))
 
 
-def _async_start(op: Instruction) -> Shape:
+def _async_start(op: TypedInstruction) -> Shape:
     """A start that names its computation: what that takes, what it makes, and a context."""
     key = "calls" if "calls" in op.attributes else "to_apply"
     callee = op.callee(key)
@@ -375,13 +375,15 @@ class Inference:
             return self.callee(attributes, key, place)
 
         if rule is not None:
-            return rule(Instruction(operands, attributes, callee, stated, group_size))
+            return rule(TypedInstruction(operands, attributes, callee, stated, group_size))
         base, suffix = base_opcode(opcode)
         if not suffix or stated is None:
             return None
-        return self._asynchronous(_RULES.get(base), suffix, Instruction(operands, attributes, callee, stated))
+        return self._asynchronous(
+            _RULES.get(base), suffix, TypedInstruction(operands, attributes, callee, stated)
+        )
 
-    def _asynchronous(self, rule: Rule | None, suffix: str, op: Instruction) -> Shape:
+    def _asynchronous(self, rule: Rule | None, suffix: str, op: TypedInstruction) -> Shape:
         """``slice-start``, ``-update``, ``-done``: what is wrapped, made of (operands), result, context."""
         if suffix != "-start":
             return _RULES[f"async{suffix}"](op)
@@ -390,7 +392,7 @@ class Inference:
             raise ValueError(f"expected operands, a result and a context, found {shown_shape(op.stated())}")
         made = stated[1]
         if rule is not None:
-            made = rule(Instruction(op.operands, op.attributes, op.callee, made))
+            made = rule(TypedInstruction(op.operands, op.attributes, op.callee, made))
         return tuple_of((tuple_of(op.operands), made, *stated[2:]))
 
 
@@ -440,7 +442,7 @@ _UNCHECKED = frozenset({"parameter", "constant", "custom-call", "infeed", "outfe
 class _Checker:
     """Checks one module. ``_numbers`` gives shapes of the same types and extents one number."""
 
-    def __init__(self, program: Program, inference: Inference) -> None:
+    def __init__(self, program: HloProgram, inference: Inference) -> None:
         self.program = program
         self.module = program.module
         self.inference = inference
@@ -539,15 +541,15 @@ class _Checker:
             if self._meshes is None:
                 self._meshes = header_meshes(self.module.attributes)
             written = parse_groups(groups, MAX_DEVICES, self._meshes)
-            size = self._sizes[key] = self._spanned(mode, None if written is None else written.group_size)
+            # Devices in a group of the stated size, or in one group of all.
+            stated = None if written is None else written.group_size
+            replicas, partitions = (self._count(key) for key in ("replica_count", "num_partitions"))
+            everybody = partitions if mode is IdMode.CROSS_PARTITION else replicas
+            size = everybody if stated is None else max(stated, 1)
+            size = self._sizes[key] = (
+                size * partitions if mode is IdMode.CROSS_REPLICA_AND_PARTITION else size
+            )
         return size
-
-    def _spanned(self, mode: IdMode, stated: int | None) -> int:
-        """Devices in a group of the stated size, or in one group of all."""
-        replicas, partitions = (self._count(key) for key in ("replica_count", "num_partitions"))
-        everybody = partitions if mode is IdMode.CROSS_PARTITION else replicas
-        size = everybody if stated is None else max(stated, 1)
-        return size * partitions if mode is IdMode.CROSS_REPLICA_AND_PARTITION else size
 
     def _count(self, key: str) -> int:
         text = self.module.attributes.get(key, "1")
@@ -583,7 +585,7 @@ class _Checker:
                 raise self.program.error(entry, index, f"{message}, found {shown_shape(stated)}", _HINT)
 
 
-def check_shapes(program: Program, ordered: Sequence[Computation]) -> None:
+def check_shapes(program: HloProgram, ordered: Sequence[Computation]) -> None:
     """Check the computations that run. Raises ``FormatError``. O(instructions)."""
     checker = _Checker(program, Inference(program.module.computations, program.module.shapes))
     for computation in ordered:

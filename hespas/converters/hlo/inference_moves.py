@@ -10,8 +10,8 @@ from math import prod
 from hespas.converters.hlo.attributes import integer, is_true
 from hespas.converters.hlo.inference import (
     COMPLEX_PARTS,
-    Instruction,
     Rule,
+    TypedInstruction,
     agree,
     array_of,
     bits_of,
@@ -31,7 +31,7 @@ _SLICE = re.compile(r"\[(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\]")
 _S32 = Shape(ArrayShape(find_dtype("s32"), "s32", ()))
 
 
-def _broadcast(op: Instruction) -> Shape:
+def _broadcast(op: TypedInstruction) -> Shape:
     given = op.array(0)
     if op.result is None:
         return with_dims(given, (*op.ints("dimensions"), *given.dims))
@@ -47,7 +47,7 @@ def _elements(array: ArrayShape) -> int | None:
     return None if DYNAMIC in array.dims else prod(array.dims)
 
 
-def _reshape(op: Instruction) -> Shape:
+def _reshape(op: TypedInstruction) -> Shape:
     given, made = op.array(0), array_of(op.stated(), "the result")
     before, after = _elements(given), _elements(made)
     fits = before is None or after is None or before == after
@@ -55,7 +55,7 @@ def _reshape(op: Instruction) -> Shape:
     return with_dims(given, made.dims)
 
 
-def _bitcast(op: Instruction) -> Shape:
+def _bitcast(op: TypedInstruction) -> Shape:
     """Another view of the same bytes. They are compared where layouts are assigned, as XLA does; not where
     tiles pad them or small types are packed.
     """
@@ -73,7 +73,7 @@ def _bitcast(op: Instruction) -> Shape:
     return result
 
 
-def _transpose(op: Instruction) -> Shape:
+def _transpose(op: TypedInstruction) -> Shape:
     given = op.array(0)
     order = op.ints("dimensions")
     if sorted(order) != list(range(len(given.dims))):
@@ -81,12 +81,12 @@ def _transpose(op: Instruction) -> Shape:
     return with_dims(given, [given.dims[place] for place in order])
 
 
-def _reverse(op: Instruction) -> Shape:
+def _reverse(op: TypedInstruction) -> Shape:
     listed(op, "dimensions", len(op.array(0).dims))
     return op.operands[0]
 
 
-def _concatenate(op: Instruction) -> Shape:
+def _concatenate(op: TypedInstruction) -> Shape:
     first = op.array(0)
     along = op.dimension("dimensions", len(first.dims))
     total = 0
@@ -100,7 +100,7 @@ def _concatenate(op: Instruction) -> Shape:
     return with_dims(first, (*first.dims[:along], total, *first.dims[along + 1 :]))
 
 
-def _slice(op: Instruction) -> Shape:
+def _slice(op: TypedInstruction) -> Shape:
     given = op.array(0)
     text = "".join(op.attributes.get("slice", "").split())
     ranges = _SLICE.findall(text)
@@ -117,7 +117,7 @@ def _slice(op: Instruction) -> Shape:
     return with_dims(given, dims)
 
 
-def _check_indices(op: Instruction, first: int, rank: int) -> None:
+def _check_indices(op: TypedInstruction, first: int, rank: int) -> None:
     """Where a dynamic slice starts: one scalar per dimension, or a list of them."""
     given = [op.array(place) for place in range(first, len(op.operands))]
     if len(given) == 1 and len(given[0].dims) == 1:
@@ -129,7 +129,7 @@ def _check_indices(op: Instruction, first: int, rank: int) -> None:
         check(not index.dims, "start indices that are scalars", index)
 
 
-def _dynamic_slice(op: Instruction) -> Shape:
+def _dynamic_slice(op: TypedInstruction) -> Shape:
     given, sizes = op.array(0), op.ints("dynamic_slice_sizes")
     _check_indices(op, 1, len(given.dims))
     fits = len(sizes) == len(given.dims) and all(
@@ -139,7 +139,7 @@ def _dynamic_slice(op: Instruction) -> Shape:
     return with_dims(given, sizes)
 
 
-def _dynamic_update_slice(op: Instruction) -> Shape:
+def _dynamic_update_slice(op: TypedInstruction) -> Shape:
     given, update = op.array(0), op.array(1)
     _check_indices(op, 2, len(given.dims))
     fits = len(given.dims) == len(update.dims) and all(
@@ -149,7 +149,7 @@ def _dynamic_update_slice(op: Instruction) -> Shape:
     return op.operands[0]
 
 
-def _pad(op: Instruction) -> Shape:
+def _pad(op: TypedInstruction) -> Shape:
     given = op.array(0)
     check(not op.array(1).dims, "a scalar to pad with", op.operands[1])
     text = op.attributes.get("padding", "")
@@ -165,7 +165,7 @@ def _pad(op: Instruction) -> Shape:
     return with_dims(given, dims)
 
 
-def _index_dims(op: Instruction, place: int, count_key: str) -> list[int]:
+def _index_dims(op: TypedInstruction, place: int, count_key: str) -> list[int]:
     """Extents of a table of indices without the dimension that one index lies along."""
     table = op.array(place)
     along = op.number("index_vector_dim", len(table.dims))
@@ -176,7 +176,7 @@ def _index_dims(op: Instruction, place: int, count_key: str) -> list[int]:
     return dims[:along] + dims[along + 1 :]
 
 
-def _gather(op: Instruction) -> Shape:
+def _gather(op: TypedInstruction) -> Shape:
     given = op.array(0)
     rows = _index_dims(op, 1, "start_index_map")
     sizes, offsets = op.ints("slice_sizes"), op.ints("offset_dims")
@@ -196,7 +196,7 @@ def _gather(op: Instruction) -> Shape:
     return with_dims(given, [next(windows if place in inside else batches) for place in range(rank)])
 
 
-def _scatter(op: Instruction) -> Shape:
+def _scatter(op: TypedInstruction) -> Shape:
     count = len(op.operands) // 2
     if len(op.operands) != 2 * count + 1 or not count:
         raise ValueError(f"expected operands, indices and updates, found {len(op.operands)} operands")
@@ -217,7 +217,7 @@ def _scatter(op: Instruction) -> Shape:
     return one_or_tuple(op.operands[:count])
 
 
-def _sort(op: Instruction) -> Shape:
+def _sort(op: TypedInstruction) -> Shape:
     first = op.array(0)
     for place in range(1, len(op.operands)):
         check(agree(first.dims, op.array(place).dims), "operands of equal extents", *op.operands[:2])
@@ -232,7 +232,7 @@ def _sort(op: Instruction) -> Shape:
     return one_or_tuple(op.operands)
 
 
-def _map(op: Instruction) -> Shape:
+def _map(op: TypedInstruction) -> Shape:
     first = op.array(0)
     for place in range(1, len(op.operands)):
         other = op.array(place)
@@ -248,24 +248,24 @@ def _map(op: Instruction) -> Shape:
     return with_dims(first, first.dims, made.element)
 
 
-def _scalar(op: Instruction) -> Shape:
+def _scalar(op: TypedInstruction) -> Shape:
     """One number, of whatever type the program states."""
     return _S32 if op.result is None else with_dims(array_of(op.result, "the result"), ())
 
 
-def _iota(op: Instruction) -> Shape:
+def _iota(op: TypedInstruction) -> Shape:
     made = array_of(op.stated(), "the result")
     op.dimension("iota_dimension", len(made.dims))
     return op.stated()
 
 
-def _rng(op: Instruction) -> Shape:
+def _rng(op: TypedInstruction) -> Shape:
     for place in (0, 1):
         check(not op.array(place).dims, "scalar parameters of the distribution", op.operands[place])
     return op.stated()
 
 
-def _rng_bits(op: Instruction) -> Shape:
+def _rng_bits(op: TypedInstruction) -> Shape:
     result = op.stated()
     if result.elements is None:
         return result
@@ -273,11 +273,11 @@ def _rng_bits(op: Instruction) -> Shape:
     return tuple_of((op.operands[0], result.elements[1]))
 
 
-def _rng_state(_: Instruction) -> Shape:
+def _rng_state(_: TypedInstruction) -> Shape:
     return Shape(ArrayShape(find_dtype("u64"), "u64", (2,)))
 
 
-def _fft(op: Instruction) -> Shape:
+def _fft(op: TypedInstruction) -> Shape:
     given, lengths = op.array(0), op.ints("fft_length")
     kind = op.attributes.get("fft_type", "FFT")
     rank = len(lengths)
@@ -299,12 +299,12 @@ def _square(array: ArrayShape) -> None:
     check(fits, "square matrices", array)
 
 
-def _cholesky(op: Instruction) -> Shape:
+def _cholesky(op: TypedInstruction) -> Shape:
     _square(op.array(0))
     return op.operands[0]
 
 
-def _triangular_solve(op: Instruction) -> Shape:
+def _triangular_solve(op: TypedInstruction) -> Shape:
     matrix, right = op.array(0), op.array(1)
     _square(matrix)
     check(len(matrix.dims) == len(right.dims), "equally many dimensions", matrix, right)
@@ -314,14 +314,14 @@ def _triangular_solve(op: Instruction) -> Shape:
     return op.operands[1]
 
 
-def _topk(op: Instruction) -> Shape:
+def _topk(op: TypedInstruction) -> Shape:
     given, count = op.array(0), op.number("k", -1)
     check(bool(given.dims) and 0 <= count <= max(given.dims[-1], 0), f"{count} values to take", given)
     dims = (*given.dims[:-1], count)
     return tuple_of((with_dims(given, dims), with_dims(given, dims, "s32")))
 
 
-def _batch_norm(op: Instruction) -> Shape:
+def _batch_norm(op: TypedInstruction) -> Shape:
     """Training and gradient make the operand's shape and two lists of features."""
     given = op.array(0)
     features = given.dims[op.dimension("feature_index", len(given.dims))]
@@ -333,12 +333,12 @@ def _batch_norm(op: Instruction) -> Shape:
     return tuple_of((op.operands[0], listed, listed))
 
 
-def _batch_norm_inference(op: Instruction) -> Shape:
+def _batch_norm_inference(op: TypedInstruction) -> Shape:
     _batch_norm(op)
     return op.operands[0]
 
 
-def _dynamic_reshape(op: Instruction) -> Shape:
+def _dynamic_reshape(op: TypedInstruction) -> Shape:
     rank = len(array_of(op.stated(), "the result").dims)
     if len(op.operands) != rank + 1:
         raise ValueError(f"expected {rank} sizes, found {len(op.operands) - 1}")

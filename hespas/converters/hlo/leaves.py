@@ -118,7 +118,7 @@ def leaves_of(module: HloModule) -> Leaves:
     malformed attribute. O(instructions) apart from what computations share; no recursion but on tuples.
     """
     ordered = _run(module, callees_first(module))
-    walk = _Walk(module)
+    walk = _LeafWalk(module)
     for computation in ordered:
         walk.read(computation)
     found = Leaves(
@@ -194,7 +194,7 @@ class _Symbol(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class _LeafWalk:
     """Computations are read callees first, with symbols for their parameters, which are bound afterwards."""
 
     module: HloModule
@@ -234,7 +234,18 @@ class _Walk:
         if opcode == "get-tuple-element":
             return self._element(taken[0], int(attributes.get("index", "0")))
         if opcode in _OPENED or opcode in _ENTERED:
-            return self._called(computation, index, taken)
+            # What computations that are opened or entered make; a loop or branch is a leaf beside them.
+            entered = opcode in _ENTERED
+            if entered:
+                self._leaf(computation, index, kind_of(opcode), ())
+            callees = callee_names(attributes)
+            result: _Value = ()
+            for place, callee in enumerate(callees):
+                given = [taken[1 + place]] if opcode == "conditional" and 1 + place < len(taken) else taken
+                self.calls[computation.name].append((callee, given))
+                if not (opcode == "while" and callee in names(attributes.get("condition", ""))):
+                    result = self._bind(self.results[callee], given)
+            return result
         target = unquote(attributes.get("custom_call_target", ""))
         kind = _LIBRARY.get(target) or kind_of(opcode)
         arrays = tuple(dict.fromkeys(leaf for value in taken for leaf in _arrays(value)))
@@ -248,23 +259,18 @@ class _Walk:
         told = fields(computation.attributes[index].get("metadata", ""))
         shape = self.module.shape_of(computation, index)
         frame = told.get("stack_frame_id", "") or self.module.frames.stated(told)
-        self.leaves.append(Leaf(kind, _made(shape), told.get("op_name", ""), frame))
+        self.leaves.append(
+            Leaf(
+                kind,
+                tuple(
+                    (leaf.dtype.name if leaf.dtype is not None else leaf.element, leaf.dims)
+                    for leaf in shape.leaves
+                ),
+                told.get("op_name", ""),
+                frame,
+            )
+        )
         self.operands.append(arrays)
-
-    def _called(self, computation: Computation, index: int, taken: Sequence[_Value]) -> _Value:
-        """What computations that are opened or entered make; a loop or branch is a leaf beside them."""
-        opcode, attributes = computation.opcodes[index], computation.attributes[index]
-        entered = opcode in _ENTERED
-        if entered:
-            self._leaf(computation, index, kind_of(opcode), ())
-        callees = callee_names(attributes)
-        result: _Value = ()
-        for place, callee in enumerate(callees):
-            given = [taken[1 + place]] if opcode == "conditional" and 1 + place < len(taken) else taken
-            self.calls[computation.name].append((callee, given))
-            if not (opcode == "while" and callee in names(attributes.get("condition", ""))):
-                result = self._bind(self.results[callee], given)
-        return result
 
     def _symbol(self, parameter: int, path: tuple[int, ...]) -> int:
         key = _Symbol(parameter, path)
@@ -334,12 +340,6 @@ def _arrays(value: _Value) -> tuple[int, ...]:
     if not isinstance(value, list):
         return value
     return tuple(dict.fromkeys(leaf for part in value for leaf in _arrays(part)))
-
-
-def _made(shape: Shape) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple(
-        (leaf.dtype.name if leaf.dtype is not None else leaf.element, leaf.dims) for leaf in shape.leaves
-    )
 
 
 def _bytes(shape: Shape) -> float:

@@ -15,14 +15,13 @@ from hespas.converters.hlo.bodies import (
     UPDATING,
     Bodies,
     BodyCost,
-    Trips,
     branch_names,
     fusion_bytes,
     loop_trips,
 )
-from hespas.converters.hlo.communication import Communication, Emitter, communication_kind
+from hespas.converters.hlo.communication import Communication, NodeEmitter, communication_kind
 from hespas.converters.hlo.in_place import OverwrittenOperands
-from hespas.converters.hlo.module import Computation, Frame, Gate, Value
+from hespas.converters.hlo.module import Computation, Gate, LoweredValue, LoweringFrame
 from hespas.converters.hlo.program import base_opcode, source_dtypes, widens
 from hespas.converters.hlo.scan import unquote
 from hespas.costs.operation import FREE, Cost
@@ -39,7 +38,7 @@ from hespas.graph import (
 )
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["Lowering"]
+__all__ = ["GraphLowering"]
 
 _MAX_CALL_DEPTH = 100
 """Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
@@ -71,11 +70,11 @@ _FREE = frozenset(
 """Opcodes that take no time: structure, views, bookkeeping."""
 
 
-class Lowering:
+class GraphLowering:
     """Writes a module's entry computation into a graph. Use :meth:`run` once."""
 
     def __init__(
-        self, emitter: Emitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
+        self, emitter: NodeEmitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
     ) -> None:
         """Bring the parts together. ``in_order``: what the device runs waits for what stands before it."""
         self.emitter = emitter
@@ -85,13 +84,13 @@ class Lowering:
         self.communication = communication
         self.overwritten = OverwrittenOperands(emitter.program)
         self.gate: Gate | None = None
-        self._control = _Control(self)
+        self._control = _ControlDeps(self)
         self._open_channels: dict[str, int] = {}
         self._handles: set[int] = set()
         self.last = -1
         """What the device ran last, where it runs in order."""
         self._in_order = in_order
-        self._handlers: dict[str, Callable[[Frame, int], None]] = {
+        self._handlers: dict[str, Callable[[LoweringFrame, int], None]] = {
             "parameter": self._parameter,
             "get-tuple-element": self._element,
             "tuple": self._tuple,
@@ -107,11 +106,11 @@ class Lowering:
     def run(self) -> None:
         """Write the entry computation out, and mark what it returns."""
         entry = self.program.module.entry
-        frame = self.write(Frame(entry, -1, 0))
+        frame = self.write(LoweringFrame(entry, -1, 0))
         if len(entry):
             self.emitter.builder.add_extra(frame.nodes[entry.root], RETURNED, 0, b"true")
 
-    def write(self, frame: Frame) -> Frame:
+    def write(self, frame: LoweringFrame) -> LoweringFrame:
         """Write one computation out, instruction by instruction."""
         if frame.depth > _MAX_CALL_DEPTH:
             raise UnsupportedError(
@@ -129,7 +128,7 @@ class Lowering:
                 self._operation(frame, index, opcode)
         return frame
 
-    def operand_nodes(self, frame: Frame, index: int) -> list[int]:
+    def operand_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
         """The nodes an instruction waits for, each once, in operand order."""
         nodes = frame.nodes
         operands = frame.computation.operands[index]
@@ -137,7 +136,7 @@ class Lowering:
             return [nodes[operands[0]]]
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
-    def control_nodes(self, frame: Frame, index: int) -> list[int]:
+    def control_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
         """Nodes of ``control-predecessors``; one that does not stand above is reported and left out. Behind
         an asynchronous start means behind its issue, which waits for what the start waits for; what it began
         goes on meanwhile.
@@ -155,7 +154,7 @@ class Lowering:
 
     def add(
         self,
-        frame: Frame,
+        frame: LoweringFrame,
         index: int,
         cost: Cost,
         *,
@@ -192,7 +191,12 @@ class Lowering:
             frame.issues[index] = [*needed, *control]
         self._note_widened(node, (computation, index), cost)
         if frame.state:
-            self._note_reader(frame, index, node)
+            # Remember which element of the loop state a node reads.
+            opcodes = computation.opcodes
+            for operand in computation.operands[index]:
+                if self.reads_state(frame, operand):
+                    whole = opcodes[index] != "get-tuple-element"
+                    frame.readers.append((-1 if whole else self.element_index(frame, index), node))
         return node
 
     def _place_in_order(self, computation: Computation, index: int) -> int:
@@ -201,14 +205,13 @@ class Lowering:
         A start is issued after what stands above it and holds up nothing; what completes it does.
         """
         opcode = computation.opcodes[index]
-        if opcode.endswith("-start") or self._is_start(computation, index):
+        if opcode.endswith("-start") or (
+            _START_NAME in computation.names[index] and computation.opcodes[index] == "fusion"
+        ):
             return _BESIDE
         if opcode.endswith("-done") or opcode == "while":
             return _IN_LINE
         return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
-
-    def _is_start(self, computation: Computation, index: int) -> bool:
-        return _START_NAME in computation.names[index] and computation.opcodes[index] == "fusion"
 
     def _note_widened(self, node: int, place: tuple[Computation, int], cost: Cost) -> None:
         """Keep the types of narrow values that are multiplied as f32, and which conversions are for that."""
@@ -226,29 +229,20 @@ class Lowering:
         elif opcode in {"convert", "fusion"} and widens(self.program, *place):
             self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, b"convert")
 
-    def _note_reader(self, frame: Frame, index: int, node: int) -> None:
-        """Remember which element of the loop state a node reads."""
-        computation = frame.computation
-        opcodes = computation.opcodes
-        for operand in computation.operands[index]:
-            if self.reads_state(frame, operand):
-                whole = opcodes[index] != "get-tuple-element"
-                frame.readers.append((-1 if whole else self.element_index(frame, index), node))
-
-    def reads_state(self, frame: Frame, operand: int) -> bool:
+    def reads_state(self, frame: LoweringFrame, operand: int) -> bool:
         """Whether an instruction of a frame is a parameter that holds the state of a loop."""
         if not frame.state or frame.computation.opcodes[operand] != "parameter":
             return False
         return self.program.parameter_number(frame.computation, operand) in frame.state
 
-    def element_index(self, frame: Frame, index: int) -> int:
+    def element_index(self, frame: LoweringFrame, index: int) -> int:
         """The index of a ``get-tuple-element``."""
         try:
             return integer(frame.computation.attributes[index].get("index", ""))
         except ValueError as error:
             raise self.program.error(frame.computation, index, f"attribute index: {error}") from error
 
-    def _parameter(self, frame: Frame, index: int) -> None:
+    def _parameter(self, frame: LoweringFrame, index: int) -> None:
         number = self.program.parameter_number(frame.computation, index)
         if frame.computation is self.program.module.entry:
             node = self.add(frame, index, FREE)
@@ -267,7 +261,7 @@ class Lowering:
         if argument.parts is not None:
             frame.parts[index] = argument.parts
 
-    def _element(self, frame: Frame, index: int) -> None:
+    def _element(self, frame: LoweringFrame, index: int) -> None:
         operands = frame.computation.operands[index]
         if len(operands) != 1:
             raise self.program.error(frame.computation, index, "expected one operand")
@@ -286,17 +280,27 @@ class Lowering:
         if value.parts is not None:
             frame.parts[index] = value.parts
 
-    def _tuple(self, frame: Frame, index: int) -> None:
+    def _tuple(self, frame: LoweringFrame, index: int) -> None:
         rows = self.program.operand_rows(frame.computation, index)
         self.add(frame, index, FREE, operand_rows=rows)
         operands = frame.computation.operands[index]
         frame.parts[index] = tuple([frame.value(operand) for operand in operands])
 
-    def _operation(self, frame: Frame, index: int, opcode: str) -> None:
+    def _operation(self, frame: LoweringFrame, index: int, opcode: str) -> None:
         computation = frame.computation
         base, suffix = base_opcode(opcode)
         if suffix in {"-done", "-update"}:
-            self._completion(frame, index, suffix)
+            # ``-done`` and ``-update``: no cost of their own; they wait for the start, or for what it called.
+            operands = frame.computation.operands[index]
+            deps = self.operand_nodes(frame, index)
+            if suffix == "-update" and operands and operands[0] in frame.issues:
+                frame.issues[index] = frame.issues[operands[0]]
+            result = frame.async_results.get(operands[0]) if operands else None
+            if result is not None and suffix == "-update":
+                frame.async_results[index] = result
+            elif result is not None:
+                deps.append(result)
+            self.add(frame, index, FREE, deps=list(dict.fromkeys(deps)))
             return
         if opcode in _FREE:
             rows = () if opcode == "opt-barrier" else self.program.operand_rows(computation, index)
@@ -310,12 +314,15 @@ class Lowering:
         if isnan(cost.flops):
             self._report_unknown(computation, index, base)
         if base == "iota" and scheduled:
-            cost = Cost(OpClass.GENERATE, bytes_written=self._result_bytes(computation, index))
+            cost = Cost(
+                OpClass.GENERATE,
+                bytes_written=sum(tensor.bytes for tensor in self.program.tensors(computation.shapes[index])),
+            )
         kind = communication_kind(opcode) or NodeKind.COMPUTE
         self.add_operation(frame, index, cost, kind)
 
     def add_operation(
-        self, frame: Frame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
+        self, frame: LoweringFrame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
     ) -> int:
         """Add a node with its operand types, and its communication row where it has one."""
         computation = frame.computation
@@ -341,22 +348,6 @@ class Lowering:
             kind = NodeKind.MEM_STORE
         return Cost(OpClass.MEMORY, bytes_read=cost.bytes_read, bytes_written=cost.bytes_written), kind
 
-    def _completion(self, frame: Frame, index: int, suffix: str) -> None:
-        """``-done`` and ``-update``: no cost of their own; they wait for the start, or for what it called."""
-        operands = frame.computation.operands[index]
-        deps = self.operand_nodes(frame, index)
-        if suffix == "-update" and operands and operands[0] in frame.issues:
-            frame.issues[index] = frame.issues[operands[0]]
-        result = frame.async_results.get(operands[0]) if operands else None
-        if result is not None and suffix == "-update":
-            frame.async_results[index] = result
-        elif result is not None:
-            deps.append(result)
-        self.add(frame, index, FREE, deps=list(dict.fromkeys(deps)))
-
-    def _result_bytes(self, computation: Computation, index: int) -> float:
-        return sum(tensor.bytes for tensor in self.program.tensors(computation.shapes[index]))
-
     def _report_unknown(self, computation: Computation, index: int, base: str) -> None:
         place = (computation, index)
         if base == "custom-call":
@@ -370,7 +361,7 @@ class Lowering:
             message = "arithmetic not known: an extent or an attribute it depends on is not stated"
             self.findings.add("hlo.unknown-cost", base, place, message)
 
-    def _fusion(self, frame: Frame, index: int) -> None:
+    def _fusion(self, frame: LoweringFrame, index: int) -> None:
         """One node; collectives in the body make it a communicating one."""
         computation = frame.computation
         body = self.bodies.callee(computation, index)
@@ -390,21 +381,19 @@ class Lowering:
         if body.collectives:
             self._collective_fusion(frame, index, cost, body)
         else:
-            self._note_in_place(frame, index, self.add_operation(frame, index, cost, NodeKind.COMPUTE))
+            # Keep which of what a fusion waits for it may write over.
+            node = self.add_operation(frame, index, cost, NodeKind.COMPUTE)
+            operands = frame.computation.operands[index]
+            needed = self.operand_nodes(frame, index)
+            places = [
+                needed.index(frame.nodes[operands[place]])
+                for place in self.overwritten.of(frame.computation, index)
+            ]
+            if places:
+                text = ",".join(map(str, sorted(set(places))))
+                self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
-    def _note_in_place(self, frame: Frame, index: int, node: int) -> None:
-        """Keep which of what a fusion waits for it may write over."""
-        operands = frame.computation.operands[index]
-        needed = self.operand_nodes(frame, index)
-        places = [
-            needed.index(frame.nodes[operands[place]])
-            for place in self.overwritten.of(frame.computation, index)
-        ]
-        if places:
-            text = ",".join(map(str, sorted(set(places))))
-            self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
-
-    def _collective_fusion(self, frame: Frame, index: int, cost: Cost, body: BodyCost) -> None:
+    def _collective_fusion(self, frame: LoweringFrame, index: int, cost: Cost, body: BodyCost) -> None:
         """A fusion around a collective. What a start fusion has begun is not counted again by the fusions
         that carry it on and complete it.
         """
@@ -443,7 +432,7 @@ class Lowering:
         fused = self.program.result_row(computation, index)
         self.communication.annotate(node, (inner, place), inner_rows, result, fused)
 
-    def bind(self, frame: Frame, index: int, value: Value) -> None:
+    def bind(self, frame: LoweringFrame, index: int, value: LoweredValue) -> None:
         """Let users of a tuple follow its elements past the node of the call that made it."""
         if value.parts is not None:
             frame.parts[index] = value.parts
@@ -460,41 +449,43 @@ _NO_BODY = BodyCost()
 _HOST_THREAD = "host"
 
 
-class _Control:
-    """The control flow part of a :class:`~hespas.converters.hlo.lower.Lowering`."""
+class _ControlDeps:
+    """The control flow part of a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
 
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(self, lowering: GraphLowering) -> None:
         """Work for one lowering."""
         self.lowering = lowering
         self.program = lowering.program
         self.findings = lowering.findings
         self.builder = lowering.emitter.builder
 
-    def _open(self, frame: Frame, kind: RegionKind, trips: float, label: str) -> int:
+    def _open(self, frame: LoweringFrame, kind: RegionKind, trips: float, label: str) -> int:
         return self.builder.add_region(kind, parent=frame.region, trips=trips, label=label)
 
-    def _enclosed(self, frame: Frame, callee: Computation, region: int, operands: tuple[int, ...]) -> Frame:
+    def _enclosed(
+        self, frame: LoweringFrame, callee: Computation, region: int, operands: tuple[int, ...]
+    ) -> LoweringFrame:
         """Write ``callee`` out in a region; readers of the state of a loop further out go to ``frame``."""
         arguments = tuple([frame.value(operand) for operand in operands])
         reads_state = self.lowering.reads_state
         state = frozenset(place for place, operand in enumerate(operands) if reads_state(frame, operand))
-        inner = self.lowering.write(Frame(callee, region, frame.depth + 1, arguments, state))
+        inner = self.lowering.write(LoweringFrame(callee, region, frame.depth + 1, arguments, state))
         frame.readers.extend(inner.readers)
         return inner
 
-    def _part(self, frame: Frame, part: Computation, region: int, operand: int) -> Frame:
+    def _part(self, frame: LoweringFrame, part: Computation, region: int, operand: int) -> LoweringFrame:
         """Write a loop's condition or body out, keeping which node reads which element of the state."""
         arguments = (frame.value(operand),)
-        return self.lowering.write(Frame(part, region, frame.depth + 1, arguments, frozenset({0})))
+        return self.lowering.write(LoweringFrame(part, region, frame.depth + 1, arguments, frozenset({0})))
 
-    def _gate(self, frame: Frame, index: int, node: int, outer: Gate | None) -> Gate | None:
+    def _gate(self, frame: LoweringFrame, index: int, node: int, outer: Gate | None) -> Gate | None:
         """The gate that the decision made by instruction ``index`` puts before the nodes to come: none inside
         ``outer`` where it is a constant.
         """
         is_constant = frame.computation.opcodes[index] == "constant"
         return outer if is_constant else Gate(node, len(self.builder), outer)
 
-    def call(self, frame: Frame, index: int) -> None:
+    def call(self, frame: LoweringFrame, index: int) -> None:
         """``call``: the callee in place, then a node that ends it."""
         key = "to_apply" if "to_apply" in frame.computation.attributes[index] else "calls"
         callee = self.program.callee(frame.computation, index, key)
@@ -505,7 +496,7 @@ class _Control:
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
         self.lowering.bind(frame, index, result)
 
-    def loop(self, frame: Frame, index: int) -> None:
+    def loop(self, frame: LoweringFrame, index: int) -> None:
         """``while``: one region with the condition and then the body, how often they run, and what a trip
         hands to the next. The evaluation of the condition that ends the loop is left out.
         """
@@ -515,7 +506,13 @@ class _Control:
         condition = self.program.callee(computation, index, "condition")
         body = self.program.callee(computation, index, "body")
         trips = loop_trips(self.program.module, computation, index, condition, body)
-        self._report_trips((computation, index), trips)
+        place = (computation, index)
+        if isnan(trips.count):
+            message = "trip count known at run time only"
+            self.findings.add("hlo.unknown-trips", "", place, message)
+        elif not trips.stated:
+            message = "trip count inferred from condition and body"
+            self.findings.add("hlo.inferred-trips", "", place, message, Severity.INFO)
         operands = computation.operands[index]
         region = self._open(frame, RegionKind.LOOP_BODY, trips.count, body.name)
         first = len(self.builder)
@@ -531,17 +528,7 @@ class _Control:
         if self.lowering.reads_state(frame, operands[0]):
             frame.readers.extend(readers)
         result = inner.value(body.root)
-        self._carry(region, first, readers, result)
-        if trips.count == 0:
-            result = frame.value(operands[0])
-        deps = [result.node, test.node, *self.lowering.operand_nodes(frame, index)]
-        self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
-        self.lowering.bind(frame, index, result)
-
-    def _carry(self, region: int, first: int, readers: list[tuple[int, int]], result: Value) -> None:
-        """Edges from what a trip makes to what the next one reads; an element handed on unchanged has
-        none.
-        """
+        # Edges from what a trip makes to what the next one reads; an element handed on unchanged has none.
         handed_on = set(readers)
         edges: dict[tuple[int, int], None] = {}
         for element, reader in readers:
@@ -550,16 +537,13 @@ class _Control:
                 edges[maker, reader] = None
         for maker, reader in edges:
             self.builder.add_carried(region, maker, reader)
+        if trips.count == 0:
+            result = frame.value(operands[0])
+        deps = [result.node, test.node, *self.lowering.operand_nodes(frame, index)]
+        self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
+        self.lowering.bind(frame, index, result)
 
-    def _report_trips(self, place: tuple[Computation, int], trips: Trips) -> None:
-        if isnan(trips.count):
-            message = "trip count known at run time only"
-            self.findings.add("hlo.unknown-trips", "", place, message)
-        elif not trips.stated:
-            message = "trip count inferred from condition and body"
-            self.findings.add("hlo.inferred-trips", "", place, message, Severity.INFO)
-
-    def conditional(self, frame: Frame, index: int) -> None:
+    def conditional(self, frame: LoweringFrame, index: int) -> None:
         """``conditional``: all branches, of which the costliest runs once and the others never; only what it
         makes is waited for.
         """
@@ -597,7 +581,7 @@ class _Control:
             message = "branches differ in their collectives: ranks that branch differently would hang"
             self.findings.add("hlo.branch-collectives", "", place, message)
 
-    def async_start(self, frame: Frame, index: int) -> None:
+    def async_start(self, frame: LoweringFrame, index: int) -> None:
         """A start that names a computation of several operations: they are written out behind it."""
         computation = frame.computation
         attributes = computation.attributes[index]
@@ -606,8 +590,8 @@ class _Control:
         node = self.lowering.add(frame, index, _CONTROL)
         region = self._open(frame, RegionKind.ASYNC, 1.0, callee.name)
         first, before = len(self.builder), self.lowering.last
-        arguments = tuple([Value(node)] * len(computation.operands[index]))
-        inner = self.lowering.write(Frame(callee, region, frame.depth + 1, arguments))
+        arguments = tuple([LoweredValue(node)] * len(computation.operands[index]))
+        inner = self.lowering.write(LoweringFrame(callee, region, frame.depth + 1, arguments))
         self.lowering.last = before  # it runs beside what follows
         if callee.thread == _HOST_THREAD:
             for made in range(first, len(self.builder)):

@@ -8,20 +8,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hespas.converters.hlo.scan import Source, strip_comments
+from hespas.converters.hlo.scan import HloText, strip_comments
 from hespas.graph import DYNAMIC, DType, find_dtype
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
     "ArrayShape",
     "Computation",
-    "Frame",
     "FrameTable",
     "Gate",
     "HloModule",
+    "LoweredValue",
+    "LoweringFrame",
     "Shape",
     "ShapeTable",
-    "Value",
     "parse_shape",
     "shown_shape",
 ]
@@ -294,7 +294,7 @@ class HloModule:
     """
 
     name: str
-    source: Source
+    source: HloText
     attributes: Mapping[str, str]
     computations: Mapping[str, Computation]
     entry: Computation
@@ -320,18 +320,18 @@ class HloModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LoweredValue:
     """``node`` makes the value as a whole; ``parts`` are the elements of a tuple where they are known
     apart.
     """
 
     node: int
-    parts: tuple[Value, ...] | None = None
+    parts: tuple[LoweredValue, ...] | None = None
 
-    def part(self, index: int) -> Value:
+    def part(self, index: int) -> LoweredValue:
         """One element: its own maker, else the maker of the whole."""
         if self.parts is None or not 0 <= index < len(self.parts):
-            return Value(self.node)
+            return LoweredValue(self.node)
         return self.parts[index]
 
 
@@ -362,7 +362,7 @@ class Gate:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class LoweringFrame:
     """One run-through of a computation.
 
     ``arguments`` are the values of its parameters (empty for the entry, whose parameters are nodes);
@@ -375,18 +375,18 @@ class Frame:
     computation: Computation
     region: int
     depth: int
-    arguments: tuple[Value, ...] = ()
+    arguments: tuple[LoweredValue, ...] = ()
     state: frozenset[int] = frozenset()
     nodes: list[int] = field(default_factory=list[int])
-    parts: dict[int, tuple[Value, ...]] = field(default_factory=dict[int, tuple[Value, ...]])
+    parts: dict[int, tuple[LoweredValue, ...]] = field(default_factory=dict[int, tuple[LoweredValue, ...]])
     readers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     async_results: dict[int, int] = field(default_factory=dict[int, int])
     issues: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     numbers: dict[str, int] | None = None
 
-    def value(self, index: int) -> Value:
+    def value(self, index: int) -> LoweredValue:
         """The value of an instruction that stands above."""
-        return Value(self.nodes[index], self.parts.get(index))
+        return LoweredValue(self.nodes[index], self.parts.get(index))
 
     def number_of(self, name: str) -> int:
         """The instruction of a name, -1 for none. The index is built on first use."""

@@ -21,13 +21,13 @@ from hespas.converters.hlo.inference_calls import Inference
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule, Shape, ShapeTable, shown_shape
 from hespas.converters.hlo.scan import (
     TRUNCATED_HINT,
-    Source,
+    HloText,
     begins_headerless,
     shown,
     strip_comments,
     unquote,
 )
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.errors import UnsupportedError
 
 __all__ = ["parse_module"]
 
@@ -56,14 +56,14 @@ _MAX_NESTED = 50
 """Operands inside operands and computations inside attributes; a tool writes one."""
 
 
-def parse_module(source: Source) -> HloModule:
+def parse_module(source: HloText) -> HloModule:
     """Parse a whole module. Raises ``FormatError`` with line and column, ``UnsupportedError`` for a tuple
     past the limits. O(text).
     """
-    return _Parser(source).module()
+    return _HloParser(source).module()
 
 
-class _Parser:
+class _HloParser:
     """One parse. ``text`` is walked by offsets; nothing is copied but names and attribute values."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class _Parser:
         "text",
     )
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HloText) -> None:
         self.source = source
         self.text = source.text
         self.shapes = ShapeTable()
@@ -102,7 +102,11 @@ class _Parser:
         while position < len(self.text):
             table = _TABLE.match(self.text, position)
             if table:
-                position = self._table(table)
+                # One of the header's stack frame tables.
+                position = table.end()
+                while row := _TABLE_ROW.match(self.text, position):
+                    position = row.end()
+                    self._table_row(table[1], row)
             else:
                 last, position = self._computation(position)
             position = source.skip_space(position)
@@ -121,7 +125,12 @@ class _Parser:
         while True:
             match = _ATTRIBUTE.match(text, position)
             if match is not None and match[1] is None:
-                match = self._behind_comment(position)
+                # An attribute with a comment between it and the comma, or in front of that.
+                comma = self.source.skip_space(position)
+                if not self.text.startswith(",", comma):
+                    match = None
+                else:
+                    match = _NAMED_VALUE.match(self.text, self.source.skip_space(comma + 1))
             if match is None:
                 return position
             start = source.skip_space(match.end())
@@ -141,13 +150,6 @@ class _Parser:
                 self._check_names(start, value)
             into[match[1]] = value
             position = source.skip_space(end) if text.startswith("/", end) else end
-
-    def _behind_comment(self, position: int) -> re.Match[str] | None:
-        """An attribute with a comment between it and the comma, or in front of that."""
-        comma = self.source.skip_space(position)
-        if not self.text.startswith(",", comma):
-            return None
-        return _NAMED_VALUE.match(self.text, self.source.skip_space(comma + 1))
 
     def _is_body(self, start: int) -> bool:
         """Whether a brace opens a computation that stands in place, or a list of such."""
@@ -214,14 +216,6 @@ class _Parser:
             expected = str(error).removeprefix("expected ").partition(", found")[0]
             raise self.source.error(start, expected) from error
 
-    def _table(self, table: re.Match[str]) -> int:
-        """One of the header's stack frame tables."""
-        position = table.end()
-        while row := _TABLE_ROW.match(self.text, position):
-            position = row.end()
-            self._table_row(table[1], row)
-        return position
-
     def _table_row(self, table: str, row: re.Match[str]) -> None:
         number, value = _number(row[1]), row[2]
         if table == "FileNames":
@@ -282,27 +276,26 @@ class _Parser:
             position = source.skip_space(position)
             if text.startswith("}", position):
                 break
-            position = self._instruction(computation, numbers, position)
+            # ``[ROOT] name = [shape] opcode(operands), attributes``.
+            head = _HEAD.match(self.text, position)
+            if head is None:
+                raise self.source.error(position, "an instruction 'name = shape opcode(...)' or '}'")
+            start = head.end()
+            if self.text.startswith("/", start):
+                start = self.source.skip_space(start)
+            number, end = self._operation(computation, numbers, start, head[2], head.start(2))
+            if head[1] and computation.root >= 0:
+                raise self.source.error(
+                    head.start(), f"one ROOT in {shown(computation.name)}, which has another"
+                )
+            if head[1]:
+                computation.root = number
+            position = end
         if not numbers:
             raise source.error(position, f"an instruction in {shown(computation.name)}")
         if computation.root < 0:
             computation.root = len(computation) - 1
         return position + 1
-
-    def _instruction(self, computation: Computation, numbers: dict[str, int], position: int) -> int:
-        """``[ROOT] name = [shape] opcode(operands), attributes``."""
-        head = _HEAD.match(self.text, position)
-        if head is None:
-            raise self.source.error(position, "an instruction 'name = shape opcode(...)' or '}'")
-        start = head.end()
-        if self.text.startswith("/", start):
-            start = self.source.skip_space(start)
-        number, end = self._operation(computation, numbers, start, head[2], head.start(2))
-        if head[1] and computation.root >= 0:
-            raise self.source.error(head.start(), f"one ROOT in {shown(computation.name)}, which has another")
-        if head[1]:
-            computation.root = number
-        return end
 
     def _operation(
         self,
@@ -330,7 +323,12 @@ class _Parser:
         operands, payload = self._arguments(computation, opcode, close - 1, numbers)
         what = opcode[1]
         if _NUM_OPERANDS.get(what, len(operands)) != len(operands):
-            raise self._wrong_count(opcode, len(operands))
+            expected = _NUM_OPERANDS[opcode[1]]
+            wanted = f"{expected} operand{'s' if expected > 1 else ''}"
+            wrong_count = self.source.error(
+                opcode.start(1), f"{wanted} of {opcode[1]}, which has {len(operands)}", _OPERANDS_HINT
+            )
+            raise wrong_count
         if what == "parameter":
             self._check_parameter(computation, payload, opcode.start(1))
         attributes: dict[str, str] = {}
@@ -407,13 +405,6 @@ class _Parser:
         found = self.text.count(",", start, end) + 1
         if found != elements and (found > 1 or find("{", start, end) >= 0):
             raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {found:,}")
-
-    def _wrong_count(self, opcode: re.Match[str], found: int) -> FormatError:
-        expected = _NUM_OPERANDS[opcode[1]]
-        number = f"{expected} operand{'s' if expected > 1 else ''}"
-        return self.source.error(
-            opcode.start(1), f"{number} of {opcode[1]}, which has {found}", _OPERANDS_HINT
-        )
 
     def _check_parameter(self, computation: Computation, payload: str, position: int) -> None:
         """A parameter has a number, which no other parameter of the computation has."""

@@ -49,7 +49,7 @@ from hespas.costs.table import cost_of, find_rule
 from hespas.graph import DType, DTypeKind, OpClass
 from hespas.graph.errors import FormatError
 
-__all__ = ["Program", "base_opcode", "source_dtypes", "widens"]
+__all__ = ["HloProgram", "base_opcode", "source_dtypes", "widens"]
 
 _SUFFIXES = ("-start", "-update", "-done")
 _VIEWS = frozenset({"bitcast", "reshape"})
@@ -69,7 +69,7 @@ def base_opcode(opcode: str) -> tuple[str, str]:
     return opcode, ""
 
 
-class Program:
+class HloProgram:
     """A module with caches: each distinct type, and each distinct operation without attributes, is costed
     once.
     """
@@ -183,7 +183,11 @@ class Program:
         opcode, _ = base_opcode(computation.opcodes[index])
         rows = self.operand_rows(computation, index)
         result = self.result_row(computation, index)
-        repeated = _repeated(computation.operands[index])
+        given = computation.operands[index]
+        repeated: tuple[int, ...] = ()
+        if len(set(given)) != len(given):  # the positions of operands that are passed again
+            first = {operand: number for number, operand in reversed([*enumerate(given)])}
+            repeated = tuple([number for number, operand in enumerate(given) if first[operand] != number])
         ask = _ATTRIBUTES.get(opcode)
         key = (opcode, rows, result, repeated)
         if ask is None and key in self._costs:
@@ -192,7 +196,7 @@ class Program:
         results = self.tensors(result)
         attributes = computation.attributes[index]
         try:
-            asked = _Asked(attributes, operands, results, self.bodies, in_place, materialised)
+            asked = _OperationContext(attributes, operands, results, self.bodies, in_place, materialised)
             stated = ask(asked) if ask is not None else None
             cost = cost_of(_COST_NAMES.get(opcode, opcode), Operation(operands, results, stated, repeated))
         except (IndexError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
@@ -200,23 +204,21 @@ class Program:
             raise self.error(
                 computation, index, what or "expected operands and attributes that fit the operation"
             ) from error
-        cost = self._beside_chip(cost, rows, result)
+        # A cost without the bytes that stay on the chip, unless those are all that it has.
+        if not (not self._is_tiled or cost.op_class is OpClass.COLLECTIVE):
+            on_chip = sum(sum(self.all_bytes(row)) - sum(self.main_bytes(row)) for row in rows)
+            written = sum(self.main_bytes(result))
+            away = replace(
+                cost,
+                bytes_read=max(cost.bytes_read - on_chip, 0.0),
+                bytes_written=min(cost.bytes_written, written),
+            )
+            cost = (
+                away if away.flops or away.transcendentals or away.bytes_read or away.bytes_written else cost
+            )
         if ask is None:
             self._costs[key] = cost
         return cost
-
-    def _beside_chip(self, cost: Cost, rows: tuple[int, ...], result: int) -> Cost:
-        """A cost without the bytes that stay on the chip, unless those are all that it has."""
-        if not self._is_tiled or cost.op_class is OpClass.COLLECTIVE:
-            return cost
-        on_chip = sum(sum(self.all_bytes(row)) - sum(self.main_bytes(row)) for row in rows)
-        written = sum(self.main_bytes(result))
-        away = replace(
-            cost,
-            bytes_read=max(cost.bytes_read - on_chip, 0.0),
-            bytes_written=min(cost.bytes_written, written),
-        )
-        return away if away.flops or away.transcendentals or away.bytes_read or away.bytes_written else cost
 
     def is_known(self, computation: Computation, index: int) -> bool:
         """Whether the cost table has the operation."""
@@ -285,24 +287,11 @@ class Program:
         return False
 
 
-def _repeated(operands: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of operands that stand earlier in the list already."""
-    if len(operands) < 2 or len(set(operands)) == len(operands):
-        return ()
-    seen: set[int] = set()
-    places: list[int] = []
-    for place, operand in enumerate(operands):
-        if operand in seen:
-            places.append(place)
-        seen.add(operand)
-    return tuple(places)
-
-
 # HLO attributes -> those that the shared cost table asks for, one entry per opcode that has any.
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _OperationContext:
     """What such an entry may use. ``bodies`` are the scalar costs of the module's computations.
 
     ``in_place``: the first operand's buffer dies here. ``materialised``: the program is compiled, so what
@@ -328,20 +317,18 @@ class _Asked:
         return integer(self.attributes[key]) if key in self.attributes else default
 
 
-def _precision(asked: _Asked) -> Precision:
+def _precision(asked: _OperationContext) -> Precision:
     """How exactly an instruction multiplies, and what its frontend states beside the specification."""
-    return with_macs(_multiplying(asked), fields(asked.attributes.get("frontend_attributes", "")))
-
-
-def _multiplying(asked: _Asked) -> Precision:
     algorithm = asked.attributes.get("algorithm", "dot_unset")
     if algorithm != "dot_unset":
-        return named_algorithm(algorithm)
-    levels = names(asked.attributes.get("operand_precision"))
-    return config_precision(levels) if levels else Precision()
+        multiplying = named_algorithm(algorithm)
+    else:
+        levels = names(asked.attributes.get("operand_precision"))
+        multiplying = config_precision(levels) if levels else Precision()
+    return with_macs(multiplying, fields(asked.attributes.get("frontend_attributes", "")))
 
 
-def _dot(asked: _Asked) -> DotAttributes:
+def _dot(asked: _OperationContext) -> DotAttributes:
     keys = ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
     places = [ints(asked.attributes.get(key)) for key in keys]
     for place, (dims, operand) in enumerate(zip(places, (0, 1, 0, 1), strict=True)):
@@ -350,7 +337,7 @@ def _dot(asked: _Asked) -> DotAttributes:
     return DotAttributes(places[0], places[1], places[2], places[3], _precision(asked))
 
 
-def _ragged_dot(asked: _Asked) -> RaggedDotAttributes:
+def _ragged_dot(asked: _OperationContext) -> RaggedDotAttributes:
     ragged = ints(asked.attributes.get("lhs_ragged_dims"))
     return RaggedDotAttributes(_dot(asked), ragged[0] if ragged else 0)
 
@@ -362,7 +349,7 @@ def _spatial(places: Mapping[str, int]) -> tuple[int, ...]:
     )
 
 
-def _convolution(asked: _Asked) -> ConvAttributes:
+def _convolution(asked: _OperationContext) -> ConvAttributes:
     source, kernel, output = dim_labels(asked.attributes.get("dim_labels", ""))
     dims = window(asked.attributes.get("window"))
     if len(dims) != len(_spatial(kernel)):
@@ -384,42 +371,42 @@ def _convolution(asked: _Asked) -> ConvAttributes:
     )
 
 
-def _reduce(asked: _Asked) -> BodyAttributes:
+def _reduce(asked: _OperationContext) -> BodyAttributes:
     return BodyAttributes(asked.body())
 
 
-def _reduce_window(asked: _Asked) -> WindowAttributes:
+def _reduce_window(asked: _OperationContext) -> WindowAttributes:
     return WindowAttributes(asked.body(), window(asked.attributes.get("window")))
 
 
-def _select_and_scatter(asked: _Asked) -> SelectScatterAttributes:
+def _select_and_scatter(asked: _OperationContext) -> SelectScatterAttributes:
     elements = prod(dim.size for dim in window(asked.attributes.get("window")))
     return SelectScatterAttributes(asked.body("select"), asked.body("scatter"), elements)
 
 
-def _scatter(asked: _Asked) -> ScatterAttributes:
+def _scatter(asked: _OperationContext) -> ScatterAttributes:
     return ScatterAttributes(asked.body(), max((len(asked.operands) - 1) // 2, 1), asked.in_place)
 
 
-def _sort(asked: _Asked) -> BodyAttributes:
+def _sort(asked: _OperationContext) -> BodyAttributes:
     along = ints(asked.attributes.get("dimensions"))
     shape = asked.operands[0].shape
     extent = shape[along[0]] if along else shape[-1]
     return BodyAttributes(asked.body(), extent)
 
 
-def _fft(asked: _Asked) -> FftAttributes:
+def _fft(asked: _OperationContext) -> FftAttributes:
     return FftAttributes(asked.attributes.get("fft_type", "FFT"), ints(asked.attributes.get("fft_length")))
 
 
-def _custom_call(asked: _Asked) -> CustomAttributes:
+def _custom_call(asked: _OperationContext) -> CustomAttributes:
     target = unquote(asked.attributes.get("custom_call_target", ""))
     config = unquote(asked.attributes.get("backend_config", ""))
     conv = _convolution(asked) if "dim_labels" in asked.attributes else None
     return CustomAttributes(target, config, conv)
 
 
-_ATTRIBUTES: dict[str, Callable[[_Asked], Attributes]] = {
+_ATTRIBUTES: dict[str, Callable[[_OperationContext], Attributes]] = {
     "dot": _dot,
     "scaled-dot": _dot,
     "ragged-dot": _ragged_dot,
@@ -453,7 +440,7 @@ _WIDE, _NARROW_BITS = (DTypeKind.FLOAT, 32), 16
 _Place = tuple[Computation, int]
 
 
-def source_dtypes(program: Program, computation: Computation, index: int) -> tuple[DType, DType] | None:
+def source_dtypes(program: HloProgram, computation: Computation, index: int) -> tuple[DType, DType] | None:
     """The types whose values an instruction multiplies as f32, None where it does not.
 
     It is a product, or a fusion around one.
@@ -476,7 +463,7 @@ def source_dtypes(program: Program, computation: Computation, index: int) -> tup
     return None if lhs is None or rhs is None else (lhs, rhs)
 
 
-def widens(program: Program, computation: Computation, index: int) -> bool:
+def widens(program: HloProgram, computation: Computation, index: int) -> bool:
     """Whether an instruction does nothing but change narrow values to f32 or back, for the compiler."""
     place = (computation, index)
     if computation.opcodes[index] == "fusion":
@@ -489,7 +476,7 @@ def widens(program: Program, computation: Computation, index: int) -> bool:
     return computation.opcodes[index] == "convert" and _is_compilers(program, place)
 
 
-def _narrow(program: Program, place: _Place, callers: list[_Place]) -> DType | None:
+def _narrow(program: HloProgram, place: _Place, callers: list[_Place]) -> DType | None:
     """The narrow type that an f32 had before the compiler widened it, followed through views and fusions."""
     callers = list(callers)
     kind = _dtype(program, place)
@@ -499,34 +486,33 @@ def _narrow(program: Program, place: _Place, callers: list[_Place]) -> DType | N
         if place[0].opcodes[place[1]] == "convert":
             source = (place[0], place[0].operands[place[1]][0])
             return _dtype(program, source) if _is_compilers(program, place) else None
-        onward = _behind(program, place, callers)
+        # Follow instructions that pass a value on unchanged; stop at one that computes.
+        computation, index = place
+        opcode, operands = computation.opcodes[index], computation.operands[index]
+        onward: _Place | None
+        if opcode in _MOVING and operands:
+            onward = computation, operands[0]
+        elif opcode == "parameter" and callers:
+            caller, at = callers.pop()
+            number = program.parameter_number(computation, index)
+            given = caller.operands[at]
+            onward = (caller, given[number]) if 0 <= number < len(given) else None
+        elif opcode == "get-tuple-element" and operands:
+            onward = _element(program, place, callers)
+        else:
+            body = _callee(program, place) if opcode in _CALLS else None
+            if body is None:
+                onward = None
+            else:
+                callers.append(place)
+                onward = body, body.root
         if onward is None:
             return None
         place = onward
     return None
 
 
-def _behind(program: Program, place: _Place, callers: list[_Place]) -> _Place | None:
-    """What an instruction hands on as it is, None for one that computes."""
-    computation, index = place
-    opcode, operands = computation.opcodes[index], computation.operands[index]
-    if opcode in _MOVING and operands:
-        return computation, operands[0]
-    if opcode == "parameter" and callers:
-        caller, at = callers.pop()
-        number = program.parameter_number(computation, index)
-        given = caller.operands[at]
-        return (caller, given[number]) if 0 <= number < len(given) else None
-    if opcode == "get-tuple-element" and operands:
-        return _element(program, place, callers)
-    body = _callee(program, place) if opcode in _CALLS else None
-    if body is None:
-        return None
-    callers.append(place)
-    return body, body.root
-
-
-def _element(program: Program, place: _Place, callers: list[_Place]) -> _Place | None:
+def _element(program: HloProgram, place: _Place, callers: list[_Place]) -> _Place | None:
     """What a fusion of several results makes of one."""
     computation, index = place
     tuple_at = computation.operands[index][0]
@@ -544,13 +530,13 @@ def _element(program: Program, place: _Place, callers: list[_Place]) -> _Place |
     return body, elements[number]
 
 
-def _callee(program: Program, place: _Place) -> Computation | None:
+def _callee(program: HloProgram, place: _Place) -> Computation | None:
     attributes = place[0].attributes[place[1]]
     key = "to_apply" if "to_apply" in attributes else "calls"
     return program.callee(*place, key) if key in attributes else None
 
 
-def _is_compilers(program: Program, place: _Place) -> bool:
+def _is_compilers(program: HloProgram, place: _Place) -> bool:
     """Whether a conversion between 16 bits and f32 is the compiler's own."""
     computation, index = place
     ends = [_dtype(program, place), _dtype(program, (computation, computation.operands[index][0]))]
@@ -563,6 +549,6 @@ def _is_compilers(program: Program, place: _Place) -> bool:
     return not name.endswith("convert_element_type")
 
 
-def _dtype(program: Program, place: _Place) -> DType | None:
+def _dtype(program: HloProgram, place: _Place) -> DType | None:
     tensors = program.tensors(place[0].shapes[place[1]])
     return tensors[0].dtype if len(tensors) == 1 else None

@@ -50,7 +50,7 @@ class Provenance:
     inferred: bool
 
 
-class _Told(NamedTuple):
+class _CalledOrigin(NamedTuple):
     """The origins that a computation's own instructions have, and the computations they name."""
 
     origins: dict[Origin, None]
@@ -81,8 +81,14 @@ def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
     """
     callees_first(module)
     found: dict[str, Provenance] = {}
-    arguments = _argument_names(module)
-    told: dict[str, _Told] = {}
+    entry = module.entry
+    argument_names = (  # copies of the arguments have these names too
+        fields(attributes["metadata"]).get("op_name", "")
+        for opcode, attributes in zip(entry.opcodes, entry.attributes, strict=True)
+        if opcode == "parameter" and "metadata" in attributes
+    )
+    arguments = frozenset(argument_names) - {""}
+    told: dict[str, _CalledOrigin] = {}
     seen = {module.entry.name}
     pending = [module.entry]
     while pending:
@@ -106,23 +112,12 @@ def _entered(module: HloModule, computation: Computation) -> Iterator[Computatio
             yield from (module.computations[name] for name in callee_names(attributes))
 
 
-def _argument_names(module: HloModule) -> frozenset[str]:
-    """What the arguments of the program are called: copies of them bear these names too."""
-    entry = module.entry
-    told = (
-        fields(attributes["metadata"]).get("op_name", "")
-        for opcode, attributes in zip(entry.opcodes, entry.attributes, strict=True)
-        if opcode == "parameter" and "metadata" in attributes
-    )
-    return frozenset(told) - {""}
-
-
 def _own_and_called(
     module: HloModule,
     computation: Computation,
     index: int,
     arguments: frozenset[str],
-    told: dict[str, _Told],
+    told: dict[str, _CalledOrigin],
 ) -> tuple[Origin, ...]:
     """The metadata of an instruction and of what it calls, in order of the text; not the names of arguments,
     which no operation has. ``told`` remembers computations. No recursion.
@@ -143,12 +138,12 @@ def _own_and_called(
     return tuple(origin for origin in found if origin.name not in arguments)
 
 
-def _told(module: HloModule, computation: Computation) -> _Told:
+def _told(module: HloModule, computation: Computation) -> _CalledOrigin:
     """What the instructions of a computation say themselves."""
     rows = range(len(computation))
     callees = (name for attributes in computation.attributes for name in callee_names(attributes))
     origins = (origin for index in rows for origin in _metadata(module, computation, index))
-    return _Told(dict.fromkeys(origins), tuple(dict.fromkeys(callees)))
+    return _CalledOrigin(dict.fromkeys(origins), tuple(dict.fromkeys(callees)))
 
 
 def _metadata(module: HloModule, computation: Computation, index: int) -> Iterator[Origin]:

@@ -23,13 +23,13 @@ from hespas.converters.hlo.attributes import (
     parse_groups,
 )
 from hespas.converters.hlo.bodies import STRUCTURE, Bodies
-from hespas.converters.hlo.communication import Communication, Emitter, Findings
+from hespas.converters.hlo.communication import Communication, HloFindings, NodeEmitter
 from hespas.converters.hlo.inference_calls import check_shapes
-from hespas.converters.hlo.lower import Lowering
+from hespas.converters.hlo.lower import GraphLowering
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.program import Program, base_opcode
-from hespas.converters.hlo.scan import Source, is_text, module_bytes, proto_to_text, shown, unquote
+from hespas.converters.hlo.program import HloProgram, base_opcode
+from hespas.converters.hlo.scan import HloText, is_text, module_bytes, proto_to_text, shown, unquote
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.costs.payloads import COLLECTIVE_KINDS
 from hespas.costs.table import canonical_name
@@ -69,19 +69,19 @@ def read_module(
         raise
 
 
-def source_of(data: bytes, path: str) -> Source:
+def source_of(data: bytes, path: str) -> HloText:
     """The text of a module in any form. Raises ``FormatError`` where the bytes are none."""
     data = data.removeprefix(BOM_UTF8)
     if is_text(data):
         try:
-            return Source(data.decode("utf-8"), path)
+            return HloText(data.decode("utf-8"), path)
         except UnicodeDecodeError as error:
             raise FormatError(
                 f"expected UTF-8 text: {error.reason}", path=path, position=f"byte {error.start}", hint=_HINT
             ) from error
     module = module_bytes(data)
     if module is not None:
-        return Source(proto_to_text(module, path), path, origin="module printed as text, ")
+        return HloText(proto_to_text(module, path), path, origin="module printed as text, ")
     raise FormatError(
         "expected 'HloModule' or a serialised HloModuleProto",
         path=path,
@@ -107,19 +107,31 @@ def workload_of(
             f"no computation is marked ENTRY; the last one, {module.entry.name}, is taken, as XLA does",
             path=module.source.path,
         )
-    program = Program(module)
+    program = HloProgram(module)
     check_shapes(program, ordered)
     _shorten_async(module.computations)
     _check_inlined_size(module, ordered)
     replicas, partitions = _device_counts(module, options, diagnostics)
-    is_global = _warn_if_global(module, partitions, diagnostics)
+    # Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job.
+    if partitions < 2 or not _is_global(module):
+        is_global = False
+    else:
+        diagnostics.warning(
+            "hlo.global-program",
+            module.name,
+            f"the program is sharded over {partitions} partitions but not partitioned: shapes and costs are "
+            "those of the whole job, counted on each device. Read the optimised HLO instead "
+            "(--xla_dump_hlo_as_text writes it after the passes)",
+            path=module.source.path,
+        )
+        is_global = True
     bodies = Bodies(program)
     for computation in ordered[:-1]:
         bodies.add(computation)
-    findings = Findings(program)
-    emitter = Emitter(program, findings, locations=options.locations)
+    findings = HloFindings(program)
+    emitter = NodeEmitter(program, findings, locations=options.locations)
     communication = Communication(emitter, replicas, partitions)
-    Lowering(emitter, bodies, communication, in_order=in_order).run()
+    GraphLowering(emitter, bodies, communication, in_order=in_order).run()
     findings.report(diagnostics)
     for key, value in module.attributes.items():
         emitter.builder.add_extra(-1, key, 0, value.encode("utf-8", "surrogatepass"))
@@ -127,18 +139,6 @@ def workload_of(
     if not program.is_scheduled:  # what a compiler left as an operation of its own has its cost by its rule
         graph = materialise(graph)
     metadata = {
-        **_metadata(module, replicas, partitions),
-        **({WHOLE_JOB: str(partitions)} if is_global else {}),
-    }
-    if not program.is_scheduled:  # parameters of a scheduled one stay nodes
-        metadata[PROGRAM_BYTES] = program.program_bytes()
-    return Workload.spmd(
-        graph, communication.num_devices, {key: value for key, value in metadata.items() if value}
-    )
-
-
-def _metadata(module: HloModule, replicas: int, partitions: int) -> dict[str, str]:
-    return {
         "format": "hlo",
         "module": module.name,
         "entry": module.entry.name,
@@ -147,7 +147,13 @@ def _metadata(module: HloModule, replicas: int, partitions: int) -> dict[str, st
         "num_partitions": str(partitions),
         "num_computations": str(len(module.computations)),
         "num_instructions": str(module.num_instructions),
+        **({WHOLE_JOB: str(partitions)} if is_global else {}),
     }
+    if not program.is_scheduled:  # parameters of a scheduled one stay nodes
+        metadata[PROGRAM_BYTES] = program.program_bytes()
+    return Workload.spmd(
+        graph, communication.num_devices, {key: value for key, value in metadata.items() if value}
+    )
 
 
 # Short spelling of asynchronous operations: ``async-start`` that wraps one operation becomes
@@ -226,7 +232,7 @@ _MADE_BY_PARTITIONER = "_spmd"
 
 
 @dataclass(slots=True)
-class _Named:
+class _NamedIds:
     """One more than the largest id that collectives name, by what the id means: a replica, a partition, a
     device, or the peer of a message. ``channels`` says that some talk across partitions, ``everybody`` that
     some name nobody, which means all.
@@ -258,7 +264,15 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
         replicas, partitions = _grown((replicas, partitions), (stated[0] is None, stated[1] is None), named)
         inferred = replicas * partitions > (stated[0] or 1) * (stated[1] or 1)
         if wanted is not None and stated == [None, None]:
-            replicas, partitions = _split(wanted, replicas, partitions, named)
+            # The number of devices that the caller states, as replicas and partitions.
+            if replicas > 1 and partitions > 1:
+                replicas, partitions = (
+                    (replicas, wanted // replicas) if wanted % replicas == 0 else (replicas, partitions)
+                )
+            elif replicas > 1 or (partitions == 1 and not named.channels):
+                replicas, partitions = wanted, 1
+            else:
+                replicas, partitions = 1, wanted
         elif wanted is None and replicas * partitions == 1 and named.everybody:
             diagnostics.warning(
                 "hlo.unknown-devices",
@@ -324,7 +338,7 @@ def _detail(replicas: int, partitions: int) -> str:
     return f" ({replicas} replicas of {partitions} partitions)" if min(replicas, partitions) > 1 else ""
 
 
-def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _Named) -> tuple[int, int]:
+def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -> tuple[int, int]:
     """Counts that hold every id named, a stated one staying as it is."""
     replicas, partitions = counts
     replicas = max(replicas, named.replicas) if free[0] else replicas
@@ -339,15 +353,6 @@ def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _Named) -> t
     return replicas, partitions
 
 
-def _split(wanted: int, replicas: int, partitions: int, named: _Named) -> tuple[int, int]:
-    """The number of devices that the caller states, as replicas and partitions."""
-    if replicas > 1 and partitions > 1:
-        return (replicas, wanted // replicas) if wanted % replicas == 0 else (replicas, partitions)
-    if replicas > 1 or (partitions == 1 and not named.channels):
-        return wanted, 1
-    return 1, wanted
-
-
 def _count(module: HloModule, key: str) -> int:
     try:
         number = integer(module.attributes.get(key, "1"))
@@ -358,11 +363,11 @@ def _count(module: HloModule, key: str) -> int:
     return number
 
 
-def _named_ids(module: HloModule, *, complete: bool) -> _Named:
+def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
     """What the collectives name. Spellings that do not parse name nothing: they are reported where the
     collective is read. ``complete``: nor do groups that leave ids out, as XLA refuses them.
     """
-    found = _Named()
+    found = _NamedIds()
     seen: set[tuple[str | None, ...]] = set()
     for body in module.computations.values():
         for opcode, given in zip(body.opcodes, body.attributes, strict=True):
@@ -384,7 +389,7 @@ def _named_ids(module: HloModule, *, complete: bool) -> _Named:
 
 
 def _note(
-    module: HloModule, found: _Named, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
+    module: HloModule, found: _NamedIds, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
 ) -> None:
     """Keep the largest id that one spelling names, as what it means."""
     if key == "frontend_attributes":
@@ -426,21 +431,6 @@ _OF_PARTITIONER = "_spmd"
 """What XLA's partitioner puts behind the names of the computations that it makes."""
 
 
-def _warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> bool:
-    """Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job."""
-    if partitions < 2 or not _is_global(module):
-        return False
-    diagnostics.warning(
-        "hlo.global-program",
-        module.name,
-        f"the program is sharded over {partitions} partitions but not partitioned: shapes and costs are "
-        "those of the whole job, counted on each device. Read the optimised HLO instead "
-        "(--xla_dump_hlo_as_text writes it after the passes)",
-        path=module.source.path,
-    )
-    return True
-
-
 def _is_global(module: HloModule) -> bool:
     """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
     program only parameters and results have them, a compiled one has its schedule, and its partitioner has
@@ -451,7 +441,11 @@ def _is_global(module: HloModule) -> bool:
     opcodes: set[str] = set()
     for body in module.computations.values():
         opcodes.update(body.opcodes)
-    if "custom-call" in opcodes and _speaks_to_partitioner(module):
+    if "custom-call" in opcodes and any(
+        opcode == "custom-call" and unquote(given.get("custom_call_target", "")) in _PARTITIONER_CALLS
+        for body in module.computations.values()
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True)
+    ):
         return not _works_by_hand_only(module)
     exchanges = any(
         base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
@@ -491,14 +485,6 @@ def _works_by_hand_only(module: HloModule) -> bool:
                     seen.add(name)
                     open_.append(callee)
     return True
-
-
-def _speaks_to_partitioner(module: HloModule) -> bool:
-    return any(
-        opcode == "custom-call" and unquote(given.get("custom_call_target", "")) in _PARTITIONER_CALLS
-        for body in module.computations.values()
-        for opcode, given in zip(body.opcodes, body.attributes, strict=True)
-    )
 
 
 # --- Which computation calls which, callees first; a module whose computations call themselves is refused.

@@ -26,7 +26,7 @@ __all__ = [
     "STRING",
     "TESTED_JAXLIB",
     "TRUNCATED_HINT",
-    "Source",
+    "HloText",
     "begins_headerless",
     "is_text",
     "largest_local_id",
@@ -136,7 +136,7 @@ def unquote(value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HloText:
     """HLO text and the file it is from. Positions are character offsets into ``text``.
 
     ``origin`` says what the lines of ``text`` are where it is not the file itself (a decoded proto).
@@ -197,7 +197,14 @@ class Source:
             elif found == opener:
                 depth += 1
             elif found == "/":
-                cursor = self._past_slash(cursor)
+                # Past a comment, or past a slash that begins none.
+                if not _COMMENT_START.match(self.text, cursor):
+                    cursor = cursor + 1
+                else:
+                    end = _comment_end(self.text, cursor)
+                    if end < 0:
+                        raise self.error(cursor, "a string or comment that ends", TRUNCATED_HINT)
+                    cursor = end
                 continue
             elif not found:
                 line = self.line(position)
@@ -207,15 +214,6 @@ class Source:
             else:
                 continue
             cursor += 1
-
-    def _past_slash(self, position: int) -> int:
-        """Past a comment, or past a slash that begins none."""
-        if not _COMMENT_START.match(self.text, position):
-            return position + 1
-        end = _comment_end(self.text, position)
-        if end < 0:
-            raise self.error(position, "a string or comment that ends", TRUNCATED_HINT)
-        return end
 
     def skip_value(self, position: int) -> int:
         """Past an attribute's value: to the comma, comment, blank or closing bracket not part of it."""
@@ -260,7 +258,7 @@ def is_text(data: bytes) -> bool:
 
 def _beginning(data: bytes) -> tuple[str, int]:
     text = data[: 1 << 16].decode("utf-8-sig", "replace")
-    return text, Source(text, "").skip_space(0)
+    return text, HloText(text, "").skip_space(0)
 
 
 def _has_header(text: str, start: int) -> bool:
@@ -436,7 +434,13 @@ def largest_local_id(data: bytes) -> int:
     largest = -1
     for start, end in _messages(data, 0, len(data), _COMPUTATIONS):
         for first, last in _messages(data, start, end, _INSTRUCTIONS):
-            largest = max(largest, _local_id(data, first, last))
+            ids = (
+                value & 0xFFFFFFFF
+                for number, wire, value, _ in fields(data, first, last)
+                if number == _ID and wire == VARINT
+            )
+            local_id = max(ids, default=-1)
+            largest = max(largest, local_id)
     return largest
 
 
@@ -445,12 +449,3 @@ def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[tuple[
     for number, wire, first, last in fields(data, start, end):
         if number == wanted and wire == BYTES:
             yield first, last
-
-
-def _local_id(data: bytes, start: int, end: int) -> int:
-    ids = (
-        value & 0xFFFFFFFF
-        for number, wire, value, _ in fields(data, start, end)
-        if number == _ID and wire == VARINT
-    )
-    return max(ids, default=-1)

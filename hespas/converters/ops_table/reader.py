@@ -43,7 +43,7 @@ _LARGEST_NS = float(1 << 61)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _ChosenColumns:
     """The columns of a table that are read; ``duration`` is the one that holds durations."""
 
     names: tuple[str, ...]
@@ -57,16 +57,42 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     Raises ``FormatError`` with the line (CSV) or column (Parquet) of what makes no sense, and where no column
     tells durations or operations.
     """
-    chosen: list[_Chosen] = []
+    chosen: list[_ChosenColumns] = []
 
     def choose(names: Sequence[str]) -> tuple[str, ...]:
         chosen.append(_choose_columns(names, str(path), diagnostics))
         return chosen[0].names
 
     is_parquet = _is_parquet(path)
-    collected = _Collected(str(path), str if is_parquet else unescape_formula)
-    if _column_names(path, is_parquet) >= OF_OPERATIONS:
-        return _of_operations(path, collected, diagnostics)
+    collected = _TableColumns(str(path), str if is_parquet else original)
+    # The names of all columns; none where they cannot be told, which whoever reads the table says.
+    if not is_parquet:
+        column_names = set(
+            _csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path))
+        )
+    else:
+        from pyarrow import ArrowException
+
+        try:
+            column_names = {
+                str(name) for name in cast("Any", import_module("pyarrow.parquet")).read_schema(path).names
+            }
+        except (ArrowException, OSError, ValueError):
+            column_names = set()
+    if column_names >= OF_OPERATIONS:
+        # A table of operations by kind and sizes; rows that are none are reported.
+        import pyarrow as pa
+
+        from hespas.measurements.events import event_columns
+
+        found = read_measurements(path)
+        for each in found.left_out:
+            diagnostics.warning(
+                "ops-table.left-out-row", str(path), f"rows left out: {each}", count=each.count
+            )
+        columns = event_columns(found)
+        collected.add(pa.record_batch(list(map(pa.array, columns.values())), names=list(columns)))
+        return _profile(path, _ChosenColumns((*columns, "values"), "duration_ns"), collected, diagnostics)
     batches = _parquet_batches if is_parquet else _csv_batches
     for batch in batches(path, options, choose):
         collected.add(batch)
@@ -81,33 +107,7 @@ def _is_parquet(path: Path) -> bool:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
 
 
-def _column_names(path: Path, is_parquet: bool) -> set[str]:
-    """The names of all columns; none where they cannot be told, which whoever reads the table says."""
-    if not is_parquet:
-        return set(_csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path)))
-    from pyarrow import ArrowException
-
-    try:
-        return {str(name) for name in cast("Any", import_module("pyarrow.parquet")).read_schema(path).names}
-    except (ArrowException, OSError, ValueError):
-        return set()
-
-
-def _of_operations(path: Path, collected: _Collected, diagnostics: Diagnostics) -> Profile:
-    """A table of operations by kind and sizes; rows that are none are reported."""
-    import pyarrow as pa
-
-    from hespas.measurements.events import event_columns
-
-    found = read_measurements(path)
-    for each in found.left_out:
-        diagnostics.warning("ops-table.left-out-row", str(path), f"rows left out: {each}", count=each.count)
-    columns = event_columns(found)
-    collected.add(pa.record_batch(list(map(pa.array, columns.values())), names=list(columns)))
-    return _profile(path, _Chosen((*columns, "values"), "duration_ns"), collected, diagnostics)
-
-
-def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _Chosen:
+def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _ChosenColumns:
     """Which columns to read. Raises ``FormatError`` where a table does not tell what it must, or twice."""
     durations = [name for name in DURATIONS if name in names]
     shown = ", ".join(name[:40] for name in names[:20]) + (", ..." if len(names) > 20 else "")
@@ -140,28 +140,50 @@ def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -
         f"columns that are not understood are left out: {listed}; expected are {_EXPECTED}",
         count=len(others),
     )
-    return _Chosen(tuple(read), durations[0])
+    return _ChosenColumns(tuple(read), durations[0])
 
 
 def _refused(message: str, path: str, hint: str) -> FormatError:
     return FormatError(message, path=path, position="column names", hint=hint)
 
 
-def _profile(path: Path, chosen: _Chosen, found: _Collected, diagnostics: Diagnostics) -> Profile:
+def _profile(path: Path, chosen: _ChosenColumns, found: _TableColumns, diagnostics: Diagnostics) -> Profile:
     rows = found.rows
     if not rows:
         raise FormatError(
             "the table has no rows", path=str(path), position="row 1", hint="was the measurement interrupted?"
         )
-    duration_ns = _nanoseconds(found.number(chosen.duration), DURATIONS[chosen.duration])
+    # Decimal units to ns without the last bits that the product of two floats makes up.
+    column = found.number(chosen.duration)
+    factor = DURATIONS[chosen.duration]
+    if factor == 1:
+        duration_ns = column
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            duration_ns = np.round(column * factor, 6)
     start_ns = found.number("start_ns")
     for name, column in ((chosen.duration, duration_ns), ("start_ns", start_ns)):
-        _check_times(name, column, str(path))
+        wrong = np.flatnonzero(np.abs(column) > _LARGEST_NS)
+        if len(wrong):
+            raise FormatError(
+                f"column {name} holds a time too large for 64 bits of nanoseconds",
+                path=str(path),
+                position=f"row {int(wrong[0]) + 1}",
+                hint="is the unit of the column as its name says?",
+            )
     devices, device_index = found.devices()
     op_class, unknown = found.op_class()
     _report(duration_ns, unknown, diagnostics, str(path))
     operations = _operations_of(found, chosen.names)
     rank = found.whole("rank") if "rank" in chosen.names else np.zeros(rows, np.int64)
+    if int(rank.max()) >= 1 << 31:
+        raise FormatError(
+            f"rank {int(rank.max())} is too large",
+            path=str(path),
+            position="column 'rank'",
+            hint="ranks count from 0",
+        )
+    small = rank.astype(np.int32)
     return Profile.of(
         path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
@@ -174,42 +196,12 @@ def _profile(path: Path, chosen: _Chosen, found: _Collected, diagnostics: Diagno
         shapes_row=found.text("shapes"),
         op_class=op_class,
         device_index=device_index,
-        rank=_small(rank, str(path)),
+        rank=small,
         stream=found.whole("stream"),
         host_event=operations.of_row,
         host=operations.host,
         metadata={"format": "ops-table"},
     )
-
-
-def _nanoseconds(column: FloatArray, factor: float) -> FloatArray:
-    """Decimal units to ns without the last bits that the product of two floats makes up."""
-    if factor == 1:
-        return column
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused by name
-        return np.round(column * factor, 6)
-
-
-def _check_times(name: str, times_ns: FloatArray, path: str) -> None:
-    wrong = np.flatnonzero(np.abs(times_ns) > _LARGEST_NS)
-    if len(wrong):
-        raise FormatError(
-            f"column {name} holds a time too large for 64 bits of nanoseconds",
-            path=path,
-            position=f"row {int(wrong[0]) + 1}",
-            hint="is the unit of the column as its name says?",
-        )
-
-
-def _small(rank: NDArray[np.int64], path: str) -> NDArray[np.int32]:
-    if int(rank.max()) >= 1 << 31:
-        raise FormatError(
-            f"rank {int(rank.max())} is too large",
-            path=path,
-            position="column 'rank'",
-            hint="ranks count from 0",
-        )
-    return rank.astype(np.int32)
 
 
 def _report(duration_ns: FloatArray, unknown: int, diagnostics: Diagnostics, path: str) -> None:
@@ -244,7 +236,10 @@ def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[
 
     data = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     chosen = choose(_csv_names(data, str(path)))
-    memory = _copied(data)
+    # The bytes in memory of Arrow's own. Its threads read ahead, and may let go of what they read when
+    # Python is about to end: of what is Python's they cannot then, and the process would end with that.
+    memory = pa.allocate_buffer(len(data))
+    memoryview(memory).cast("B")[:] = data
     del data
     types: dict[ColumnKind, pa.DataType] = {
         "text": pa.dictionary(pa.int32(), pa.string()),
@@ -271,17 +266,6 @@ def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[
             position=f"line {_line(bytes(memoryview(memory)), str(error))}",
             hint="is every field of this line of the kind its column says, and in UTF-8?",
         ) from error
-
-
-def _copied(data: bytes) -> pa.Buffer:
-    """The bytes in memory of Arrow's own. Its threads read ahead, and may let go of what they read when
-    Python is about to end: of what is Python's they cannot then, and the process would end with that.
-    """
-    import pyarrow as pa
-
-    memory = pa.allocate_buffer(len(data))
-    memoryview(memory).cast("B")[:] = data
-    return memory
 
 
 def _csv_names(data: bytes, path: str) -> list[str]:
@@ -366,20 +350,20 @@ def _check_type(name: str, found: pa.DataType, path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Operations:
+class _OperationRows:
     """Operations in order of their first rows, and the one of each row (-1 none)."""
 
     host: HostOps
     of_row: SmallIntArray
 
 
-def _operations_of(found: _Collected, names: tuple[str, ...]) -> _Operations:
+def _operations_of(found: _TableColumns, names: tuple[str, ...]) -> _OperationRows:
     """The operations of a table that has a column ``operation``, or inputs that belong to one; else none.
 
     An operation is what the first of its rows says; nothing is known of its time and of what is around it.
     """
     if not {"operation", "strides", "values"} & set(names):
-        return _Operations(HostOps.empty(), np.full(found.rows, -1, np.int32))
+        return _OperationRows(HostOps.empty(), np.full(found.rows, -1, np.int32))
     op_row, shapes_row = found.text("op"), found.text("shapes")
     number = found.whole("operation")
     if "operation" not in names:
@@ -393,7 +377,7 @@ def _operations_of(found: _Collected, names: tuple[str, ...]) -> _Operations:
     of_row[known] = rank[place.reshape(-1)]
     rows = known[first[order]]
     unknown = np.full(len(rows), np.nan)
-    return _Operations(
+    return _OperationRows(
         HostOps(
             name_row=op_row[rows],
             thread_row=np.zeros(len(rows), np.int32),
@@ -417,7 +401,7 @@ _MOST_CHARACTERS = 1 << 20
 """Of one text; the longest names of kernels have some ten thousand."""
 
 
-class _Collected:
+class _TableColumns:
     """Columns of all batches; a column that the table does not have is unknown everywhere."""
 
     def __init__(self, path: str, read: Callable[[str], str] = str) -> None:
@@ -450,24 +434,21 @@ class _Collected:
             if pa.types.is_null(column.type):
                 continue
             try:
-                values = self._values(name, column)
+                kind = COLUMNS.get(name, "number")
+                values: NDArray[np.generic]
+                if kind == "text":
+                    values = self._texts(name, column)
+                elif kind == "number" or not pa.types.is_integer(column.type):
+                    numbers = _numpy(column).astype(np.float64)
+                    values = numbers if kind == "number" else self._wholes(name, numbers)
+                else:
+                    values = np.maximum(_numpy(column.cast(pa.int64()).fill_null(-1)).astype(np.int64), -1)
             except MemoryError:  # Arrow's is one of its own errors, too
                 raise
             except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise self._refused(name, f"makes no sense: {error}") from error
             self._parts.setdefault(name, []).append(values)
         self.rows += batch.num_rows
-
-    def _values(self, name: str, column: pa.Array[Any]) -> NDArray[np.generic]:
-        import pyarrow as pa
-
-        kind = COLUMNS.get(name, "number")
-        if kind == "text":
-            return self._texts(name, column)
-        if kind == "number" or not pa.types.is_integer(column.type):
-            numbers = _numpy(column).astype(np.float64)
-            return numbers if kind == "number" else self._wholes(name, numbers)
-        return np.maximum(_numpy(column.cast(pa.int64()).fill_null(-1)).astype(np.int64), -1)
 
     def _texts(self, name: str, column: Any) -> SmallIntArray:
         encoded = column if hasattr(column, "indices") else column.dictionary_encode()

@@ -83,34 +83,31 @@ def _write(profile: Profile, rows: Any, options: WriteOptions, spell: Callable[[
     total, schema = len(profile), _schema()
     for start in range(0, total, _CHUNK_ROWS):
         part = slice(start, min(start + _CHUNK_ROWS, total))
-        columns = _columns(profile, part, spell)
+
+        def inputs(text: str) -> str:
+            return spell(_BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text)
+
+        strings, devices = profile.strings, (*profile.devices, "")
+        device = profile.device_index[part].astype(np.int64)
+        device[(device < 0) | (device >= len(profile.devices))] = len(profile.devices)
+        columns = {
+            "hardware": _texts(devices, device, spell),
+            "op": _texts(strings, profile.op_row[part], spell),
+            "op_class": _texts(_CLASSES, profile.op_class[part], spell),
+            "kernel": _texts(strings, profile.kernel_row[part], spell),
+            "rank": _whole(profile.rank[part]),
+            "stream": _whole(profile.stream[part]),
+            "start_ns": _numbers(profile.start_ns[part]),
+            "duration_ns": _numbers(profile.duration_ns[part]),
+            "dtype": _texts(strings, profile.dtype_row[part], inputs),
+            "shapes": _texts(strings, profile.shapes_row[part], inputs),
+            "strides": _texts(strings, _of_host(profile, profile.host.strides_row, part), inputs),
+            "values": _texts(strings, _of_host(profile, profile.host.values_row, part), inputs),
+            "operation": _whole(np.where(_is_linked(profile, part), profile.host_event[part], -1)),
+        }
         rows.write_batch(make([columns[name] for name in COLUMNS], schema=schema))
         if options.progress:
             options.progress(part.stop, total)
-
-
-def _columns(profile: Profile, part: slice, spell: Callable[[str], str]) -> dict[str, pa.Array[Any]]:
-    def inputs(text: str) -> str:
-        return spell(_on_one_line(text))
-
-    strings, devices = profile.strings, (*profile.devices, "")
-    device = profile.device_index[part].astype(np.int64)
-    device[(device < 0) | (device >= len(profile.devices))] = len(profile.devices)
-    return {
-        "hardware": _texts(devices, device, spell),
-        "op": _texts(strings, profile.op_row[part], spell),
-        "op_class": _texts(_CLASSES, profile.op_class[part], spell),
-        "kernel": _texts(strings, profile.kernel_row[part], spell),
-        "rank": _whole(profile.rank[part]),
-        "stream": _whole(profile.stream[part]),
-        "start_ns": _numbers(profile.start_ns[part]),
-        "duration_ns": _numbers(profile.duration_ns[part]),
-        "dtype": _texts(strings, profile.dtype_row[part], inputs),
-        "shapes": _texts(strings, profile.shapes_row[part], inputs),
-        "strides": _texts(strings, _of_host(profile, profile.host.strides_row, part), inputs),
-        "values": _texts(strings, _of_host(profile, profile.host.values_row, part), inputs),
-        "operation": _whole(np.where(_is_linked(profile, part), profile.host_event[part], -1)),
-    }
 
 
 def _is_linked(profile: Profile, part: slice) -> BoolArray:
@@ -146,11 +143,6 @@ def _texts(
 def _cell(text: str) -> str:
     """A text as a CSV holds it: none that a spreadsheet would calculate."""
     return escape_formula(_utf8(text))
-
-
-def _on_one_line(text: str) -> str:
-    """A JSON list on one line: no text in it has a line break of its own."""
-    return _BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text
 
 
 def _whole(column: NDArray[np.integer]) -> pa.Array[Any]:

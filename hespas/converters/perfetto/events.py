@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from hespas.converters.perfetto.packets import LARGEST_NS, Clocks, Message, Packet, Sequence, messages, text
+from hespas.converters.perfetto.packets import (
+    LARGEST_NS,
+    Clocks,
+    Packet,
+    PacketSequence,
+    WireMessage,
+    messages,
+    text,
+)
 from hespas.converters.tracks.reading import rank_and_device, stream_in_name
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import StringTableBuilder
@@ -32,7 +40,7 @@ from hespas.schemas.perfetto import (
     TrackEventField,
 )
 
-__all__ = ["Descriptions", "EventColumns", "EventKind", "Place"]
+__all__ = ["Descriptions", "TrackEventColumns", "TrackEventKind", "TrackOwner"]
 
 _Arguments = tuple[tuple[str, str | float], ...]
 """What annotations tell, of the names in :data:`_ARGUMENTS`."""
@@ -55,7 +63,7 @@ _FLOWS = frozenset(
 _NS_PER_US = 1000
 
 
-class EventKind(IntEnum):
+class TrackEventKind(IntEnum):
     """What an event is to its track."""
 
     BEGIN = 0
@@ -64,21 +72,21 @@ class EventKind(IntEnum):
     COMPLETE = 3
 
 
-_KINDS: dict[int, EventKind] = {
-    EventType.SLICE_BEGIN: EventKind.BEGIN,
-    EventType.SLICE_END: EventKind.END,
-    EventType.INSTANT: EventKind.INSTANT,
+_KINDS: dict[int, TrackEventKind] = {
+    EventType.SLICE_BEGIN: TrackEventKind.BEGIN,
+    EventType.SLICE_END: TrackEventKind.END,
+    EventType.INSTANT: TrackEventKind.INSTANT,
 }
 _PHASES = {
-    ord("B"): EventKind.BEGIN,
-    ord("E"): EventKind.END,
-    ord("X"): EventKind.COMPLETE,
-    ord("I"): EventKind.INSTANT,
-    ord("i"): EventKind.INSTANT,
+    ord("B"): TrackEventKind.BEGIN,
+    ord("E"): TrackEventKind.END,
+    ord("X"): TrackEventKind.COMPLETE,
+    ord("I"): TrackEventKind.INSTANT,
+    ord("i"): TrackEventKind.INSTANT,
 }
 
 
-class _Parts(NamedTuple):
+class _EventFields(NamedTuple):
     """The fields of one event before they are made sense of: numbers, places of texts and messages, places of
     annotations, and the flows it is part of.
     """
@@ -89,7 +97,7 @@ class _Parts(NamedTuple):
     flows: list[int]
 
 
-class EventColumns:
+class TrackEventColumns:
     """Grows one row an event; texts are rows of ``strings``, arguments rows of ``arguments`` (0: none)."""
 
     def __init__(self, clocks: Clocks) -> None:
@@ -111,14 +119,14 @@ class EventColumns:
         self._queues: list[str] = []
         self._stages: list[str] = []
 
-    def track_event(self, packet: Packet, sequence: Sequence, start: int, end: int) -> None:
+    def track_event(self, packet: Packet, sequence: PacketSequence, start: int, end: int) -> None:
         """A begin, an end, or a moment; counters are counted only."""
         parts = self._parts(packet.data, start, end)
         numbers, spans = parts.numbers, parts.spans
-        kind, duration_ns = _KINDS.get(numbers.get(TrackEventField.TYPE, 0)), 0
-        name_iid = numbers.get(TrackEventField.NAME_IID, 0)
-        if TrackEventField.LEGACY_EVENT in spans:
-            legacy = Message.of(packet.data, *spans[TrackEventField.LEGACY_EVENT]).numbers
+        kind, duration_ns = _KINDS.get(numbers.get(EventField.TYPE, 0)), 0
+        name_iid = numbers.get(EventField.NAME_IID, 0)
+        if EventField.LEGACY_EVENT in spans:
+            legacy = WireMessage.of(packet.data, *spans[EventField.LEGACY_EVENT]).numbers
             if LegacyField.PHASE in legacy:
                 kind = _PHASES.get(legacy[LegacyField.PHASE])
             duration_ns = signed(legacy.get(LegacyField.DURATION_US, 0)) * _NS_PER_US
@@ -148,13 +156,13 @@ class EventColumns:
         times_ns = (_within(time_ns, start), _within(duration_ns, start))
         self._append(kind, ("track", track, 0), times_ns, (name, category), arguments)
 
-    def _stamp_ns(self, packet: Packet, sequence: Sequence, position: int) -> int:
+    def _stamp_ns(self, packet: Packet, sequence: PacketSequence, position: int) -> int:
         clock = packet.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, sequence.clock)
         return self._clocks.time_ns(sequence.number, clock, packet.number(PacketField.TIMESTAMP), position)
 
     @staticmethod
-    def _parts(data: bytes, start: int, end: int) -> _Parts:
-        found = _Parts({}, {}, [], [])
+    def _parts(data: bytes, start: int, end: int) -> _EventFields:
+        found = _EventFields({}, {}, [], [])
         for number, wire, value, after in fields(data, start, end):
             if number in _FLOWS and wire == BYTES:
                 found.flows.extend(_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
@@ -169,7 +177,7 @@ class EventColumns:
                 found.numbers[number] = value
         return found
 
-    def _looked_up(self, sequence: Sequence, what: InternedDataField, iid: int) -> str:
+    def _looked_up(self, sequence: PacketSequence, what: InternedDataField, iid: int) -> str:
         if not iid:
             return ""
         found = sequence.interned.get((what, iid))
@@ -177,7 +185,7 @@ class EventColumns:
             self.unresolved += 1
         return found or ""
 
-    def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> _Arguments:
+    def _annotations(self, data: bytes, sequence: PacketSequence, spans: list[tuple[int, int]]) -> _Arguments:
         arguments: dict[str, str | float] = {}
         for start, end in spans:
             key = ""
@@ -204,7 +212,7 @@ class EventColumns:
                 arguments[key] = value
         return tuple(arguments.items())
 
-    def stage(self, packet: Packet, sequence: Sequence, start: int, end: int) -> None:
+    def stage(self, packet: Packet, sequence: PacketSequence, start: int, end: int) -> None:
         """Work on a queue of a GPU; what only lists queues and stages is no event."""
         data, values = packet.data, dict[int, int]()
         name, arguments = "", dict[str, str | float]()
@@ -214,7 +222,7 @@ class EventColumns:
             elif number == StageField.NAME and wire == BYTES:
                 name = text(data, value, after)
             elif number == StageField.EXTRA_DATA and wire == BYTES:
-                extra = Message.of(data, value, after)
+                extra = WireMessage.of(data, value, after)
                 key = extra.text(ExtraDataField.NAME)
                 if key in _ARGUMENTS:
                     arguments[key] = extra.text(ExtraDataField.VALUE)
@@ -238,12 +246,12 @@ class EventColumns:
         shown = name or interned or kernel or stage
         times_ns = (_within(time_ns, start), _within(values.get(StageField.DURATION, 0), start))
         self._append(
-            EventKind.COMPLETE, ("gpu", gpu, where), times_ns, (shown, stage), tuple(arguments.items())
+            TrackEventKind.COMPLETE, ("gpu", gpu, where), times_ns, (shown, stage), tuple(arguments.items())
         )
 
     def _specified(
         self,
-        sequence: Sequence,
+        sequence: PacketSequence,
         values: dict[int, int],
         iid: StageField,
         index: StageField,
@@ -264,7 +272,7 @@ class EventColumns:
 
     def _append(
         self,
-        kind: EventKind,
+        kind: TrackEventKind,
         track: _TrackKey,
         times_ns: tuple[int, int],
         names: tuple[str, str],
@@ -298,7 +306,7 @@ _NAMES = frozenset({DescriptorField.NAME, DescriptorField.STATIC_NAME, Descripto
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrackOwner:
     """Where slices of one track ran. ``label`` names the track with all that it stands under."""
 
     label: str
@@ -330,7 +338,19 @@ class Descriptions:
         """Note a description; other messages say nothing of tracks."""
         match number:
             case PacketField.TRACK_DESCRIPTOR:
-                self._track(data, start, end)
+                found, track = WireMessage.of(data, start, end), _Track()
+                uuid = found.numbers.get(DescriptorField.UUID, 0)
+                track.parent = found.numbers.get(DescriptorField.PARENT_UUID, 0)
+                track.name = next((found.text(name) for name in reversed(found.spans) if name in _NAMES), "")
+                if DescriptorField.PROCESS in found.spans:
+                    track.process = self._process(data, *found.spans[DescriptorField.PROCESS])
+                if DescriptorField.THREAD in found.spans:
+                    thread = WireMessage.of(data, *found.spans[DescriptorField.THREAD])
+                    track.thread, track.thread_name = True, thread.text(ThreadField.THREAD_NAME)
+                    track.process = signed(thread.numbers.get(ThreadField.PID, 0))
+                known = self._tracks.get(uuid)
+                if known is None or track.name or track.thread_name or track.process is not None:
+                    self._tracks[uuid] = track
             case PacketField.PROCESS_DESCRIPTOR:
                 self._process(data, start, end)
             case PacketField.GPU_INFO:
@@ -339,40 +359,25 @@ class Descriptions:
             case _:
                 pass
 
-    def _track(self, data: bytes, start: int, end: int) -> None:
-        found, track = Message.of(data, start, end), _Track()
-        uuid = found.numbers.get(DescriptorField.UUID, 0)
-        track.parent = found.numbers.get(DescriptorField.PARENT_UUID, 0)
-        track.name = next((found.text(name) for name in reversed(found.spans) if name in _NAMES), "")
-        if DescriptorField.PROCESS in found.spans:
-            track.process = self._process(data, *found.spans[DescriptorField.PROCESS])
-        if DescriptorField.THREAD in found.spans:
-            thread = Message.of(data, *found.spans[DescriptorField.THREAD])
-            track.thread, track.thread_name = True, thread.text(ThreadField.THREAD_NAME)
-            track.process = signed(thread.numbers.get(ThreadField.PID, 0))
-        known = self._tracks.get(uuid)
-        if known is None or track.name or track.thread_name or track.process is not None:
-            self._tracks[uuid] = track
-
     def _process(self, data: bytes, start: int, end: int) -> int:
-        found = Message.of(data, start, end)
+        found = WireMessage.of(data, start, end)
         pid, name = signed(found.numbers.get(ProcessField.PID, 0)), found.text(ProcessField.PROCESS_NAME)
         if name or pid not in self._processes:
             self._processes[pid] = name
         return pid
 
-    def place(self, key: _TrackKey, number: int) -> Place:
+    def place(self, key: _TrackKey, number: int) -> TrackOwner:
         """What the names of a track tell; ``number`` serves as its stream where nothing else does."""
         kind, which, queue = key
         if kind == "gpu":
             name = self.gpus[which] if 0 <= which < len(self.gpus) else ""
             label = f"{name or f'GPU {which}'}/{queue}"
-            return Place(label, name or f"GPU {which}", 0, _stream([str(queue)], number), is_device=True)
+            return TrackOwner(label, name or f"GPU {which}", 0, _stream([str(queue)], number), is_device=True)
         names = list(self._names(which))
         process = names[-1] if names else ""
         ranks = map(rank_and_device, reversed(names))
         rank, device = next((found for found in ranks if found is not None), (0, process or ""))
-        return Place(
+        return TrackOwner(
             "/".join(reversed([name for name in names if name])) or f"track {which}",
             device,
             rank,

@@ -29,9 +29,9 @@ __all__ = [
     "MOVED_BY",
     "SCHEMA_ID",
     "Clocks",
-    "Message",
     "Packet",
-    "Sequence",
+    "PacketSequence",
+    "WireMessage",
     "likelihood",
     "messages",
     "packets",
@@ -65,7 +65,10 @@ class Packet:
 
 def packets(data: bytes) -> Iterator[Packet]:
     """All packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
-    allowed, left = _allowed(len(data))
+    size = len(data)
+    bounds = limits()
+    free = bounds.compressed_packets_bytes
+    allowed, left = max(free, bounds.compressed_packets_ratio * size), free // _USUAL_BYTES + size
     for packet in _plain(data):
         if not packet.messages:
             yield packet
@@ -87,15 +90,6 @@ def packets(data: bytes) -> Iterator[Packet]:
                 if left < 0:
                     raise WireError("compressed packets are more than the file has room for", start)
                 yield each
-
-
-def _allowed(size: int) -> tuple[int, int]:
-    """How many bytes and packets the compressed ones of a trace may hold: each packet takes a byte of the
-    file at least. Without a bound 20 kB hold ten million packets, and each takes its time.
-    """
-    bounds = limits()
-    free = bounds.compressed_packets_bytes
-    return max(free, bounds.compressed_packets_ratio * size), free // _USUAL_BYTES + size
 
 
 def _inner(data: bytes, position: int) -> Iterator[Packet]:
@@ -137,7 +131,7 @@ def text(data: bytes, start: int, end: int) -> str:
     return data[start:end].decode("utf-8", "replace")
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """A message: its numbers by field, and where its bytes stand; of several of one field the last."""
 
     data: bytes
@@ -145,7 +139,7 @@ class Message(NamedTuple):
     spans: dict[int, tuple[int, int]]
 
     @classmethod
-    def of(cls, data: bytes, start: int, end: int) -> Message:
+    def of(cls, data: bytes, start: int, end: int) -> WireMessage:
         """The message in ``data[start:end]``. Raises ``WireError``."""
         found = cls(data, {}, {})
         for number, wire, value, after in fields(data, start, end):
@@ -160,15 +154,15 @@ class Message(NamedTuple):
         return text(self.data, *self.spans.get(field, (0, 0)))
 
 
-def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[int, Message]]:
+def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[int, WireMessage]]:
     """The messages inside one, in order, each with its field; of the fields that are ``wanted``."""
     for number, wire, value, after in fields(data, start, end):
         if number in wanted and wire == BYTES:
-            yield number, Message.of(data, value, after)
+            yield number, WireMessage.of(data, value, after)
 
 
 @dataclass(slots=True)
-class Sequence:
+class PacketSequence:
     """What earlier packets of one writer said that later ones refer to.
 
     ``interned`` maps a field of ``InternedData`` and an id to a text. ``valid`` is false where packets were
@@ -195,7 +189,10 @@ class Sequence:
             if number == PacketField.INTERNED_DATA:
                 self._intern(packet.data, start, end)
             elif number == PacketField.TRACE_PACKET_DEFAULTS:
-                self._defaults(packet.data, start, end)
+                found = WireMessage.of(packet.data, start, end)
+                self.clock = found.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
+                event = WireMessage.of(packet.data, *found.spans.get(PacketField.TRACK_EVENT, (0, 0)))
+                self.track = event.numbers.get(EventField.TRACK_UUID, self.track)
         return self.valid or not flags & _NEEDS_STATE
 
     def _intern(self, data: bytes, start: int, end: int) -> None:
@@ -204,12 +201,6 @@ class Sequence:
             self.interned[number, entry.numbers.get(InternedField.IID, 0)] = own or entry.text(
                 InternedField.NAME
             )
-
-    def _defaults(self, data: bytes, start: int, end: int) -> None:
-        found = Message.of(data, start, end)
-        self.clock = found.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
-        event = Message.of(data, *found.spans.get(PacketField.TRACK_EVENT, (0, 0)))
-        self.track = event.numbers.get(TrackEventField.TRACK_UUID, self.track)
 
 
 # --- Clocks: https://perfetto.dev/docs/concepts/clock-sync.
@@ -256,7 +247,7 @@ class Clocks:
         read: list[tuple[_Key, int]] = []
         for number, wire, value, after in fields(data, start, end):
             if number == ClockSnapshotField.CLOCKS and wire == BYTES:
-                read.append(self._one(sequence, Message.of(data, value, after).numbers))
+                read.append(self._one(sequence, WireMessage.of(data, value, after).numbers))
             elif number == ClockSnapshotField.PRIMARY_TRACE_CLOCK and wire != BYTES:
                 self.primary = value
         if not read:

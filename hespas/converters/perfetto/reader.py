@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.linking import enclosing, pair
-from hespas.converters.perfetto.events import Descriptions, EventColumns, EventKind, Place
+from hespas.converters.perfetto.events import Descriptions, TrackEventColumns, TrackEventKind, TrackOwner
 from hespas.converters.perfetto.packets import (
     MOVED_BY,
     SCHEMA_ID,
     Clocks,
-    Message,
     Packet,
-    Sequence,
+    PacketSequence,
+    WireMessage,
     messages,
     packets,
 )
@@ -52,7 +52,7 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
     packets compressed with zstd. Memory is that of the file and of its columns.
     """
     data = read_bytes(path, options.max_bytes)
-    reader = _Reader()
+    reader = _PerfettoReader()
     try:
         for count, packet in enumerate(packets(data)):
             reader.take(packet)
@@ -74,23 +74,23 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
     return _profile_of(facts, findings)
 
 
-class _Reader:
+class _PerfettoReader:
     """Sorts packets by what they hold."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
-        self.columns = EventColumns(self.clocks)
+        self.columns = TrackEventColumns(self.clocks)
         self.descriptions = Descriptions()
         self.attributes: dict[str, str] = {}
         self.lost = 0
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, PacketSequence] = {}
 
     def take(self, packet: Packet) -> None:
         """Use one packet."""
         number = packet.number(PacketField.TRUSTED_PACKET_SEQUENCE_ID)
         sequence = self._sequences.get(number)
         if sequence is None:
-            sequence = self._sequences[number] = Sequence(number)
+            sequence = self._sequences[number] = PacketSequence(number)
         usable = sequence.take(packet)
         for kind, start, end in packet.messages:
             match kind:
@@ -103,22 +103,21 @@ class _Reader:
                 case PacketField.GPU_RENDER_STAGE_EVENT:
                     self.columns.stage(packet, sequence, start, end)
                 case PacketField.TRACE_ATTRIBUTES:
-                    self._attributes(packet.data, start, end)
+                    for _, each in messages(packet.data, start, end, _ATTRIBUTE):
+                        self.attributes[each.text(AttributeField.KEY)] = each.text(
+                            AttributeField.STRING_VALUE
+                        )
                 case PacketField.THREAD_DESCRIPTOR:
                     self._reference(sequence, packet.data, start, end)
                 case _:
                     self.descriptions.add(kind, packet.data, start, end)
 
     @staticmethod
-    def _reference(sequence: Sequence, data: bytes, start: int, end: int) -> None:
+    def _reference(sequence: PacketSequence, data: bytes, start: int, end: int) -> None:
         """The time from which older traces count."""
-        stated = Message.of(data, start, end).numbers.get(ThreadField.REFERENCE_TIMESTAMP_US)
+        stated = WireMessage.of(data, start, end).numbers.get(ThreadField.REFERENCE_TIMESTAMP_US)
         if stated is not None:
             sequence.delta_us = signed(stated)
-
-    def _attributes(self, data: bytes, start: int, end: int) -> None:
-        for _, each in messages(data, start, end, _ATTRIBUTE):
-            self.attributes[each.text(AttributeField.KEY)] = each.text(AttributeField.STRING_VALUE)
 
     def report(self, findings: Findings) -> None:
         """Say what could not be used."""
@@ -142,13 +141,13 @@ class _TraceFacts:
     """What was read of a trace."""
 
     path: Path
-    columns: EventColumns
+    columns: TrackEventColumns
     descriptions: Descriptions
     attributes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Slices(ColumnTable):
+class _TrackSlices(ColumnTable):
     """Slices as columns; ``event`` is the row of what began each."""
 
     event: IntArray
@@ -161,7 +160,22 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
     """Device slices as events, the others as host operations, joined by flows. Raises ``FormatError`` where
     there is no slice at all.
     """
-    slices = _slices(facts.columns, findings)
+    # Pairs of begin and end, complete events, and moments (0 ns).
+    kind, track = _column(facts.columns.kind), _column(facts.columns.track)
+    time_ns, duration_ns = _column(facts.columns.time_ns), _column(facts.columns.duration_ns)
+    halves = np.flatnonzero((kind == TrackEventKind.BEGIN) | (kind == TrackEventKind.END))
+    whole = np.flatnonzero((kind == TrackEventKind.COMPLETE) | (kind == TrackEventKind.INSTANT))
+    pairs = pair(track, time_ns, kind == TrackEventKind.BEGIN, halves)
+    last_ns = int((time_ns + duration_ns).max()) if len(kind) else 0
+    report_halves(findings, "slices", int((pairs.end < 0).sum()), pairs.orphans)
+    event = np.concatenate([pairs.begin, whole])
+    ran_ns = at_rows(time_ns, pairs.end, last_ns) - time_ns[pairs.begin]
+    slices = _TrackSlices(
+        event=event,
+        track=track[event],
+        start_ns=time_ns[event],
+        duration_ns=np.concatenate([ran_ns, duration_ns[whole]]),
+    )
     if not len(slices):
         raise FormatError(
             "the trace holds neither slices nor stages of a GPU",
@@ -170,66 +184,83 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
             hint="was a source of track events or of GPU render stages recorded?",
         )
     places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]
-    is_device = _device(facts, slices, places, findings)
+    strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
+    if facts.attributes.get("schema") == SCHEMA_ID:
+        ours: BoolArray = category != strings.add(HOST_CATEGORY)
+        is_device = ours
+    else:
+        by_track = np.array([place.is_device for place in places], np.bool_)[slices.track]
+        rows = [strings.add(name) for name in sorted(_DEVICE_CATEGORIES)]
+        found = by_track | np.isin(category, rows)
+        if found.any():
+            is_device = found
+        else:
+            other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
+            taken = other if other.any() else np.ones(len(slices), np.bool_)
+            message = (
+                "no track says it is a device, so all slices but those of a host are taken for device events"
+            )
+            findings.warning("no-device-track", message, int(taken.sum()))
+            is_device = taken
     device, host = slices.take(is_device), slices.take(~is_device)
-    moments = _column(facts.columns.kind)[host.event] == EventKind.INSTANT
+    moments = _column(facts.columns.kind)[host.event] == TrackEventKind.INSTANT
     message = "moments on the host took no time and are left out"
     findings.info("host-moments", message, int(moments.sum()))
     report_nested(findings, device.track, device.start_ns, device.duration_ns)
     return _profile(facts, device, host.take(~moments), places)
 
 
-def _slices(columns: EventColumns, findings: Findings) -> _Slices:
-    """Pairs of begin and end, complete events, and moments (0 ns)."""
-    kind, track = _column(columns.kind), _column(columns.track)
-    time_ns, duration_ns = _column(columns.time_ns), _column(columns.duration_ns)
-    halves = np.flatnonzero((kind == EventKind.BEGIN) | (kind == EventKind.END))
-    whole = np.flatnonzero((kind == EventKind.COMPLETE) | (kind == EventKind.INSTANT))
-    pairs = pair(track, time_ns, kind == EventKind.BEGIN, halves)
-    last_ns = int((time_ns + duration_ns).max()) if len(kind) else 0
-    report_halves(findings, "slices", int((pairs.end < 0).sum()), pairs.orphans)
-    event = np.concatenate([pairs.begin, whole])
-    ran_ns = at_rows(time_ns, pairs.end, last_ns) - time_ns[pairs.begin]
-    return _Slices(
-        event=event,
-        track=track[event],
-        start_ns=time_ns[event],
-        duration_ns=np.concatenate([ran_ns, duration_ns[whole]]),
-    )
-
-
 def _column(values: object) -> IntArray:
     return np.array(values, np.int64)
 
 
-def _device(facts: _TraceFacts, slices: _Slices, places: list[Place], findings: Findings) -> BoolArray:
-    strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
-    if facts.attributes.get("schema") == SCHEMA_ID:  # ours says what is of the host, also beside a CPU's work
-        ours: BoolArray = category != strings.add(HOST_CATEGORY)
-        return ours
-    by_track = np.array([place.is_device for place in places], np.bool_)[slices.track]
-    rows = [strings.add(name) for name in sorted(_DEVICE_CATEGORIES)]
-    found = by_track | np.isin(category, rows)
-    if found.any():
-        return found
-    other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
-    taken = other if other.any() else np.ones(len(slices), np.bool_)
-    message = "no track says it is a device, so all slices but those of a host are taken for device events"
-    findings.warning("no-device-track", message, int(taken.sum()))
-    return taken
-
-
-def _profile(facts: _TraceFacts, device: _Slices, host: _Slices, places: list[Place]) -> Profile:
+def _profile(
+    facts: _TraceFacts, device: _TrackSlices, host: _TrackSlices, places: list[TrackOwner]
+) -> Profile:
     columns, attributes = facts.columns, dict(facts.attributes)
     ours = attributes.pop("schema", "") == SCHEMA_ID
-    base_ns = _first_ns(attributes, device, host, ours=ours)
+    # What to count times from: the first event, or what our writer moved them by.
+    if not ours:
+        base_ns = int(np.concatenate([device.start_ns, host.start_ns]).min())
+    else:
+        moved = attributes.pop(MOVED_BY, "0")
+        base_ns = int(moved) if moved.isascii() and moved.isdigit() and len(moved) <= 18 else 0
     name = attributes.pop("name", "") if ours else ""
-    stated = _Stated.of(columns, device.event)
-    devices, device_index = _devices(places, device)
+    stated = _StatedFacts.of(columns, device.event)
+    # The names of the devices that have events, and which each event ran on.
+    names: dict[str, int] = {}
+    index = np.zeros(len(places), np.int32)
+    used: list[int] = np.unique(device.track).tolist()
+    for track in used:
+        index[track] = names.setdefault(places[track].device, len(names))
+    devices, device_index = tuple(names), index[device.track]
     name_row = _column(columns.name_row)[device.event]
     op_row, kernel_row = ops_and_kernels(name_row, stated.text("op"), stated.text("kernel"), ours=ours)
     module_row, shapes_row, dtype_row = (stated.text(key) for key in ("module", "shapes", "dtype"))
     host_ops = _host_ops(columns, host, places, base_ns)
+    # The host operation that a flow joins to each device slice: the last to begin before it, -1 for none.
+    cause = np.full(len(device), -1, np.int32)
+    if not len(columns.flow) or not len(host):
+        causes = cause
+    else:
+        flow, event = np.array(columns.flow, np.uint64), _column(columns.flow_event)
+        events = len(columns.kind)
+        device_of, host_of = np.full(events, -1, np.int64), np.full(events, -1, np.int64)
+        device_of[device.event], host_of[host.event] = np.arange(len(device)), np.arange(len(host))
+        host_at, device_at = np.flatnonzero(host_of[event] >= 0), np.flatnonzero(device_of[event] >= 0)
+        time_ns = _column(columns.time_ns)[event]
+        _, number = np.unique(flow, return_inverse=True)
+        _, moment = np.unique(time_ns, return_inverse=True)
+        key = number.reshape(-1).astype(np.int64) * (len(event) + 1) + moment.reshape(-1)
+        order = host_at[np.argsort(key[host_at], kind="stable")]
+        if not len(order):
+            causes = cause
+        else:
+            place = np.searchsorted(key[order], key[device_at], side="right") - 1
+            source = order[np.maximum(place, 0)]
+            joined = (place >= 0) & (number.reshape(-1)[source] == number.reshape(-1)[device_at])
+            cause[device_of[event[device_at[joined]]]] = host_of[event[source[joined]]]
+            causes = cause
     return Profile.of(
         name or facts.path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
@@ -248,32 +279,16 @@ def _profile(facts: _TraceFacts, device: _Slices, host: _Slices, places: list[Pl
         stream=np.array([place.stream for place in places], np.int64)[device.track],
         run=stated.run(),
         bytes_moved=stated.exact("bytes", np.full(len(device), np.nan)),
-        host_event=_causes(columns, device, host),
+        host_event=causes,
         host=host_ops,
         metadata=attributes if ours else {"format": "perfetto", "first_event_ns": str(base_ns)},
     )
 
 
-def _first_ns(attributes: dict[str, str], device: _Slices, host: _Slices, *, ours: bool) -> int:
-    """What to count times from: the first event, or what our writer moved them by."""
-    if not ours:
-        return int(np.concatenate([device.start_ns, host.start_ns]).min())
-    moved = attributes.pop(MOVED_BY, "0")
-    return int(moved) if moved.isascii() and moved.isdigit() and len(moved) <= 18 else 0
-
-
-def _devices(places: list[Place], device: _Slices) -> tuple[tuple[str, ...], SmallIntArray]:
-    """The names of the devices that have events, and which each event ran on."""
-    names: dict[str, int] = {}
-    index = np.zeros(len(places), np.int32)
-    used: list[int] = np.unique(device.track).tolist()
-    for track in used:
-        index[track] = names.setdefault(places[track].device, len(names))
-    return tuple(names), index[device.track]
-
-
-def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns: int) -> HostOps:
-    stated = _Stated.of(columns, host.event)
+def _host_ops(
+    columns: TrackEventColumns, host: _TrackSlices, places: list[TrackOwner], base_ns: int
+) -> HostOps:
+    stated = _StatedFacts.of(columns, host.event)
     labels = np.array([columns.strings.add(place.label) for place in places], np.int32)
     return HostOps.of(
         name_row=_column(columns.name_row)[host.event],
@@ -286,30 +301,6 @@ def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns
     )
 
 
-def _causes(columns: EventColumns, device: _Slices, host: _Slices) -> SmallIntArray:
-    """The host operation that a flow joins to each device slice: the last to begin before it, -1 for none."""
-    cause = np.full(len(device), -1, np.int32)
-    if not len(columns.flow) or not len(host):
-        return cause
-    flow, event = np.array(columns.flow, np.uint64), _column(columns.flow_event)
-    events = len(columns.kind)
-    device_of, host_of = np.full(events, -1, np.int64), np.full(events, -1, np.int64)
-    device_of[device.event], host_of[host.event] = np.arange(len(device)), np.arange(len(host))
-    host_at, device_at = np.flatnonzero(host_of[event] >= 0), np.flatnonzero(device_of[event] >= 0)
-    time_ns = _column(columns.time_ns)[event]
-    _, number = np.unique(flow, return_inverse=True)
-    _, moment = np.unique(time_ns, return_inverse=True)
-    key = number.reshape(-1).astype(np.int64) * (len(event) + 1) + moment.reshape(-1)
-    order = host_at[np.argsort(key[host_at], kind="stable")]
-    if not len(order):
-        return cause
-    place = np.searchsorted(key[order], key[device_at], side="right") - 1
-    source = order[np.maximum(place, 0)]
-    joined = (place >= 0) & (number.reshape(-1)[source] == number.reshape(-1)[device_at])
-    cause[device_of[event[device_at[joined]]]] = host_of[event[source[joined]]]
-    return cause
-
-
 # What annotations tell of chosen events, as columns.
 
 _LARGEST = float((1 << 31) - 1)
@@ -317,7 +308,7 @@ _TOO_LARGE = 1e300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stated:
+class _StatedFacts:
     """``rows`` says which of ``arguments`` each event has."""
 
     arguments: tuple[dict[str, str | float], ...]
@@ -325,7 +316,7 @@ class _Stated:
     strings: StringTableBuilder
 
     @classmethod
-    def of(cls, columns: EventColumns, event: IntArray) -> _Stated:
+    def of(cls, columns: TrackEventColumns, event: IntArray) -> _StatedFacts:
         """What was told of the given events."""
         rows = np.array(columns.argument, np.int64)[event]
         return cls(tuple(dict(stated) for stated in columns.arguments), rows, columns.strings)

@@ -70,7 +70,7 @@ def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
     """
     _check_times(scene, options.name or str(path))
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
-        _Writer(stream, scene, options.progress).write()
+        _PerfettoWriter(stream, scene, options.progress).write()
 
 
 def _check_times(scene: TrackSet, path: str) -> None:
@@ -94,7 +94,7 @@ def _packet(content: bytes) -> bytes:
     return _PACKET + encode_varint(len(content)) + content
 
 
-class _Writer:
+class _PerfettoWriter:
     """Processes have the uuids 1, 2, ...; tracks follow, then lanes in the order in which they are opened."""
 
     def __init__(
@@ -112,7 +112,23 @@ class _Writer:
 
     def write(self) -> None:
         """Attributes, processes, then everything else."""
-        self._attributes()
+        # The first packet also begins the sequence.
+        facts = {shown(key): shown(text) for key, text in self._scene.metadata.items()}
+        facts |= {"schema": SCHEMA_ID, "name": shown(self._scene.name)}
+        if self._base_ns:
+            facts[MOVED_BY] = str(self._base_ns)
+        encoded = b"".join(
+            field_bytes(
+                _ATTRIBUTE,
+                field_bytes(AttributeField.KEY, key.encode())
+                + field_bytes(AttributeField.STRING_VALUE, text.encode()),
+            )
+            for key, text in sorted(facts.items(), key=lambda fact: fact[0] != "schema")
+        )
+        cleared = field_bytes(PacketField.SEQUENCE_FLAGS, SequenceFlag.INCREMENTAL_STATE_CLEARED)
+        self._stream.write(
+            _packet(_OF_SEQUENCE + cleared + field_bytes(PacketField.TRACE_ATTRIBUTES, encoded))
+        )
         for part, first in zip(self._scene.parts, self._scene.first_process, strict=True):
             for row, name in enumerate(part.processes):
                 self._process(1 + first + row, shown(name))
@@ -130,25 +146,6 @@ class _Writer:
             if self._progress:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, count)
         self._stream.write(b"".join(map(self._end, self._global(lanes.rest(), current))))
-
-    def _attributes(self) -> None:
-        """The first packet also begins the sequence."""
-        facts = {shown(key): shown(text) for key, text in self._scene.metadata.items()}
-        facts |= {"schema": SCHEMA_ID, "name": shown(self._scene.name)}
-        if self._base_ns:
-            facts[MOVED_BY] = str(self._base_ns)
-        encoded = b"".join(
-            field_bytes(
-                _ATTRIBUTE,
-                field_bytes(AttributeField.KEY, key.encode())
-                + field_bytes(AttributeField.STRING_VALUE, text.encode()),
-            )
-            for key, text in sorted(facts.items(), key=lambda fact: fact[0] != "schema")
-        )
-        cleared = field_bytes(PacketField.SEQUENCE_FLAGS, SequenceFlag.INCREMENTAL_STATE_CLEARED)
-        self._stream.write(
-            _packet(_OF_SEQUENCE + cleared + field_bytes(PacketField.TRACE_ATTRIBUTES, encoded))
-        )
 
     def _process(self, uuid: int, name: str) -> None:
         process = field_bytes(ProcessField.PID, uuid) + field_bytes(ProcessField.PROCESS_NAME, name.encode())
@@ -210,7 +207,16 @@ class _Writer:
         label: list[int] = chunk.label.tolist()
         exact: list[bool] = same.tolist()
         first = chunk.first
-        arrows = self._arrows(leaving, arriving, first, first + len(begins))
+        # The flows of slices ``first .. behind - 1``, by their place among these.
+        behind = first + len(begins)
+        found: dict[int, bytes] = {}
+        pairs = ((EventField.FLOW_IDS, leaving), (EventField.TERMINATING_FLOW_IDS, arriving))
+        for kind, flows in pairs:
+            low, high = int(flows.offsets[first]), int(flows.offsets[behind])
+            owners = np.searchsorted(flows.offsets, np.arange(low, high), side="right") - 1 - first
+            for row, flow in zip(owners.tolist(), flows.values[low:high].tolist(), strict=True):
+                found[row] = found.get(row, b"") + fixed64(kind, flow)
+        arrows = found
         out: list[bytes] = []
         for row, (lane, ended) in enumerate(lanes.assign(where, begins, ends)):
             out.extend(map(self._end, self._global(ended, chunk.index)))
@@ -221,18 +227,6 @@ class _Writer:
             stamp = _STAMP + encode_varint(begins[row]) + _REFERS
             out.append(_packet(stamp + _EVENT + encode_varint(len(event)) + event))
         self._stream.write(b"".join(out))
-
-    @staticmethod
-    def _arrows(leaving: RaggedArray, arriving: RaggedArray, first: int, behind: int) -> dict[int, bytes]:
-        """The flows of slices ``first .. behind - 1``, by their place among these."""
-        found: dict[int, bytes] = {}
-        pairs = ((TrackEventField.FLOW_IDS, leaving), (TrackEventField.TERMINATING_FLOW_IDS, arriving))
-        for kind, flows in pairs:
-            low, high = int(flows.offsets[first]), int(flows.offsets[behind])
-            owners = np.searchsorted(flows.offsets, np.arange(low, high), side="right") - 1 - first
-            for row, flow in zip(owners.tolist(), flows.values[low:high].tolist(), strict=True):
-                found[row] = found.get(row, b"") + fixed64(kind, flow)
-        return found
 
     def _label(self, label: SliceLabel) -> bytes:
         number = self._texts.number

@@ -1,6 +1,6 @@
 """Traces of XLA's profiler, as JAX and TensorFlow write them: https://github.com/openxla/xprof.
 
-``xplane`` is the protobuf file, ``jax-trace`` the Chrome-trace JSON that is made of it and holds less.
+``xplane`` is the protobuf file, ``jax-trace`` the Chrome-trace JSON derived from it, with less information.
 Importing this module is cheap.
 """
 
@@ -21,7 +21,7 @@ _SPACE = re.compile(
     + b"|".join(re.escape(prefix.encode()) for prefix in PLANE_PREFIXES)
     + rb")"
 )
-"""A plane whose name is one that the profiler gives."""
+"""First bytes of a file: a plane with one of the profiler's names."""
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _PROCESS = re.compile(
     rb'"process_name"[^{}]{0,80}"args"\s*:\s*\{\s*"name"\s*:\s*"(?:[^"]{0,64} )?/(?:host|device):'
@@ -30,48 +30,50 @@ _TICKS = re.compile(rb'"metadata"\s*:\s*\{\s*"highres-ticks"\s*:\s*true')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"')
 
 
-_PLACES = ("plugins/profile/*/*", "profile/*/*")
-"""Where a log directory of JAX or TensorFlow has its recordings: in a folder per run."""
+_RUN_GLOBS = ("plugins/profile/*/*", "profile/*/*")
+"""Recordings in a log directory of JAX or TensorFlow, in one folder per run."""
 
 
 def _sniff(head: Head) -> int:
-    """By the first plane's name; a log directory by its files."""
+    """Score an input by the name of its first plane, a log directory by its files."""
     if head.is_directory:
         return 90 if _recordings(head.path) else 0
     return 98 if _SPACE.match(head.data) else 0
 
 
 def _recordings(folder: Path) -> list[Path]:
-    """The recordings in a log directory, in order of their runs, which are named by time."""
-    for place in (*_PLACES, *(("*",) if folder.resolve().parent.name == "profile" else ())):
-        found = sorted(folder.glob(f"{place}.xplane.pb"))
-        if found:
-            return found
+    """List the recordings in a log directory in the order of their runs, which are named by time."""
+    for pattern in (*_RUN_GLOBS, *(("*",) if folder.resolve().parent.name == "profile" else ())):
+        recordings = sorted(folder.glob(f"{pattern}.xplane.pb"))
+        if recordings:
+            return recordings
     return []
 
 
 def _newest(folder: Path, diagnostics: Diagnostics) -> Path:
-    """The recording of the newest run. Raises ``UsageError`` where several hosts have one each."""
-    found = _recordings(folder)
-    if not found:
-        raise FormatError("no *.xplane.pb in it", path=str(folder), hint="name the log directory or the file")
-    newest = [path for path in found if path.parent == found[-1].parent]
+    """Return the recording of the newest run. Raises ``UsageError`` if several hosts recorded that run."""
+    recordings = _recordings(folder)
+    if not recordings:
+        raise FormatError(
+            "no *.xplane.pb in the directory", path=str(folder), hint="name the log directory or the file"
+        )
+    newest = [path for path in recordings if path.parent == recordings[-1].parent]
     if len(newest) > 1:
         raise UsageError(
-            f"{len(newest)} hosts recorded this run, and one is read at a time",
+            f"{len(newest)} hosts recorded this run; one file is read at a time",
             path=str(folder),
             hint=f"name one: {newest[0]}",
         )
-    runs = len({path.parent for path in found})
+    runs = len({path.parent for path in recordings})
     if runs > 1:
         diagnostics.warning(
-            "xplane.newest-run", "", f"of {runs} runs the newest is read: {newest[0].name}", path=str(folder)
+            "xplane.newest-run", "", f"{runs} runs; the newest is read: {newest[0].name}", path=str(folder)
         )
     return newest[0]
 
 
 def _sniff_json(head: Head) -> int:
-    """By the names of processes, or the mark of the writer; its events have no category."""
+    """Score JSON by its process names or the writer's metadata; JAX events have no category."""
     if head.is_directory or head.data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
         return 0
     if not _EVENTS.search(head.data) or _CATEGORY.search(head.data):

@@ -1,4 +1,11 @@
-"""All lines of a trace as two tables: what ran on devices, and what the host did."""
+"""Device events and host operations of a trace as two tables, with ranks, merged cores and labels.
+
+The two cores of a TPU chip may work as one device (megacore). Each core records its own half of an operation
+at the same time, so the time of an operation is the larger of the two, never their sum, while bytes and FLOPs
+add up. Cores ``2k`` and ``2k + 1`` are merged to rank ``k`` where both planes have ``has_megacore`` (or, in a
+file whose planes lack it, where events of both cores use both), no event is marked as not using it, and both
+cores ran the same programs. They are also merged where the user sets half the number of cores as devices.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +18,16 @@ import numpy as np
 
 from hespas.converters.launch_shapes import shape_text
 from hespas.converters.linking import enclosing, nearest
-from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, Line, LineEvents, LineKind
+from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, LineEvents, LineKind, TraceLine
 from hespas.graph import StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, distinct_rows, mapped
 from hespas.schemas.xplane import CPU_PLANE, TPU_PREFIX
 
 __all__ = [
-    "Collected",
+    "CollectedTrace",
     "DeviceTable",
+    "EventLabels",
     "HostTable",
-    "Labels",
     "ModuleRuns",
     "Ranked",
     "collect",
@@ -33,8 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeviceTable:
-    """Device events; ``line`` indexes the lines. ``duration_ps`` is a span, ``exclusive_ps`` what of it no
-    event inside takes, ``is_wrapper`` says that there is one inside. ``host`` is a row of the host table
+    """Device events; ``line`` indexes the lines. ``duration_ps`` is a span, ``exclusive_ps`` the span without
+    the events inside, ``is_wrapper`` is True where there are such events. ``host`` is a row of the host table
     (-1: none). ``stats`` has every column of :data:`NUMBERS` and :data:`TEXTS`.
     """
 
@@ -51,17 +58,17 @@ class DeviceTable:
         return len(self.line)
 
     def take(self, rows: IntArray) -> DeviceTable:
-        """The given rows, in the given order."""
+        """Return the given rows in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _DEVICE_COLUMNS}
         return replace(self, **columns, stats={name: column[rows] for name, column in self.stats.items()})
 
 
-_DEVICE_COLUMNS = tuple(each.name for each in fields(DeviceTable) if each.name != "stats")
+_DEVICE_COLUMNS = tuple(column.name for column in fields(DeviceTable) if column.name != "stats")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostTable:
-    """Operations of the host; ``launch`` is the correlation id of those that start device work."""
+    """Operations of the host; ``launch`` is the correlation id of operations that start device work."""
 
     line: IntArray
     name_row: IntArray
@@ -76,7 +83,7 @@ class HostTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleRuns:
-    """Runs of programs on one device plane, by start; ``run_id`` is :data:`ABSENT` where not stated."""
+    """Runs of programs on one device plane, sorted by start; ``run_id`` is :data:`ABSENT` where missing."""
 
     name_row: IntArray
     start_ps: IntArray
@@ -85,24 +92,24 @@ class ModuleRuns:
     program_id: IntArray
 
     def at(self, moment_ps: IntArray) -> IntArray:
-        """The run in which each moment lies, -1 for none."""
-        place = np.searchsorted(self.start_ps, moment_ps, side="right") - 1
-        inside = (place >= 0) & (moment_ps <= self.end_ps[np.maximum(place, 0)])
-        return np.where(inside, place, -1)
+        """Return the run at each moment, -1 for none."""
+        index = np.searchsorted(self.start_ps, moment_ps, side="right") - 1
+        inside = (index >= 0) & (moment_ps <= self.end_ps[np.maximum(index, 0)])
+        return np.where(inside, index, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collected:
-    """A whole trace. ``modules`` has the runs of programs by plane."""
+class CollectedTrace:
+    """Tables of a whole trace. ``modules`` has the runs of programs by plane."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[TraceLine, ...]
     device: DeviceTable
     host: HostTable
     modules: dict[str, ModuleRuns]
     overlapping: int
 
     def rows_by_plane(self) -> dict[str, IntArray]:
-        """The rows of the device table that each plane has. O(rows log rows)."""
+        """Return the rows of the device table of each plane. O(rows log rows)."""
         codes: dict[str, int] = {}
         code = np.array([codes.setdefault(line.plane, len(codes)) for line in self.lines], np.int64)
         of_row = code[self.device.line] if len(code) else self.device.line
@@ -111,8 +118,8 @@ class Collected:
         return {plane: order[bounds[number] : bounds[number + 1]] for plane, number in codes.items()}
 
 
-class _Parts:
-    """Columns in parts, one a line."""
+class _ColumnParts:
+    """Columns under construction, one part per line."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[IntArray]] = {}
@@ -128,32 +135,32 @@ class _Parts:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def collect(lines: Iterable[LineEvents]) -> Collected:
-    """Read all lines, nesting the events of each. O(events log events)."""
-    known: list[Line] = []
-    device, host = _Parts(), _Parts()
+def collect(lines: Iterable[LineEvents]) -> CollectedTrace:
+    """Read all lines and nest the events of each. O(events log events)."""
+    seen_lines: list[TraceLine] = []
+    device, host = _ColumnParts(), _ColumnParts()
     modules: dict[str, list[LineEvents]] = {}
     overlapping = 0
     for events in lines:
         if events.line.kind is LineKind.MODULES:
             modules.setdefault(events.line.plane, []).append(events)
             continue
-        overlapping += _add(events, len(known), device, host)
-        known.append(events.line)
+        overlapping += _add(events, len(seen_lines), device, host)
+        seen_lines.append(events.line)
     columns: dict[str, Any] = {name: device.column(name) for name in _DEVICE_COLUMNS}
     columns["is_wrapper"] = columns["is_wrapper"].astype(np.bool_)
     stats = {name: device.column(name) for name in (*NUMBERS, *TEXTS)}
-    return Collected(
-        tuple(known),
+    return CollectedTrace(
+        tuple(seen_lines),
         DeviceTable(**columns, stats=stats),
-        HostTable(*(host.column(each.name) for each in fields(HostTable))),
-        {plane: _runs(parts) for plane, parts in modules.items()},
+        HostTable(*(host.column(column.name) for column in fields(HostTable))),
+        {plane: _module_runs(parts) for plane, parts in modules.items()},
         overlapping,
     )
 
 
-def _add(events: LineEvents, line: int, device: _Parts, host: _Parts) -> int:
-    """Sort the events of a line into the two tables; how many overlap without one enclosing the other."""
+def _add(events: LineEvents, line: int, device: _ColumnParts, host: _ColumnParts) -> int:
+    """Add the events of a line to the two tables; return the number of events that overlap partially."""
     count = len(events.start_ps)
     is_device = np.zeros(count, np.bool_)
     is_device[events.device] = True
@@ -162,13 +169,13 @@ def _add(events: LineEvents, line: int, device: _Parts, host: _Parts) -> int:
         nothing = np.full(count, -1, np.int64)
         around_host, around_device, exclusive, overlapping = nothing, nothing, events.duration_ps, 0
     else:
-        found = nest(events.start_ps, events.duration_ps, is_device)
-        around_host, around_device = found.host, found.device
-        exclusive, overlapping = found.exclusive_ps, found.overlapping
+        nesting = nest(events.start_ps, events.duration_ps, is_device)
+        around_host, around_device = nesting.host, nesting.device
+        exclusive, overlapping = nesting.exclusive_ps, nesting.overlapping
     wraps = np.zeros(count, np.int64)
     wraps[around_device[is_device & (around_device >= 0)]] = 1
     others = np.flatnonzero(~is_device)
-    global_row = np.full(count + 1, -1, np.int64)  # the last stands for the -1 of no operation
+    global_row = np.full(count + 1, -1, np.int64)  # index -1 (no operation) gives -1
     global_row[others] = np.arange(len(others)) + host.rows
     if len(rows):
         device.add(
@@ -195,7 +202,7 @@ def _add(events: LineEvents, line: int, device: _Parts, host: _Parts) -> int:
     return overlapping
 
 
-def _runs(parts: list[LineEvents]) -> ModuleRuns:
+def _module_runs(parts: list[LineEvents]) -> ModuleRuns:
     start_ps = np.concatenate([part.start_ps for part in parts])
     order = np.argsort(start_ps, kind="stable")
     duration_ps = np.concatenate([part.duration_ps for part in parts])
@@ -208,15 +215,12 @@ def _runs(parts: list[LineEvents]) -> ModuleRuns:
     )
 
 
-# Which event of a line encloses which, and what time is left to each.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nesting:
-    """Per event of a line: the innermost host operation and the innermost device event around it (-1: none).
+    """Innermost host operation and innermost device event around each event of a line (-1: none).
 
-    ``exclusive_ps`` is the duration without that of the device events inside; for host operations it is the
-    duration. ``overlapping`` counts device events that reach beyond the end of one they start in.
+    ``exclusive_ps`` is the duration without the device events inside; for host operations it is the whole
+    duration. ``overlapping`` counts device events that end after the event in which they start.
     """
 
     host: IntArray
@@ -241,24 +245,17 @@ def nest(start_ps: IntArray, duration_ps: IntArray, is_device: BoolArray) -> _Ne
     return _Nesting(host, device, np.maximum(exclusive_ps, 0), int(cut.sum()))
 
 
-# --- The two cores of a TPU chip that work as one device ("megacore"), and which device an event is of.
-#
-# Each core records its own half of an operation at the same time, so the time of an operation is the larger
-# of the two, never their sum, while bytes and FLOPs add up. Cores ``2k`` and ``2k + 1`` are merged to rank
-# ``k`` where both planes say ``has_megacore`` (or, in a file whose planes say nothing, events of both cores
-# that they use it), no event says that it does not use it, and both ran the same programs; or where the user
-# states half as many devices as there are cores.
-
 _ORDINAL = re.compile(r"/device:[A-Za-z_]+:(\d{1,9})")
 _ADDED = ("bytes_accessed", "bytes_transferred", "model_flops", "flops")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Device events with the rank of each. ``merged`` events of second cores went into those of first ones;
-    they had taken ``merged_ps``. ``alone`` operations of such cores found no partner and stay; transfers are
-    often recorded by one core only. ``undecided`` counts pairs of cores that ran the same programs while
-    nothing says whether they are one device.
+    """Device events with the rank of each.
+
+    ``merged`` events of second cores, with a time of ``merged_ps``, were merged into events of first cores.
+    ``alone`` operations of such cores have no counterpart and stay; transfers are often recorded by one core
+    only. ``undecided`` counts pairs of cores that ran the same programs and may or may not be one device.
     """
 
     device: DeviceTable
@@ -269,62 +266,51 @@ class Ranked:
     undecided: int = 0
 
 
-def ranked(collected: Collected, planes: Mapping[str, Mapping[str, str]], num_devices: int | None) -> Ranked:
-    """Tell the device of each event, and merge the cores of a megacore."""
+def ranked(
+    collected: CollectedTrace, planes: Mapping[str, Mapping[str, str]], num_devices: int | None
+) -> Ranked:
+    """Assign a rank to each device event, and merge the cores of a megacore."""
     device = collected.device
     ordinals = np.array([_ordinal(line.plane) for line in collected.lines], np.int64)
     on_cpu = np.array([line.plane == CPU_PLANE for line in collected.lines], np.bool_)
     if not len(device):
         return Ranked(device, np.empty(0, np.int64))
-    stated = np.clip(device.stats["device_ordinal"], 0, np.iinfo(np.int32).max)
-    rank = np.where(on_cpu[device.line], stated, ordinals[device.line])
-    cores = _merged_cores(collected, planes, num_devices)
-    if cores:
-        return _merged(collected, rank, cores)
+    cpu_rank = np.clip(device.stats["device_ordinal"], 0, np.iinfo(np.int32).max)
+    rank = np.where(on_cpu[device.line], cpu_rank, ordinals[device.line])
+    cores = {_ordinal(line.plane) for line in collected.lines if line.plane.startswith(TPU_PREFIX)}
+    by_ordinal = _by_ordinal(planes)
+    requested = num_devices is not None and 2 * num_devices == len(cores)
+    uses = device.stats["uses_megacore"]
+    rows_by_plane = collected.rows_by_plane()
+    paired: list[int] = []  # the ordinals of all cores of megacores
+    for first in sorted(cores) if requested or not bool((uses == 0).any()) else ():
+        if first % 2 or first + 1 not in cores:
+            continue
+        both = (first, first + 1)
+        flags = [planes.get(by_ordinal.get(core, ""), {}).get("has_megacore", "0") for core in both]
+        is_megacore = all(flag not in ("", "0", "False") for flag in flags)
+        if not any("has_megacore" in facts for facts in planes.values()):
+            no_rows = np.empty(0, np.int64)
+            rows = (rows_by_plane.get(by_ordinal.get(core, ""), no_rows) for core in both)
+            is_megacore = all(bool((uses[of_core] > 0).any()) for of_core in rows)
+        if requested or (is_megacore and _same_programs(collected, *(by_ordinal[core] for core in both))):
+            paired.extend(both)
+    if paired:
+        return _merged(collected, rank, paired)
     return Ranked(device, rank, undecided=_undecided(collected, planes) if num_devices is None else 0)
 
 
 def _ordinal(plane: str) -> int:
-    found = _ORDINAL.match(plane)
-    return int(found[1]) if found else 0
+    match = _ORDINAL.match(plane)
+    return int(match[1]) if match else 0
 
 
 def _by_ordinal(planes: Iterable[str]) -> dict[int, str]:
     return {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
 
 
-def _merged_cores(
-    collected: Collected, planes: Mapping[str, Mapping[str, str]], num_devices: int | None
-) -> list[int]:
-    """The ordinals of all cores of chips that work as one."""
-    cores = {_ordinal(line.plane) for line in collected.lines if line.plane.startswith(TPU_PREFIX)}
-    by_ordinal = _by_ordinal(planes)
-    requested = num_devices is not None and 2 * num_devices == len(cores)
-    uses = collected.device.stats["uses_megacore"]
-    if not requested and bool((uses == 0).any()):
-        return []
-    found: list[int] = []
-    for first in sorted(cores):
-        if first % 2 or first + 1 not in cores:
-            continue
-        both = (first, first + 1)
-        flags = [planes.get(by_ordinal.get(core, ""), {}).get("has_megacore", "0") for core in both]
-        stated = all(flag not in ("", "0", "False") for flag in flags)
-        if not any("has_megacore" in facts for facts in planes.values()):
-            stated = all(_uses(collected, by_ordinal.get(core, "")) for core in both)
-        if requested or (stated and _same_programs(collected, *(by_ordinal[core] for core in both))):
-            found.extend(both)
-    return found
-
-
-def _uses(collected: Collected, plane: str) -> bool:
-    """Whether events of a core say that they use both cores of their chip."""
-    rows = collected.rows_by_plane().get(plane, np.empty(0, np.int64))
-    return bool((collected.device.stats["uses_megacore"][rows] > 0).any())
-
-
-def _undecided(collected: Collected, planes: Mapping[str, Mapping[str, str]]) -> int:
-    """Pairs of cores that may be a megacore: no plane and no event says whether they are."""
+def _undecided(collected: CollectedTrace, planes: Mapping[str, Mapping[str, str]]) -> int:
+    """Count pairs of cores that may be a megacore in a file without facts about megacores."""
     if any("has_megacore" in facts for facts in planes.values()):
         return 0
     if bool((collected.device.stats["uses_megacore"] == 0).any()):
@@ -337,28 +323,52 @@ def _undecided(collected: Collected, planes: Mapping[str, Mapping[str, str]]) ->
     )
 
 
-def _same_programs(collected: Collected, first: str, second: str) -> bool:
-    """Whether two planes ran the same programs in the same order."""
+def _same_programs(collected: CollectedTrace, first: str, second: str) -> bool:
+    """Return True if two planes ran the same programs in the same order."""
     one, other = collected.modules.get(first), collected.modules.get(second)
     if one is None or other is None:
         return one is other
     return np.array_equal(one.name_row, other.name_row) and np.array_equal(one.run_id, other.run_id)
 
 
-def _merged(collected: Collected, rank: IntArray, cores: list[int]) -> Ranked:
+def _merged(collected: CollectedTrace, rank: IntArray, cores: list[int]) -> Ranked:
     device = collected.device
     is_tpu = np.array([line.plane.startswith(TPU_PREFIX) for line in collected.lines], np.bool_)[device.line]
     paired = is_tpu & np.isin(rank, np.array(cores, np.int64))
     second = paired & (rank % 2 == 1)
     new_rank = np.where(paired, rank // 2, rank)
     rows = np.flatnonzero(paired)
-    key = _occurrence_keys(collected, new_rank, second, rows)
+    # Give the same occurrence of an operation on both cores of a chip one key: chip, name of the line, run
+    # of the program, operation, and number of earlier occurrences.
+    names: dict[str, int] = {}
+    line_name = np.array([names.setdefault(line.name, len(names)) for line in collected.lines], np.int64)
+    run = np.full(len(device), -1, np.int64)
+    rows_by_plane = collected.rows_by_plane()
+    for plane, runs in collected.modules.items():
+        of_plane = rows_by_plane.get(plane, np.empty(0, np.int64))
+        run[of_plane] = runs.at(device.start_ps[of_plane])
+    _, what = distinct_rows(new_rank[rows], line_name[device.line[rows]], run[rows], device.name_row[rows])
+    order = np.lexsort((device.start_ps[rows], second[rows], what))
+    group = np.stack([what[order], second[rows][order]])
+    begins = np.flatnonzero(np.append(True, (group[:, 1:] != group[:, :-1]).any(axis=0)))
+    nth = np.empty(len(rows), np.int64)
+    nth[order] = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    key = distinct_rows(what, nth)[1]
     order = np.lexsort((second[rows], key))
     same = np.flatnonzero(
         (key[order][1:] == key[order][:-1]) & ~second[rows][order][:-1] & second[rows][order][1:]
     )
-    kept, gone = rows[order[same]], rows[order[same + 1]]
-    result = _combined(device, kept, gone)
+    target, gone = rows[order[same]], rows[order[same + 1]]
+    # Add the events of second cores to the events of first cores.
+    result = device.take(np.arange(len(device)))
+    start_ps, duration_ps, exclusive_ps = result.start_ps, result.duration_ps, result.exclusive_ps
+    start_ps[target] = np.minimum(start_ps[target], device.start_ps[gone])
+    duration_ps[target] = np.maximum(duration_ps[target], device.duration_ps[gone])
+    exclusive_ps[target] = np.maximum(exclusive_ps[target], device.exclusive_ps[gone])
+    for name in _ADDED:
+        column, other = result.stats[name], device.stats[name][gone]
+        both = (column[target] != ABSENT) & (other != ABSENT)
+        column[target] = np.where(both, column[target] + np.where(both, other, 0), column[target])
     stay = np.ones(len(device), np.bool_)
     stay[gone] = False
     left = np.flatnonzero(stay)
@@ -368,46 +378,9 @@ def _merged(collected: Collected, rank: IntArray, cores: list[int]) -> Ranked:
         new_rank[left],
         merged=len(gone),
         merged_ps=int(device.exclusive_ps[gone].sum()),
-        alone=int(of_ops[rows].sum()) - int(of_ops[kept].sum()) - int(of_ops[gone].sum()),
+        alone=int(of_ops[rows].sum()) - int(of_ops[target].sum()) - int(of_ops[gone].sum()),
     )
 
-
-def _occurrence_keys(collected: Collected, chip: IntArray, second: IntArray, rows: IntArray) -> IntArray:
-    """One number for the same occurrence of the same operation on both cores of a chip: by chip, name of the
-    line, run of the program, operation, and how often that came before.
-    """
-    device = collected.device
-    names: dict[str, int] = {}
-    line_name = np.array([names.setdefault(line.name, len(names)) for line in collected.lines], np.int64)
-    run = np.full(len(device), -1, np.int64)
-    rows_by_plane = collected.rows_by_plane()
-    for plane, runs in collected.modules.items():
-        of_plane = rows_by_plane.get(plane, np.empty(0, np.int64))
-        run[of_plane] = runs.at(device.start_ps[of_plane])
-    _, what = distinct_rows(chip[rows], line_name[device.line[rows]], run[rows], device.name_row[rows])
-    order = np.lexsort((device.start_ps[rows], second[rows], what))
-    group = np.stack([what[order], second[rows][order]])
-    begins = np.flatnonzero(np.append(True, (group[:, 1:] != group[:, :-1]).any(axis=0)))
-    nth = np.empty(len(rows), np.int64)
-    nth[order] = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
-    return distinct_rows(what, nth)[1]
-
-
-def _combined(device: DeviceTable, kept: IntArray, gone: IntArray) -> DeviceTable:
-    """The table with events of second cores added to those of first ones."""
-    result = device.take(np.arange(len(device)))
-    start_ps, duration_ps, exclusive_ps = result.start_ps, result.duration_ps, result.exclusive_ps
-    start_ps[kept] = np.minimum(start_ps[kept], device.start_ps[gone])
-    duration_ps[kept] = np.maximum(duration_ps[kept], device.duration_ps[gone])
-    exclusive_ps[kept] = np.maximum(exclusive_ps[kept], device.exclusive_ps[gone])
-    for name in _ADDED:
-        column, other = result.stats[name], device.stats[name][gone]
-        both = (column[kept] != ABSENT) & (other != ABSENT)
-        column[kept] = np.where(both, column[kept] + np.where(both, other, 0), column[kept])
-    return result
-
-
-# --- What a device event is called.
 
 _INSTRUCTION = re.compile(r"%?([\w.\-]+) = ")
 _SHAPE = ("grid", "block")
@@ -419,7 +392,7 @@ _COLLECTIVE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class EventLabels:
     """Columns of a profile; rows are rows of the string table."""
 
     op_row: IntArray
@@ -429,86 +402,70 @@ class Labels:
     grid_row: IntArray
 
 
-def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: StringTableBuilder) -> Labels:
+def labels_of(device: DeviceTable, lines: tuple[TraceLine, ...], strings: StringTableBuilder) -> EventLabels:
     """Name every device event.
 
-    An operation is what ``hlo_op`` says, else, on a line of operations or transfers, the name of the event or
-    of the instruction whose text that is. The category is the name of the line for those, ``kernel``,
-    ``memcpy`` or ``memset`` on streams, ``thunk`` on a host thread, and ``wrapper`` for what encloses others.
+    The operation is ``hlo_op``, else, on a line of operations or transfers, the name of the event or of the
+    instruction whose text is the name. The category is the name of such a line, ``kernel``, ``memcpy`` or
+    ``memset`` on streams, ``thunk`` on a host thread, and ``wrapper`` for events that enclose others.
     """
     stats = device.stats
     of_op_line = np.array([line.kind is LineKind.OPS for line in lines], np.bool_)[device.line]
     short = mapped(device.name_row, lambda row: strings.add(_instruction(strings[row])), np.int64)
     named = np.where(of_op_line, short, 0)
-    stated = mapped(stats["hlo_op"], lambda row: strings.add(strings[row].lstrip("%")), np.int64)
-    op_row = np.where(stats["hlo_op"] > 0, stated, named)
+    hlo_op = mapped(stats["hlo_op"], lambda row: strings.add(strings[row].lstrip("%")), np.int64)
+    op_row = np.where(stats["hlo_op"] > 0, hlo_op, named)
     kernel_row = np.where(of_op_line, short, device.name_row)
     details = np.where(stats["memcpy_details"] > 0, stats["memcpy_details"], stats["memset_details"])
-    return Labels(
-        op_row,
-        kernel_row,
-        category_row=_categories(device, lines, strings),
-        bytes_moved=_bytes(stats, details, strings),
-        grid_row=mapped(stats["kernel_details"], lambda row: strings.add(_shape(strings[row])), np.int64),
-    )
-
-
-def _instruction(text: str) -> str:
-    """``fusion.1`` of ``%fusion.1 = f32[8]{0} fusion(...)``; other names stay."""
-    found = _INSTRUCTION.match(text[:4096])
-    return found[1] if found else text.lstrip("%")
-
-
-def _category(line: Line) -> str:
-    match line.kind:
-        case LineKind.HOST:
-            return "thunk"
-        case LineKind.STREAM:
-            return "kernel"
-        case _:
-            return line.name
-
-
-def _categories(device: DeviceTable, lines: tuple[Line, ...], strings: StringTableBuilder) -> IntArray:
-    of_line = [strings.add(_category(line)) for line in lines]
+    line_categories = {LineKind.HOST: "thunk", LineKind.STREAM: "kernel"}
+    of_line = [strings.add(line_categories.get(line.kind, line.name)) for line in lines]
     category = np.array(of_line, np.int64)[device.line]
     on_stream = np.array([line.kind is LineKind.STREAM for line in lines], np.bool_)[device.line]
     for name, text in (("memcpy_details", "memcpy"), ("memset_details", "memset")):
         category[on_stream & (device.stats[name] > 0)] = strings.add(text)
     category[device.is_wrapper] = strings.add("wrapper")
-    return category
-
-
-def _bytes(stats: dict[str, IntArray], details: IntArray, strings: StringTableBuilder) -> FloatArray:
-    """Bytes that a copy moved, else those that an operation says it touches."""
     moved = np.full(len(details), np.nan)
     for name in ("bytes_accessed", "bytes_transferred"):
-        known = (stats[name] != ABSENT) & (stats[name] >= 0)
-        moved[known] = stats[name][known]
+        has_bytes = (stats[name] != ABSENT) & (stats[name] >= 0)
+        moved[has_bytes] = stats[name][has_bytes]
     sizes = mapped(details, lambda row: _copied(strings[row]), np.float64)
-    return np.where(np.isnan(sizes), moved, sizes)
+    return EventLabels(
+        op_row,
+        kernel_row,
+        category_row=category,
+        bytes_moved=np.where(np.isnan(sizes), moved, sizes),
+        grid_row=mapped(
+            stats["kernel_details"], lambda row: strings.add(_launch_shape(strings[row])), np.int64
+        ),
+    )
+
+
+def _instruction(text: str) -> str:
+    """Return ``fusion.1`` for ``%fusion.1 = f32[8]{0} fusion(...)``; other names stay."""
+    match = _INSTRUCTION.match(text[:4096])
+    return match[1] if match else text.lstrip("%")
 
 
 def _copied(details: str) -> float:
-    """The size in ``kind:Unknown size:655360 dest:2 async:1``, NaN where there is none."""
-    found = _BYTES.search(details[:1024])
-    return float(found[1]) if found else np.nan
+    """Return the size in ``kind:Unknown size:655360 dest:2 async:1``, NaN where there is none."""
+    match = _BYTES.search(details[:1024])
+    return float(match[1]) if match else np.nan
 
 
-def _shape(details: str) -> str:
-    """The launch of ``regs:32 static_shared:0 grid:8,1,1 block:128,1,1``, empty where it is not told."""
-    found = [
+def _launch_shape(details: str) -> str:
+    """Return the launch shape in ``regs:32 static_shared:0 grid:8,1,1 block:128,1,1``, else an empty text."""
+    matches = [
         re.search(rf"\b{word}:(\d{{1,10}}),(\d{{1,10}}),(\d{{1,10}})\b", details[:1024]) for word in _SHAPE
     ]
-    grid, block = ([] if each is None else [int(extent) for extent in each.groups()] for each in found)
+    grid, block = ([] if match is None else [int(extent) for extent in match.groups()] for match in matches)
     return shape_text(grid, block)
 
 
 def collective_kinds(op_row: IntArray, strings: StringTableBuilder) -> IntArray:
-    """The string row of the collective that each operation is by its name (``all-reduce``), 0 for others."""
+    """Return the string row of the collective in each operation's name (``all-reduce``), 0 for others."""
 
     def kind(row: int) -> int:
-        found = _COLLECTIVE.fullmatch(strings[row])
-        return strings.add(found[1]) if found else 0
+        match = _COLLECTIVE.fullmatch(strings[row])
+        return strings.add(match[1]) if match else 0
 
     return mapped(op_row, kind, np.int64)

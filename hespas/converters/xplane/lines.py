@@ -1,22 +1,23 @@
-"""A line of a trace: events of one thread or stream in time, and what they mean to us.
+"""Lines of a trace (the events of one thread or stream), and the rule for the events that are device work.
 
-What is device work, by plane and line:
+Device work, by plane and line:
 
-* On a device plane, the events of the lines ``XLA Ops`` and ``Sparse Core Ops``, or those of the streams of a
-  GPU: where a plane has streams, they alone count, as its other lines are derived of them. Lines that sum up
-  by step, scope or program are left out. Where a plane has neither, all other lines count.
-* ``Async XLA Ops`` run beside the operations, which take the time to start them and to wait for them: counted
-  too, that time would be there twice.
-* On the host plane of a file without device planes, the events that name an ``hlo_op``: XLA's CPU back end
-  runs operations on host threads. Beside a device such an event is its launch. Everything else there is an
-  operation of the host.
+* On a device plane, the events of the lines ``XLA Ops`` and ``Sparse Core Ops``, or of the streams of a GPU.
+  Where a plane has streams, only the streams count, because its other lines are derived from them. Lines that
+  aggregate by step, scope or program are left out. Where a plane has neither, all other lines count.
+* ``Async XLA Ops`` overlap the operations that start them and wait for them, so they are left out; their time
+  would count twice.
+* On the host plane of a file without device planes, the events that name an ``hlo_op``, because XLA's CPU
+  backend runs operations on host threads. In a file with device planes such an event is a launch. All other
+  events of the host plane are host operations.
 
-So count XProf's own totals: ``ConvertTensorCoreDeviceTraceXPlaneToOpMetricsDb`` and
+XProf computes its totals by the same rule: ``ConvertTensorCoreDeviceTraceXPlaneToOpMetricsDb`` and
 ``ConvertDeviceTraceXPlaneToKernelReports`` of https://github.com/openxla/xprof.
 
-Operations nest: a loop, a call or a conditional encloses what it runs. A device event therefore counts the
-time that no other device event inside it takes; the sum over a line is the time the line was busy. Events on
-GPU streams never enclose each other: kernels of one graph may run side by side, and each counts in full.
+Operations nest: a loop, a call or a conditional encloses the operations that it runs. A device event
+therefore counts its exclusive time, without the device events inside it; the sum over a line is the busy time
+of the line. Events on GPU streams never enclose each other: kernels of one CUDA graph may overlap, and each
+counts in full.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ __all__ = [
     "LARGEST_PS",
     "NUMBERS",
     "TEXTS",
-    "Line",
+    "CompiledProgram",
     "LineEvents",
     "LineKind",
-    "Program",
+    "TraceLine",
     "Truth",
     "device_clock",
     "device_rows",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 ABSENT = -(1 << 63)
-"""A number that is not stated."""
+"""Value of a number that the trace does not contain."""
 
 NUMBERS = (
     "program_id",
@@ -88,19 +89,20 @@ TEXTS = (
     "memset_details",
     "kernel_details",
 )
-"""What is kept of the facts about a device event, by the profiler's names."""
+"""Facts about a device event that are read, by the profiler's names."""
 CLOCK = ("device_offset_ps", "device_duration_ps")
-"""When an operation ran by the clock of its device, whose durations count; facts that all events state."""
+"""Start and duration of an operation by the clock of its device, used where all events of a line have them.
+"""
 LARGEST_PS = (1 << 61) - 1000
-"""About 26 days; a sum of two still fits 64 bits."""
+"""Largest time that is read, about 26 days; a sum of two fits 64 bits."""
 
 
 class LineKind(IntEnum):
-    """What the events of a line are."""
+    """Kind of the events of a line."""
 
     OTHER = 0
     HOST = 1
-    """Operations of the host, and those of a CPU device among them."""
+    """Operations of the host, including operations of a CPU device."""
     OPS = 2
     """Operations of a device, which may nest."""
     STREAM = 3
@@ -110,7 +112,7 @@ class LineKind(IntEnum):
 
 
 class Truth(Enum):
-    """Which lines of a device plane are counted, as several tell of the same work."""
+    """Lines of a device plane that are counted, because several lines record the same work."""
 
     STREAMS = "streams"
     OPERATIONS = "operations"
@@ -118,8 +120,8 @@ class Truth(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Where events were recorded; ``number`` is the profiler's id of the thread or stream."""
+class TraceLine:
+    """Thread or stream with events; ``number`` is the profiler's id of it."""
 
     plane: str
     name: str
@@ -129,14 +131,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LineEvents:
-    """The events of one line in the order of the file; times in ps since a common moment.
+    """Events of one line in the order of the file; times in ps since a common origin.
 
-    ``device`` lists the rows that are work of a device; ``stats`` has a column for each fact known of those
-    (:data:`ABSENT`, or string row 0, where one says nothing). ``launch`` is the correlation id of host
+    ``device`` lists the rows that are device work; ``stats`` has a column for each fact about them
+    (:data:`ABSENT` or string row 0 where an event lacks the fact). ``launch`` is the correlation id of host
     events that start device work. For a line of program runs ``device`` lists all rows.
     """
 
-    line: Line
+    line: TraceLine
     name_row: SmallIntArray
     start_ps: IntArray
     duration_ps: IntArray
@@ -145,14 +147,14 @@ class LineEvents:
     launch: IntArray
 
     def stat(self, name: str) -> IntArray:
-        """A column of facts about the device events."""
+        """Return a column of facts about the device events."""
         missing = ABSENT if name in NUMBERS or name in CLOCK else 0
         return self.stats.get(name, np.full(len(self.device), missing, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A compiled program: its name, the profiler's id of it (-1: not known), and its HLO."""
+class CompiledProgram:
+    """Compiled program: its name, the profiler's id (-1: unknown), and its HLO."""
 
     name: str
     number: int
@@ -160,7 +162,7 @@ class Program:
 
 
 def truth_of(plane: str, lines: Iterable[str]) -> Truth:
-    """Which lines of a plane say what ran, from the names of all those that hold events."""
+    """Select the lines of a plane that are counted, from the names of all lines with events."""
     names = frozenset(lines)
     if plane.startswith(GPU_PREFIX) and any(name.startswith(STREAM_PREFIX) for name in names):
         return Truth.STREAMS
@@ -168,7 +170,7 @@ def truth_of(plane: str, lines: Iterable[str]) -> Truth:
 
 
 def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
-    """What the events of a line are."""
+    """Return the kind of the events of a line."""
     if plane.startswith(HOST_PREFIX):
         return LineKind.OTHER if plane == METADATA_PLANE else LineKind.HOST
     name = line.partition(DERIVED_OF)[0]
@@ -187,12 +189,12 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
 
 
 def has_devices(planes: Iterable[str]) -> bool:
-    """Whether a file has planes of devices, so that operations named on host threads are launches."""
+    """Return True if the file has device planes, so that operations named on host threads are launches."""
     return any(plane.startswith(DEVICE_PREFIX) for plane in planes)
 
 
-def device_rows(line: Line, columns: dict[str, IntArray], count: int, *, has_devices: bool) -> IntArray:
-    """Which events of a line are work of a device."""
+def device_rows(line: TraceLine, columns: dict[str, IntArray], count: int, *, has_devices: bool) -> IntArray:
+    """Return the rows of a line that are device work."""
     if line.kind is not LineKind.HOST:
         return np.arange(count, dtype=np.int64)
     if line.plane != CPU_PLANE or has_devices or "hlo_op" not in columns:
@@ -207,8 +209,9 @@ def device_clock(
     shifts_ps: dict[str, int],
     plane: str,
 ) -> tuple[IntArray, IntArray]:
-    """Times by the device's own clock where every event of the line states them; ``shifts_ps`` of planes
-    move those to the clock of the trace.
+    """Return start and duration by the device's own clock where every event of the line has them.
+
+    ``shifts_ps`` holds, by plane, the offset that converts the device clock to the clock of the trace.
     """
     offset, length = (columns.get(name) for name in CLOCK)
     if offset is None or length is None or not len(offset):
@@ -219,8 +222,8 @@ def device_clock(
 
 
 def split_module_name(text: str) -> tuple[str, int]:
-    """Name and id of ``jit_step(42)``; -1 where there is no id. Ids are 64 bits, written with or without
-    sign.
+    """Split ``jit_step(42)`` into name and id; the id is -1 where there is none. Ids are 64-bit numbers,
+    written with or without sign.
     """
     name, opened, rest = text.rpartition("(")
     digits = rest.removesuffix(")")

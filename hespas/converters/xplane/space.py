@@ -1,4 +1,7 @@
-"""An XSpace, line by line: ``xla/tsl/profiler/protobuf/xplane.proto`` of https://github.com/openxla/xla."""
+"""Reader of an XSpace, line by line.
+
+Schema: ``xla/tsl/profiler/protobuf/xplane.proto`` of https://github.com/openxla/xla.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from hespas.converters.xplane.lines import (
     LARGEST_PS,
     NUMBERS,
     TEXTS,
-    Line,
+    CompiledProgram,
     LineEvents,
     LineKind,
-    Program,
+    TraceLine,
     device_clock,
     device_rows,
     has_devices,
@@ -25,7 +28,7 @@ from hespas.converters.xplane.lines import (
     split_module_name,
     truth_of,
 )
-from hespas.converters.xplane.wire import Bytes, Fields, split
+from hespas.converters.xplane.wire import Bytes, ProtoFields, split
 from hespas.files.wire import WireError
 from hespas.graph import StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray, at_rows
@@ -49,29 +52,29 @@ _NAMES = {name.lower().encode(): name for name in (*NUMBERS, *TEXTS, *CLOCK)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdMap:
-    """From the ids of a plane's metadata to rows: sorted ids, and the row of each."""
+    """Map from the ids of a plane's metadata to rows: sorted ids, and the row of each."""
 
     ids: IntArray
     rows: IntArray
 
     @classmethod
     def of(cls, ids: IntArray) -> _IdMap:
-        """Ids by row; of equal ones the last counts."""
+        """Build the map from ids by row; of equal ids the last counts."""
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         last = np.append(ordered[1:] != ordered[:-1], True) if len(ids) else np.empty(0, np.bool_)
         return cls(ordered[last], order[last])
 
     def find(self, ids: IntArray) -> IntArray:
-        """The row of each id, -1 where there is none."""
+        """Return the row of each id, -1 where there is none."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
-        place = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return np.where(self.ids[place] == ids, self.rows[place], -1)
+        index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[index] == ids, self.rows[index], -1)
 
 
-def _map_entries(data: Bytes, entries: Fields) -> tuple[_IdMap, Fields, int]:
-    """A map of messages: its keys, the fields of its values, and how many entries there are."""
+def _map_entries(data: Bytes, entries: ProtoFields) -> tuple[_IdMap, ProtoFields, int]:
+    """Split a map of messages into its keys, the fields of its values, and the number of entries."""
     count = len(entries.start)
     inner = split(data, entries.start, entries.value)
     ids = _IdMap.of(inner.numbers(MapField.KEY, count))
@@ -80,7 +83,7 @@ def _map_entries(data: Bytes, entries: Fields) -> tuple[_IdMap, Fields, int]:
 
 
 def to_integer(text: str) -> int:
-    """A number in decimal digits; :data:`ABSENT` for anything else, or one of more than 64 bits."""
+    """Parse a decimal number; :data:`ABSENT` for any other text and for more than 64 bits."""
     digits = text.strip()
     if not digits.lstrip("+-").isdecimal() or len(digits) > 21:
         return ABSENT
@@ -91,14 +94,9 @@ def to_integer(text: str) -> int:
     return value - (1 << 64) if 1 << 63 <= value < 1 << 64 else value if abs(value) < 1 << 63 else ABSENT
 
 
-def _of_double(bits: int) -> int:
-    (value,) = struct.unpack("<d", struct.pack("<q", bits))
-    return int(value) if abs(value) < 1 << 62 else ABSENT
-
-
 @dataclass(slots=True)
 class _StatReader:
-    """Reads the stats of one plane, whose names and shared texts stand in its stat metadata."""
+    """Reader of the stats of one plane; their names and shared texts are in the plane's stat metadata."""
 
     data: Bytes
     strings: StringTableBuilder
@@ -109,8 +107,8 @@ class _StatReader:
     rows: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     @classmethod
-    def of(cls, data: Bytes, strings: StringTableBuilder, entries: Fields) -> _StatReader:
-        """For the stat metadata of a plane. O(its entries)."""
+    def of(cls, data: Bytes, strings: StringTableBuilder, entries: ProtoFields) -> _StatReader:
+        """Build a reader from the stat metadata of a plane. O(entries)."""
         ids, fields, count = _map_entries(data, entries)
         start, size = fields.spans(StatMetadataField.NAME, count)
         rows: dict[str, list[int]] = {}
@@ -118,20 +116,24 @@ class _StatReader:
             name = _NAMES.get(data.raw[at : at + length].lower()) if 0 < length < 32 else None
             if name is not None:
                 rows.setdefault(name, []).append(row)
-        wanted = {name: np.array(found, np.int64) for name, found in rows.items()}
+        wanted = {name: np.array(numbers, np.int64) for name, numbers in rows.items()}
         return cls(data, strings, ids, start, size, wanted)
 
-    def read(self, stats: Fields, count: int) -> dict[str, IntArray]:
-        """Columns of what ``count`` owners say in their ``stats``: of one fact told twice, the last."""
+    def read(self, stats: ProtoFields, count: int) -> dict[str, IntArray]:
+        """Read the ``stats`` of ``count`` owners into columns; of repeated stats the last counts."""
         number = len(stats.start)
         if not number or not self.wanted:
             return {}
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
         kind, value, start = (np.zeros(number, np.int64) for _ in range(3))
-        stated = inner.number != StatField.METADATA_ID
-        at = inner.owner[stated]
-        kind[at], value[at], start[at] = inner.number[stated], inner.value[stated], inner.start[stated]
+        has_value = inner.number != StatField.METADATA_ID
+        at = inner.owner[has_value]
+        kind[at], value[at], start[at] = (
+            inner.number[has_value],
+            inner.value[has_value],
+            inner.start[has_value],
+        )
         columns: dict[str, IntArray] = {}
         for name, rows in self.wanted.items():
             chosen = np.flatnonzero(np.isin(key, rows))
@@ -146,10 +148,11 @@ class _StatReader:
 
     def _numbers(self, kind: IntArray, value: IntArray, start: IntArray) -> IntArray:
         result = np.where((kind == StatField.UINT64) | (kind == StatField.INT64), value, ABSENT)
-        for place in np.flatnonzero(kind == StatField.DOUBLE).tolist():
-            result[place] = _of_double(int(value[place]))
-        for place in np.flatnonzero((kind == StatField.TEXT) | (kind == StatField.BYTES)).tolist():
-            result[place] = to_integer(self.data.text(int(start[place]), min(int(value[place]), 32)))
+        for row in np.flatnonzero(kind == StatField.DOUBLE).tolist():
+            (number,) = struct.unpack("<d", struct.pack("<q", int(value[row])))
+            result[row] = int(number) if abs(number) < 1 << 62 else ABSENT
+        for row in np.flatnonzero((kind == StatField.TEXT) | (kind == StatField.BYTES)).tolist():
+            result[row] = to_integer(self.data.text(int(start[row]), min(int(value[row]), 32)))
         return result
 
     def _texts(self, kind: IntArray, value: IntArray, start: IntArray) -> IntArray:
@@ -158,43 +161,43 @@ class _StatReader:
         if len(refs):
             rows, inverse = np.unique(self.ids.find(value[refs]), return_inverse=True)
             result[refs] = np.array([self.name(row) for row in rows.tolist()], np.int64)[inverse]
-        for place in np.flatnonzero((kind == StatField.TEXT) | (kind == StatField.BYTES)).tolist():
-            result[place] = self.text(int(start[place]), int(value[place]))
-        for place in np.flatnonzero((kind == StatField.UINT64) | (kind == StatField.INT64)).tolist():
-            result[place] = self.strings.add(str(int(value[place])))
+        for row in np.flatnonzero((kind == StatField.TEXT) | (kind == StatField.BYTES)).tolist():
+            result[row] = self.text(int(start[row]), int(value[row]))
+        for row in np.flatnonzero((kind == StatField.UINT64) | (kind == StatField.INT64)).tolist():
+            result[row] = self.strings.add(str(int(value[row])))
         return result
 
     def name(self, row: int) -> int:
-        """The string row of the name of a stat; row 0 for one that is not there."""
+        """Return the string row of the name of a stat; 0 for a missing stat."""
         if row < 0:
             return 0
         return self.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
     def named_at(self, row: int) -> str:
-        """The name of a stat."""
+        """Return the name of a stat."""
         return self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
     def text(self, start: int, size: int) -> int:
-        """The string row of some bytes; equal ones are decoded once."""
+        """Return the string row of a text; equal texts are decoded once."""
         raw = self.data.raw[start : start + size]
-        found = self.rows.get(raw)
-        if found is None:
-            found = self.rows[raw] = self.strings.add(raw.decode("utf-8", "replace"))
-        return found
+        row = self.rows.get(raw)
+        if row is None:
+            row = self.rows[raw] = self.strings.add(raw.decode("utf-8", "replace"))
+        return row
 
-    def named(self, stats: Fields) -> dict[str, str]:
-        """All stats of one owner as texts, by name: for planes, which have few."""
+    def named(self, stats: ProtoFields) -> dict[str, str]:
+        """Return all stats of one owner (a plane, which has few) as texts by name."""
         number = len(stats.start)
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         columns = (inner.owner, inner.number, inner.value, inner.start)
-        for owner, field_number, value, start in zip(*(each.tolist() for each in columns), strict=True):
+        for owner, field_number, value, start in zip(*(column.tolist() for column in columns), strict=True):
             row = int(key[owner])
             if field_number == StatField.METADATA_ID or row < 0:
                 continue
-            found[self.named_at(row)] = self._shown(field_number, value, start)
-        return found
+            texts[self.named_at(row)] = self._shown(field_number, value, start)
+        return texts
 
     def _shown(self, kind: int, value: int, start: int) -> str:
         match kind:
@@ -213,24 +216,24 @@ class _StatReader:
 
 _CHUNK_EVENTS = 1 << 17
 _MOST_PLANES, _MOST_LINES = 4096, 16_384
-"""Of a recording, which has a plane per core and a line per stream or thread; each takes its time, also where
-it is of a few bytes.
+"""Limits on planes (one per core) and lines (one per stream or thread) of a recording. Each takes a fixed
+time to read even if it has only a few bytes.
 """
 _HLO_PROTO = "Hlo Proto"
 _CONTENT = (PlaneField.LINES, PlaneField.EVENT_METADATA, PlaneField.STATS)
 _ASSIGNS = " = "
-"""Part of the text of an instruction, and of no other name of an event."""
+"""Separator that appears in the text of an instruction and in no other event name."""
 
 
 @dataclass(slots=True)
 class SpaceFacts:
-    """What is known beside the events, filled in while lines are read.
+    """Facts of a trace other than its events, filled in while lines are read.
 
-    ``planes`` has the stats of each plane by its name. ``base_ns`` is the moment from which times count.
+    ``planes`` has the stats of each plane by its name. ``base_ns`` is the time origin of the events.
     """
 
     planes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    programs: list[Program] = field(default_factory=list[Program])
+    programs: list[CompiledProgram] = field(default_factory=list[CompiledProgram])
     base_ns: int | None = None
     other_lines: dict[str, int] = field(default_factory=dict[str, int])
     aggregated: int = 0
@@ -240,8 +243,8 @@ class SpaceFacts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kinds:
-    """The kinds of events of a plane: names, long ones where there is one, and facts that all share."""
+class _EventMetadata:
+    """Event metadata of a plane: names, long names where there are any, and stats common to all events."""
 
     ids: _IdMap
     name_row: IntArray
@@ -250,10 +253,10 @@ class _Kinds:
 
 
 class SpaceReader:
-    """Reads a document once. Raises :class:`WireError` with the byte of what makes no sense."""
+    """Reader of one document. Raises :class:`WireError` with the position of the malformed byte."""
 
     def __init__(self, raw: bytes, strings: StringTableBuilder, recover: bool) -> None:
-        """Read nothing yet."""
+        """Prepare to read ``raw``; nothing is read before :meth:`lines`."""
         self.data = Bytes(raw)
         self.strings = strings
         self.facts = SpaceFacts()
@@ -263,36 +266,8 @@ class SpaceReader:
         self._has_devices = False
 
     def lines(self) -> Iterator[LineEvents]:
-        """All lines that hold something of ours, plane by plane."""
-        planes = self._planes()
-        count = len(planes.start)
-        fields = split(self.data, planes.start, planes.value)
-        names = self._texts(*fields.spans(PlaneField.NAME, count))
-        filled: list[int] = np.unique(fields.owner[np.isin(fields.number, _CONTENT)]).tolist()
-        if len(filled) > _MOST_PLANES:
-            byte = int(planes.start[filled[_MOST_PLANES]])
-            raise WireError(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
-        self._has_devices = has_devices(names[place] for place in filled)
-        for place in filled:
-            yield from self._opened(names[place], fields.of(place))
-
-    def _opened(self, name: str, fields: Fields) -> Iterator[LineEvents]:
-        stats = _StatReader.of(self.data, self.strings, fields.messages(PlaneField.STAT_METADATA))
-        stated = fields.messages(PlaneField.STATS)
-        self.facts.planes.setdefault(name, {}).update(stats.named(stated))
-        if name == METADATA_PLANE:
-            self._programs(fields.messages(PlaneField.EVENT_METADATA), stats)
-        elif name != ENVIRONMENT_PLANE:
-            yield from self._plane(name, fields, stats)
-
-    def _texts(self, start: IntArray, size: IntArray) -> list[str]:
-        return [
-            self.data.text(at, max(length, 0))
-            for at, length in zip(start.tolist(), size.tolist(), strict=True)
-        ]
-
-    def _planes(self) -> Fields:
-        """Where planes lie; whole ones only where a cut file is to be recovered."""
+        """Yield all lines with device work or host operations, plane by plane."""
+        # Locate the planes. With ``recover``, keep the complete planes of a truncated file.
         whole = np.array([0]), np.array([len(self.data)])
         try:
             fields = split(self.data, *whole)
@@ -302,9 +277,32 @@ class SpaceReader:
             fields = split(self.data, whole[0], np.array([fault.position]))
             self.facts.cut_planes = 1
         self.facts.errors = int(np.isin(fields.number, (SpaceField.ERRORS, SpaceField.WARNINGS)).sum())
-        return fields.messages(SpaceField.PLANES)
+        planes = fields.messages(SpaceField.PLANES)
+        count = len(planes.start)
+        fields = split(self.data, planes.start, planes.value)
+        names = self._texts(*fields.spans(PlaneField.NAME, count))
+        filled: list[int] = np.unique(fields.owner[np.isin(fields.number, _CONTENT)]).tolist()
+        if len(filled) > _MOST_PLANES:
+            byte = int(planes.start[filled[_MOST_PLANES]])
+            raise WireError(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
+        self._has_devices = has_devices(names[index] for index in filled)
+        for index in filled:
+            name, plane = names[index], fields.of(index)
+            stats = _StatReader.of(self.data, self.strings, plane.messages(PlaneField.STAT_METADATA))
+            plane_stats = stats.named(plane.messages(PlaneField.STATS))
+            self.facts.planes.setdefault(name, {}).update(plane_stats)
+            if name == METADATA_PLANE:
+                self._programs(plane.messages(PlaneField.EVENT_METADATA), stats)
+            elif name != ENVIRONMENT_PLANE:
+                yield from self._plane(name, plane, stats)
 
-    def _plane(self, plane: str, fields: Fields, stats: _StatReader) -> Iterator[LineEvents]:
+    def _texts(self, start: IntArray, size: IntArray) -> list[str]:
+        return [
+            self.data.text(at, max(length, 0))
+            for at, length in zip(start.tolist(), size.tolist(), strict=True)
+        ]
+
+    def _plane(self, plane: str, fields: ProtoFields, stats: _StatReader) -> Iterator[LineEvents]:
         spans = fields.messages(PlaneField.LINES)
         count = len(spans.start)
         inside = split(self.data, spans.start, spans.value)
@@ -316,34 +314,31 @@ class SpaceReader:
         numbers = inside.numbers(LineField.ID, count).tolist()
         timestamps_ns = inside.numbers(LineField.TIMESTAMP_NS, count).tolist()
         all_events = inside.messages(LineField.EVENTS)
-        kinds: _Kinds | None = None
+        kinds: _EventMetadata | None = None
         filled: list[int] = np.unique(all_events.owner).tolist()
-        truth = truth_of(plane, (names[place] for place in filled))
+        truth = truth_of(plane, (names[index] for index in filled))
         self._lines += len(filled)
         if self._lines > _MOST_LINES:
             byte = int(spans.start[filled[-1]])
             raise WireError(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
-        for place in filled:
-            name, events = names[place], all_events.of(place)
+        for index in filled:
+            name, events = names[index], all_events.of(index)
             kind = line_kind(plane, name, truth)
             if kind is LineKind.OTHER:
                 what = f"{plane.rpartition(':')[0] or plane}: {name}"
                 self.facts.other_lines[what] = self.facts.other_lines.get(what, 0) + len(events.start)
                 continue
             kinds = kinds or self._kinds(fields.messages(PlaneField.EVENT_METADATA), stats)
-            shift_ps = self._shift_ps(timestamps_ns[place], events)
-            yield self._events(Line(plane, name, numbers[place], kind), events, shift_ps, kinds, stats)
+            # Compute the start of the line in ps since the start of the first line.
+            timestamp_ns = timestamps_ns[index]
+            if self.facts.base_ns is None:
+                self.facts.base_ns = timestamp_ns
+            shift_ps = (timestamp_ns - self.facts.base_ns) * 1000
+            if abs(shift_ps) > LARGEST_PS:
+                raise WireError("a line begins more than 26 days from the others", int(events.start[0]))
+            yield self._events(TraceLine(plane, name, numbers[index], kind), events, shift_ps, kinds, stats)
 
-    def _shift_ps(self, timestamp_ns: int, events: Fields) -> int:
-        """The start of a line, in ps since the first line's."""
-        if self.facts.base_ns is None:
-            self.facts.base_ns = timestamp_ns
-        shift_ps = (timestamp_ns - self.facts.base_ns) * 1000
-        if abs(shift_ps) > LARGEST_PS:
-            raise WireError("a line begins more than 26 days from the others", int(events.start[0]))
-        return shift_ps
-
-    def _kinds(self, entries: Fields, stats: _StatReader) -> _Kinds:
+    def _kinds(self, entries: ProtoFields, stats: _StatReader) -> _EventMetadata:
         ids, fields, count = _map_entries(self.data, entries)
         full = fields.spans(EventMetadataField.NAME, count)
         shown = fields.spans(EventMetadataField.DISPLAY_NAME, count)
@@ -352,14 +347,14 @@ class SpaceReader:
         common = stats.read(fields.messages(EventMetadataField.STATS), count)
         is_text = np.array([_ASSIGNS in self.strings[row] for row in full_row.tolist()], np.bool_)
         long_row = np.where((shown_row > 0) | is_text, full_row, 0)
-        return _Kinds(ids, np.where(shown_row > 0, shown_row, full_row), long_row, common)
+        return _EventMetadata(ids, np.where(shown_row > 0, shown_row, full_row), long_row, common)
 
     def _text_rows(self, stats: _StatReader, start: IntArray, size: IntArray) -> IntArray:
         spans = zip(start.tolist(), size.tolist(), strict=True)
         return np.array([stats.text(at, length) if length > 0 else 0 for at, length in spans], np.int64)
 
     def _events(
-        self, line: Line, events: Fields, shift_ps: int, kinds: _Kinds, stats: _StatReader
+        self, line: TraceLine, events: ProtoFields, shift_ps: int, kinds: _EventMetadata, stats: _StatReader
     ) -> LineEvents:
         parts = [
             self._chunk(
@@ -374,23 +369,23 @@ class SpaceReader:
         offsets = np.cumsum([0, *(len(part.start_ps) for part in parts[:-1])])
         device = [part.device + offset for part, offset in zip(parts, offsets.tolist(), strict=True)]
         names = {name for part in parts for name in part.stats}
-        stated = {name: np.concatenate([part.stat(name) for part in parts]) for name in sorted(names)}
+        columns = {name: np.concatenate([part.stat(name) for part in parts]) for name in sorted(names)}
         start_ps = np.concatenate([part.start_ps for part in parts]) + shift_ps
         duration_ps = np.concatenate([part.duration_ps for part in parts])
         if line.kind is not LineKind.HOST:
-            start_ps, duration_ps = device_clock(start_ps, duration_ps, stated, self._shifts_ps, line.plane)
+            start_ps, duration_ps = device_clock(start_ps, duration_ps, columns, self._shifts_ps, line.plane)
         return LineEvents(
             line=line,
             name_row=np.concatenate([part.name_row for part in parts]),
             start_ps=start_ps,
             duration_ps=duration_ps,
             device=np.concatenate(device),
-            stats={name: column for name, column in stated.items() if name not in CLOCK},
+            stats={name: column for name, column in columns.items() if name not in CLOCK},
             launch=np.concatenate([part.launch for part in parts]),
         )
 
     def _chunk(
-        self, line: Line, start: IntArray, size: IntArray, kinds: _Kinds, stats: _StatReader
+        self, line: TraceLine, start: IntArray, size: IntArray, kinds: _EventMetadata, stats: _StatReader
     ) -> LineEvents:
         count = len(start)
         fields = split(self.data, start, size)
@@ -402,55 +397,48 @@ class SpaceReader:
             raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(XEventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
-        own = stats.read(fields.messages(XEventField.STATS), count)
-        columns = _merged(own, kinds.stats, kind)
+        own = stats.read(fields.messages(EventField.STATS), count)
+        columns = dict(own)
+        for name, column in kinds.stats.items():  # stats of the event, else of its metadata
+            missing = ABSENT if name in NUMBERS or name in CLOCK else 0
+            of_kind = at_rows(column, kind, missing)
+            columns[name] = of_kind if name not in own else np.where(own[name] == missing, of_kind, own[name])
         device = device_rows(line, columns, count, has_devices=self._has_devices)
         launch = columns.get("correlation_id", np.full(count, ABSENT, np.int64))
-        stated = {name: column[device] for name, column in columns.items()}
+        device_stats = {name: column[device] for name, column in columns.items()}
         if line.kind is LineKind.OPS:
-            stated["long_name"] = at_rows(kinds.long_row, kind, 0)
+            device_stats["long_name"] = at_rows(kinds.long_row, kind, 0)
         return LineEvents(
             line=line,
             name_row=at_rows(kinds.name_row, kind, 0).astype(np.int32),
             start_ps=offset_ps,
             duration_ps=duration_ps,
             device=device,
-            stats=stated,
+            stats=device_stats,
             launch=launch,
         )
 
-    def _programs(self, entries: Fields, stats: _StatReader) -> None:
-        """The HLO of each program, a stat of an event that never happens."""
+    def _programs(self, entries: ProtoFields, stats: _StatReader) -> None:
+        """Collect the HLO of each program, a stat in the metadata of an event that never occurs."""
         _, fields, count = _map_entries(self.data, entries)
         start, size = fields.spans(EventMetadataField.NAME, count)
-        found = fields.messages(EventMetadataField.STATS)
-        inner = split(self.data, found.start, found.value)
-        key = stats.ids.find(inner.numbers(StatField.METADATA_ID, len(found.start)))
-        stated = stats.read(found, count).get("program_id")
+        stats_of_programs = fields.messages(EventMetadataField.STATS)
+        inner = split(self.data, stats_of_programs.start, stats_of_programs.value)
+        key = stats.ids.find(inner.numbers(StatField.METADATA_ID, len(stats_of_programs.start)))
+        program_ids = stats.read(stats_of_programs, count).get("program_id")
         for row in np.flatnonzero((inner.number == StatField.BYTES) & inner.is_bytes).tolist():
             stat = int(inner.owner[row])
-            owner, name_of = int(found.owner[stat]), int(key[stat])
+            owner, name_of = int(stats_of_programs.owner[stat]), int(key[stat])
             if name_of < 0 or stats.named_at(name_of) != _HLO_PROTO:
                 continue
             name, number = split_module_name(self.data.text(int(start[owner]), max(int(size[owner]), 0)))
-            if stated is not None and stated[owner] != ABSENT:
-                number = int(stated[owner])
+            if program_ids is not None and program_ids[owner] != ABSENT:
+                number = int(program_ids[owner])
             at, length = int(inner.start[row]), int(inner.value[row])
-            self.facts.programs.append(Program(name, number, self.data.raw[at : at + length]))
-
-
-def _merged(stated: dict[str, IntArray], common: dict[str, IntArray], kind: IntArray) -> dict[str, IntArray]:
-    """What events say themselves, else what their kind says."""
-    merged = dict(stated)
-    for name, column in common.items():
-        missing = ABSENT if name in NUMBERS or name in CLOCK else 0
-        of_kind = at_rows(column, kind, missing)
-        own = stated.get(name)
-        merged[name] = of_kind if own is None else np.where(own == missing, of_kind, own)
-    return merged
+            self.facts.programs.append(CompiledProgram(name, number, self.data.raw[at : at + length]))
 
 
 def _is_beyond(times_ps: IntArray) -> BoolArray:
-    """Which times no recording has; the least integer has no absolute value of its type."""
+    """Mark impossible times. (``abs`` does not work for the least 64-bit integer.)"""
     beyond: BoolArray = (times_ps > LARGEST_PS) | (times_ps < -LARGEST_PS)
     return beyond

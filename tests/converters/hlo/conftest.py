@@ -9,7 +9,7 @@ import pytest
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.reader import workload_of
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.scan import HloText
 from hespas.graph import Diagnostics, Workload
 
 ReadText = Callable[..., tuple[Workload, Diagnostics]]
@@ -19,7 +19,7 @@ ReadText = Callable[..., tuple[Workload, Diagnostics]]
 def read_text() -> ReadText:
     def read(text: str, options: ReadOptions | None = None) -> tuple[Workload, Diagnostics]:
         diagnostics = Diagnostics()
-        module = parse_module(Source(text, "test.hlo"))
+        module = parse_module(HloText(text, "test.hlo"))
         return workload_of(module, options or ReadOptions(), diagnostics), diagnostics
 
     return read

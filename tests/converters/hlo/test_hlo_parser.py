@@ -10,7 +10,7 @@ import pytest
 
 from hespas.converters.hlo.module import HloModule, parse_shape
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.scan import Source, is_text, unquote
+from hespas.converters.hlo.scan import HloText, is_text, unquote
 from hespas.graph import DYNAMIC
 from hespas.graph.errors import FormatError
 from tests.limits import SAFETY_S
@@ -65,7 +65,7 @@ ENTRY main.3 {
 
 
 def _parse(text: str) -> HloModule:
-    return parse_module(Source(text, "test.hlo"))
+    return parse_module(HloText(text, "test.hlo"))
 
 
 @pytest.mark.parametrize("text", [LONG_STYLE, SHORT_STYLE, LONG_STYLE.replace("\n", "\r\n")])

@@ -10,7 +10,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.reader import workload_of
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.scan import HloText
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph
 from hespas.graph.passes import is_topological
 
@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures" / "hlo"
 
 
 def _graph(name: str, *, in_order: bool = False) -> OpGraph:
-    source = Source((FIXTURES / name).read_text(), name)
+    source = HloText((FIXTURES / name).read_text(), name)
     found = Diagnostics()
     graph = workload_of(parse_module(source), ReadOptions(), found, in_order=in_order).classes[0]
     assert not [each for each in found if each.code == "hlo.unknown-custom-call"]
@@ -69,7 +69,7 @@ def test_an_all_reduce_that_is_kept_whole_stays_one() -> None:
     text = (FIXTURES / "hand_tpu_collectives.hlo.txt").read_text()
     # The slice is of another size than the share of a device.
     other = text.replace("bf16[16,128]", "bf16[32,128]").replace("{16,128}", "{32,128}")
-    graph = workload_of(parse_module(Source(other, "other")), ReadOptions(), Diagnostics()).classes[0]
+    graph = workload_of(parse_module(HloText(other, "other")), ReadOptions(), Diagnostics()).classes[0]
     assert graph.collectives.kind.tolist()[1] == int(CollectiveKind.ALL_REDUCE)
 
 
@@ -87,7 +87,7 @@ def test_a_space_of_gpus_is_main_memory() -> None:
     text = (FIXTURES / "hand_tpu_layouts.hlo.txt").read_text()
     tiled = _graph("hand_tpu_layouts.hlo.txt")
     plain = text.replace("T(8,128)(2,1)", "").replace("T(8,128)", "").replace("T(1024)", "")
-    graph = workload_of(parse_module(Source(plain, "plain")), ReadOptions(), Diagnostics()).classes[0]
+    graph = workload_of(parse_module(HloText(plain, "plain")), ReadOptions(), Diagnostics()).classes[0]
     node = _node(graph, "fusion")
     assert graph.bytes_read[node] - tiled.bytes_read[node] == 512 * 1024 * 2
 

@@ -15,9 +15,9 @@ from hespas.converters.hlo.inference import same_extents
 from hespas.converters.hlo.inference_calls import check_shapes
 from hespas.converters.hlo.module import Computation, HloModule, Shape, parse_shape, shown_shape
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.program import Program
+from hespas.converters.hlo.program import HloProgram
 from hespas.converters.hlo.reader import callees_first
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.scan import HloText
 from hespas.graph.errors import FormatError
 from tests.converters.hlo.conftest import ReadText
 
@@ -45,7 +45,7 @@ def _changed(shape: Shape) -> Iterator[Shape]:
 
 def _fits(module: HloModule, ordered: list[Computation]) -> bool:
     try:
-        check_shapes(Program(module), ordered)
+        check_shapes(HloProgram(module), ordered)
     except FormatError:
         return False
     return True
@@ -55,9 +55,9 @@ def _fits(module: HloModule, ordered: list[Computation]) -> bool:
 def test_any_extent_changed_by_one_is_refused(path: Path) -> None:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    module = parse_module(Source(text, path.name))
+    module = parse_module(HloText(text, path.name))
     ordered = callees_first(module)
-    check_shapes(Program(module), ordered)
+    check_shapes(HloProgram(module), ordered)
     places = [(body, index) for body in ordered for index in range(len(body)) if module.shape_of(body, index)]
     draw = random.Random(path.name)
     accepted: Counter[str] = Counter()
@@ -158,9 +158,9 @@ FITTING = [
 
 @pytest.mark.parametrize("line", FITTING)
 def test_what_fits_is_read_and_the_same_with_one_extent_changed_is_not(line: str) -> None:
-    module = parse_module(Source(_module(line), "t.hlo"))
+    module = parse_module(HloText(_module(line), "t.hlo"))
     ordered = callees_first(module)
-    check_shapes(Program(module), ordered)
+    check_shapes(HloProgram(module), ordered)
     entry = module.entry
     if any(opcode in line for opcode in ("custom-call", "iota", "broadcast")):
         return
@@ -169,7 +169,7 @@ def test_what_fits_is_read_and_the_same_with_one_extent_changed_is_not(line: str
         module.shapes.append(shape)
         entry.shapes[entry.root] = len(module.shapes) - 1
         with pytest.raises(FormatError, match="%y"):
-            check_shapes(Program(module), ordered)
+            check_shapes(HloProgram(module), ordered)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_what_fits_is_read_and_the_same_with_one_extent_changed_is_not(line: str
     ],
 )
 def test_what_does_not_fit_says_what_was_expected(line: str, message: str) -> None:
-    module = parse_module(Source(_module(line), "t.hlo"))
+    module = parse_module(HloText(_module(line), "t.hlo"))
     with pytest.raises(FormatError) as caught:
-        check_shapes(Program(module), callees_first(module))
+        check_shapes(HloProgram(module), callees_first(module))
     error = caught.value
     assert message in error.message
     assert error.position == "line 30"
@@ -208,9 +208,9 @@ def test_what_does_not_fit_says_what_was_expected(line: str, message: str) -> No
 
 def test_shards_that_are_not_one_per_device_may_be_a_fault_of_the_groups() -> None:
     line = "f32[16,512] all-gather(x), dimensions={0}, channel_id=1, GLOBAL"
-    module = parse_module(Source(_module(line), "t.hlo"))
+    module = parse_module(HloText(_module(line), "t.hlo"))
     with pytest.raises(FormatError) as caught:
-        check_shapes(Program(module), callees_first(module))
+        check_shapes(HloProgram(module), callees_first(module))
     assert "replica_groups, replica_count or num_partitions" in str(caught.value.hint)
 
 
@@ -241,7 +241,7 @@ def test_the_header_and_the_entry_say_the_same(read_text: ReadText) -> None:
 )
 def test_shapes_that_the_text_repeats_agree(line: str, expected: str) -> None:
     with pytest.raises(FormatError) as caught:
-        parse_module(Source(f"HloModule m\nENTRY e {{\n  x = f32[2] parameter(0)\n  {line}\n}}\n", "t.hlo"))
+        parse_module(HloText(f"HloModule m\nENTRY e {{\n  x = f32[2] parameter(0)\n  {line}\n}}\n", "t.hlo"))
     assert expected in caught.value.message
     assert caught.value.position is not None
     assert caught.value.position.startswith("line 4")
@@ -250,7 +250,7 @@ def test_shapes_that_the_text_repeats_agree(line: str, expected: str) -> None:
 def test_a_signature_and_its_root_agree() -> None:
     text = "HloModule m\nENTRY %e (x: f32[2]) -> f32[3] {\n  ROOT x = f32[2] parameter(0)\n}\n"
     with pytest.raises(FormatError, match=r"'e' to make f32\[2\]"):
-        parse_module(Source(text, "t.hlo"))
+        parse_module(HloText(text, "t.hlo"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.reader import workload_of
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.scan import HloText
 from hespas.converters.stablehlo.reader import read_program
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, RegionKind
 from hespas.graph.errors import InvariantError
@@ -108,7 +108,7 @@ def hlo(loop: Loop, read: int) -> OpGraph:
     trips = f'backend_config={{"known_trip_count":{{"n":"{loop.trips}"}}}}'
     lines += [f"%l = {state} while(%init), condition=%cond, body=%body, {trips}"]
     lines += [f"%r = {kind} get-tuple-element(%l), index={read + 1}", f"ROOT %end = {kind} negate(%r)", "}"]
-    module = parse_module(Source("\n".join(lines), "loop.hlo"))
+    module = parse_module(HloText("\n".join(lines), "loop.hlo"))
     return workload_of(module, ReadOptions(), Diagnostics()).classes[0]
 
 
