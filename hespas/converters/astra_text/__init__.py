@@ -11,6 +11,7 @@ __all__ = ["FORMAT"]
 
 
 def _sniff(head: Head) -> int:
+    """Score an input by its first words."""
     from hespas.converters.astra_text.grammar import score
 
     return 0 if head.is_directory else score(head.data)

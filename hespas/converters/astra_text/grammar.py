@@ -1,15 +1,18 @@
-"""The grammar of ASTRA-sim 1.0 text workloads, by ``initialize_workload`` of its ``Workload.cc``.
+"""Grammar and parallelism policies of ASTRA-sim 1.0 text workloads.
 
-Words are separated by any white space. Policy, what the policy needs to know, number of layers; then of each
-layer its name, a reserved number, time, collective and size of the forward, input-gradient and
-weight-gradient phases, the time of an update, and in customised workloads the layer's own policy. Times are
-cycles, sizes bytes.
+The grammar follows ``initialize_workload`` of ``Workload.cc``. Words are separated by white space. A file has
+the policy, the settings of the policy and the number of layers. Each layer has its name, a reserved number,
+the time, collective and size of the forward, input-gradient and weight-gradient phases, the time of an
+update, and in customised workloads a policy of its own. Times are cycles, sizes bytes.
+
+A policy selects the dimensions of the network over which the collectives of each phase run
+(``decode_involved_dimensions`` of ``astra-sim/workload/Workload.cc`` in release 1.0). Dimension 0 is the
+innermost; its ranks are neighbours.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import MappingProxyType
@@ -34,14 +37,8 @@ __all__ = [
 ]
 
 
-# --- Parallelism policies of ASTRA-sim 1.0: whom the collectives of each phase concern.
-#
-# Source: ``decode_involved_dimensions`` of ``astra-sim/workload/Workload.cc`` in release 1.0. There a policy
-# switches dimensions of the network on and off; dimension 0 is the innermost, whose ranks are neighbours.
-
-
 class ParallelismPolicy(Enum):
-    """The first word of a file."""
+    """Parallelism policy, the first word of a file."""
 
     DATA = "DATA"
     MODEL = "MODEL"
@@ -59,23 +56,23 @@ class ParallelismPolicy(Enum):
 TRANSFORMERS = frozenset(
     {ParallelismPolicy.HYBRID_TRANSFORMER, ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD}
 )
-"""Policies that state how many ranks share one copy of the model."""
+"""Policies with a number of ranks per copy of the model."""
 
 
 class Role(Enum):
-    """The ranks that take part in a collective."""
+    """Set of ranks that take part in a collective."""
 
     NOBODY = auto()
-    """The collective is not run, whatever the file says."""
+    """The collective is not run, even if the file has one."""
     WORLD = auto()
     INNER = auto()
-    """Neighbours: the ranks of dimension 0, or of one copy of the model where the policy states its size."""
+    """Neighbours: the ranks of dimension 0, or of one copy of the model if the policy has its size."""
     OUTER = auto()
-    """Ranks at the same place in each inner group."""
+    """Ranks with the same index in each inner group."""
 
 
 class LayerRoles(NamedTuple):
-    """Who takes part in the collectives of a layer."""
+    """Participants in the collectives of a layer."""
 
     forward: Role
     input_grad: Role
@@ -100,7 +97,7 @@ ROLES: MappingProxyType[ParallelismPolicy, LayerRoles] = MappingProxyType(
         ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _MODEL_INSIDE,
     }
 )
-"""What each policy runs; the layers of a customised workload each name one of these."""
+"""Roles by policy; each layer of a customised workload names one of these policies."""
 
 
 _COLLECTIVES: dict[str, CollectiveKind | None] = {
@@ -113,14 +110,14 @@ _COLLECTIVES: dict[str, CollectiveKind | None] = {
 _COMBINED = "ALLREDUCEALLTOALL"
 _MODEL_GROUP, _CHECKPOINTS, _INITIATES = "model_parallel_NPU_group:", "checkpoints:", "checkpoint_initiates:"
 _LARGEST = 1 << 53
-"""Up to here floats hold every integer."""
+"""Largest integer up to which floats are exact."""
 _CERTAIN, _LIKELY, _NO = 95, 30, 0
 _HINT = "https://github.com/astra-sim/astra-sim/tree/ASTRA-sim-1.0/inputs/workload describes the format"
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase of a layer; ``kind`` is None where no collective follows."""
+    """One phase of a layer; ``kind`` is None if the phase has no collective."""
 
     cycles: int
     kind: CollectiveKind | None
@@ -129,7 +126,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``policy`` is its own, where it has one; ``line`` is where it stands (from 1)."""
+    """One layer. ``policy`` is the layer's own policy, if any; ``line`` is its line number (from 1)."""
 
     name: str
     line: int
@@ -143,10 +140,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkload:
-    """A parsed file. ``model_ranks`` share one copy of the model (-1: not stated); ``last_bottom_layer`` is
-    the one that joins the embedding (-1: not stated). ``checkpoints`` are layers whose input is kept,
-    ``initiates`` those before whose backward pass the layers from the checkpoint on run forward again.
-    ``rest`` counts words behind the last layer.
+    """Parsed file.
+
+    ``model_ranks`` ranks share one copy of the model (-1: not stated). ``last_bottom_layer`` is the layer
+    that joins the embedding (-1: not stated). ``checkpoints`` are layers whose input is saved. Before the
+    backward pass of a layer in ``initiates``, the layers from the last checkpoint on run forward again.
+    ``rest`` counts words after the last layer.
     """
 
     policy: ParallelismPolicy
@@ -159,7 +158,7 @@ class TextWorkload:
 
 
 def score(data: bytes) -> int:
-    """0 (no) .. 100 (certain), by the first words."""
+    """Score an input from 0 (no) to 100 (certain) by its first words."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     words = data[:4096].split(maxsplit=200)
     if not words or words[0].decode("ascii", "replace") not in ParallelismPolicy.__members__:
@@ -169,28 +168,24 @@ def score(data: bytes) -> int:
 
 
 class _Words:
-    """The words of a text in order, each with its line."""
+    """Iterator over the words of a text that keeps the current line."""
 
     def __init__(self, text: str, path: str) -> None:
-        self._words = self._split(text)
+        lines = enumerate(text.split("\n"), 1)
+        self._words = ((line, word) for line, content in lines for word in content.split())
         self._path = path
         self.line = 1
 
-    @staticmethod
-    def _split(text: str) -> Iterator[tuple[int, str]]:
-        for line, content in enumerate(text.split("\n"), 1):
-            yield from ((line, word) for word in content.split())
-
     def word(self, what: str) -> str:
-        """The next word, which should be ``what``."""
-        found = next(self._words, None)
-        if found is None:
-            self.fail(f"{what} expected, and the file ends")
-        self.line = found[0]
-        return found[1]
+        """Read the next word; ``what`` describes it in the error at the end of the file."""
+        entry = next(self._words, None)
+        if entry is None:
+            self.fail(f"{what} expected, but the file ends")
+        self.line = entry[0]
+        return entry[1]
 
     def number(self, what: str, low: int = 0) -> int:
-        """The next word as a whole number."""
+        """Read the next word as a whole number."""
         word = self.word(what)
         digits = word.removeprefix("-") if low < 0 else word
         if not (digits.isascii() and digits.isdigit() and len(digits) < 17 and int(digits) <= _LARGEST):
@@ -198,16 +193,16 @@ class _Words:
         return int(word)
 
     def label(self, expected: str) -> None:
-        """The next word, which only says what follows."""
+        """Read the next word, which must be the label ``expected``."""
         word = self.word(expected)
         if word != expected:
             self.unsupported(
-                f"{word[:40]!r} stands where ASTRA-sim 1.0 has {expected!r}",
-                "headers with more settings are those of SimAI, another format",
+                f"{word[:40]!r} instead of {expected!r} of ASTRA-sim 1.0",
+                "a header with more settings belongs to SimAI, another format",
             )
 
     def rest(self) -> int:
-        """How many words are left."""
+        """Count the remaining words."""
         return sum(1 for _ in self._words)
 
     def fail(self, message: str) -> NoReturn:
@@ -218,7 +213,7 @@ class _Words:
 
 
 def parse(text: str, path: str) -> TextWorkload:
-    """Parse a file. Raises :class:`FormatError` and :class:`UnsupportedError` naming the line."""
+    """Parse a file. Raises :class:`FormatError` and :class:`UnsupportedError` with the line."""
     words = _Words(text, path)
     policy = _policy(words, "a parallelism policy")
     model_ranks, last_bottom = -1, -1
@@ -241,8 +236,16 @@ def parse(text: str, path: str) -> TextWorkload:
         words.fail("a workload has at least one layer")
     for number in (last_bottom, *checkpoints, *initiates):
         if number >= count:
-            words.fail(f"the first line names layer {number}, and the last one is {count - 1}")
-    _check_checkpoints(words, checkpoints, initiates)
+            words.fail(f"the first line names layer {number}, but the last layer is {count - 1}")
+    # Check that each layer that starts a second forward pass has a checkpoint of its own before it.
+    start, saved = -1, sorted(checkpoints)
+    for number in sorted(initiates):
+        index = bisect_left(saved, number)
+        if number in checkpoints or not index or saved[index - 1] <= start:
+            words.fail(
+                f"layer {number} starts a second forward pass without a checkpoint of its own before it"
+            )
+        start = number
     layers = [_layer(words, policy) for _ in range(count)]
     return TextWorkload(
         policy=policy,
@@ -257,28 +260,15 @@ def parse(text: str, path: str) -> TextWorkload:
 
 def _policy(words: _Words, what: str) -> ParallelismPolicy:
     word = words.word(what)
-    found = ParallelismPolicy.__members__.get(word)
-    if found is None:
+    policy = ParallelismPolicy.__members__.get(word)
+    if policy is None:
         words.fail(f"{what} expected, not {word[:40]!r}; one of: {', '.join(ParallelismPolicy.__members__)}")
-    return found
+    return policy
 
 
 def _layer_numbers(words: _Words) -> frozenset[int]:
-    count = words.number("how many layers follow")
-    found: set[int] = set()
-    for _ in range(count):
-        found.add(words.number("the number of a layer"))
-    return frozenset(found)
-
-
-def _check_checkpoints(words: _Words, checkpoints: frozenset[int], initiates: frozenset[int]) -> None:
-    """Each layer that starts a second forward pass has a checkpoint of its own before it."""
-    start, kept = -1, sorted(checkpoints)
-    for number in sorted(initiates):
-        place = bisect_left(kept, number)
-        if number in checkpoints or not place or kept[place - 1] <= start:
-            words.fail(f"layer {number} starts a second forward pass, and no checkpoint before it is its own")
-        start = number
+    count = words.number("the number of layers that follow")
+    return frozenset([words.number("the number of a layer") for _ in range(count)])
 
 
 def _layer(words: _Words, policy: ParallelismPolicy) -> Layer:
@@ -294,8 +284,8 @@ def _layer(words: _Words, policy: ParallelismPolicy) -> Layer:
         own = _policy(words, "the policy of the layer")
         if own not in ROLES or own in TRANSFORMERS:
             words.unsupported(
-                f"{own.value} is no policy of a single layer",
-                "name one that says all about its groups, such as DATA, MODEL or HYBRID_DATA_MODEL",
+                f"{own.value} is not a policy of a single layer",
+                "use a policy that defines the groups by itself, such as DATA, MODEL or HYBRID_DATA_MODEL",
             )
     return Layer(name, line, reserved, forward, input_grad, weight_grad, update, own)
 
@@ -305,23 +295,20 @@ def _phase(words: _Words, name: str) -> Phase:
     word = words.word(f"the collective of the {name} phase")
     if word not in _COLLECTIVES:
         if word == _COMBINED:
-            words.unsupported(f"no simulator runs {word}", "state ALLREDUCE or ALLTOALL")
+            words.unsupported(f"{word} is not supported by any simulator", "use ALLREDUCE or ALLTOALL")
         if word.partition("_")[0] in _COLLECTIVES:
             words.unsupported(
-                f"{word[:40]!r} is no collective of ASTRA-sim 1.0", "it is one of SimAI's format"
+                f"{word[:40]!r} is not a collective of ASTRA-sim 1.0", "it belongs to SimAI's format"
             )
-        known = ", ".join(_COLLECTIVES)
-        words.fail(f"the collective of the {name} phase expected, not {word[:40]!r}; one of: {known}")
+        listed = ", ".join(_COLLECTIVES)
+        words.fail(f"the collective of the {name} phase expected, not {word[:40]!r}; one of: {listed}")
     return Phase(cycles, _COLLECTIVES[word], words.number(f"the bytes of the {name} collective"))
-
-
-# --- Who takes part in the collectives of a text workload, as far as the file and the number of ranks say.
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelGroups:
-    """The group set of each role. ``num_ranks`` is stated by the user where ``is_stated``, else the fewest
-    that the file allows. ``sets`` lacks roles that depend on the network.
+    """Group set of each role. ``num_ranks`` comes from the user if ``is_stated``, else it is the smallest
+    number that the file allows. ``sets`` lacks roles that depend on the network.
     """
 
     num_ranks: int
@@ -330,17 +317,17 @@ class ParallelGroups:
 
     @classmethod
     def of(cls, text: TextWorkload, num_devices: int | None, path: str) -> ParallelGroups:
-        """Groups of a workload over ``num_devices`` ranks (None: not known).
+        """Build the groups of a workload over ``num_devices`` ranks (None: unknown).
 
-        Where the policy states the size of a copy of the model, its ranks are neighbours. Raises
-        :class:`UsageError` where that size does not divide the number of ranks, and for a number of ranks
-        past 2**24; :class:`UnsupportedError` where the file states that many.
+        If the policy has the size of a copy of the model, the ranks of a copy are neighbours. Raises
+        :class:`UsageError` if that size does not divide the number of ranks, or for more than 2**24 ranks;
+        :class:`UnsupportedError` if the file has more than 2**24.
         """
         sharded = text.policy in TRANSFORMERS
         inner = text.model_ranks if sharded else 1
         count = num_devices or inner
         if num_devices is not None and num_devices > MAX_DEVICES:
-            raise UsageError(f"{num_devices:,} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
+            raise UsageError(f"{num_devices:,} devices requested", hint=f"1 to {MAX_DEVICES:,}")
         if inner > MAX_DEVICES:
             raise UnsupportedError(
                 f"a copy of the model on {inner:,} ranks (limit {MAX_DEVICES:,})",
@@ -350,7 +337,7 @@ class ParallelGroups:
             )
         if count % inner:
             raise UsageError(
-                f"{count:,} ranks cannot be split into groups of {inner:,}, which the workload states",
+                f"{count:,} ranks cannot be split into the workload's groups of {inner:,}",
                 path=path,
                 hint=f"make `num_devices` a multiple of {inner:,}",
             )
@@ -364,6 +351,6 @@ class ParallelGroups:
         return groups
 
     def is_alone(self, role: Role) -> bool:
-        """Whether a collective of this role surely has one member only."""
-        found = self.sets.get(role)
-        return (found is not None and found.group_size == 1) or (self.is_stated and self.num_ranks == 1)
+        """Return True if a collective of this role is known to have a single member."""
+        groups = self.sets.get(role)
+        return (groups is not None and groups.group_size == 1) or (self.is_stated and self.num_ranks == 1)

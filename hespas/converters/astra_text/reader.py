@@ -1,4 +1,16 @@
-"""A text workload of ASTRA-sim 1.0 to one step of a job whose ranks all run the same."""
+"""Reader of a text workload of ASTRA-sim 1.0 as one training step of a single rank class.
+
+The loops of ``Workload.cc`` of ASTRA-sim 1.0 are unrolled. A rank computes one phase at a time. Inputs of a
+phase are data dependencies; the order of phases is a control dependency. The next phase waits for a blocking
+collective; other collectives overlap with the following phases. The update of a layer runs after each of its
+collectives. Only the next step waits for weight gradients, so no node depends on them.
+
+Chakra's converter of these files (``converter/text_converter.py``) writes the same order with data
+dependencies only. It differs from ASTRA-sim 1.0 and from this module: it reads cycles as microseconds, writes
+collectives ``NONE`` as all-reduces of 0 bytes, leaves out updates and groups, joins the embedding of DLRM one
+layer early, runs the collectives of all layers in ``MICRO``, and does not support transformer, inference or
+customised workloads.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +40,6 @@ from hespas.graph.errors import FormatError
 __all__ = ["read_astra_text"]
 
 
-# --- Nodes of a text workload: phases of layers, their collectives and updates.
-
 _CYCLE_NS = 1.0
 """``CLOCK_PERIOD`` in ``Common.hh`` of ASTRA-sim 1.0: a cycle is a nanosecond."""
 
@@ -38,10 +48,10 @@ _OPERATIONS = {"fwd": "forward", "again": "forward", "ig": "input_grad", "wg": "
 
 @dataclass(slots=True, eq=False)
 class _LayerEmitter:
-    """Adds nodes to ``builder``; ``source`` is what their locations start with (empty: no locations).
+    """Emitter that adds nodes to ``builder``; ``source`` is the prefix of their locations (empty: none).
 
-    Counts collectives: those that the policy does not run, those of one rank or no bytes, which are left
-    out, and those whose groups nobody knows; and the phases computed that take time.
+    ``not_run`` counts collectives that the policy does not run, ``skipped`` collectives of one rank or of no
+    bytes, ``unknown`` collectives with unknown groups, and ``computed`` phases with a duration.
     """
 
     builder: GraphBuilder
@@ -55,7 +65,7 @@ class _LayerEmitter:
     def compute(
         self, layer: Layer, name: str, phase: Phase, needs: Sequence[int], follows: Sequence[int] = ()
     ) -> int:
-        """The computation of a phase, which needs some nodes and comes after others."""
+        """Add the computation of a phase; ``needs`` are data, ``follows`` control dependencies."""
         node = self._node(layer, name, _OPERATIONS[name], needs, follows)
         self.builder.set(node, duration_ns=phase.cycles * _CYCLE_NS)
         self.computed += phase.cycles > 0 and name != "again"
@@ -64,8 +74,8 @@ class _LayerEmitter:
     def collective(
         self, layer: Layer, name: str, phase: Phase, role: Role, after: Sequence[int]
     ) -> list[int]:
-        """The collective of a phase and its update: what waits for it waits for the node returned, which is
-        ``after`` where nothing is run.
+        """Add the collective of a phase and its update; return the nodes to wait for, ``after`` if none
+        runs.
         """
         if phase.kind is None:
             return list(after)
@@ -117,17 +127,17 @@ class _LayerEmitter:
 
 
 def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file; ``options.num_devices`` states the number of ranks, which the format does not.
+    """Read a file; ``options.num_devices`` sets the number of ranks, which the format lacks.
 
-    Times are in ns, a cycle being one. Groups that depend on the network are left unknown (all ranks) and
-    reported. Raises :class:`FormatError`, :class:`UnsupportedError` and :class:`UsageError`.
+    A cycle is 1 ns. Groups that depend on the network are unknown (treated as all ranks) and reported. Raises
+    :class:`FormatError`, :class:`UnsupportedError` and :class:`UsageError`.
     """
     data = read_bytes(path, min(options.max_bytes, limits().text_workload_bytes))
     try:
         text = parse(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise FormatError(
-            "the file is no UTF-8 text",
+            "the file is not UTF-8 text",
             path=str(path),
             position=f"byte {error.start}",
             hint="is this a workload of ASTRA-sim 1.0?",
@@ -144,7 +154,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
 
 
 def _report(text: TextWorkload, emitter: _LayerEmitter, path: str, diagnostics: Diagnostics) -> None:
-    """Say what was assumed and what is not in the graph."""
+    """Report assumptions, and parts of the file that are not in the graph."""
 
     def warn(code: str, message: str, count: int) -> None:
         diagnostics.warning(f"astra-text.{code}", path, message, path=path, count=count)
@@ -152,41 +162,27 @@ def _report(text: TextWorkload, emitter: _LayerEmitter, path: str, diagnostics: 
     def note(code: str, message: str, count: int) -> None:
         diagnostics.info(f"astra-text.{code}", path, message, path=path, count=count)
 
-    ranks = f"taken as {emitter.groups.num_ranks:,}: state it with `num_devices`"
-    warn("ranks", f"the file does not say how many ranks run it; {ranks}", not emitter.groups.is_stated)
-    network = "the file does not describe the network whose dimensions collectives run over"
-    warn("network-groups", f"{network}; they are taken as over all ranks", emitter.unknown)
-    warn("trailing-text", "words stand behind the last layer and were not read", text.rest)
-    note("cycles", f"layers state times in cycles, taken as {_CYCLE_NS:g} ns each", len(text.layers))
-    note("not-run", "collectives are stated that the policy never runs", emitter.not_run)
+    ranks = f"{emitter.groups.num_ranks:,} assumed; set it with `num_devices`"
+    warn("ranks", f"the file has no number of ranks; {ranks}", not emitter.groups.is_stated)
+    network = "collectives run over network dimensions that the file does not describe"
+    warn("network-groups", f"{network}; groups of all ranks are assumed", emitter.unknown)
+    warn("trailing-text", "words after the last layer are ignored", text.rest)
+    note("cycles", f"times of layers are in cycles; {_CYCLE_NS:g} ns per cycle is assumed", len(text.layers))
+    note("not-run", "collectives that the policy never runs are left out", emitter.not_run)
     phases = (
         phase for layer in text.layers for phase in (layer.forward, layer.input_grad, layer.weight_grad)
     )
     idle = sum(phase.cycles > 0 for phase in phases) - emitter.computed
-    note("not-computed", "times are stated of phases that the policy never computes", idle)
+    note("not-computed", "times of phases that the policy never computes are left out", idle)
     note("no-transfer", "collectives of one rank or of no bytes are left out", emitter.skipped)
     reserved = sum(layer.reserved != -1 for layer in text.layers)
-    note("reserved", "layers use the reserved column, which nothing reads", reserved)
+    note("reserved", "values in the reserved column are ignored", reserved)
     others = len(text.layers) - 1 if text.policy is ParallelismPolicy.MICRO else 0
-    note("micro", "layers behind the first are never run by a MICRO workload", others)
-
-
-# One training step of a text workload as a graph: the loops of ``Workload.cc`` of ASTRA-sim 1.0, unrolled.
-#
-# A rank computes one phase at a time. What a phase needs is a data dependency, the order of phases a
-# control dependency. A collective that blocks is waited for by the next phase; any other overlaps with what
-# follows. After each collective comes the update that the layer states. Weight gradients are waited for by
-# the next step only, so nothing here depends on them.
-#
-# Chakra's converter of these files (``converter/text_converter.py``) writes the same order with data
-# dependencies only. It differs from the simulator that defined the format, and from this module, in that it
-# takes cycles for microseconds, writes collectives ``NONE`` as all-reduces of 0 bytes, leaves updates and
-# groups out, joins the embedding of DLRM one layer early, runs the collectives of all layers in ``MICRO``,
-# and knows no transformer, inference or customised workloads.
+    note("micro", "a MICRO workload runs the first layer only; the others are left out", others)
 
 
 def _micro(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """The weight-gradient collective of the first layer, and nothing else."""
+    """Add the weight-gradient collective of the first layer only."""
     layer = text.layers[0]
     emitter.collective(layer, "fwd", layer.forward, Role.NOBODY, ())
     emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
@@ -194,7 +190,7 @@ def _micro(text: TextWorkload, emitter: _LayerEmitter) -> None:
 
 
 def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """The forward pass."""
+    """Add the forward pass."""
     _forward(text, emitter, range(len(text.layers)))
     for layer in text.layers:
         emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
@@ -202,14 +198,14 @@ def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
 
 
 def _data_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Backward, a layer's weight gradient comes first, and its collective overlaps."""
+    """Add both passes. Backward, a layer's weight gradient comes first, and its collective overlaps."""
     outputs = _forward(text, emitter, range(len(text.layers)))
     _weights_first(text, emitter, outputs[-1])
 
 
 def _recommendation(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """As data parallel. The all-to-all of the embedding (layer 0) overlaps with the bottom layers, and the
-    one back with their backward pass.
+    """Add both passes as in data parallelism. The all-to-all of the embedding (layer 0) overlaps with the
+    bottom layers, the all-to-all of its gradient with their backward pass.
     """
     outputs: list[int] = []
     embedding: list[int] = []
@@ -238,7 +234,7 @@ def _weights_first(
     gradient: Sequence[int],
     behind: Callable[[int, int], None] | None = None,
 ) -> None:
-    """The backward pass where only weight gradients are exchanged. The first layer has no input gradient."""
+    """Add a backward pass that exchanges weight gradients only. The first layer has no input gradient."""
     for number in reversed(range(len(text.layers))):
         layer = text.layers[number]
         weight = emitter.compute(layer, "wg", layer.weight_grad, gradient)
@@ -253,19 +249,19 @@ def _weights_first(
 
 
 def _model_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Backward, a layer's input gradient comes first; its collective overlaps with the weight gradient."""
-    # The backward pass where input gradients are exchanged; that of the first layer by transformers only.
-    # Release 1.0 of 2023 is followed. In those up to 2022 transformers wait for the input gradient before
-    # they compute the weight gradient.
+    """Add both passes. Backward, a layer's input gradient comes first, and its collective overlaps with the
+    weight gradient.
+
+    Only transformers exchange the input gradient of the first layer. The order is that of release 1.0 of
+    2023; until 2022 transformers waited for the input gradient before the weight gradient.
+    """
     outputs = _forward(text, emitter, range(len(text.layers)))
     gradient, follows = outputs[-1], list[int]()
     for number in reversed(range(len(text.layers))):
         layer, roles = text.layers[number], _roles(text, number)
-        # Run the layers from the last checkpoint up to this one forward again, where it asks for that, but
-        # not before what it ``follows``.
-        if number not in text.initiates:
-            again = []
-        else:
+        # Run the layers from the last checkpoint to this one forward again, after ``follows``.
+        again: list[int] = []
+        if number in text.initiates:
             start = next(layer for layer in range(number - 1, -1, -1) if layer in text.checkpoints)
             needs = outputs[start - 1] if start else []
             again = _forward(
@@ -288,8 +284,8 @@ def _forward(
     needs: Sequence[int] = (),
     follows: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Layers one behind the other, each waiting for the collective of the one before; returns what to wait
-    for behind each.
+    """Add layers that each wait for the collective of the layer before; return the nodes to wait for by
+    layer.
     """
     outputs: list[list[int]] = []
     for number in numbers:

@@ -1,8 +1,8 @@
 """Chrome-trace JSON, which Perfetto's viewer and chrome://tracing open. Importing this module is cheap.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format).
-Any profile is written; :mod:`.writer` also writes simulated runs, and several values side by side. What is
-read is any such trace that no profiler's own format knows better.
+Any profile can be written; :mod:`.writer` also writes simulated runs and several values next to each other.
+The reader accepts any such trace that is not recognised as the format of a specific profiler.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _OTHERS = (
     b'"/host:',
     b'"hlo_op"',
 )
-"""Signs of PyTorch's and of JAX's profilers, whose readers know what their events mean."""
+"""Keys written by the profilers of PyTorch and JAX, which have readers of their own."""
 
 
 def _sniff(head: Head) -> int:
-    """Certain for what the writer here made; else likelier than a profiler's only where none left a sign."""
+    """Score an input: 100 for files of Hespas, 65 for other traces, 20 for traces of a known profiler."""
     data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.is_directory or data[:1] not in (b"{", b"["):
         return 0

@@ -1,7 +1,7 @@
-"""Any Chrome trace as a profile: each slice, on whatever track it stands, is an event.
+"""Reader that converts any Chrome trace to a profile; every slice of every track is an event.
 
 Complete events (``X``) and pairs of begin and end (``B``, ``E``) are slices. A track is a thread of a
-process; the process names the device, or rank and device as our writer does (``rank 3: H100``).
+process. The name of the process is the device, or rank and device in files of Hespas (``rank 3: H100``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
 _PHASES = "XBEsf"
 _WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
 _ARROWS = "launch"
-"""The category of arrows from host operations to the work they caused."""
+"""Category of flow arrows from host operations to the work that they launched."""
 _LARGEST_RUN = (1 << 31) - 1
 
 
@@ -52,7 +52,7 @@ class _Name(msgspec.Struct):
 
 
 class _EventArgs(msgspec.Struct, gc=False):
-    """What our writer tells of a slice; others may use the same words for the same things."""
+    """Arguments of a slice as the writer of Hespas names them; other writers may use the same names."""
 
     op: str = ""
     kernel: str = ""
@@ -75,7 +75,7 @@ _ARGS = msgspec.json.Decoder(_EventArgs)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrows:
-    """Ends of arrows in order of their numbers: where they begin and end, by track and whole ns."""
+    """Start and end of flow arrows in the order of their ids, as track and whole ns."""
 
     source_track: IntArray
     source_ns: IntArray
@@ -87,8 +87,8 @@ class _Arrows:
 class _ChromeSlices(ColumnTable):
     """Slices as columns of shape ``(slices,)``; ``track`` numbers the tracks, texts are rows.
 
-    Times are whole ns; ``*_part_ns`` are the fractions behind them. ``stated_*_ns`` are what arguments of
-    these names tell (NaN: nothing), which only from our writer are the exact times.
+    Times are whole ns; ``*_part_ns`` are their fractions. ``stated_*_ns`` are the arguments of these names
+    (NaN: absent), which are exact times only in files of Hespas.
     """
 
     track: IntArray
@@ -114,8 +114,8 @@ class _ChromeSlices(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _CollectedEvents:
-    """What stands on which track: (process, thread) by number. ``skipped`` counts events without a duration
-    by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a begin. ``arrows`` join
+    """Slices of all tracks; ``tracks`` lists (process, thread). ``skipped`` counts events without a duration
+    by phase; ``unfinished`` counts slices that never end, ``orphans`` ends without a begin. ``arrows`` link
     slices.
     """
 
@@ -131,7 +131,7 @@ class _CollectedEvents:
 
 
 class _Collector:
-    """Takes blocks of events; :meth:`finish` pairs what began with what ended."""
+    """Collector of blocks of events; :meth:`finish` pairs begin and end events."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -145,10 +145,10 @@ class _Collector:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
-        """Take one block. Raises ``FormatError`` for a slice whose time is missing or no number."""
+        """Add one block. Raises ``FormatError`` for a slice without a numeric time."""
         chosen: list[int] = []
         kinds: list[int] = []
-        for place, event in enumerate(events):
+        for index, event in enumerate(events):
             kind = _PHASES.find(event.ph) if len(event.ph) == 1 else -1
             if kind < 0 or (kind >= _SOURCE and (event.cat != _ARROWS or type(event.id) is not int)):
                 what = f"phase {event.ph[:1] or '?'}"
@@ -158,10 +158,10 @@ class _Collector:
                 continue
             if kind > 0 or event.dur is None:
                 event.dur = 0
-            chosen.append(place)
+            chosen.append(index)
             kinds.append(kind)
         if chosen:
-            self._slices([events[place] for place in chosen], events, array, chosen, kinds)
+            self._slices([events[index] for index in chosen], events, array, chosen, kinds)
         self._seen += len(events)
 
     def _named(self, event: TraceEvent) -> None:
@@ -185,13 +185,12 @@ class _Collector:
         chosen: Sequence[int],
         kinds: Sequence[int],
     ) -> None:
-        # Times begin somewhere: a slice that does not say where cannot be placed.
-        for event, place in zip(slices, chosen, strict=True):
+        for event, index in zip(slices, chosen, strict=True):
             if event.ts is None:
                 raise FormatError(
                     f"{event.name[:40]!r} has no start",
                     path=self._path,
-                    position=f"event {self._seen + place + 1}, field 'ts'",
+                    position=f"event {self._seen + index + 1}, field 'ts'",
                     hint="export the trace again",
                 )
         times = event_times(events, array, chosen, path=self._path, before=self._seen)
@@ -211,17 +210,15 @@ class _Collector:
             "track": tracks,
             "name_row": [add(event.name) for event in slices],
             "category_row": [add(event.cat) for event in slices],
-            **{key: [add(getattr(each, key)) for each in args] for key in _TEXTS},
-            "op_class": [OP_CLASSES.get(each.op_class, 0) for each in args],
+            **{key: [add(getattr(arg, key)) for arg in args] for key in _TEXTS},
+            "op_class": [OP_CLASSES.get(arg.op_class, 0) for arg in args],
             "number": [
                 event.id if type(event.id) is int and abs(event.id) < 1 << 62 else -1 for event in slices
             ],
-            "run": [
-                each.run if each.run is not None and 0 <= each.run <= _LARGEST_RUN else -1 for each in args
-            ],
-            "bytes_moved": [_size(each.bytes) for each in args],
-            "stated_start_ns": [_size(each.start_ns) for each in args],
-            "stated_duration_ns": [_size(each.duration_ns) for each in args],
+            "run": [arg.run if arg.run is not None and 0 <= arg.run <= _LARGEST_RUN else -1 for arg in args],
+            "bytes_moved": [_size(arg.bytes) for arg in args],
+            "stated_start_ns": [_size(arg.start_ns) for arg in args],
+            "stated_duration_ns": [_size(arg.duration_ns) for arg in args],
         }
         for name, values in columns.items():
             dtype = _ChromeSlices.DTYPES.get(name, np.int64)
@@ -234,10 +231,10 @@ class _Collector:
         try:
             return _ARGS.decode(event.args)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _NOTHING  # another writer's words
+            return _NOTHING  # arguments of another writer
 
     def finish(self) -> _CollectedEvents:
-        """All slices: those that were whole, then the pairs."""
+        """Return all slices: first the complete events, then the pairs."""
         columns: dict[str, NDArray[Any]] = {
             name: np.concatenate(parts) for name, parts in self._parts.items()
         }
@@ -250,7 +247,7 @@ class _Collector:
         last_ns = int((every.start_ns + every.duration_ns).max()) if len(kind) else 0
         end_ns = at_rows(every.start_ns, pairs.end, last_ns) - every.start_ns[pairs.begin]
         end_part_ns = at_rows(every.start_part_ns, pairs.end, 0.0) - every.start_part_ns[pairs.begin]
-        # Pairs of ends of the same number.
+        # Pair the ends of flow arrows by id.
         source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
         _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
         source, target = source[first], target[second]
@@ -285,7 +282,7 @@ def _size(value: float | None) -> float:
 def _with_parts(
     whole_ns: IntArray, times_us: Sequence[int | float | str | None]
 ) -> tuple[IntArray, FloatArray]:
-    """Whole ns rounded down, and the rest of each time where a float still holds the ps."""
+    """Return whole ns, rounded down, and the fraction of each time for which a float is exact to a ps."""
     if not any(type(time) is float for time in times_us):
         return whole_ns, np.zeros(len(whole_ns))
     written_us = np.array([time if type(time) is float else 0.0 for time in times_us], np.float64)
@@ -296,7 +293,7 @@ def _with_parts(
 
 
 class _Header(msgspec.Struct):
-    """What stands beside the events."""
+    """Fields of the document other than the events."""
 
     otherData: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 # the format's own name
 
@@ -327,9 +324,9 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
         other_data = {}  # another viewer's document
     facts = {key: text for key, text in other_data.items() if isinstance(text, str)}
     ours = facts.pop("schema", "") == SCHEMA_ID
-    found = collector.finish()
-    on_host = found.slices.category_row == found.strings.find(HOST_CATEGORY)
-    device, host = found.slices.take(~on_host), found.slices.take(on_host)
+    collected = collector.finish()
+    on_host = collected.slices.category_row == collected.strings.find(HOST_CATEGORY)
+    device, host = collected.slices.take(~on_host), collected.slices.take(on_host)
     if not len(device):
         raise FormatError(
             "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
@@ -339,18 +336,18 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
         )
     findings = diagnostics.about(str(path), "chrome-trace")
     report_repairs(stream.repairs, findings)
-    listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
+    listed = ", ".join(f"{what} {count:,}" for what, count in sorted(collected.skipped.items()))
     message = f"events without a duration are left out: {listed}"
-    findings.info("other-events", message, sum(found.skipped.values()))
-    report_halves(findings, "events", found.unfinished, found.orphans)
+    findings.info("other-events", message, sum(collected.skipped.values()))
+    report_halves(findings, "events", collected.unfinished, collected.orphans)
     findings.warning("negative-duration", "events end before they start", int((device.duration_ns < 0).sum()))
     report_nested(findings, device.track, device.start_ns, device.duration_ns)
-    return _profile(path, found, device, host, facts, ours=ours)
+    return _profile(path, collected, device, host, facts, ours=ours)
 
 
 def _profile(
     path: Path,
-    found: _CollectedEvents,
+    collected: _CollectedEvents,
     device: _ChromeSlices,
     host: _ChromeSlices,
     facts: dict[str, str],
@@ -361,16 +358,16 @@ def _profile(
     devices: dict[str, int] = {}
     columns: dict[str, list[int]] = {"rank": [], "device_index": [], "stream": []}
     used = set(np.unique(device.track).tolist())
-    for number, (pid, tid) in enumerate(found.tracks):
-        process = found.process_names.get(pid, "")
+    for number, (pid, tid) in enumerate(collected.tracks):
+        process = collected.process_names.get(pid, "")
         rank, name = rank_and_device(process) or (0, process or f"process {pid}")
         columns["rank"].append(rank)
         columns["device_index"].append(devices.setdefault(name, len(devices)) if number in used else 0)
-        stream = stream_in_name(found.thread_names.get((pid, tid), ""))
+        stream = stream_in_name(collected.thread_names.get((pid, tid), ""))
         if stream is None:
             stream = tid if isinstance(tid, int) and 0 <= tid < 1 << 63 else number
         columns["stream"].append(stream)
-    places = {key: np.array(column, np.int64)[device.track] for key, column in columns.items()}
+    track_columns = {key: np.array(column, np.int64)[device.track] for key, column in columns.items()}
     base_ns = 0 if ours else int(device.start_ns.min())  # files of Hespas count from the first event already
     name = facts.pop("name", "") if ours else ""
     metadata = facts if ours else {"format": "chrome-trace"}
@@ -378,12 +375,12 @@ def _profile(
         metadata["first_event_ns"] = str(base_ns)
     op_row, kernel_row = ops_and_kernels(device.name_row, device.op, device.kernel, ours=ours)
     start_ns, duration_ns = _times(device, base_ns, ours=ours)
-    strings = StringTableBuilder(found.strings)
-    operations = _host_ops(found, host, *_times(host, base_ns, ours=ours), strings)
+    strings = StringTableBuilder(collected.strings)
+    operations = _host_ops(collected, host, *_times(host, base_ns, ours=ours), strings)
     # Find the host operation of each device slice, -1 for none. Where several slices start at the end of a
     # flow arrow, the shortest is used, as trace viewers do.
-    source = _slice_at(host, found.arrows.source_track, found.arrows.source_ns)
-    target = _slice_at(device, found.arrows.target_track, found.arrows.target_ns)
+    source = _slice_at(host, collected.arrows.source_track, collected.arrows.source_ns)
+    target = _slice_at(device, collected.arrows.target_track, collected.arrows.target_ns)
     joined = (source >= 0) & (target >= 0)
     cause = np.full(len(device.track), -1, np.int32)
     cause[target[joined]] = source[joined]
@@ -400,9 +397,9 @@ def _profile(
         dtype_row=device.dtype,
         category_row=device.category_row,
         op_class=device.op_class,
-        device_index=places["device_index"],
-        rank=places["rank"],
-        stream=places["stream"],
+        device_index=track_columns["device_index"],
+        rank=track_columns["rank"],
+        stream=track_columns["stream"],
         run=device.run,
         bytes_moved=device.bytes_moved,
         host_event=cause,
@@ -411,39 +408,37 @@ def _profile(
     )
 
 
-def _times(found: _ChromeSlices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
-    """Starts and durations [ns]."""
-    start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
-    duration_ns = _joined(found.duration_ns, found.duration_part_ns)
+def _times(slices: _ChromeSlices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
+    """Return starts and durations [ns]."""
+    start_ns = _joined(slices.start_ns - base_ns, slices.start_part_ns)
+    duration_ns = _joined(slices.duration_ns, slices.duration_part_ns)
     if not ours:
         return start_ns, duration_ns
-    exact = (start_ns, found.stated_start_ns), (duration_ns, found.stated_duration_ns)
-    start_ns, duration_ns = (np.where(agreeing(stated, shown), stated, shown) for shown, stated in exact)
-    return start_ns, duration_ns
+    exact_ns = slices.stated_start_ns, slices.stated_duration_ns
+    start_ns = np.where(agreeing(exact_ns[0], start_ns), exact_ns[0], start_ns)
+    return start_ns, np.where(agreeing(exact_ns[1], duration_ns), exact_ns[1], duration_ns)
 
 
 def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
-    """Times in ns; fractions are whole ps, added as integers so that the nearest float comes out."""
+    """Add whole ns and fractions as integer ps, so that the result is the nearest float."""
     if not part_ns.any():
         return whole_ns.astype(np.float64)
     steps = whole_ns * 1000 + np.rint(part_ns * 1000).astype(np.int64)
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-# Host operations of a trace that our writer made, and the device work that arrows join to them.
-
 _THREAD = "thread"
 
 
 def _host_ops(
-    found: _CollectedEvents,
+    collected: _CollectedEvents,
     host: _ChromeSlices,
     start_ns: FloatArray,
     duration_ns: FloatArray,
     strings: StringTableBuilder,
 ) -> HostOps:
-    """The slices of the host as operations; names of threads go to ``strings``."""
-    names = [found.thread_names.get(track, "") for track in found.tracks]
+    """Convert the slices of the host to operations; names of threads are added to ``strings``."""
+    names = [collected.thread_names.get(track, "") for track in collected.tracks]
     threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names], np.int32)
     return HostOps.of(
         name_row=host.name_row,
@@ -458,14 +453,11 @@ def _host_ops(
     )
 
 
-def _slice_at(found: _ChromeSlices, track: IntArray, at_ns: IntArray) -> IntArray:
-    """The slice that starts at each place and time, -1 for none."""
-    both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
+def _slice_at(table: _ChromeSlices, track: IntArray, at_ns: IntArray) -> IntArray:
+    """Return the slice that starts on each track at each time, -1 for none."""
+    both_track, both_ns = np.concatenate([table.track, track]), np.concatenate([table.start_ns, at_ns])
     _, key = distinct_rows(both_track, both_ns)
-    order = np.argsort(-found.duration_ns, kind="stable")
+    order = np.argsort(-table.duration_ns, kind="stable")
     slices = np.full(int(key.max(initial=-1)) + 1, -1, np.int64)
-    slices[key[: len(found.track)][order]] = order
-    return slices[key[len(found.track) :]]
-
-
-# Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
+    slices[key[: len(table.track)][order]] = order
+    return slices[key[len(table.track) :]]

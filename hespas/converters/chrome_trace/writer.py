@@ -1,8 +1,9 @@
-"""Writes tracks as Chrome-trace JSON: metadata, then slices, then arrows. Times are decimal text.
+"""Writer of tracks as Chrome-trace JSON: metadata, then slices, then flow arrows. Times are decimal text.
 
-Viewers round times to whole ns, start and length each for itself, and drop what then runs into the next
-slice. So times are told in whole ns that fit each other; what has fractions of a ns says so exactly in its
-arguments, which our reader takes up. What still runs over others of its track stands on a lane of its own.
+Viewers round start and length to whole ns separately, and drop slices that then overlap the next one. The
+writer therefore writes whole ns that do not overlap. The arguments have the exact times of slices with
+fractions of a ns; the reader of Hespas reads them. Slices that overlap others of their track get a lane of
+their own.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ __all__ = ["SCHEMA_ID", "write_chrome_trace", "write_scene"]
 
 SCHEMA_ID = "hespas.chrome-trace/1"
 _EXACT = ("start_ns", "duration_ns")
-"""Arguments that tell times with fractions of a ns."""
+"""Arguments with the exact times of slices with fractions of a ns."""
 _CHUNK_ROWS = 1 << 15
 _LARGEST_NS = float(1 << 53)
-"""Above this a float holds no odd number of ns."""
+"""Largest time for which a float is exact to a ns."""
 
 
 def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
-    disk refuses.
+    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` if the file
+    cannot be written.
     """
     write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``."""
+    """Write tracks, gzipped if the name ends in ``.gz``. Memory beyond the scene: one chunk."""
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
         _ChromeWriter(stream, scene, options.progress).write()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ThreadNames:
-    """The lanes of all tracks of one part: ``name`` and ``identity`` by lane, ``lane`` by slice."""
+    """Lanes of all tracks of one part: ``name`` and ``identity`` by lane, ``lane`` by slice."""
 
     name: tuple[str, ...]
     identity: tuple[str, ...]
@@ -64,7 +65,7 @@ class _ThreadNames:
 
     @classmethod
     def of(cls, tracks: Tracks, first_process: int, first: int) -> _ThreadNames:
-        """Lanes of a track share its name, stand one behind the other, and count on from ``first``."""
+        """Number the lanes from ``first``, track by track. The lanes of a track share its name."""
         lane = lanes_of(tracks)
         counts = np.ones(len(tracks.track_name), np.int64)
         np.maximum.at(counts, tracks.track, lane + 1)
@@ -81,7 +82,9 @@ class _ThreadNames:
 
 
 class _ChromeWriter:
-    """Processes have the numbers 1, 2, ...; threads go on behind them, as viewers want distinct numbers."""
+    """Writer of one file. Processes have the numbers 1, 2, ...; threads follow, since viewers need distinct
+    ids.
+    """
 
     def __init__(
         self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
@@ -109,7 +112,7 @@ class _ChromeWriter:
         self._stream.write(b"\n]}\n")
 
     def _metadata(self) -> Iterator[str]:
-        """Names of processes and tracks, and their order."""
+        """Yield the names of processes and tracks, and their order."""
         scene = self._scene
         for part, first, threads in zip(scene.parts, scene.first_process, self._threads, strict=True):
             for row, name in enumerate(part.processes):
@@ -128,7 +131,7 @@ class _ChromeWriter:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, total)
 
     def _flows(self) -> Iterator[str]:
-        """Two events an arrow, bound to the slices that they stand in."""
+        """Yield two events per arrow, bound to the slices that enclose them."""
         scene, flows = self._scene, self._scene.flows
         if not len(flows):
             return
@@ -136,7 +139,7 @@ class _ChromeWriter:
         lanes = zip(self._threads, first, strict=True)
         lane = np.concatenate([threads.lane + base for threads, base in lanes])
         start_ns = np.concatenate([shown_ns(part.start_ns, part.duration_ns)[0] for part in scene.parts])
-        identity = [each for threads in self._threads for each in threads.identity]
+        identity = [thread for threads in self._threads for thread in threads.identity]
         for begin in range(0, len(flows), _CHUNK_ROWS):
             part = slice(begin, begin + _CHUNK_ROWS)
             lines: list[str] = []
@@ -185,7 +188,7 @@ def _name(label: SliceLabel) -> str:
 
 
 def _arguments(label: SliceLabel) -> str:
-    """What stands between the braces."""
+    """Encode the arguments of a slice as JSON, without the braces."""
     text = {
         key: (int(value) if value.is_integer() and abs(value) < _LARGEST_NS else value)
         if isinstance(value, float)
@@ -196,7 +199,7 @@ def _arguments(label: SliceLabel) -> str:
 
 
 def _microseconds(times_ns: FloatArray) -> list[str]:
-    """Decimal texts of us with three places; times are whole ns, and exact at any size."""
+    """Format whole ns as decimal us with three digits, exact for any size."""
     if float(np.abs(times_ns).max(initial=0)) > _LARGEST_NS:
         numbers = [int(value) for value in times_ns.tolist()]
     else:

@@ -1,5 +1,5 @@
-"""Graphs to look at: Graphviz DOT (https://graphviz.org/doc/info/lang.html) and GraphML
-(http://graphml.graphdrawing.org/specification.html). Written, not read. Importing this module is cheap.
+"""Drawings of graphs, write-only: Graphviz DOT (https://graphviz.org/doc/info/lang.html) and GraphML
+(http://graphml.graphdrawing.org/specification.html). Importing this module is cheap.
 """
 
 from __future__ import annotations

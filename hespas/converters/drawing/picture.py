@@ -1,4 +1,9 @@
-"""What both drawings show of a graph: nodes with a label, a colour and a shape, edges by kind, regions."""
+"""Drawings of a graph as Graphviz DOT and as GraphML: labelled nodes, edges by kind, and regions.
+
+In DOT, regions are clusters, colours are operation classes, and edges are dependencies. GraphML has every
+column of a node as typed data, edges with their kind, and regions by label; yEd, Gephi and networkx read it.
+A GraphML file has one ``graph`` element; the rank class of a node is one of its data.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,17 @@ from hespas.graph.errors import UnsupportedError
 __all__ = ["MAX_NODES", "fill_of", "quoted", "write_dot", "write_graphml"]
 
 MAX_NODES = 20_000
-"""Layout programs take minutes and viewers give up beyond this."""
+"""Maximum number of nodes; beyond it layout programs take minutes and viewers fail."""
 
 _MAX_DEPTH = 32
-"""Graphviz takes memory with the square of the nesting of clusters: deeper regions are drawn in the last."""
+"""Maximum nesting of clusters, because the memory of Graphviz grows with its square. Deeper regions are drawn
+without an outline in the last cluster.
+"""
 
 _DATA, _CONTROL, _CARRIED = "data", "control", "carried"
 
 _COLOURS: dict[str, tuple[OpClass, ...]] = {
-    # Paul Tol's bright and light schemes: told apart with any colour vision (personal.sron.nl/~pault).
+    # Paul Tol's bright and light schemes, which are safe for colour-blind readers (personal.sron.nl/~pault).
     "#4477aa": (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION),
     "#77aadd": (OpClass.FUSION,),
     "#aa3377": (OpClass.COLLECTIVE, OpClass.P2P),
@@ -65,7 +72,7 @@ _SHAPES: dict[NodeKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """``source`` comes before ``target``; ``kind`` is data, control or carried (into the next trip)."""
+    """Edge from ``source`` to ``target``; ``kind`` is data, control or carried (into the next iteration)."""
 
     source: int
     target: int
@@ -74,14 +81,14 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Picture:
-    """The drawing of one rank class."""
+    """Drawing of one rank class."""
 
     index: int
     graph: OpGraph
     title: str
 
     def label(self, node: int) -> list[str]:
-        """What stands in a node, line by line."""
+        """Return the label of a node, line by line."""
         graph = self.graph
         name, operation = graph.node_name(node), graph.op_name(node)
         lines = [operation or NodeKind(int(graph.kind[node])).name.lower()]
@@ -90,11 +97,15 @@ class _Picture:
         results = [_type_text(graph, int(row)) for row in graph.results.row(node)[:2]]
         if results:
             lines.append(", ".join(results) + (" ..." if len(graph.results.row(node)) > 2 else ""))
-        lines += _costs(graph, node)
+        duration_ns, flops = float(graph.duration_ns[node]), float(graph.flops[node])
+        if duration_ns > 0:
+            lines.append(f"{duration_ns / 1e3:,.3f} us")
+        if flops > 0:
+            lines.append(f"{flops:,.0f} FLOP")
         return lines
 
     def region_label(self, region: int) -> str:
-        """What stands over a cluster."""
+        """Return the label of a cluster."""
         regions = self.graph.regions
         kind = RegionKind(int(regions.kind[region])).name.lower().replace("_", " ")
         text = self.graph.strings[int(regions.label[region])]
@@ -105,15 +116,15 @@ class _Picture:
         return f"{kind} {text}: {count}" if text else f"{kind}: {count}"
 
     def depths(self) -> list[int]:
-        """How many regions stand around each region."""
-        found: list[int] = []
+        """Return the nesting depth of each region, from 0."""
+        depths: list[int] = []
         parents: list[int] = self.graph.regions.parent.tolist()
         for parent in parents:  # a parent is always a smaller row
-            found.append(0 if parent < 0 else found[parent] + 1)
-        return found
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
 
     def edges(self) -> Iterator[_Edge]:
-        """All edges, by target; carried ones last."""
+        """Yield all edges by target; carried edges last."""
         graph = self.graph
         for deps, kind in ((graph.data_deps, _DATA), (graph.control_deps, _CONTROL)):
             sources: list[int] = deps.values.tolist()
@@ -126,7 +137,7 @@ class _Picture:
             yield _Edge(source, target, _CARRIED)
 
     def collective_text(self, node: int) -> str:
-        """Kind, bytes and groups of a collective; empty for other nodes."""
+        """Return kind, bytes and groups of a collective; empty for other nodes."""
         table = self.graph.collectives
         row = int(np.searchsorted(table.node, node))
         if row >= len(table) or int(table.node[row]) != node:
@@ -142,106 +153,93 @@ class _Picture:
 
 
 def _type_text(graph: OpGraph, row: int) -> str:
-    """A tensor type for people: ``bf16[16x?x128]``."""
+    """Format a tensor type: ``bf16[16x?x128]``."""
     element = graph.types.dtype_of(row)
     extents = "x".join("?" if extent < 0 else str(extent) for extent in graph.types.shape(row))
     name = element.name if element else "?"
     return f"{name}[{extents}]"
 
 
-def _costs(graph: OpGraph, node: int) -> list[str]:
-    lines: list[str] = []
-    duration_ns, flops = float(graph.duration_ns[node]), float(graph.flops[node])
-    if duration_ns > 0:
-        lines.append(f"{duration_ns / 1e3:,.3f} us")
-    if flops > 0:
-        lines.append(f"{flops:,.0f} FLOP")
-    return lines
-
-
 def fill_of(op_class: OpClass) -> tuple[str, str]:
-    """Fill and ink of a class."""
+    """Return the fill colour and the text colour of an operation class."""
     fill = _FILLS.get(op_class, "#dddddd")
     return fill, "#ffffff" if fill in _DARK else "#000000"
 
 
 def _pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> list[_Picture]:
-    """One picture per rank class that ``options.ranks`` touches.
+    """Return one picture per rank class with a rank in ``options.ranks``.
 
-    Raises ``UnsupportedError`` for a profile, which is no graph, and for more nodes than can be drawn.
+    Raises ``UnsupportedError`` for a profile, and for more nodes than can be drawn.
     """
     if not isinstance(value, Workload):
-        raise UnsupportedError("a profile is no graph to draw", hint="hespas view shows what it holds")
+        raise UnsupportedError(
+            "a profile cannot be drawn as a graph", hint="use hespas view to show its contents"
+        )
     ranks = range(value.num_ranks) if options.ranks is None else options.ranks
     chosen = [row for row, size in enumerate(value.sizes_within(ranks)) if size]
-    found = [_picture(value, index) for index in chosen]
-    total = sum(len(picture.graph) for picture in found)
+    pictures: list[_Picture] = []
+    for index in chosen:
+        members = value.ranks_of(index)
+        first, last = int(members[0]), int(members[-1])
+        text = f"rank {first}" if len(members) == 1 else f"{len(members):,} ranks, {first} to {last}"
+        graph = value.classes[index]
+        pictures.append(_Picture(index, graph, f"{graph.name or value.name} ({text})"))
+    total = sum(len(picture.graph) for picture in pictures)
     if total > MAX_NODES:
         raise UnsupportedError(
             f"{total:,} operations are too many to draw (limit {MAX_NODES:,})",
             hint="merge them with `granularity=region`, or pick one rank with `ranks`",
         )
-    for graph in (picture.graph for picture in found):
+    for graph in (picture.graph for picture in pictures):
         findings = diagnostics.about(graph.name, "drawing")
         findings.info("left-out", "attributes of the format are not drawn", len(graph.extra))
         findings.info("contractions", "sizes of contractions are not drawn", len(graph.contractions))
-    return found
+    return pictures
 
-
-def _picture(value: Workload, index: int) -> _Picture:
-    graph, ranks = value.classes[index], value.ranks_of(index)
-    first, last = int(ranks[0]), int(ranks[-1])
-    text = f"rank {first}" if len(ranks) == 1 else f"{len(ranks):,} ranks, {first} to {last}"
-    return _Picture(index, graph, f"{graph.name or value.name} ({text})")
-
-
-# --- Graphviz: regions are clusters, colours classes, edges show what waits for what.
 
 _EDGE_STYLE = {_CONTROL: ' [style=dashed, color="#777777"]', _CARRIED: " [style=dotted, constraint=false]"}
 _LONGEST_LINE = 60
 _QUICK_NODES = 1_500
-"""``dot`` lays out so many in some ten seconds; ``sfdp`` many more, without the order of a flow."""
+"""Number of nodes that ``dot`` lays out in about ten seconds. ``sfdp`` is faster but ignores the direction of
+edges.
+"""
 _LAYOUT = "nslimit=2, nslimit1=2, mclimit=0.1"
-"""How often ``dot`` tries to shorten edges: unbounded, it takes minutes for a few hundred operations."""
+"""Limits on the iterations of ``dot``; without them it takes minutes for a few hundred operations."""
 
 
 def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write one file; several rank classes stand side by side in it. Raises ``UnsupportedError`` where there
-    is too much to draw.
-    """
-    found = _pictures(value, options, diagnostics)
-    for picture in found:
+    """Write one file with all rank classes. Raises ``UnsupportedError`` for too many nodes."""
+    pictures = _pictures(value, options, diagnostics)
+    for picture in pictures:
         deep = sum(depth >= _MAX_DEPTH for depth in picture.depths())
         text = f"regions nested more than {_MAX_DEPTH} deep have no outline"
         diagnostics.info("drawing.depth", picture.graph.name, text, count=deep)
-    total = sum(len(picture.graph) for picture in found)
+    total = sum(len(picture.graph) for picture in pictures)
     if total > _QUICK_NODES:
         diagnostics.warning(
             "drawing.layout",
             value.name,
-            f"{total:,} operations take Graphviz's dot minutes: lay them out with sfdp -Goverlap=prism, "
+            f"Graphviz's dot takes minutes for {total:,} operations: use sfdp -Goverlap=prism, "
             "or draw fewer with `granularity=fused` or region",
         )
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
         stream.write(f"digraph {quoted(value.name)} {{\n")
         stream.write('  node [style="filled,rounded", shape=box, fontname="sans-serif", fontsize=10];\n')
         stream.write(f'  graph [fontname="sans-serif", compound=true, {_LAYOUT}];\n')
-        for picture in found:
-            for line in _drawn(picture):
+        for picture in pictures:
+            for line in _dot_lines(picture):
                 stream.write(f"  {line}\n")
         stream.write("}\n")
 
 
 def quoted(text: str) -> str:
-    """A quoted string: quotes, backslashes and the ampersands of entities mean something in one, control
-    characters nothing.
-    """
+    """Quote a string for DOT: escape quotes, backslashes and ampersands, and replace control characters."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return '"' + shown.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") + '"'
 
 
 def _label(lines: Sequence[str]) -> str:
-    """Lines of a label, long ones cut in the middle."""
+    """Quote the lines of a label; long lines are cut in the middle."""
     return '"' + "\\n".join(quoted(_cut(line))[1:-1] for line in lines) + '"'
 
 
@@ -252,8 +250,8 @@ def _cut(line: str) -> str:
     return f"{line[:half]}\N{HORIZONTAL ELLIPSIS}{line[-half:]}"
 
 
-def _drawn(picture: _Picture) -> Iterator[str]:
-    """A cluster of the class, with nested clusters of its regions, then the edges."""
+def _dot_lines(picture: _Picture) -> Iterator[str]:
+    """Yield a cluster of the class with nested clusters of its regions, then the edges."""
     graph = picture.graph
     children: dict[int, list[int]] = {}
     parents: list[int] = graph.regions.parent.tolist()
@@ -266,7 +264,7 @@ def _drawn(picture: _Picture) -> Iterator[str]:
         members.setdefault(region, []).append(node)
     yield f"subgraph cluster_{picture.index} {{"
     yield f"  label={quoted(picture.title)};"
-    # A stack instead of recursion: regions may be nested deeply. A negative number closes that cluster.
+    # Use a stack, not recursion, because regions may be nested deeply. A negative number closes a cluster.
     yield from (f"  {_node(picture, node)}" for node in members.get(-1, []))
     stack = list(reversed(children.get(-1, [])))
     while stack:
@@ -306,10 +304,6 @@ def _node(picture: _Picture, node: int) -> str:
     return f"n{picture.index}_{node} [{', '.join(parts)}];"
 
 
-# --- GraphML: every column of a node as typed data, edges with their kind, regions by label.
-#
-# yEd, Gephi and networkx read it. One ``graph`` element per file; the class of a node is one of its data.
-
 _FIGURES = (
     "flops",
     "useful_flops",
@@ -332,8 +326,8 @@ _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write one file. Raises ``UnsupportedError`` where there is too much to draw."""
-    found = _pictures(value, options, diagnostics)
+    """Write one file. Raises ``UnsupportedError`` for too many nodes."""
+    pictures = _pictures(value, options, diagnostics)
     with path.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         stream.write('<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n')
@@ -341,14 +335,13 @@ def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: 
             stream.write(f'<key id="{name}" for="node" attr.name="{name}" attr.type="{kind}"/>\n')
         stream.write('<key id="edge" for="edge" attr.name="kind" attr.type="string"/>\n')
         stream.write(f'<graph id={quoteattr(_legal(value.name))} edgedefault="directed">\n')
-        for picture in found:
-            for line in _elements(picture):
-                stream.write(line)
+        for picture in pictures:
+            stream.writelines(_elements(picture))
         stream.write("</graph>\n</graphml>\n")
 
 
 def _legal(text: str) -> str:
-    """XML 1.0 has no way to write some characters."""
+    """Replace the characters that XML 1.0 cannot represent."""
     return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

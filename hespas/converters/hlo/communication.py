@@ -25,7 +25,8 @@ from hespas.converters.hlo.module import ArrayShape, Computation
 from hespas.converters.hlo.program import HloProgram, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
 from hespas.costs.operation import Cost
-from hespas.costs.table import COLLECTIVE_KINDS, canonical_name, payload
+from hespas.costs.payloads import COLLECTIVE_KINDS, payload
+from hespas.costs.table import canonical_name
 from hespas.graph import DYNAMIC, CollectiveKind, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
 

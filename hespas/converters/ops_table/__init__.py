@@ -1,6 +1,7 @@
 """Tables of measured operations: CSV (also gzipped) or Parquet, by the columns of :mod:`hespas.measurements`.
 
-Written is one row per device event; read are these, and operations by kind and sizes, both as a profile.
+The writer writes one row per device event. The reader reads such tables, and tables of operations by kind and
+sizes, both as a profile.
 Importing this module is cheap.
 """
 
@@ -16,15 +17,15 @@ from hespas.measurements import COLUMNS, DURATIONS, OF_OPERATIONS
 __all__ = ["FORMAT", "SCHEMA_ID"]
 
 SCHEMA_ID = "hespas.ops-table/1"
-"""Stands in the metadata of the Parquet files that we write."""
+"""Metadata of the Parquet files that Hespas writes."""
 
 _PARQUET = b"PAR1"
 _TAIL_BYTES = 64 << 10
-"""The names of a Parquet file's columns stand at its end."""
+"""Bytes to read at the end of a Parquet file, which has the names of its columns."""
 
 
 def _sniff(head: Head) -> int:
-    """By the names of columns: the first line of a text, the end of a Parquet file."""
+    """Score an input by the names of its columns: the first line of a text, the end of a Parquet file."""
     if head.is_directory:
         return 0
     if head.data.startswith(_PARQUET):

@@ -1,4 +1,4 @@
-"""Reads a table of measured operations as a profile; columns in :mod:`hespas.measurements`."""
+"""Reader of a table of measured operations as a profile; :mod:`hespas.measurements` defines the columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPECTED = (
     "a duration (duration_ns, or duration_ or latency_ with _ns, _us, _ms, _s), op or kernel, and optionally "
     "hardware, op_class, rank, stream, start_ns, dtype, shapes, strides, values, operation"
 )
-"""The columns a table may have, for messages."""
+"""Columns that a table may have, for messages."""
 
 _PARQUET = b"PAR1"
 _LARGEST_NS = float(1 << 61)
@@ -44,18 +44,18 @@ _LARGEST_NS = float(1 << 61)
 
 @dataclass(frozen=True, slots=True)
 class _ChosenColumns:
-    """The columns of a table that are read; ``duration`` is the one that holds durations."""
+    """Columns of a table that are read; ``duration`` is the name of the column of durations."""
 
     names: tuple[str, ...]
     duration: str
 
 
 def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a table, which may be of several devices: of events, or of operations by kind and sizes, which are
-    then an event each. Columns that say nothing of ours are reported.
+    """Read a table of events, or of operations by kind and sizes, each of which becomes an event. The table
+    may have several devices. Unknown columns are reported.
 
-    Raises ``FormatError`` with the line (CSV) or column (Parquet) of what makes no sense, and where no column
-    tells durations or operations.
+    Raises ``FormatError`` with the malformed line (CSV) or column (Parquet), and for a table without a column
+    of durations or operations.
     """
     chosen: list[_ChosenColumns] = []
 
@@ -64,8 +64,8 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         return chosen[0].names
 
     is_parquet = _is_parquet(path)
-    collected = _TableColumns(str(path), str if is_parquet else original)
-    # The names of all columns; none where they cannot be told, which whoever reads the table says.
+    collected = _TableColumns(str(path), str if is_parquet else unescape_formula)
+    # Read the names of all columns; errors are reported below, when the table is read.
     if not is_parquet:
         column_names = set(
             _csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path))
@@ -80,17 +80,16 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         except (ArrowException, OSError, ValueError):
             column_names = set()
     if column_names >= OF_OPERATIONS:
-        # A table of operations by kind and sizes; rows that are none are reported.
         import pyarrow as pa
 
         from hespas.measurements.events import event_columns
 
-        found = read_measurements(path)
-        for each in found.left_out:
+        measurements = read_measurements(path)  # operations by kind and sizes
+        for problem in measurements.left_out:
             diagnostics.warning(
-                "ops-table.left-out-row", str(path), f"rows left out: {each}", count=each.count
+                "ops-table.left-out-row", str(path), f"rows left out: {problem}", count=problem.count
             )
-        columns = event_columns(found)
+        columns = event_columns(measurements)
         collected.add(pa.record_batch(list(map(pa.array, columns.values())), names=list(columns)))
         return _profile(path, _ChosenColumns((*columns, "values"), "duration_ns"), collected, diagnostics)
     batches = _parquet_batches if is_parquet else _csv_batches
@@ -108,26 +107,26 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _ChosenColumns:
-    """Which columns to read. Raises ``FormatError`` where a table does not tell what it must, or twice."""
+    """Select the columns to read. Raises ``FormatError`` if a required column is missing or repeated."""
     durations = [name for name in DURATIONS if name in names]
     shown = ", ".join(name[:40] for name in names[:20]) + (", ..." if len(names) > 20 else "")
     if len(names) > limits().table_columns:
-        problem = f"{len(names):,} columns or more, at most {limits().table_columns:,} are read"
-        raise _refused(problem, path, "leave out what is not needed")
+        problem = f"{len(names):,} columns or more; at most {limits().table_columns:,} are read"
+        raise _refused(problem, path, "remove the columns that are not needed")
     if len(set(names)) < len(names):
         counts = Counter(names)
         twice = next(name for name in names if counts[name] > 1)
-        raise _refused(f"column {twice[:80]!r} stands twice", path, "rename one of them")
+        raise _refused(f"column {twice[:80]!r} appears twice", path, "rename one of the two columns")
     if len(durations) != 1:
         problem = (
-            f"several columns tell durations: {', '.join(durations)}"
+            f"several columns of durations: {', '.join(durations)}"
             if durations
-            else (f"no column tells durations; the columns are {shown}")
+            else f"no column of durations; the columns are {shown}"
         )
         raise _refused(problem, path, f"name the columns as expected: {_EXPECTED}")
     if not {"op", "kernel"} & set(names):
         raise _refused(
-            f"no column tells what was measured; the columns are {shown}",
+            f"no column op or kernel; the columns are {shown}",
             path,
             f"name the columns as expected: {_EXPECTED}",
         )
@@ -137,7 +136,7 @@ def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -
     diagnostics.warning(
         "ops-table.unknown-column",
         path,
-        f"columns that are not understood are left out: {listed}; expected are {_EXPECTED}",
+        f"unknown columns are left out: {listed}; expected {_EXPECTED}",
         count=len(others),
     )
     return _ChosenColumns(tuple(read), durations[0])
@@ -147,21 +146,20 @@ def _refused(message: str, path: str, hint: str) -> FormatError:
     return FormatError(message, path=path, position="column names", hint=hint)
 
 
-def _profile(path: Path, chosen: _ChosenColumns, found: _TableColumns, diagnostics: Diagnostics) -> Profile:
-    rows = found.rows
+def _profile(path: Path, chosen: _ChosenColumns, table: _TableColumns, diagnostics: Diagnostics) -> Profile:
+    rows = table.rows
     if not rows:
         raise FormatError(
             "the table has no rows", path=str(path), position="row 1", hint="was the measurement interrupted?"
         )
-    # Decimal units to ns without the last bits that the product of two floats makes up.
-    column = found.number(chosen.duration)
+    column = table.number(chosen.duration)
     factor = DURATIONS[chosen.duration]
     if factor == 1:
         duration_ns = column
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            duration_ns = np.round(column * factor, 6)
-    start_ns = found.number("start_ns")
+            duration_ns = np.round(column * factor, 6)  # remove the rounding error of the product
+    start_ns = table.number("start_ns")
     for name, column in ((chosen.duration, duration_ns), ("start_ns", start_ns)):
         wrong = np.flatnonzero(np.abs(column) > _LARGEST_NS)
         if len(wrong):
@@ -171,11 +169,11 @@ def _profile(path: Path, chosen: _ChosenColumns, found: _TableColumns, diagnosti
                 position=f"row {int(wrong[0]) + 1}",
                 hint="is the unit of the column as its name says?",
             )
-    devices, device_index = found.devices()
-    op_class, unknown = found.op_class()
+    devices, device_index = table.devices()
+    op_class, unknown = table.op_class()
     _report(duration_ns, unknown, diagnostics, str(path))
-    operations = _operations_of(found, chosen.names)
-    rank = found.whole("rank") if "rank" in chosen.names else np.zeros(rows, np.int64)
+    operations = _operations_of(table, chosen.names)
+    rank = table.whole("rank") if "rank" in chosen.names else np.zeros(rows, np.int64)
     if int(rank.max()) >= 1 << 31:
         raise FormatError(
             f"rank {int(rank.max())} is too large",
@@ -183,21 +181,20 @@ def _profile(path: Path, chosen: _ChosenColumns, found: _TableColumns, diagnosti
             position="column 'rank'",
             hint="ranks count from 0",
         )
-    small = rank.astype(np.int32)
     return Profile.of(
         path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
-        found.strings.build(),
+        table.strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
-        op_row=found.text("op"),
-        kernel_row=found.text("kernel"),
-        dtype_row=found.text("dtype"),
-        shapes_row=found.text("shapes"),
+        op_row=table.text("op"),
+        kernel_row=table.text("kernel"),
+        dtype_row=table.text("dtype"),
+        shapes_row=table.text("shapes"),
         op_class=op_class,
         device_index=device_index,
-        rank=small,
-        stream=found.whole("stream"),
+        rank=rank.astype(np.int32),
+        stream=table.whole("stream"),
         host_event=operations.of_row,
         host=operations.host,
         metadata={"format": "ops-table"},
@@ -207,37 +204,35 @@ def _profile(path: Path, chosen: _ChosenColumns, found: _TableColumns, diagnosti
 def _report(duration_ns: FloatArray, unknown: int, diagnostics: Diagnostics, path: str) -> None:
     missing, negative = int(np.isnan(duration_ns).sum()), int((duration_ns < 0).sum())
     diagnostics.warning("ops-table.no-duration", path, "rows without a duration", count=missing)
-    diagnostics.warning("ops-table.negative-duration", path, "rows of less than no time", count=negative)
+    diagnostics.warning("ops-table.negative-duration", path, "rows with a negative duration", count=negative)
     diagnostics.warning(
         "ops-table.unknown-class",
         path,
-        "rows of an op_class that is none of ours; it is left out",
+        "rows with an unknown op_class, which is left out",
         count=unknown,
     )
 
 
-# Tables as batches of rows, from CSV and from Parquet; what libraries say of broken ones as our errors.
-
 _Choose = Callable[[Sequence[str]], tuple[str, ...]]
-"""From the names of all columns to those that are read."""
+"""Function from the names of all columns to the names of the columns to read."""
 
 _BLOCK_BYTES = 4 << 20
 _HEADER_BYTES = 1 << 20
 _ROW = re.compile(r"Row #(\d+)")
 _BATCH_ROWS = 1 << 16
 _ROW_BYTES = 80
-"""What a row takes in memory, about."""
+"""Approximate memory of a row."""
 
 
 def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[pa.RecordBatch]:
-    """The rows of a CSV file, gunzipped. Raises ``FormatError`` with the line of what makes no sense."""
+    """Yield the rows of a CSV file, gunzipped. Raises ``FormatError`` with the malformed line."""
     import pyarrow as pa
     from pyarrow import csv as reading
 
     data = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     chosen = choose(_csv_names(data, str(path)))
-    # The bytes in memory of Arrow's own. Its threads read ahead, and may let go of what they read when
-    # Python is about to end: of what is Python's they cannot then, and the process would end with that.
+    # Copy the bytes to memory of Arrow. Its threads read ahead and may release their input while Python
+    # shuts down; releasing memory of Python at that time would abort the process.
     memory = pa.allocate_buffer(len(data))
     memoryview(memory).cast("B")[:] = data
     del data
@@ -257,19 +252,19 @@ def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[
                 null_values=[""],
             ),
         )
-    except MemoryError:  # Arrow's is one of its own errors, too
+    except MemoryError:  # ArrowMemoryError is an ArrowException, too
         raise
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise FormatError(
             _first_line(error),
             path=str(path),
             position=f"line {_line(bytes(memoryview(memory)), str(error))}",
-            hint="is every field of this line of the kind its column says, and in UTF-8?",
+            hint="check that every field of this line has the type of its column and is UTF-8",
         ) from error
 
 
 def _csv_names(data: bytes, path: str) -> list[str]:
-    """The names in the first line."""
+    """Return the names in the first line."""
     head = data[:_HEADER_BYTES].decode("utf-8", "replace")
     try:
         names = next(csv.reader(StringIO(head, newline="")), list[str]())
@@ -280,27 +275,27 @@ def _csv_names(data: bytes, path: str) -> list[str]:
 
 
 def _line(data: bytes, message: str) -> int:
-    """The line where the row that a message names ends, or that of the first field of more than 128 KiB."""
-    told = _ROW.search(message)
+    """Return the last line of the row in ``message``, or the line of the first field of over 128 KiB."""
+    row = _ROW.search(message)
     reader = csv.reader(TextIOWrapper(BytesIO(data), "utf-8", "replace", newline=""))
     try:
-        for _ in islice(reader, int(told[1]) if told else None):
+        for _ in islice(reader, int(row[1]) if row else None):
             pass
     except csv.Error:
-        pass  # a field larger than any
+        pass  # a field beyond the limit of the csv module
     return max(1, reader.line_num)
 
 
 def _first_line(error: Exception) -> str:
-    told = (str(error).splitlines() or ["unreadable"])[0]
-    return f"no table of measured operations: {told[:300]}"
+    reason = (str(error).splitlines() or ["unreadable"])[0]
+    return f"not a table of measured operations: {reason[:300]}"
 
 
 def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file. Raises ``FormatError`` with the column of what makes no sense."""
+    """Yield the rows of a Parquet file. Raises ``FormatError`` with the malformed column."""
     import pyarrow as pa
 
-    del options  # the size is bounded by that of the file
+    del options  # the size of the file is the limit
     refuse_special_files(path)
 
     def chosen(schema: pa.Schema) -> tuple[list[str], list[str]]:
@@ -320,7 +315,7 @@ def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Itera
             most_rows=(bounds.profile_rows_bytes + 20 * size) // _ROW_BYTES,
             most_bytes=max(bounds.table_free_bytes, bounds.table_ratio * size),
         )
-    except MemoryError:  # Arrow's is one of its own errors, too
+    except MemoryError:  # ArrowMemoryError is an ArrowException, too
         raise
     except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise FormatError(
@@ -331,51 +326,50 @@ def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Itera
         ) from error
 
 
-def _check_type(name: str, found: pa.DataType, path: str) -> None:
+def _check_type(name: str, column_type: pa.DataType, path: str) -> None:
     import pyarrow as pa
 
     types, kind = pa.types, COLUMNS.get(name, "number")
-    is_text = types.is_string(found) or types.is_large_string(found) or types.is_dictionary(found)
-    is_number = types.is_integer(found) or types.is_floating(found)
-    if not types.is_null(found) and not (is_text if kind == "text" else is_number):
+    is_text = (
+        types.is_string(column_type) or types.is_large_string(column_type) or types.is_dictionary(column_type)
+    )
+    is_number = types.is_integer(column_type) or types.is_floating(column_type)
+    if not types.is_null(column_type) and not (is_text if kind == "text" else is_number):
         raise FormatError(
-            f"column {name} holds {str(found)[:80]}, expected is a {kind}",
+            f"column {name} holds {str(column_type)[:80]}, expected a {kind}",
             path=path,
             position=f"column {name!r}",
             hint="convert the column",
         )
 
 
-# Operations of the host as a table tells them: which rows one of them caused, and its inputs.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _OperationRows:
-    """Operations in order of their first rows, and the one of each row (-1 none)."""
+    """Host operations in the order of their first rows, and the operation of each row (-1: none)."""
 
     host: HostOps
     of_row: SmallIntArray
 
 
-def _operations_of(found: _TableColumns, names: tuple[str, ...]) -> _OperationRows:
-    """The operations of a table that has a column ``operation``, or inputs that belong to one; else none.
+def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _OperationRows:
+    """Build the host operations of a table with a column ``operation``, or with their inputs; else none.
 
-    An operation is what the first of its rows says; nothing is known of its time and of what is around it.
+    The first row of an operation defines it. Its time, thread and parent are unknown.
     """
     if not {"operation", "strides", "values"} & set(names):
-        return _OperationRows(HostOps.empty(), np.full(found.rows, -1, np.int32))
-    op_row, shapes_row = found.text("op"), found.text("shapes")
-    number = found.whole("operation")
+        return _OperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))
+    op_row, shapes_row = table.text("op"), table.text("shapes")
+    number = table.whole("operation")
     if "operation" not in names:
-        number = np.where((op_row > 0) & (shapes_row > 0), np.arange(found.rows), -1)
-    known = np.flatnonzero(number >= 0)
-    _, first, place = np.unique(number[known], return_index=True, return_inverse=True)
+        number = np.where((op_row > 0) & (shapes_row > 0), np.arange(table.rows), -1)
+    has_operation = np.flatnonzero(number >= 0)
+    _, first, inverse = np.unique(number[has_operation], return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order))
-    of_row = np.full(found.rows, -1, np.int32)
-    of_row[known] = rank[place.reshape(-1)]
-    rows = known[first[order]]
+    of_row = np.full(table.rows, -1, np.int32)
+    of_row[has_operation] = rank[inverse.reshape(-1)]
+    rows = has_operation[first[order]]
     unknown = np.full(len(rows), np.nan)
     return _OperationRows(
         HostOps(
@@ -386,9 +380,9 @@ def _operations_of(found: _TableColumns, names: tuple[str, ...]) -> _OperationRo
             duration_ns=unknown,
             sequence=np.full(len(rows), -1, np.int64),
             shapes_row=shapes_row[rows],
-            dtype_row=found.text("dtype")[rows],
-            strides_row=found.text("strides")[rows],
-            values_row=found.text("values")[rows],
+            dtype_row=table.text("dtype")[rows],
+            strides_row=table.text("strides")[rows],
+            values_row=table.text("values")[rows],
         ),
         of_row,
     )
@@ -413,14 +407,14 @@ class _TableColumns:
         self._parts: dict[str, list[NDArray[np.generic]]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take one batch. Raises ``FormatError`` for numbers that are not whole where they should be, and
-        for bytes that are no text.
+        """Add one batch. Raises ``FormatError`` for fractions in a column of whole numbers and for bytes that
+        are not UTF-8.
         """
         import pyarrow as pa
 
         try:
             batch.validate(full=True)
-        except MemoryError:  # Arrow's is one of its own errors, too
+        except MemoryError:  # ArrowMemoryError is an ArrowException, too
             raise
         except pa.ArrowException as error:
             raise FormatError(
@@ -443,10 +437,10 @@ class _TableColumns:
                     values = numbers if kind == "number" else self._wholes(name, numbers)
                 else:
                     values = np.maximum(_numpy(column.cast(pa.int64()).fill_null(-1)).astype(np.int64), -1)
-            except MemoryError:  # Arrow's is one of its own errors, too
+            except MemoryError:  # ArrowMemoryError is an ArrowException, too
                 raise
             except (pa.ArrowException, UnicodeDecodeError) as error:
-                raise self._refused(name, f"makes no sense: {error}") from error
+                raise self._refused(name, f"is malformed: {error}") from error
             self._parts.setdefault(name, []).append(values)
         self.rows += batch.num_rows
 
@@ -455,17 +449,17 @@ class _TableColumns:
         texts = [text or "" for text in encoded.dictionary.to_pylist()]
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) < len(texts):
-            raise self._refused(name, "holds other things than texts")
+            raise self._refused(name, "holds values that are not texts")
         if max(map(len, strings), default=0) > _MOST_CHARACTERS:
             raise self._refused(name, f"holds a text of more than {_MOST_CHARACTERS:,} characters")
         rows = np.array([self.strings.add(self._read(text)) for text in strings] or [0], np.int32)
-        places = _numpy(encoded.indices.fill_null(-1)).astype(np.int64)
-        return np.where(places < 0, 0, rows[places]).astype(np.int32)
+        codes = _numpy(encoded.indices.fill_null(-1)).astype(np.int64)
+        return np.where(codes < 0, 0, rows[codes]).astype(np.int32)
 
     def _wholes(self, name: str, numbers: FloatArray) -> IntArray:
-        """Whole numbers written as floats, -1 for what is missing or negative."""
-        known = ~np.isnan(numbers)
-        if (numbers[known] != np.floor(numbers[known])).any() or (np.abs(numbers[known]) >= 2**53).any():
+        """Convert whole numbers written as floats; -1 for missing or negative ones."""
+        present = numbers[~np.isnan(numbers)]
+        if (present != np.floor(present)).any() or (np.abs(present) >= 2**53).any():
             raise self._refused(name, "holds numbers that are not whole")
         return np.maximum(np.nan_to_num(numbers, nan=-1.0), -1).astype(np.int64)
 
@@ -479,38 +473,38 @@ class _TableColumns:
         return np.concatenate(parts) if parts else None
 
     def text(self, name: str) -> SmallIntArray:
-        """String rows, 0 where unknown."""
+        """Return string rows, 0 where unknown."""
         column = self._column(name)
         return np.zeros(self.rows, np.int32) if column is None else column.astype(np.int32)
 
     def whole(self, name: str) -> IntArray:
-        """Whole numbers, -1 where unknown."""
+        """Return whole numbers, -1 where unknown."""
         column = self._column(name)
         return np.full(self.rows, -1, np.int64) if column is None else column.astype(np.int64)
 
     def number(self, name: str) -> FloatArray:
-        """Numbers, NaN where unknown."""
+        """Return numbers, NaN where unknown."""
         column = self._column(name)
         return np.full(self.rows, np.nan) if column is None else column.astype(np.float64)
 
     def devices(self) -> tuple[tuple[str, ...], SmallIntArray]:
-        """The devices in order of appearance, and the one of each row."""
+        """Return the devices in the order of appearance, and the device of each row."""
         rows = self.text("hardware")
-        used, first, place = np.unique(rows, return_index=True, return_inverse=True)
+        used, first, code = np.unique(rows, return_index=True, return_inverse=True)
         order = np.argsort(first)
         number = np.empty(len(order), np.int32)
         number[order] = np.arange(len(order))
         table = self.strings.build()
-        return tuple(table[int(row)] for row in used[order].tolist()), number[place.reshape(-1)]
+        return tuple(table[int(row)] for row in used[order].tolist()), number[code.reshape(-1)]
 
     def op_class(self) -> tuple[NDArray[np.int8], int]:
-        """Codes of operation classes, and for how many rows the class is none of ours."""
+        """Return codes of operation classes, and the number of rows with an unknown class."""
         rows = self.text("op_class")
-        used, place = np.unique(rows, return_inverse=True)
+        used, inverse = np.unique(rows, return_inverse=True)
         table = self.strings.build()
-        codes = [_CLASSES.get(table[int(row)].lower(), -1) for row in used.tolist()]
-        found = np.array(codes, np.int8)[place.reshape(-1)]
-        return np.maximum(found, 0), int((found < 0).sum())
+        class_of = [_CLASSES.get(table[int(row)].lower(), -1) for row in used.tolist()]
+        codes = np.array(class_of, np.int8)[inverse.reshape(-1)]
+        return np.maximum(codes, 0), int((codes < 0).sum())
 
 
 def _numpy(column: pa.Array[Any]) -> NDArray[np.generic]:

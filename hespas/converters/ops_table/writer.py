@@ -1,4 +1,4 @@
-"""Writes a profile as a table, a chunk of rows at a time; columns in :mod:`hespas.measurements`."""
+"""Writer of a profile as a table, one chunk of rows at a time; columns in :mod:`hespas.measurements`."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _HALF_PAIR = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write the device events of a profile: Parquet where the name says so, else CSV (``.gz``: gzipped).
+    """Write the device events of a profile as Parquet (``.parquet``) or else CSV (``.gz``: gzipped).
 
-    Raises ``UsageError`` for what is no profile, ``OutputError`` where the disk refuses. ``diagnostics`` name
-    what is known of the events and has no column.
+    Raises ``UsageError`` for other values, ``OutputError`` if the file cannot be written. ``diagnostics``
+    report facts about events for which the table has no column.
     """
     name = options.name or path.name
     if not isinstance(value, Profile):
         raise UsageError(
             "a table of measured operations holds a profile, not a workload",
             path=name,
-            hint="hespas estimate SOURCE --hardware NAME --out FILE.csv tables what an estimate says",
+            hint="hespas estimate SOURCE --hardware NAME --out FILE.csv writes a table of estimates",
         )
     if name.endswith(".parquet.gz"):
-        raise UsageError("Parquet is compressed inside", path=name, hint="drop .gz")
+        raise UsageError("Parquet files are already compressed", path=name, hint="drop .gz")
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -59,7 +59,7 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
             else:
                 with csv.CSVWriter(stream, schema) as rows:
                     _write(value, rows, options, _cell)
-    except MemoryError:  # Arrow's is one of its own errors, too
+    except MemoryError:  # ArrowMemoryError is an ArrowException, too
         raise
     except pa.ArrowException as error:
         raise OutputError(f"cannot be written: {error}", path=str(path)) from error
@@ -78,7 +78,7 @@ def _schema() -> pa.Schema:
 
 
 def _write(profile: Profile, rows: Any, options: WriteOptions, spell: Callable[[str], str]) -> None:
-    """``rows`` is one of Arrow's writers of record batches."""
+    """Write all chunks to ``rows``, an Arrow writer of record batches."""
     make = cast("Any", import_module("pyarrow")).RecordBatch.from_arrays
     total, schema = len(profile), _schema()
     for start in range(0, total, _CHUNK_ROWS):
@@ -117,7 +117,7 @@ def _is_linked(profile: Profile, part: slice) -> BoolArray:
 
 
 def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
-    """A column of host operations by event; row 0, the empty text, for none."""
+    """Return a column of host operations by event; row 0, the empty text, for none."""
     if not len(column):
         return np.zeros(len(profile.host_event[part]), np.int32)
     linked = _is_linked(profile, part)
@@ -126,7 +126,7 @@ def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntAr
 
 
 def _utf8(text: str) -> str:
-    """A text that UTF-8 can hold: halves of surrogate pairs are replaced."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
@@ -135,18 +135,18 @@ def _texts(
 ) -> pa.Array[Any]:
     import pyarrow as pa
 
-    used, place = np.unique(rows, return_inverse=True)
+    used, inverse = np.unique(rows, return_inverse=True)
     listed: list[int] = used.tolist()
-    return pa.array([spell(texts[row]) for row in listed], pa.string()).take(pa.array(place, pa.int64()))
+    return pa.array([spell(texts[row]) for row in listed], pa.string()).take(pa.array(inverse, pa.int64()))
 
 
 def _cell(text: str) -> str:
-    """A text as a CSV holds it: none that a spreadsheet would calculate."""
+    """Escape a text for CSV, so that a spreadsheet does not evaluate it as a formula."""
     return escape_formula(_utf8(text))
 
 
 def _whole(column: NDArray[np.integer]) -> pa.Array[Any]:
-    """-1 is unknown and left empty."""
+    """Convert whole numbers; -1 (unknown) is left empty."""
     import pyarrow as pa
 
     return pa.array(column.astype(np.int64), pa.int64(), mask=column < 0)
@@ -159,7 +159,7 @@ def _numbers(column: FloatArray) -> pa.Array[Any]:
 
 
 def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
-    """Say what has no column."""
+    """Report facts for which the table has no column."""
     left_out = {
         "module": int((profile.module_row > 0).sum()),
         "category": int((profile.category_row > 0).sum()),
@@ -174,17 +174,19 @@ def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
     diagnostics.info(
         "ops-table.no-place",
         name,
-        f"a table has no place for: {', '.join(profile.attachments)}",
+        f"attachments are left out: {', '.join(profile.attachments)}",
         count=len(profile.attachments),
     )
     diagnostics.info(
         "ops-table.host-operations",
         name,
-        "operations of the host: times, threads, what is around them, and those that caused no event have no "
-        "place in a table",
+        "host operations: times, threads and parents, and operations without device events, are left out",
         count=len(profile.host),
     )
     halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
     diagnostics.warning(
-        "ops-table.invalid-text", name, "halves of surrogate pairs are no text and are replaced", count=halves
+        "ops-table.invalid-text",
+        name,
+        "unpaired surrogates are not valid text and are replaced",
+        count=halves,
     )

@@ -1,4 +1,6 @@
-"""Events of packets as columns: slices, their ends, and stages of GPUs."""
+"""Events of packets as columns (slices, their ends, GPU render stages), and the descriptions of their
+tracks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from hespas.schemas.perfetto import (
 __all__ = ["Descriptions", "TrackEventColumns", "TrackEventKind", "TrackOwner"]
 
 _Arguments = tuple[tuple[str, str | float], ...]
-"""What annotations tell, of the names in :data:`_ARGUMENTS`."""
+"""Annotations with the names in :data:`_ARGUMENTS`."""
 _TrackKey = tuple[str, int, int | str]
 """``("track", uuid, 0)``, or ``("gpu", gpu, queue)``."""
 
@@ -64,7 +66,7 @@ _NS_PER_US = 1000
 
 
 class TrackEventKind(IntEnum):
-    """What an event is to its track."""
+    """Kind of an event on its track."""
 
     BEGIN = 0
     END = 1
@@ -87,9 +89,7 @@ _PHASES = {
 
 
 class _EventFields(NamedTuple):
-    """The fields of one event before they are made sense of: numbers, places of texts and messages, places of
-    annotations, and the flows it is part of.
-    """
+    """Raw fields of one event: numbers, spans of texts and messages, spans of annotations, and flow ids."""
 
     numbers: dict[int, int]
     spans: dict[int, tuple[int, int]]
@@ -98,7 +98,9 @@ class _EventFields(NamedTuple):
 
 
 class TrackEventColumns:
-    """Grows one row an event; texts are rows of ``strings``, arguments rows of ``arguments`` (0: none)."""
+    """Columns with one row per event; texts are rows of ``strings``, arguments rows of ``arguments``
+    (0: none).
+    """
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
@@ -120,13 +122,13 @@ class TrackEventColumns:
         self._stages: list[str] = []
 
     def track_event(self, packet: Packet, sequence: PacketSequence, start: int, end: int) -> None:
-        """A begin, an end, or a moment; counters are counted only."""
+        """Add a begin, an end or an instant event; counters and others are only counted."""
         parts = self._parts(packet.data, start, end)
         numbers, spans = parts.numbers, parts.spans
-        kind, duration_ns = _KINDS.get(numbers.get(EventField.TYPE, 0)), 0
-        name_iid = numbers.get(EventField.NAME_IID, 0)
-        if EventField.LEGACY_EVENT in spans:
-            legacy = WireMessage.of(packet.data, *spans[EventField.LEGACY_EVENT]).numbers
+        kind, duration_ns = _KINDS.get(numbers.get(TrackEventField.TYPE, 0)), 0
+        name_iid = numbers.get(TrackEventField.NAME_IID, 0)
+        if TrackEventField.LEGACY_EVENT in spans:
+            legacy = WireMessage.of(packet.data, *spans[TrackEventField.LEGACY_EVENT]).numbers
             if LegacyField.PHASE in legacy:
                 kind = _PHASES.get(legacy[LegacyField.PHASE])
             duration_ns = signed(legacy.get(LegacyField.DURATION_US, 0)) * _NS_PER_US
@@ -162,50 +164,50 @@ class TrackEventColumns:
 
     @staticmethod
     def _parts(data: bytes, start: int, end: int) -> _EventFields:
-        found = _EventFields({}, {}, [], [])
+        event = _EventFields({}, {}, [], [])
         for number, wire, value, after in fields(data, start, end):
             if number in _FLOWS and wire == BYTES:
-                found.flows.extend(_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
+                event.flows.extend(_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
             elif number in _FLOWS:
-                found.flows.append(value)
+                event.flows.append(value)
             elif number == TrackEventField.DEBUG_ANNOTATIONS and wire == BYTES:
-                found.annotations.append((value, after))
+                event.annotations.append((value, after))
             elif wire == BYTES:
-                if number != TrackEventField.CATEGORIES or number not in found.spans:
-                    found.spans[number] = (value, after)
-            elif number != TrackEventField.CATEGORY_IIDS or not found.numbers.get(number):
-                found.numbers[number] = value
-        return found
+                if number != TrackEventField.CATEGORIES or number not in event.spans:
+                    event.spans[number] = (value, after)
+            elif number != TrackEventField.CATEGORY_IIDS or not event.numbers.get(number):
+                event.numbers[number] = value
+        return event
 
     def _looked_up(self, sequence: PacketSequence, what: InternedDataField, iid: int) -> str:
         if not iid:
             return ""
-        found = sequence.interned.get((what, iid))
-        if found is None:
+        interned = sequence.interned.get((what, iid))
+        if interned is None:
             self.unresolved += 1
-        return found or ""
+        return interned or ""
 
     def _annotations(self, data: bytes, sequence: PacketSequence, spans: list[tuple[int, int]]) -> _Arguments:
         arguments: dict[str, str | float] = {}
         for start, end in spans:
             key = ""
             value: str | float | None = None
-            for number, wire, place, after in fields(data, start, end):
+            for number, wire, at, after in fields(data, start, end):
                 match number:
                     case AnnotationField.NAME_IID if wire == VARINT:
-                        key = sequence.interned.get((InternedDataField.DEBUG_ANNOTATION_NAMES, place), "")
+                        key = sequence.interned.get((InternedDataField.DEBUG_ANNOTATION_NAMES, at), "")
                     case AnnotationField.NAME if wire == BYTES:
-                        key = text(data, place, after)
+                        key = text(data, at, after)
                     case AnnotationField.STRING_VALUE if wire == BYTES:
-                        value = text(data, place, after)
+                        value = text(data, at, after)
                     case AnnotationField.STRING_VALUE_IID if wire == VARINT:
                         value = self._looked_up(
-                            sequence, InternedDataField.DEBUG_ANNOTATION_STRING_VALUES, place
+                            sequence, InternedDataField.DEBUG_ANNOTATION_STRING_VALUES, at
                         )
                     case AnnotationField.UINT_VALUE | AnnotationField.INT_VALUE if wire == VARINT:
-                        value = float(signed(place))
+                        value = float(signed(at))
                     case AnnotationField.DOUBLE_VALUE if wire != BYTES:
-                        value = float(_DOUBLE.unpack(_U64.pack(place))[0])
+                        value = float(_DOUBLE.unpack(_U64.pack(at))[0])
                     case _:
                         pass
             if key in _ARGUMENTS and value is not None:
@@ -213,7 +215,7 @@ class TrackEventColumns:
         return tuple(arguments.items())
 
     def stage(self, packet: Packet, sequence: PacketSequence, start: int, end: int) -> None:
-        """Work on a queue of a GPU; what only lists queues and stages is no event."""
+        """Add work on a GPU queue. A message that only lists queues and stages is not an event."""
         data, values = packet.data, dict[int, int]()
         name, arguments = "", dict[str, str | float]()
         for number, wire, value, after in fields(data, start, end):
@@ -257,7 +259,7 @@ class TrackEventColumns:
         index: StageField,
         listed: list[str],
     ) -> str:
-        """The name of a queue or a stage, interned or by its number in a list."""
+        """Return the name of a queue or a stage, interned or by its index in a list."""
         if iid in values:
             return self._looked_up(sequence, InternedDataField.GPU_SPECIFICATIONS, values[iid])
         number = values.get(index, -1)
@@ -265,8 +267,8 @@ class TrackEventColumns:
 
     def _specify(self, data: bytes, start: int, end: int) -> None:
         listed: dict[int, list[str]] = {SpecificationsField.HW_QUEUE: [], SpecificationsField.STAGE: []}
-        for number, each in messages(data, start, end, *listed):
-            listed[number].append(each.text(SpecificationField.NAME))
+        for number, specification in messages(data, start, end, *listed):
+            listed[number].append(specification.text(SpecificationField.NAME))
         queues, stages = listed.values()
         self._queues, self._stages = queues or self._queues, stages or self._stages
 
@@ -288,26 +290,24 @@ class TrackEventColumns:
 
 
 def _within(time_ns: int, position: int) -> int:
-    """A time whose sums and differences fit 64 bits."""
+    """Return the time; raise ``WireError`` if sums of such times may not fit 64 bits."""
     if abs(time_ns) > LARGEST_NS:
         raise WireError("a time is too large for 64 bits of nanoseconds", position)
     return time_ns
 
-
-# --- What tracks are: their names, the processes they belong to, and which of them are devices.
 
 _DEVICE = re.compile(
     r"(?<![a-z])(gpus?|tpus?|npus?|xpus?|cuda|hip|rocm|device|streams?|(hw )?queues?|nccl|rccl|kernels?"
     r"|memcpy|memset|compute|communication|copy)(?![a-z])"
 )
 _DEEPEST = 64
-"""Tracks within tracks; more are a circle, or as good as one."""
+"""Maximum nesting of tracks; deeper nesting is treated as a cycle."""
 _NAMES = frozenset({DescriptorField.NAME, DescriptorField.STATIC_NAME, DescriptorField.ATRACE_NAME})
 
 
 @dataclass(frozen=True, slots=True)
 class TrackOwner:
-    """Where slices of one track ran. ``label`` names the track with all that it stands under."""
+    """Device, rank and stream of one track. ``label`` joins the names of the track and its parents."""
 
     label: str
     device: str
@@ -328,28 +328,28 @@ class _Track:
 
 @dataclass(slots=True)
 class Descriptions:
-    """Descriptions of tracks, processes and GPUs, as they are met."""
+    """Descriptions of tracks, processes and GPUs read so far."""
 
     gpus: list[str] = field(default_factory=list[str])
     _tracks: dict[int, _Track] = field(default_factory=dict[int, _Track])
     _processes: dict[int, str] = field(default_factory=dict[int, str])
 
     def add(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Note a description; other messages say nothing of tracks."""
+        """Add a description; other messages are ignored."""
         match number:
             case PacketField.TRACK_DESCRIPTOR:
-                found, track = WireMessage.of(data, start, end), _Track()
-                uuid = found.numbers.get(DescriptorField.UUID, 0)
-                track.parent = found.numbers.get(DescriptorField.PARENT_UUID, 0)
-                track.name = next((found.text(name) for name in reversed(found.spans) if name in _NAMES), "")
-                if DescriptorField.PROCESS in found.spans:
-                    track.process = self._process(data, *found.spans[DescriptorField.PROCESS])
-                if DescriptorField.THREAD in found.spans:
-                    thread = WireMessage.of(data, *found.spans[DescriptorField.THREAD])
+                message, track = WireMessage.of(data, start, end), _Track()
+                uuid = message.numbers.get(DescriptorField.UUID, 0)
+                track.parent = message.numbers.get(DescriptorField.PARENT_UUID, 0)
+                names = (message.text(name) for name in reversed(message.spans) if name in _NAMES)
+                track.name = next(names, "")
+                if DescriptorField.PROCESS in message.spans:
+                    track.process = self._process(data, *message.spans[DescriptorField.PROCESS])
+                if DescriptorField.THREAD in message.spans:
+                    thread = WireMessage.of(data, *message.spans[DescriptorField.THREAD])
                     track.thread, track.thread_name = True, thread.text(ThreadField.THREAD_NAME)
                     track.process = signed(thread.numbers.get(ThreadField.PID, 0))
-                known = self._tracks.get(uuid)
-                if known is None or track.name or track.thread_name or track.process is not None:
+                if uuid not in self._tracks or track.name or track.thread_name or track.process is not None:
                     self._tracks[uuid] = track
             case PacketField.PROCESS_DESCRIPTOR:
                 self._process(data, start, end)
@@ -360,14 +360,14 @@ class Descriptions:
                 pass
 
     def _process(self, data: bytes, start: int, end: int) -> int:
-        found = WireMessage.of(data, start, end)
-        pid, name = signed(found.numbers.get(ProcessField.PID, 0)), found.text(ProcessField.PROCESS_NAME)
+        message = WireMessage.of(data, start, end)
+        pid, name = signed(message.numbers.get(ProcessField.PID, 0)), message.text(ProcessField.PROCESS_NAME)
         if name or pid not in self._processes:
             self._processes[pid] = name
         return pid
 
-    def place(self, key: _TrackKey, number: int) -> TrackOwner:
-        """What the names of a track tell; ``number`` serves as its stream where nothing else does."""
+    def owner(self, key: _TrackKey, number: int) -> TrackOwner:
+        """Derive the owner of a track from its names; ``number`` is the stream if no name contains one."""
         kind, which, queue = key
         if kind == "gpu":
             name = self.gpus[which] if 0 <= which < len(self.gpus) else ""
@@ -376,7 +376,7 @@ class Descriptions:
         names = list(self._names(which))
         process = names[-1] if names else ""
         ranks = map(rank_and_device, reversed(names))
-        rank, device = next((found for found in ranks if found is not None), (0, process or ""))
+        rank, device = next((pair for pair in ranks if pair is not None), (0, process or ""))
         return TrackOwner(
             "/".join(reversed([name for name in names if name])) or f"track {which}",
             device,
@@ -387,7 +387,7 @@ class Descriptions:
         )
 
     def _names(self, uuid: int) -> Iterator[str]:
-        """The names of a track and of what it stands under, inside out; the last is the process's."""
+        """Yield the names of a track and its parents from the inside out; the last is the process's."""
         for _ in range(_DEEPEST):
             track = self._tracks.get(uuid)
             if track is None:
@@ -405,10 +405,10 @@ class Descriptions:
 
 
 def _host(names: list[str]) -> bool:
-    """Whether a process says that it is no device."""
+    """Return True if the process, the last name, is named as a host."""
     return bool(names) and re.search(r"(?<![a-z])(host|cpu)(?![a-z])", names[-1].lower()) is not None
 
 
 def _stream(names: list[str], number: int) -> int:
-    stated = (stream_in_name(name) for name in names)
-    return next((stream for stream in stated if stream is not None), number)
+    streams = (stream_in_name(name) for name in names)
+    return next((stream for stream in streams if stream is not None), number)

@@ -1,4 +1,7 @@
-"""The packets of a trace, those inside compressed ones too, and what belongs to a sequence of them."""
+"""Packets of a Perfetto trace, also compressed ones, with the state of packet sequences and clocks.
+
+Clocks: https://perfetto.dev/docs/concepts/clock-sync.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,14 @@ _CLEARED, _NEEDS_STATE = (
     int(SequenceFlag.INCREMENTAL_STATE_CLEARED),
     int(SequenceFlag.NEEDS_INCREMENTAL_STATE),
 )
-"""As plain numbers: members of a flag take ten times as long to ask, for every packet."""
+"""Plain integers, because operations on enum flags take ten times as long and run for every packet."""
 _USUAL_BYTES = 80
-"""Of a packet that is not compressed, about."""
+"""Typical size of an uncompressed packet."""
 
 
 @dataclass(slots=True)
 class Packet:
-    """One packet: its numbers by field, and where each of its messages stands in ``data``."""
+    """One packet: its numbers by field, and the span of each of its messages in ``data``."""
 
     data: bytes
     start: int
@@ -59,12 +62,12 @@ class Packet:
     messages: list[tuple[int, int, int]]
 
     def number(self, name: PacketField) -> int:
-        """A number, 0 where the packet does not have it."""
+        """Return a number, 0 if the packet does not have it."""
         return self.numbers.get(name, 0)
 
 
 def packets(data: bytes) -> Iterator[Packet]:
-    """All packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
+    """Yield all packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
     size = len(data)
     bounds = limits()
     free = bounds.compressed_packets_bytes
@@ -85,24 +88,24 @@ def packets(data: bytes) -> Iterator[Packet]:
         for _, start, end in squeezed:
             inner = _inflated(data[start:end], allowed, start)
             allowed -= len(inner)
-            for each in _inner(inner, start):
+            unpacked = _plain(inner)
+            while True:
+                try:
+                    inner_packet = next(unpacked, None)
+                except WireError as error:
+                    raise WireError(f"inside compressed packets: {error}", start) from error
+                if inner_packet is None:
+                    break
                 left -= 1
                 if left < 0:
-                    raise WireError("compressed packets are more than the file has room for", start)
-                yield each
-
-
-def _inner(data: bytes, position: int) -> Iterator[Packet]:
-    try:
-        yield from _plain(data)
-    except WireError as error:
-        raise WireError(f"inside compressed packets: {error}", position) from error
+                    raise WireError("too many compressed packets for the size of the file", start)
+                yield inner_packet
 
 
 def _plain(data: bytes) -> Iterator[Packet]:
     for number, wire, start, end in fields(data, 0, len(data)):
         if number != TraceField.PACKET or wire != BYTES:
-            raise WireError(f"field {number} stands where packets do", start)
+            raise WireError(f"field {number} instead of a packet", start)
         numbers: dict[int, int] = {}
         messages: list[tuple[int, int, int]] = []
         for inner, kind, value, after in fields(data, start, end):
@@ -116,23 +119,23 @@ def _plain(data: bytes) -> Iterator[Packet]:
 def _inflated(data: bytes, allowed: int, position: int) -> bytes:
     inflate = zlib.decompressobj()
     try:
-        found = inflate.decompress(data, max(1, allowed))
+        unpacked = inflate.decompress(data, max(1, allowed))
     except zlib.error as error:
         raise WireError(f"compressed packets are damaged: {error}", position) from error
     if inflate.unconsumed_tail:
         raise WireError(f"compressed packets take more than {allowed:,} bytes", position)
     if not inflate.eof:
         raise WireError("compressed packets are cut off", position)
-    return found
+    return unpacked
 
 
 def text(data: bytes, start: int, end: int) -> str:
-    """Text that may be damaged."""
+    """Decode a text; invalid UTF-8 is replaced."""
     return data[start:end].decode("utf-8", "replace")
 
 
 class WireMessage(NamedTuple):
-    """A message: its numbers by field, and where its bytes stand; of several of one field the last."""
+    """Protobuf message: its numbers and the spans of its bytes by field; of repeated fields the last."""
 
     data: bytes
     numbers: dict[int, int]
@@ -140,22 +143,22 @@ class WireMessage(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes, start: int, end: int) -> WireMessage:
-        """The message in ``data[start:end]``. Raises ``WireError``."""
-        found = cls(data, {}, {})
+        """Decode the message in ``data[start:end]``. Raises ``WireError``."""
+        message = cls(data, {}, {})
         for number, wire, value, after in fields(data, start, end):
             if wire == BYTES:
-                found.spans[number] = (value, after)
+                message.spans[number] = (value, after)
             else:
-                found.numbers[number] = value
-        return found
+                message.numbers[number] = value
+        return message
 
     def text(self, field: int) -> str:
-        """A text, empty where it is not there."""
+        """Return a text, empty if the field is missing."""
         return text(self.data, *self.spans.get(field, (0, 0)))
 
 
 def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[int, WireMessage]]:
-    """The messages inside one, in order, each with its field; of the fields that are ``wanted``."""
+    """Yield the messages inside ``data[start:end]`` with their fields, for the ``wanted`` fields."""
     for number, wire, value, after in fields(data, start, end):
         if number in wanted and wire == BYTES:
             yield number, WireMessage.of(data, value, after)
@@ -163,10 +166,10 @@ def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[
 
 @dataclass(slots=True)
 class PacketSequence:
-    """What earlier packets of one writer said that later ones refer to.
+    """State of one writer's packets, to which later packets refer.
 
-    ``interned`` maps a field of ``InternedData`` and an id to a text. ``valid`` is false where packets were
-    lost, until the writer starts anew.
+    ``interned`` maps a field of ``InternedData`` and an id to a text. ``valid`` is False after lost packets,
+    until the writer clears its state.
     """
 
     number: int
@@ -177,7 +180,7 @@ class PacketSequence:
     interned: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
 
     def take(self, packet: Packet) -> bool:
-        """Note what a packet says of its sequence; whether the packet itself may be used."""
+        """Update the state from a packet; return True if the packet may be used."""
         flags = packet.number(PacketField.SEQUENCE_FLAGS)
         cleared = bool(flags & _CLEARED)
         cleared |= bool(packet.number(PacketField.INCREMENTAL_STATE_CLEARED))
@@ -187,26 +190,21 @@ class PacketSequence:
             self.clock, self.track = None, 0
         for number, start, end in packet.messages:
             if number == PacketField.INTERNED_DATA:
-                self._intern(packet.data, start, end)
+                for field_number, entry in messages(packet.data, start, end, *_INTERNED):
+                    is_kernel = field_number == _KERNELS
+                    name = entry.text(ComputeKernelField.DEMANGLED_NAME) if is_kernel else ""
+                    iid = entry.numbers.get(InternedField.IID, 0)
+                    self.interned[field_number, iid] = name or entry.text(InternedField.NAME)
             elif number == PacketField.TRACE_PACKET_DEFAULTS:
-                found = WireMessage.of(packet.data, start, end)
-                self.clock = found.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
-                event = WireMessage.of(packet.data, *found.spans.get(PacketField.TRACK_EVENT, (0, 0)))
-                self.track = event.numbers.get(EventField.TRACK_UUID, self.track)
+                defaults = WireMessage.of(packet.data, start, end)
+                self.clock = defaults.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
+                event = WireMessage.of(packet.data, *defaults.spans.get(PacketField.TRACK_EVENT, (0, 0)))
+                self.track = event.numbers.get(TrackEventField.TRACK_UUID, self.track)
         return self.valid or not flags & _NEEDS_STATE
 
-    def _intern(self, data: bytes, start: int, end: int) -> None:
-        for number, entry in messages(data, start, end, *_INTERNED):
-            own = entry.text(ComputeKernelField.DEMANGLED_NAME) if number == _KERNELS else ""
-            self.interned[number, entry.numbers.get(InternedField.IID, 0)] = own or entry.text(
-                InternedField.NAME
-            )
-
-
-# --- Clocks: https://perfetto.dev/docs/concepts/clock-sync.
 
 _Key = tuple[int, int]
-"""The packet sequence a clock belongs to (0: all) and its number."""
+"""Packet sequence of a clock (0: all sequences) and number of the clock."""
 LARGEST_NS = (1 << 61) - 1
 """73 years; sums of two such times fit 64 bits."""
 
@@ -221,33 +219,38 @@ class _Clock:
 
 @dataclass(slots=True)
 class Clocks:
-    """What the snapshots so far say of each clock. ``unknown`` counts times of clocks that none mentions."""
+    """State of each clock after the snapshots so far; ``unknown`` counts times without a snapshot."""
 
     primary: int = int(BuiltinClock.BOOTTIME)
     unknown: int = 0
     _clocks: dict[_Key, _Clock] = field(default_factory=dict[_Key, _Clock])
 
     def time_ns(self, sequence: int, clock: int | None, value: int, position: int) -> int:
-        """A time as the trace's clock shows it. Raises ``WireError`` where it does not fit 64 bits."""
+        """Convert a time to the trace's clock. Raises ``WireError`` if it does not fit 64 bits."""
         number = self.primary if clock is None else clock
-        known = self._clocks.get(_key(sequence, number))
-        if known is None:
-            known = self._clocks[_key(sequence, number)] = _Clock()
-        if known.incremental:
-            value = known.last = known.last + value
-        if known.offset_ns is None and number != self.primary:
+        state = self._clocks.get(_key(sequence, number))
+        if state is None:
+            state = self._clocks[_key(sequence, number)] = _Clock()
+        if state.incremental:
+            value = state.last = state.last + value
+        if state.offset_ns is None and number != self.primary:
             self.unknown += 1
-        found = value * known.unit_ns + (known.offset_ns or 0)
-        if abs(found) > LARGEST_NS:
+        time_ns = value * state.unit_ns + (state.offset_ns or 0)
+        if abs(time_ns) > LARGEST_NS:
             raise WireError("a time is too large for 64 bits of nanoseconds", position)
-        return found
+        return time_ns
 
     def snapshot(self, sequence: int, data: bytes, start: int, end: int) -> None:
-        """Several clocks read at one moment."""
+        """Add a snapshot: several clocks read at the same moment."""
         read: list[tuple[_Key, int]] = []
         for number, wire, value, after in fields(data, start, end):
             if number == ClockSnapshotField.CLOCKS and wire == BYTES:
-                read.append(self._one(sequence, WireMessage.of(data, value, after).numbers))
+                entry = WireMessage.of(data, value, after).numbers
+                clock_key = _key(sequence, entry.get(ClockField.CLOCK_ID, 0))
+                state = self._clocks.setdefault(clock_key, _Clock())
+                state.unit_ns = entry.get(ClockField.UNIT_MULTIPLIER_NS, 1) or 1
+                state.incremental = bool(entry.get(ClockField.IS_INCREMENTAL, 0))
+                read.append((clock_key, entry.get(ClockField.TIMESTAMP, 0)))
             elif number == ClockSnapshotField.PRIMARY_TRACE_CLOCK and wire != BYTES:
                 self.primary = value
         if not read:
@@ -259,7 +262,7 @@ class Clocks:
             clock.last = shown
 
     def _moment_ns(self, read: list[tuple[_Key, int]]) -> int:
-        """The moment on the trace's clock: as that shows it, else as the first clock known before."""
+        """Return the moment by the trace's clock, else by the first clock with a known offset."""
         for key, shown in read:
             if key == (0, self.primary):
                 return shown * self._clocks[key].unit_ns
@@ -270,26 +273,17 @@ class Clocks:
         key, shown = read[0]
         return shown * self._clocks[key].unit_ns
 
-    def _one(self, sequence: int, values: dict[int, int]) -> tuple[_Key, int]:
-        key = _key(sequence, values.get(ClockField.CLOCK_ID, 0))
-        clock = self._clocks.setdefault(key, _Clock())
-        clock.unit_ns = values.get(ClockField.UNIT_MULTIPLIER_NS, 1) or 1
-        clock.incremental = bool(values.get(ClockField.IS_INCREMENTAL, 0))
-        return key, values.get(ClockField.TIMESTAMP, 0)
-
 
 def _key(sequence: int, clock: int) -> _Key:
     of_sequence = BuiltinClock.LAST < clock <= BuiltinClock.LAST_OF_SEQUENCE
     return (sequence if of_sequence else 0, clock)
 
 
-# --- Whether bytes are a trace.
-
 SCHEMA_ID = "hespas.perfetto/1"
-"""What our writer notes among the attributes of a trace."""
+"""Attribute that marks traces written by Hespas."""
 
 MOVED_BY = "moved_by_ns"
-"""The attribute that says by how much our writer moved times, which a trace cannot have below 0."""
+"""Attribute with the shift that the writer applied, because a trace cannot have times below 0."""
 
 _WIRES: MappingProxyType[int, int] = MappingProxyType(
     {
@@ -320,8 +314,8 @@ _MOST_PACKETS = 64
 
 
 def likelihood(data: bytes) -> int:
-    """0..100 from the start of a file. Protobuf names nothing, so other messages may look alike: a packet
-    tells itself by a time or a sequence number beside an event or a description of a track.
+    """Score the start of a file from 0 to 100. Other protobuf messages may look alike, so a typical packet
+    must have a time or a sequence number together with an event or a track description.
     """
     if SCHEMA_ID.encode() in data:
         return 100

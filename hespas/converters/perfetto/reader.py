@@ -1,8 +1,8 @@
-"""A Perfetto trace as a profile: slices of device tracks and stages of GPUs are its events.
+"""Reader that converts a Perfetto trace to a profile of device slices and GPU render stages.
 
-A track is a device's where its name, or that of what it stands under, says so (``GPU``, ``stream``,
-``queue``, ...) and its process is not called ``host``; the other tracks are host operations. Where no track
-says it is a device, all are taken for one. Times are ns of the trace's clock.
+A track belongs to a device if its name or the name of a parent track contains a word such as ``GPU``,
+``stream`` or ``queue``, and its process is not named ``host``. The other tracks hold host operations. If no
+track belongs to a device, all tracks are treated as device tracks. Times are ns of the trace's clock.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _EVERY = 1 << 14
 
 
 def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a trace. Raises ``FormatError`` with the byte of what makes no sense, ``UnsupportedError`` for
-    packets compressed with zstd. Memory is that of the file and of its columns.
+    """Read a trace. Raises ``FormatError`` with the malformed byte, ``UnsupportedError`` for packets
+    compressed with zstd. Memory: the file and its columns.
     """
     data = read_bytes(path, options.max_bytes)
     reader = _PerfettoReader()
@@ -60,7 +60,7 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
                 options.progress(packet.start, len(data))
     except WireError as error:
         raise FormatError(
-            f"no Perfetto trace: {error}",
+            f"not a Perfetto trace: {error}",
             path=str(path),
             position=f"byte {error.position}",
             hint="was the recording interrupted? record it again",
@@ -75,7 +75,7 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
 
 
 class _PerfettoReader:
-    """Sorts packets by what they hold."""
+    """Reader that dispatches packets by the type of their messages."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
@@ -86,7 +86,7 @@ class _PerfettoReader:
         self._sequences: dict[int, PacketSequence] = {}
 
     def take(self, packet: Packet) -> None:
-        """Use one packet."""
+        """Read one packet."""
         number = packet.number(PacketField.TRUSTED_PACKET_SEQUENCE_ID)
         sequence = self._sequences.get(number)
         if sequence is None:
@@ -103,42 +103,34 @@ class _PerfettoReader:
                 case PacketField.GPU_RENDER_STAGE_EVENT:
                     self.columns.stage(packet, sequence, start, end)
                 case PacketField.TRACE_ATTRIBUTES:
-                    for _, each in messages(packet.data, start, end, _ATTRIBUTE):
-                        self.attributes[each.text(AttributeField.KEY)] = each.text(
-                            AttributeField.STRING_VALUE
-                        )
-                case PacketField.THREAD_DESCRIPTOR:
-                    self._reference(sequence, packet.data, start, end)
+                    for _, attribute in messages(packet.data, start, end, _ATTRIBUTE):
+                        key = attribute.text(AttributeField.KEY)
+                        self.attributes[key] = attribute.text(AttributeField.STRING_VALUE)
+                case PacketField.THREAD_DESCRIPTOR:  # the time origin of older traces
+                    thread = WireMessage.of(packet.data, start, end)
+                    origin_us = thread.numbers.get(ThreadField.REFERENCE_TIMESTAMP_US)
+                    sequence.delta_us = sequence.delta_us if origin_us is None else signed(origin_us)
                 case _:
                     self.descriptions.add(kind, packet.data, start, end)
 
-    @staticmethod
-    def _reference(sequence: PacketSequence, data: bytes, start: int, end: int) -> None:
-        """The time from which older traces count."""
-        stated = WireMessage.of(data, start, end).numbers.get(ThreadField.REFERENCE_TIMESTAMP_US)
-        if stated is not None:
-            sequence.delta_us = signed(stated)
-
     def report(self, findings: Findings) -> None:
-        """Say what could not be used."""
-        lost = "events refer to packets that the recorder dropped, and are left out"
+        """Report events and texts that could not be used."""
+        lost = "events refer to packets that the recorder dropped; they are left out"
         findings.warning("lost-packets", lost, self.lost)
-        unresolved = "texts that events refer to are not in the trace, and empty"
+        unresolved = "interned texts of events are missing in the trace; they are left empty"
         findings.warning("unresolved-name", unresolved, self.columns.unresolved)
-        clock = "times are of clocks that no snapshot mentions, and are taken for the trace's own"
+        clock = "times of clocks without a snapshot are read as times of the trace's clock"
         findings.warning("unknown-clock", clock, self.clocks.unknown)
-        other = "counters and other events without duration are left out"
+        other = "counters and other events without a duration are left out"
         findings.info("other-events", other, self.columns.other)
 
-
-# Events of a trace as a :class:`Profile`.
 
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 @dataclass(frozen=True, slots=True)
 class _TraceFacts:
-    """What was read of a trace."""
+    """Contents of a trace."""
 
     path: Path
     columns: TrackEventColumns
@@ -148,7 +140,7 @@ class _TraceFacts:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _TrackSlices(ColumnTable):
-    """Slices as columns; ``event`` is the row of what began each."""
+    """Slices as columns; ``event`` is the row of the event that began each slice."""
 
     event: IntArray
     track: IntArray
@@ -157,10 +149,10 @@ class _TrackSlices(ColumnTable):
 
 
 def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
-    """Device slices as events, the others as host operations, joined by flows. Raises ``FormatError`` where
-    there is no slice at all.
+    """Convert device slices to events and the others to host operations, linked by flows. Raises
+    ``FormatError`` if there are no slices.
     """
-    # Pairs of begin and end, complete events, and moments (0 ns).
+    # Collect pairs of begin and end, complete events, and instant events (0 ns).
     kind, track = _column(facts.columns.kind), _column(facts.columns.track)
     time_ns, duration_ns = _column(facts.columns.time_ns), _column(facts.columns.duration_ns)
     halves = np.flatnonzero((kind == TrackEventKind.BEGIN) | (kind == TrackEventKind.END))
@@ -183,31 +175,27 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
             position="all packets",
             hint="was a source of track events or of GPU render stages recorded?",
         )
-    places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]
+    owners = [facts.descriptions.owner(key, number) for number, key in enumerate(facts.columns.tracks)]
     strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
     if facts.attributes.get("schema") == SCHEMA_ID:
-        ours: BoolArray = category != strings.add(HOST_CATEGORY)
-        is_device = ours
+        is_device: BoolArray = category != strings.add(HOST_CATEGORY)
     else:
-        by_track = np.array([place.is_device for place in places], np.bool_)[slices.track]
+        by_track = np.array([owner.is_device for owner in owners], np.bool_)[slices.track]
         rows = [strings.add(name) for name in sorted(_DEVICE_CATEGORIES)]
-        found = by_track | np.isin(category, rows)
-        if found.any():
-            is_device = found
-        else:
-            other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
-            taken = other if other.any() else np.ones(len(slices), np.bool_)
+        is_device = by_track | np.isin(category, rows)
+        if not is_device.any():
+            other = ~np.array([owner.is_host for owner in owners], np.bool_)[slices.track]
+            is_device = other if other.any() else np.ones(len(slices), np.bool_)
             message = (
-                "no track says it is a device, so all slices but those of a host are taken for device events"
+                "no track is named as a device track; slices outside host processes are read as device events"
             )
-            findings.warning("no-device-track", message, int(taken.sum()))
-            is_device = taken
+            findings.warning("no-device-track", message, int(is_device.sum()))
     device, host = slices.take(is_device), slices.take(~is_device)
     moments = _column(facts.columns.kind)[host.event] == TrackEventKind.INSTANT
-    message = "moments on the host took no time and are left out"
+    message = "instant events on the host have no duration and are left out"
     findings.info("host-moments", message, int(moments.sum()))
     report_nested(findings, device.track, device.start_ns, device.duration_ns)
-    return _profile(facts, device, host.take(~moments), places)
+    return _profile(facts, device, host.take(~moments), owners)
 
 
 def _column(values: object) -> IntArray:
@@ -215,34 +203,32 @@ def _column(values: object) -> IntArray:
 
 
 def _profile(
-    facts: _TraceFacts, device: _TrackSlices, host: _TrackSlices, places: list[TrackOwner]
+    facts: _TraceFacts, device: _TrackSlices, host: _TrackSlices, owners: list[TrackOwner]
 ) -> Profile:
     columns, attributes = facts.columns, dict(facts.attributes)
     ours = attributes.pop("schema", "") == SCHEMA_ID
-    # What to count times from: the first event, or what our writer moved them by.
+    # Count times from the first event, or undo the shift that the writer of Hespas applied.
     if not ours:
         base_ns = int(np.concatenate([device.start_ns, host.start_ns]).min())
     else:
         moved = attributes.pop(MOVED_BY, "0")
         base_ns = int(moved) if moved.isascii() and moved.isdigit() and len(moved) <= 18 else 0
     name = attributes.pop("name", "") if ours else ""
-    stated = _StatedFacts.of(columns, device.event)
-    # The names of the devices that have events, and which each event ran on.
+    annotations = _StatedFacts.of(columns, device.event)
     names: dict[str, int] = {}
-    index = np.zeros(len(places), np.int32)
+    index = np.zeros(len(owners), np.int32)
     used: list[int] = np.unique(device.track).tolist()
     for track in used:
-        index[track] = names.setdefault(places[track].device, len(names))
-    devices, device_index = tuple(names), index[device.track]
+        index[track] = names.setdefault(owners[track].device, len(names))
     name_row = _column(columns.name_row)[device.event]
-    op_row, kernel_row = ops_and_kernels(name_row, stated.text("op"), stated.text("kernel"), ours=ours)
-    module_row, shapes_row, dtype_row = (stated.text(key) for key in ("module", "shapes", "dtype"))
-    host_ops = _host_ops(columns, host, places, base_ns)
-    # The host operation that a flow joins to each device slice: the last to begin before it, -1 for none.
+    op_row, kernel_row = ops_and_kernels(
+        name_row, annotations.text("op"), annotations.text("kernel"), ours=ours
+    )
+    module_row, shapes_row, dtype_row = (annotations.text(key) for key in ("module", "shapes", "dtype"))
+    host_ops = _host_ops(columns, host, owners, base_ns)
+    # Find the host operation that a flow links to each device slice: the last to begin before it (-1: none).
     cause = np.full(len(device), -1, np.int32)
-    if not len(columns.flow) or not len(host):
-        causes = cause
-    else:
+    if len(columns.flow) and len(host):
         flow, event = np.array(columns.flow, np.uint64), _column(columns.flow_event)
         events = len(columns.kind)
         device_of, host_of = np.full(events, -1, np.int64), np.full(events, -1, np.int64)
@@ -253,55 +239,50 @@ def _profile(
         _, moment = np.unique(time_ns, return_inverse=True)
         key = number.reshape(-1).astype(np.int64) * (len(event) + 1) + moment.reshape(-1)
         order = host_at[np.argsort(key[host_at], kind="stable")]
-        if not len(order):
-            causes = cause
-        else:
-            place = np.searchsorted(key[order], key[device_at], side="right") - 1
-            source = order[np.maximum(place, 0)]
-            joined = (place >= 0) & (number.reshape(-1)[source] == number.reshape(-1)[device_at])
+        if len(order):
+            last = np.searchsorted(key[order], key[device_at], side="right") - 1
+            source = order[np.maximum(last, 0)]
+            joined = (last >= 0) & (number.reshape(-1)[source] == number.reshape(-1)[device_at])
             cause[device_of[event[device_at[joined]]]] = host_of[event[source[joined]]]
-            causes = cause
     return Profile.of(
         name or facts.path.name.removesuffix(".gz").rsplit(".", 1)[0],
-        devices,
+        tuple(names),
         columns.strings.build(),
-        start_ns=stated.start_ns(device.start_ns - base_ns),
-        duration_ns=stated.duration_ns(device.duration_ns),
+        start_ns=annotations.start_ns(device.start_ns - base_ns),
+        duration_ns=annotations.duration_ns(device.duration_ns),
         op_row=op_row,
         kernel_row=kernel_row,
         module_row=module_row,
         shapes_row=shapes_row,
         dtype_row=dtype_row,
         category_row=_column(columns.category_row)[device.event],
-        op_class=stated.op_class(),
-        device_index=device_index,
-        rank=np.array([place.rank for place in places], np.int32)[device.track],
-        stream=np.array([place.stream for place in places], np.int64)[device.track],
-        run=stated.run(),
-        bytes_moved=stated.exact("bytes", np.full(len(device), np.nan)),
-        host_event=causes,
+        op_class=annotations.op_class(),
+        device_index=index[device.track],
+        rank=np.array([owner.rank for owner in owners], np.int32)[device.track],
+        stream=np.array([owner.stream for owner in owners], np.int64)[device.track],
+        run=annotations.run(),
+        bytes_moved=annotations.exact("bytes", np.full(len(device), np.nan)),
+        host_event=cause,
         host=host_ops,
         metadata=attributes if ours else {"format": "perfetto", "first_event_ns": str(base_ns)},
     )
 
 
 def _host_ops(
-    columns: TrackEventColumns, host: _TrackSlices, places: list[TrackOwner], base_ns: int
+    columns: TrackEventColumns, host: _TrackSlices, owners: list[TrackOwner], base_ns: int
 ) -> HostOps:
-    stated = _StatedFacts.of(columns, host.event)
-    labels = np.array([columns.strings.add(place.label) for place in places], np.int32)
+    annotations = _StatedFacts.of(columns, host.event)
+    labels = np.array([columns.strings.add(owner.label) for owner in owners], np.int32)
     return HostOps.of(
         name_row=_column(columns.name_row)[host.event],
         thread_row=labels[host.track],
         parent=enclosing(host.track, host.start_ns, host.duration_ns)[0],
-        start_ns=stated.start_ns(host.start_ns - base_ns),
-        duration_ns=stated.duration_ns(host.duration_ns),
-        shapes_row=stated.text("shapes"),
-        dtype_row=stated.text("dtype"),
+        start_ns=annotations.start_ns(host.start_ns - base_ns),
+        duration_ns=annotations.duration_ns(host.duration_ns),
+        shapes_row=annotations.text("shapes"),
+        dtype_row=annotations.text("dtype"),
     )
 
-
-# What annotations tell of chosen events, as columns.
 
 _LARGEST = float((1 << 31) - 1)
 _TOO_LARGE = 1e300
@@ -309,7 +290,7 @@ _TOO_LARGE = 1e300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StatedFacts:
-    """``rows`` says which of ``arguments`` each event has."""
+    """Annotations of the chosen events; ``rows`` maps each event to its entry in ``arguments``."""
 
     arguments: tuple[dict[str, str | float], ...]
     rows: IntArray
@@ -317,43 +298,43 @@ class _StatedFacts:
 
     @classmethod
     def of(cls, columns: TrackEventColumns, event: IntArray) -> _StatedFacts:
-        """What was told of the given events."""
+        """Collect the annotations of the given events."""
         rows = np.array(columns.argument, np.int64)[event]
-        return cls(tuple(dict(stated) for stated in columns.arguments), rows, columns.strings)
+        return cls(tuple(dict(pairs) for pairs in columns.arguments), rows, columns.strings)
 
     def text(self, key: str) -> SmallIntArray:
-        """String rows, 0 where nothing is told."""
-        texts = [stated.get(key, "") for stated in self.arguments]
+        """Return string rows, 0 where there is no annotation."""
+        texts = [arguments.get(key, "") for arguments in self.arguments]
         rows = [self.strings.add(text) if isinstance(text, str) else 0 for text in texts]
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
-        """Numbers, ``otherwise`` where none is told that may be one."""
-        stated = self._numbers(key)
-        return np.where(np.abs(stated) < _TOO_LARGE, stated, otherwise)
+        """Return numbers, ``otherwise`` where there is no valid one."""
+        numbers = self._numbers(key)
+        return np.where(np.abs(numbers) < _TOO_LARGE, numbers, otherwise)
 
     def start_ns(self, shown_ns: IntArray) -> FloatArray:
-        """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
-        told_ns = self._numbers("start_ns")
-        return np.where(agreeing(told_ns, shown_ns), told_ns, shown_ns)
+        """Return annotated starts where they agree with the slices; they may not in an edited trace."""
+        exact_ns = self._numbers("start_ns")
+        return np.where(agreeing(exact_ns, shown_ns), exact_ns, shown_ns)
 
     def duration_ns(self, shown_ns: IntArray) -> FloatArray:
-        """The same of durations; one that is unknown or negative is shown as none."""
-        told_ns = self._numbers("duration_ns", nothing=np.inf)
-        agrees = agreeing(np.maximum(np.nan_to_num(told_ns, posinf=np.inf), 0.0), shown_ns)
-        return np.where(agrees & ~np.isinf(told_ns), told_ns, shown_ns)
+        """Return annotated durations where they agree; the slice of an unknown or negative one has 0 ns."""
+        exact_ns = self._numbers("duration_ns", nothing=np.inf)
+        agrees = agreeing(np.maximum(np.nan_to_num(exact_ns, posinf=np.inf), 0.0), shown_ns)
+        return np.where(agrees & ~np.isinf(exact_ns), exact_ns, shown_ns)
 
     def _numbers(self, key: str, nothing: float = np.nan) -> FloatArray:
-        values = [stated.get(key) for stated in self.arguments]
+        values = [arguments.get(key) for arguments in self.arguments]
         numbers = [value if isinstance(value, float) else nothing for value in values]
         return np.array(numbers, np.float64)[self.rows]
 
     def run(self) -> SmallIntArray:
-        """Numbers of runs, -1 where none is told."""
+        """Return numbers of runs, -1 where there is none."""
         numbers = np.nan_to_num(self.exact("run", np.full(len(self.rows), -1.0)), nan=-1.0)
         return np.clip(numbers, -1.0, _LARGEST).astype(np.int32)
 
     def op_class(self) -> NDArray[np.int8]:
         """Codes of operation classes, 0 for unknown ones."""
-        codes = [OP_CLASSES.get(str(stated.get("op_class", "")), 0) for stated in self.arguments]
+        codes = [OP_CLASSES.get(str(arguments.get("op_class", "")), 0) for arguments in self.arguments]
         return np.array(codes, np.int8)[self.rows]

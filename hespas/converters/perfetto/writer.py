@@ -1,8 +1,8 @@
-"""Writes tracks as a Perfetto trace: attributes, descriptions of tracks, slices as pairs of begin and end.
+"""Writer of tracks as a Perfetto trace: attributes, track descriptions, and slices as begin and end events.
 
-One packet sequence; names, categories and texts are interned, in the packet before they are first used.
-Times are ns of the trace's default clock; what has fractions of a ns or no sensible end says so exactly in an
-annotation, which our reader takes up.
+There is one packet sequence. Names, categories and texts are interned in the packet before their first use.
+Times are whole ns of the trace's default clock. Annotations have the exact times of events with fractions of
+a ns or without a valid end; the reader of Hespas reads them.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _EXACT = ("start_ns", "duration_ns")
 
 
 def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
-    disk refuses.
+    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` if the file
+    cannot be written.
     """
     write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``.
+    """Write tracks, gzipped if the name ends in ``.gz``. Memory beyond the scene: one chunk.
 
-    Raises ``UnsupportedError`` for times that the format has no room for.
+    Raises ``UnsupportedError`` for times that do not fit the format.
     """
     _check_times(scene, options.name or str(path))
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
@@ -74,7 +74,7 @@ def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
 
 
 def _check_times(scene: TrackSet, path: str) -> None:
-    """All ends must fit beside the first start: a packet's time is an unsigned number, ours have 63 bits."""
+    """Raise ``UnsupportedError`` if the span from the first start to the last end exceeds 63 bits of ns."""
     parts = [part for part in scene.parts if len(part)]
     first_ns = min((float(part.start_ns.min()) for part in parts), default=0.0)
     last_ns = max(
@@ -95,7 +95,7 @@ def _packet(content: bytes) -> bytes:
 
 
 class _PerfettoWriter:
-    """Processes have the uuids 1, 2, ...; tracks follow, then lanes in the order in which they are opened."""
+    """Writer of one trace. Processes have the uuids 1, 2, ...; lanes follow in the order of first use."""
 
     def __init__(
         self, stream: BinaryIO, scene: TrackSet, progress: Callable[[int, int], None] | None
@@ -108,11 +108,10 @@ class _PerfettoWriter:
         self._ends: dict[tuple[int, int], bytes] = {}
         self._next = 1 + sum(len(part.processes) for part in scene.parts)
         starts = [part.start_ns for part in scene.parts if len(part)]
-        self._base_ns = max(0, -int(np.floor(min((float(each.min()) for each in starts), default=0.0))))
+        self._base_ns = max(0, -int(np.floor(min((float(start.min()) for start in starts), default=0.0))))
 
     def write(self) -> None:
-        """Attributes, processes, then everything else."""
-        # The first packet also begins the sequence.
+        """Write attributes, processes, then slices and flows. The first packet also begins the sequence."""
         facts = {shown(key): shown(text) for key, text in self._scene.metadata.items()}
         facts |= {"schema": SCHEMA_ID, "name": shown(self._scene.name)}
         if self._base_ns:
@@ -130,8 +129,15 @@ class _PerfettoWriter:
             _packet(_OF_SEQUENCE + cleared + field_bytes(PacketField.TRACE_ATTRIBUTES, encoded))
         )
         for part, first in zip(self._scene.parts, self._scene.first_process, strict=True):
-            for row, name in enumerate(part.processes):
-                self._process(1 + first + row, shown(name))
+            for row, process_name in enumerate(part.processes):
+                uuid, name = 1 + first + row, shown(process_name).encode()
+                process = field_bytes(ProcessField.PID, uuid) + field_bytes(ProcessField.PROCESS_NAME, name)
+                self._describe(
+                    field_bytes(DescriptorField.UUID, uuid)
+                    + field_bytes(DescriptorField.NAME, name)
+                    + field_bytes(DescriptorField.PROCESS, process)
+                    + field_bytes(DescriptorField.CHILD_ORDERING, ChildOrdering.EXPLICIT)
+                )
         flows = self._scene.flows
         count = len(self._scene)
         numbers = np.arange(1, len(flows) + 1)
@@ -147,26 +153,16 @@ class _PerfettoWriter:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, count)
         self._stream.write(b"".join(map(self._end, self._global(lanes.rest(), current))))
 
-    def _process(self, uuid: int, name: str) -> None:
-        process = field_bytes(ProcessField.PID, uuid) + field_bytes(ProcessField.PROCESS_NAME, name.encode())
-        self._describe(
-            field_bytes(DescriptorField.UUID, uuid)
-            + field_bytes(DescriptorField.NAME, name.encode())
-            + field_bytes(DescriptorField.PROCESS, process)
-            + field_bytes(DescriptorField.CHILD_ORDERING, ChildOrdering.EXPLICIT)
-        )
-
     def _describe(self, descriptor: bytes) -> None:
         self._stream.write(_packet(_OF_SEQUENCE + field_bytes(PacketField.TRACK_DESCRIPTOR, descriptor)))
 
     def _uuid(self, chunk: SliceChunk, track: int, lane: int) -> int:
-        """The uuid of a lane; a new one is described first. Lanes of a track share its name, by which
-        viewers show them together.
+        """Return the uuid of a lane; write the description of a new lane. Lanes of a track share its name, so
+        that viewers show them together.
         """
         key = (self._scene.first_track[chunk.index] + track, lane)
-        known = self._uuids.get(key)
-        if known is not None:
-            return known
+        if key in self._uuids:
+            return self._uuids[key]
         uuid = self._uuids[key] = self._next
         self._next += 1
         owner = 1 + self._scene.first_process[chunk.index] + chunk.tracks.track_process[track]
@@ -199,7 +195,7 @@ class _PerfettoWriter:
         start_ns, duration_ns = tracks.start_ns[part], tracks.duration_ns[part]
         begin_ns, length_ns = shown_ns(start_ns, np.maximum(duration_ns, 0.0))
         same = (begin_ns == start_ns) & (length_ns == duration_ns)
-        # Sums of floats lose the last bits of long times.
+        # Add integers, because sums of floats lose the last bits of long times.
         whole_ns = begin_ns.astype(np.int64) + self._base_ns
         begins: list[int] = whole_ns.tolist()
         ends: list[int] = (whole_ns + length_ns.astype(np.int64)).tolist()
@@ -207,16 +203,14 @@ class _PerfettoWriter:
         label: list[int] = chunk.label.tolist()
         exact: list[bool] = same.tolist()
         first = chunk.first
-        # The flows of slices ``first .. behind - 1``, by their place among these.
         behind = first + len(begins)
-        found: dict[int, bytes] = {}
-        pairs = ((EventField.FLOW_IDS, leaving), (EventField.TERMINATING_FLOW_IDS, arriving))
+        arrows: dict[int, bytes] = {}  # the flows of slices ``first .. behind - 1``
+        pairs = ((TrackEventField.FLOW_IDS, leaving), (TrackEventField.TERMINATING_FLOW_IDS, arriving))
         for kind, flows in pairs:
             low, high = int(flows.offsets[first]), int(flows.offsets[behind])
             owners = np.searchsorted(flows.offsets, np.arange(low, high), side="right") - 1 - first
             for row, flow in zip(owners.tolist(), flows.values[low:high].tolist(), strict=True):
-                found[row] = found.get(row, b"") + fixed64(kind, flow)
-        arrows = found
+                arrows[row] = arrows.get(row, b"") + fixed64(kind, flow)
         out: list[bytes] = []
         for row, (lane, ended) in enumerate(lanes.assign(where, begins, ends)):
             out.extend(map(self._end, self._global(ended, chunk.index)))
@@ -251,7 +245,7 @@ class _PerfettoWriter:
         return field_bytes(TrackEventField.DEBUG_ANNOTATIONS, encoded)
 
     def _exactly(self, *times_ns: float) -> bytes:
-        """Annotations of the start and the duration that a trace in whole ns cannot say."""
+        """Encode the exact start and duration as annotations, because slices have whole ns."""
         encoded = b""
         for key, value in zip(_EXACT, times_ns, strict=True):
             double = fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
@@ -261,12 +255,9 @@ class _PerfettoWriter:
         return encoded
 
 
-# Texts that are written once and referred to by number.
-
-
 @dataclass(slots=True)
 class _Interning:
-    """Numbers texts by kind; :meth:`taken` gives those that are new since it was last called."""
+    """Ids of interned texts by kind; :meth:`taken` returns the entries added since its last call."""
 
     _numbers: dict[tuple[InternedDataField, str], int] = field(
         default_factory=dict[tuple[InternedDataField, str], int]
@@ -274,16 +265,16 @@ class _Interning:
     _new: list[bytes] = field(default_factory=list[bytes])
 
     def number(self, kind: InternedDataField, text: str) -> int:
-        """The id of a text, from 1."""
-        known = self._numbers.get((kind, text))
-        if known is None:
-            known = self._numbers[kind, text] = len(self._numbers) + 1
-            entry = field_bytes(InternedField.IID, known) + field_bytes(InternedField.NAME, text.encode())
+        """Return the id of a text, from 1."""
+        iid = self._numbers.get((kind, text))
+        if iid is None:
+            iid = self._numbers[kind, text] = len(self._numbers) + 1
+            entry = field_bytes(InternedField.IID, iid) + field_bytes(InternedField.NAME, text.encode())
             self._new.append(field_bytes(kind, entry))
-        return known
+        return iid
 
     def taken(self) -> bytes:
-        """The message ``InternedData`` of new texts; empty where there is none."""
+        """Return the ``InternedData`` message of new texts, empty if there are none."""
         data = b"".join(self._new)
         self._new.clear()
         return data

@@ -54,7 +54,7 @@ _NUMERIC = frozenset((*NUMBERS, *CLOCK))
 
 
 class _JaxEventArgs(msgspec.Struct, gc=False):
-    """Fields of an event's ``args`` that are read; :data:`_Facts` adds the facts. The writer quotes numbers."""
+    """Fields of an event's ``args`` that are read, without the facts. The writer quotes numbers."""
 
     name: _Value = None
 

@@ -355,13 +355,8 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
     used_planes = list(dict.fromkeys(collected.lines[index].plane for index in used_lines))
     about = {"format": recorded.format_name, "first_event_ns": str((facts.base_ns or 0) + first_ns)}
     host = collected.host
-    threads = np.array(
-        [
-            strings.add(f"{line.plane}/{line.name}" if line.name else f"{line.plane}/{line.number}")
-            for line in collected.lines
-        ],
-        np.int64,
-    )
+    thread_names = [f"{line.plane}/{line.name or line.number}" for line in collected.lines]
+    threads = np.array([strings.add(thread) for thread in thread_names], np.int64)
     host_ops = HostOps.of(
         name_row=host.name_row,
         thread_row=threads[host.line],

@@ -397,7 +397,7 @@ class SpaceReader:
             raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(XEventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
-        own = stats.read(fields.messages(EventField.STATS), count)
+        own = stats.read(fields.messages(XEventField.STATS), count)
         columns = dict(own)
         for name, column in kinds.stats.items():  # stats of the event, else of its metadata
             missing = ABSENT if name in NUMBERS or name in CLOCK else 0

@@ -149,7 +149,7 @@ def test_a_transformer_exchanges_every_gradient_and_has_groups_of_neighbours(tmp
 
 def test_ranks_must_hold_whole_copies_of_the_model(tmp_path: Path) -> None:
     text = f"HYBRID_TRANSFORMER model_parallel_NPU_group: 3\n3\n{_LAYERS}"
-    with pytest.raises(UsageError, match="8 ranks cannot be split into groups of 3"):
+    with pytest.raises(UsageError, match="8 ranks cannot be split into the workload's groups of 3"):
         _read(tmp_path, text, ranks=8)
     found = Diagnostics()
     assert _read(tmp_path, text, found, ranks=None).num_ranks == 3
@@ -228,9 +228,9 @@ def test_customised_layers_have_policies_of_their_own(tmp_path: Path) -> None:
     collectives = {name for name in edges if name.split(".")[-1] not in {"fwd", "ig", "wg", "update"}}
     assert collectives == {"a.wg.all_reduce", "b.ig.all_to_all", "c.fwd.all_reduce", "c.wg.reduce_scatter"}
     assert found.counts()["astra-text.network-groups"] == 2
-    with pytest.raises(UnsupportedError, match="no policy of a single layer"):
+    with pytest.raises(UnsupportedError, match="is not a policy of a single layer"):
         _read(tmp_path, text.replace(" DATA", " HYBRID_CUSTOMIZED"))
-    with pytest.raises(FormatError, match="the policy of the layer expected, and the file ends"):
+    with pytest.raises(FormatError, match="the policy of the layer expected, but the file ends"):
         _read(tmp_path, text.removesuffix("HYBRID_DATA_MODEL"))
 
 
@@ -248,14 +248,14 @@ def test_words_may_stand_on_any_line_and_the_rest_is_told(tmp_path: Path) -> Non
         ("PIPELINE\n1\n", 1, "a parallelism policy expected, not 'PIPELINE'"),
         ("DATA\nx\n", 2, "the number of layers expected"),
         ("DATA\n0\n", 2, "at least one layer"),
-        ("DATA\n2\n" + _LAYERS.splitlines()[0], 3, "the name of a layer expected, and the file ends"),
+        ("DATA\n2\n" + _LAYERS.splitlines()[0], 3, "the name of a layer expected, but the file ends"),
         (f"DATA\n99999999999999\n{_LAYERS}", 5, "the name of a layer expected"),
         ("DATA\n1\na -1 1.5 NONE 0", 3, "the cycles of the forward phase expected"),
         ("DATA\n1\na -1 -1 NONE 0", 3, "the cycles of the forward phase expected"),
         ("DATA\n1\na -1 99999999999999999999 NONE 0", 3, "up to 2"),
         ("DATA\n1\na -1 1 BROADCAST 0", 3, "one of: NONE, ALLREDUCE"),
         ("DATA\n1\na -1 1 NONE \u0663", 3, "the bytes of the forward collective"),
-        ("HYBRID_DLRM 5\n1\na", 2, "names layer 5, and the last one is 0"),
+        ("HYBRID_DLRM 5\n1\na", 2, "names layer 5, but the last layer is 0"),
         ("HYBRID_TRANSFORMER model_parallel_NPU_group: 0\n1\n", 1, "at least one rank"),
     ],
 )
@@ -313,7 +313,7 @@ def test_more_ranks_than_any_job_has_are_refused_at_once(group: int, tmp_path: P
     text = f"HYBRID_TRANSFORMER model_parallel_NPU_group: {group}\n3\n{_LAYERS}"
     with pytest.raises(UnsupportedError, match="16,777,216"):
         _read(tmp_path, text, ranks=None)
-    with pytest.raises(UsageError, match="devices asked for"):
+    with pytest.raises(UsageError, match="devices requested"):
         _read(tmp_path, f"DATA\n3\n{_LAYERS}", ranks=group)
 
 
@@ -321,7 +321,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.txt"
     path.write_bytes(b"DATA\n1\n\xff")
     assert FORMAT.read
-    with pytest.raises(FormatError, match="no UTF-8") as caught:
+    with pytest.raises(FormatError, match="not UTF-8") as caught:
         FORMAT.read(path, ReadOptions(), Diagnostics())
     assert caught.value.position == "byte 7"
 
