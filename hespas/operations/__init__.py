@@ -1,14 +1,12 @@
-"""Operations apart from any graph: one taxonomy of what is measured, estimated and fitted."""
+"""Package of operations outside a graph: the taxonomy of measured, estimated and fitted operations."""
 
 from __future__ import annotations
 
 from hespas.operations.from_graph import (
     arithmetic_dtype,
     between_ranks,
-    canonical_op,
     group_sizes,
     operations_of,
-    timed_with_events,
 )
 from hespas.operations.model import (
     CLASS_OF_KIND,
@@ -21,11 +19,13 @@ from hespas.operations.model import (
     Labels,
     Operations,
     Scheme,
+    canonical_op,
     chosen,
     element_bytes,
     find_scheme,
     numbered,
     rows_by_label,
+    timed_with_events,
 )
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Operations from their sizes, with the FLOPs and compulsory bytes that those imply.
+"""Constructors of operations from their sizes, with FLOPs and compulsory bytes.
 
-Columns of shape ``(ops,)`` in, :class:`~hespas.operations.model.Operations` out. FLOPs count a
-multiply and an add as two; bytes are each operand and result once, by the bits of the scheme.
+Arguments are columns of shape ``(ops,)``. A multiply and an add count as two FLOPs. Bytes count each operand
+and result once, in the bits of the scheme.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def matmuls(
     k: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """``batch`` products (m x k) by (k x n)."""
+    """Return ``batch`` products (m x k) by (k x n)."""
     moved = (
         m * k * element_bytes(scheme, "activation")
         + n * k * element_bytes(scheme, "weight")
@@ -85,7 +85,7 @@ def convolutions(
     out_size: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Square two-dimensional convolutions of one group, as the product they are: m = images x out_size^2."""
+    """Return square 2-D convolutions of one group as a product (m = images x out_size^2)."""
     m, n, k = images * out_size**2, out_channels, in_channels * kernel**2
     read = images * in_channels * in_size**2 * element_bytes(scheme, "activation")
     moved = read + n * k * element_bytes(scheme, "weight") + m * n * element_bytes(scheme, "output")
@@ -105,7 +105,10 @@ def attention_context(
     kv_bytes: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Causal attention of whole prompts; ``window`` 0 sees all before. ``kv_bytes`` per cached element."""
+    """Return causal attention of whole prompts.
+
+    ``window`` 0 is no window; ``kv_bytes`` is per cached element.
+    """
     full = length * (length + 1) / 2
     outside = np.where((window > 0) & (window < length), length - window, 0.0)
     pairs = full - outside * (outside + 1) / 2
@@ -141,7 +144,7 @@ def attention_generation(
     kv_bytes: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """One new token of each sequence against ``kv_len`` cached ones (a window already applied)."""
+    """Return attention of one new token per sequence to ``kv_len`` cached ones (window applied)."""
     act = element_bytes(scheme, "activation")
     moved = batch * head_dim * (2 * kv_heads * kv_len * kv_bytes + 2 * heads * act)
     dims = {"batch": batch, "kv_len": kv_len, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -164,7 +167,7 @@ def attention_encoder(
     head_dim: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Attention of every token to every token."""
+    """Return attention of every token to every token."""
     moved = 4 * batch * length * heads * head_dim * element_bytes(scheme, "activation")
     return _operations(
         "attention.encoder",
@@ -190,10 +193,10 @@ def mixtures_of_experts(
     matrices: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """One rank's share of a feed-forward layer of experts; ``op`` says how tokens spread over them.
+    """Return one rank's shard of expert layers; ``op`` is the distribution of tokens over experts.
 
-    ``matrices`` is 3 for gated layers, 2 otherwise. Experts that see tokens are counted as those that
-    ``tokens x topk`` independent draws hit.
+    ``matrices`` is 3 for gated layers, 2 otherwise. The number of experts that receive tokens is the expected
+    number that ``tokens x topk`` independent draws hit.
     """
     local_experts = experts / expert_parallel
     width = inter / tensor_parallel
@@ -236,7 +239,7 @@ def elementwise(
     flops_per_element: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Operations over ``rows x columns`` elements that read and write them ``passes`` times in all."""
+    """Return operations that read and write ``rows x columns`` elements ``passes`` times in total."""
     elements = rows * columns
     return _operations(
         kind,
@@ -258,13 +261,16 @@ def collectives(
     ranks_per_node: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Collectives of ``ranks`` ranks; ``message_bytes`` as Chakra counts: whole buffer, shard for gathers."""
-    nothing = np.zeros(len(scheme))
+    """Return collectives of ``ranks`` ranks.
+
+    ``message_bytes`` is the whole buffer, for gathers the shard, as in Chakra.
+    """
+    zeros = np.zeros(len(scheme))
     return _operations(
         "collective",
         scheme,
         {"ranks": ranks, "message_bytes": message_bytes, "ranks_per_node": ranks_per_node},
-        flops=nothing,
+        flops=zeros,
         bytes_moved=message_bytes,
         op=op,
         variant=variant,

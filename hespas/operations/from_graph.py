@@ -1,4 +1,4 @@
-"""The operations of a graph, so that models fitted on measured tables cover programs and traces, too."""
+"""Conversion of graph nodes to operations, for models that are fitted on measured tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from numpy.typing import NDArray
 
 from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
-from hespas.operations.model import KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations
+from hespas.operations.model import KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations, canonical_op
 from hespas.operations.tiles import TILED, padding_of_shape
 
 __all__ = [
     "arithmetic_dtype",
     "between_ranks",
-    "canonical_op",
     "group_sizes",
     "operations_of",
-    "timed_with_events",
 ]
 
 _NAMES = (
@@ -33,10 +31,11 @@ _NAMES = (
     "moe",
     "collective",
 )
-_SAYS_ALL = frozenset(
+_KINDS_OF_ONE_OPERATION = frozenset(
     {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder", "moe"}
 )
-_PLACE: Mapping[str, int] = {name: place for place, name in enumerate(_NAMES)}
+_CODE: Mapping[str, int] = {name: code for code, name in enumerate(_NAMES)}
+"""Kind -> its index in the column ``kind``."""
 _WEIGHT_ONLY: Mapping[tuple[str, str], str] = {
     ("bf16", "i8"): "int8_wo",
     ("f16", "i8"): "int8_wo",
@@ -45,39 +44,68 @@ _WEIGHT_ONLY: Mapping[tuple[str, str], str] = {
 }
 _UNKNOWN_TYPE = len(DTYPES)
 _MESSAGE = "permute"
-"""What tables call a message from one rank to another, which is a permutation of two ranks."""
-_STREAMED = tuple(_PLACE[name] for name in ("move", "reduction", "normalization"))
-_ROW = 4096.0
+"""Name of a point-to-point message in tables: a permutation of two ranks."""
+_STREAMED = tuple(_CODE[name] for name in ("move", "reduction", "normalization"))
+_MOST_COLUMNS = 4096.0
+"""Row length of elementwise operations, as in tables of measurements."""
+_LATENT_ATTENTION = "flash_mla::"
+"""Prefix of decoding kernels over latents (MLA): they have work, but no sizes that tables state."""
+_FUSED_EXPERTS = "fused_moe"
+_ANY_ORDER = 0
+"""Traversal of a tensor with one element or unknown extents: it agrees with any other."""
 
 
 def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -> Operations:
-    """One operation per node. A node with one product is that product; others are told by their operation
-    and the extents of their first result (of the first operand where that is larger, as in a reduction).
+    """Return one operation per node.
 
-    ``num_ranks`` is the size of collectives whose groups nobody stated; ``tiled``: say how arrays fill the
-    tiles of a memory that holds whole ones (:data:`~hespas.operations.tiles.TILED`). O(nodes).
+    A node with one matrix product becomes that product. Other nodes are described by their name and the
+    extents of their first result (of the first operand where that is larger, as in a reduction).
+    ``num_ranks`` is the size of collectives without stated groups; ``tiled`` adds the padding of arrays to
+    whole memory tiles (:data:`~hespas.operations.tiles.TILED`). O(nodes).
     """
-    kind = np.array([_PLACE[KIND_OF_CLASS.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
-    kind[graph.kind == int(NodeKind.COLLECTIVE)] = _PLACE["collective"]
+    codes = [_CODE[KIND_OF_CLASS.get(op_class, "other")] for op_class in OpClass]
+    kind = np.array(codes, np.int32)[graph.op_class]
+    kind[graph.kind == int(NodeKind.COLLECTIVE)] = _CODE["collective"]
     kind[np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))] = 0
-    kind[_messages(graph)] = _PLACE["collective"]
-    dims, decides = _extents(graph)
-    scheme, names = _schemes(graph)
-    _products(graph, kind, dims, scheme, names)
-    _attention(graph, kind, dims)
-    _mixtures(graph, kind, dims)
-    op, op_names = _operation_names(graph, kind)
-    _collectives(graph, dims, num_ranks)
-    _flatten(kind, dims)
-    _only_its_own(kind, dims)
+    between = between_ranks(graph)
+    messages = graph.p2p.node[between]
+    kind[messages] = _CODE["collective"]
+    dims, deciding_type = _extents(graph)
+    dtype = arithmetic_dtype(graph, -1).astype(np.int32)
+    scheme = np.where(dtype < 0, _UNKNOWN_TYPE, dtype).astype(np.int32)
+    schemes = [*(entry.name for entry in DTYPES), ""]
+    _set_products(graph, kind, dims, scheme, schemes)
+    _set_attention(graph, kind, dims)
+    _set_experts(graph, kind, dims)
+    op, op_names = _operation_names(graph, kind, messages)
+
+    ranks, message_bytes = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
+    collectives = graph.collectives
+    if len(collectives):
+        ranks[collectives.node] = group_sizes(graph, num_ranks=num_ranks)[collectives.group_set]
+        message_bytes[collectives.node] = collectives.comm_bytes
+    ranks[messages] = 2.0
+    message_bytes[messages] = graph.p2p.comm_bytes[between]
+    dims |= {"ranks": ranks, "message_bytes": message_bytes}
+
+    # The shape of an elementwise operation does not matter: use rows as tables of measurements do.
+    is_vector = kind == _CODE["vector"]
+    elements = dims["rows"][is_vector] * dims["columns"][is_vector]
+    columns = np.minimum(elements, _MOST_COLUMNS)
+    dims["columns"][is_vector] = columns
+    dims["rows"][is_vector] = elements / np.maximum(columns, 1.0)
+
+    for name, column in dims.items():
+        column[~_kinds_with(name)[kind]] = np.nan
     if tiled:
-        has = np.array(["rows" in KINDS[each] for each in _NAMES], np.bool_)[kind]
-        dims[TILED] = np.where(has, _padding(graph)[decides], np.nan)
-    dims[STRIDED] = _strided(graph, kind == _PLACE["vector"], np.isin(kind, _STREAMED))
+        shapes = (graph.types.shape(row) for row in range(len(graph.types)))
+        padding = [np.nan if DYNAMIC in shape else padding_of_shape(shape) for shape in shapes]
+        dims[TILED] = np.where(_kinds_with("rows")[kind], np.array([*padding, np.nan])[deciding_type], np.nan)
+    dims[STRIDED] = _strided(graph, is_vector, np.isin(kind, _STREAMED))
     return Operations(
         kind=Labels(kind, _NAMES),
         op=Labels(op, op_names),
-        scheme=Labels(scheme, tuple(names)),
+        scheme=Labels(scheme, tuple(schemes)),
         variant=Labels.constant("", len(graph)),
         dims=dims,
         flops=np.where(np.isnan(graph.useful_flops), graph.flops, graph.useful_flops),
@@ -86,51 +114,33 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     )
 
 
-def _only_its_own(kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Forget dimensions that do not decide the time of a kind."""
-    for name, column in dims.items():
-        has = np.array([name in KINDS[each] for each in _NAMES], np.bool_)[kind]
-        column[~has] = np.nan
+def _kinds_with(dim: str) -> BoolArray:
+    """Return, for each kind, True if its time depends on a dimension."""
+    return np.array([dim in KINDS[name] for name in _NAMES], np.bool_)
 
 
-def _flatten(kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Elementwise operations run over their elements in one row, however they are shaped: told as tables of
-    measurements hold them, in rows of at most :data:`_ROW`.
-    """
-    mine = kind == _PLACE["vector"]
-    elements = dims["rows"][mine] * dims["columns"][mine]
-    columns = np.minimum(elements, _ROW)
-    dims["columns"][mine] = columns
-    dims["rows"][mine] = elements / np.maximum(columns, 1.0)
-
-
-def _operation_names(graph: OpGraph, kind: SmallIntArray) -> tuple[SmallIntArray, tuple[str, ...]]:
-    """The operation within its kind: empty where the kind says all."""
+def _operation_names(
+    graph: OpGraph, kind: SmallIntArray, messages: SmallIntArray
+) -> tuple[SmallIntArray, tuple[str, ...]]:
+    """Return the operation within the kind of each node; empty for kinds of one operation."""
     rows: dict[str, int] = {"": 0}
-    used = np.unique(graph.op_row).tolist()
     number = np.zeros(len(graph.strings), np.int32)
-    for row in used:
+    for row in np.unique(graph.op_row).tolist():
         name = canonical_op(graph.strings[row])
         number[row] = rows.setdefault(name, len(rows))
-    said = np.array([name in _SAYS_ALL for name in _NAMES], np.bool_)[kind]
-    op = np.where(said, 0, number[graph.op_row]).astype(np.int32)
-    for each in CollectiveKind:
-        found = graph.collectives.node[graph.collectives.kind == int(each)]
-        if len(found):
-            op[found] = rows.setdefault(each.name.lower(), len(rows))
-    messages = _messages(graph)
+    unnamed = np.array([name in _KINDS_OF_ONE_OPERATION for name in _NAMES], np.bool_)[kind]
+    op = np.where(unnamed, 0, number[graph.op_row]).astype(np.int32)
+    for collective in CollectiveKind:
+        nodes = graph.collectives.node[graph.collectives.kind == int(collective)]
+        if len(nodes):
+            op[nodes] = rows.setdefault(collective.name.lower(), len(rows))
     if len(messages):
         op[messages] = rows.setdefault(_MESSAGE, len(rows))
     return op, tuple(rows)
 
 
-def _messages(graph: OpGraph) -> SmallIntArray:
-    """Nodes that send to another rank, receive from one, or both."""
-    return graph.p2p.node[between_ranks(graph)]
-
-
 def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
-    """The first type row of each node, ``default`` where it has none."""
+    """Return the first type row of each node, ``default`` where it has none."""
     starts, ends = offsets[:-1], offsets[1:]
     if not len(values):
         return np.full(len(starts), default, np.int64)
@@ -138,16 +148,18 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
 
 
 def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
-    """``rows`` and ``columns`` of the larger of first result and first operand, of fusions, whose operands
-    stand in any order, of the largest of all, NaN where unknown; and the row of its type (one past all types
-    where there is none). Of what reads or writes a part of that tensor, as an update in place does, they are
-    those of the largest tensor that it can have gone through.
+    """Return ``rows`` and ``columns`` of the tensor that decides the time of each node, and its type row.
+
+    It is the larger of first result and first operand. For fusions, whose operands have any order, it is the
+    largest tensor of all. Where a node moves fewer bytes than that tensor has, as an update in place does, it
+    is the largest tensor that the node can have moved. Extents are NaN where unknown; the type row is one
+    past all types where there is none.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
     for row in range(types):
         shape = graph.types.shape(row)
-        if -1 in shape:
+        if DYNAMIC in shape:
             continue
         last = float(shape[-1]) if shape else 1.0
         columns[row] = last
@@ -157,15 +169,21 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
     elements = rows * columns
     larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
     larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
-    chosen = _largest_of_fusions(graph, elements, np.where(larger, operand, result))
-    chosen = _touched(graph, chosen)
-    return {"rows": rows[chosen], "columns": columns[chosen]}, chosen
+    deciding = _largest_of_fusions(graph, elements, np.where(larger, operand, result))
+
+    size, moved = np.append(graph.types.bytes, np.nan), graph.bytes_moved
+    for node in np.flatnonzero((size[deciding] > moved) & (moved > 0)).tolist():
+        tensors = np.concatenate([graph.operands.row(node), graph.results.row(node)])
+        fitting = tensors[(tensors >= 0) & (size[tensors] <= moved[node])]
+        if len(fitting):
+            deciding[node] = fitting[np.argmax(size[fitting])]
+    return {"rows": rows[deciding], "columns": columns[deciding]}, deciding
 
 
 def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) -> IntArray:
-    """The rows of types ``chosen``, those of fusions with the most elements that one of their tensors has."""
+    """Return ``chosen`` type rows with those of fusions replaced by the row with the most elements."""
     fused = graph.op_class == int(OpClass.FUSION)
-    found = chosen.copy()
+    largest = chosen.copy()
     most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
     for tensors in (graph.operands, graph.results):
         node, row = tensors.row_ids, tensors.values
@@ -175,53 +193,18 @@ def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) 
         has = last >= 0
         size = np.where(has, np.nan_to_num(elements[last], nan=-1.0), -1.0)
         better = size > most
-        found[better], most[better] = last[better], size[better]
-    return found
+        largest[better], most[better] = last[better], size[better]
+    return largest
 
 
-def _touched(graph: OpGraph, chosen: IntArray) -> IntArray:
-    """The rows of types ``chosen``, with smaller ones where a node moves fewer bytes than the tensor has."""
-    size = np.append(graph.types.bytes, np.nan)
-    most = graph.bytes_moved
-    partly = np.flatnonzero((size[chosen] > most) & (most > 0))
-    if not len(partly):
-        return chosen
-    found = chosen.copy()
-    for node in partly.tolist():
-        tensors = np.concatenate([graph.operands.row(node), graph.results.row(node)])
-        fitting = tensors[(tensors >= 0) & (size[tensors] <= most[node])]
-        if len(fitting):
-            found[node] = fitting[np.argmax(size[fitting])]
-    return found
-
-
-def _padding(graph: OpGraph) -> FloatArray:
-    """How many times the elements of each type its whole tiles hold, shape ``(types + 1,)``."""
-    shapes = (graph.types.shape(row) for row in range(len(graph.types)))
-    return np.array([*(np.nan if -1 in shape else padding_of_shape(shape) for shape in shapes), np.nan])
-
-
-def _schemes(graph: OpGraph) -> tuple[SmallIntArray, list[str]]:
-    """The arithmetic type of each node, as rows of all element types and "" (unknown)."""
-    names = [*(entry.name for entry in DTYPES), ""]
-    code = arithmetic_dtype(graph, -1).astype(np.int32)
-    return np.where(code < 0, _UNKNOWN_TYPE, code).astype(np.int32), names
-
-
-def _named(name: str, names: list[str]) -> int:
-    if name not in names:
-        names.append(name)
-    return names.index(name)
-
-
-def _products(
+def _set_products(
     graph: OpGraph,
     kind: SmallIntArray,
     dims: dict[str, FloatArray],
     scheme: SmallIntArray,
-    names: list[str],
+    schemes: list[str],
 ) -> None:
-    """Nodes whose work is one product: its sizes and number format. Fusions of several stay what they are."""
+    """Set kind, sizes and number format of nodes with one product; fusions of several do not change."""
     table = graph.contractions
     for name in ("batch", "m", "n", "k"):
         dims[name] = np.full(len(graph), np.nan)
@@ -231,18 +214,23 @@ def _products(
     mine = np.flatnonzero((count[table.node] == 1) & (graph.op_class[table.node] != int(OpClass.ATTENTION)))
     node = table.node[mine]
     convolves = graph.op_class[node] == int(OpClass.CONVOLUTION)
-    kind[node] = np.where(convolves, _PLACE["convolution"], _PLACE["matmul"])
+    kind[node] = np.where(convolves, _CODE["convolution"], _CODE["matmul"])
     for name, column in (("batch", table.batch), ("m", table.m), ("n", table.n), ("k", table.k)):
         dims[name][node] = np.where(column[mine] < 0, np.nan, column[mine])
     key = np.stack((table.lhs[mine], table.rhs[mine], table.products[mine]))
-    distinct, place = np.unique(key, axis=1, return_inverse=True)
+    distinct, index = np.unique(key, axis=1, return_inverse=True)
     triples: list[list[int]] = distinct.T.tolist()
-    rows = np.array([_named(_product_scheme(*triple), names) for triple in triples], np.int32)
-    scheme[node] = rows[place.reshape(-1)]
+    rows: list[int] = []
+    for triple in triples:
+        name = _product_scheme(*triple)
+        if name not in schemes:
+            schemes.append(name)
+        rows.append(schemes.index(name))
+    scheme[node] = np.array(rows, np.int32)[index.reshape(-1)]
 
 
 def _product_scheme(lhs: int, rhs: int, products: int) -> str:
-    """The number format of a product from its operands' types."""
+    """Return the number format of a product of two element types."""
     if lhs < 0 or rhs < 0:
         return ""
     left, right = DTYPES[lhs], DTYPES[rhs]
@@ -254,185 +242,157 @@ def _product_scheme(lhs: int, rhs: int, products: int) -> str:
     return left.name if left.bits >= right.bits else right.name
 
 
-def _attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Fused attention by the shapes of q and k: one query is generation, more are context."""
-    found = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
+def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Set kind and sizes of fused attention: one query is generation, more are context."""
+    nodes = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
     names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs")
     for name in names:
         if name not in dims:
             dims[name] = np.full(len(graph), np.nan)
-    operands: list[list[int]] = graph.operands.take(found).to_lists()
-    numbers: list[int] = found.tolist()
-    for node, types in zip(numbers, operands, strict=True):
+    operands: list[list[int]] = graph.operands.take(nodes).to_lists()
+    for node, types in zip(nodes.tolist(), operands, strict=True):
         sizes = _attention_sizes(graph, node, types)
         if sizes is None:
-            if graph.op_name(node).startswith(_OVER_LATENTS):
-                kind[node] = _PLACE["attention.generation"]
+            if graph.op_name(node).startswith(_LATENT_ATTENTION):
+                kind[node] = _CODE["attention.generation"]
             continue
-        kind[node] = _PLACE["attention.generation" if sizes[1] == 1 else "attention.context"]
+        kind[node] = _CODE["attention.generation" if sizes[1] == 1 else "attention.context"]
         for name, size in zip(names[:-1], sizes, strict=True):
             dims[name][node] = size
         batch, _, _, heads, _, head_dim = sizes
         dims["pairs"][node] = graph.flops[node] / (4 * batch * heads * head_dim)
 
 
-_OVER_LATENTS = "flash_mla::"
-"""Decoding over latents that are keys and values at once: no sizes of tables say that, its work does."""
-_FUSED_EXPERTS = "fused_moe"
-
-
-def _mixtures(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Experts in one kernel, by the shapes of its operands: tokens, both matrices of the experts of a rank,
-    scores of all experts, those chosen. A rank's part of an expert is told as an expert of that width.
+def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Set kind and sizes of fused mixtures of experts from the shapes of their operands: tokens, the two
+    matrices of the rank's experts, scores of all experts, and chosen experts. A rank's shard of an expert
+    counts as an expert of that width.
     """
     for name in KINDS["moe"]:
         dims.setdefault(name, np.full(len(graph), np.nan))
     row = next((row for row in np.unique(graph.op_row).tolist() if graph.strings[row] == _FUSED_EXPERTS), -1)
-    found = np.flatnonzero(graph.op_row == row)
-    for node in found.tolist():
+    for node in np.flatnonzero(graph.op_row == row).tolist():
         types: list[int] = graph.operands.row(node).tolist()
-        shapes = [graph.types.shape(each) for each in types]
-        if [len(shape) for shape in shapes] != [2, 3, 3, 2, 2] or any(-1 in shape for shape in shapes):
+        shapes = [graph.types.shape(type_row) for type_row in types]
+        if [len(shape) for shape in shapes] != [2, 3, 3, 2, 2] or any(DYNAMIC in shape for shape in shapes):
             continue
         (tokens, hidden), (local, wide, _), (_, _, inter), (_, experts), (_, topk) = shapes
-        kind[node] = _PLACE["moe"]
+        kind[node] = _CODE["moe"]
         sizes = (tokens, hidden, inter, topk, experts, 1, experts / local, 1 + wide / inter)
         for name, size in zip(KINDS["moe"], sizes, strict=True):
             dims[name][node] = size
 
 
 def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
-    """Batch, query and key lengths, heads, key heads, head size; None where the operands do not show them."""
+    """Return batch, query and key lengths, heads, key heads and head size; None where operands lack them."""
     shapes = [graph.types.shape(row) for row in types[:2]]
     if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
         return None
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
     name = graph.op_name(node)
-    if "scaled_dot_product" not in name:  # the libraries' own entries hold (batch, length, heads, size)
+    if "scaled_dot_product" not in name:  # entry points of libraries take (batch, length, heads, size)
         q_heads, q_len, k_heads, k_len = q_len, q_heads, k_len, k_heads
     return tuple(float(size) for size in (batch, q_len, k_len, q_heads, k_heads, head_dim))
 
 
 def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
-    """Ranks of each group set, shape ``(group sets + 1,)``; the last row is the group nobody stated."""
+    """Return ranks of each group set, shape ``(group sets + 1,)``; the last row is for unstated groups."""
     stated = [float(groups.max_group_size) for groups in graph.group_sets]
     return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
 
 
 def between_ranks(graph: OpGraph) -> BoolArray:
-    """Messages that go from one rank to another, shape ``(messages,)``: not to the host, and not those of
-    permutations that leave everything where it is.
+    """Return the messages that go from one rank to another, shape ``(messages,)``.
+
+    Messages to the host and of permutations that map each rank to itself are not included.
     """
-    still = np.array(
-        [*(all(source == target for source, target in each) for each in graph.permutations), False]
-    )
-    return np.asarray(~(graph.p2p.host | still[graph.p2p.permutation]), np.bool_)
-
-
-def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) -> None:
-    table = graph.collectives
-    for name in ("ranks", "message_bytes"):
-        dims[name] = np.full(len(graph), np.nan)
-    if len(table):
-        dims["ranks"][table.node] = group_sizes(graph, num_ranks=num_ranks)[table.group_set]
-        dims["message_bytes"][table.node] = table.comm_bytes
-    messages, between = graph.p2p, between_ranks(graph)
-    dims["ranks"][messages.node[between]] = 2.0
-    dims["message_bytes"][messages.node[between]] = messages.comm_bytes[between]
+    identities = [all(source == target for source, target in pairs) for pairs in graph.permutations]
+    is_identity = np.array([*identities, False])
+    return np.asarray(~(graph.p2p.host | is_identity[graph.p2p.permutation]), np.bool_)
 
 
 def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
-    """The element type each node computes in: the stated one, else that of its first operand or result.
+    """Return the element type each node computes in: stated, or else that of its first operand or result.
 
-    What remains unknown becomes ``default`` (-1: stays unknown).
+    Unknown types become ``default`` (-1: they stay unknown).
     """
-    found = graph.rate_dtype
+    dtype = graph.rate_dtype
     for lists in (graph.operands, graph.results):
-        unknown = found == UNKNOWN_DTYPE
+        unknown = dtype == UNKNOWN_DTYPE
         if not len(lists.values) or not unknown.any():
             continue
         starts = lists.offsets[:-1]
         first = graph.types.dtype[lists.values[np.minimum(starts, len(lists.values) - 1)]]
-        found = np.where(unknown & (lists.offsets[1:] > starts), first, found).astype(np.int16)
+        dtype = np.where(unknown & (lists.offsets[1:] > starts), first, dtype).astype(np.int16)
     if default == UNKNOWN_DTYPE:
-        return found
-    return np.where(found == UNKNOWN_DTYPE, default, found).astype(np.int16)
-
-
-# How operations walk their operands: in the order of their results, or in another.
-
-_ONE = 0
-"""The walk of what has one element, or an extent nobody knows: it agrees with any other."""
+        return dtype
+    return np.where(dtype == UNKNOWN_DTYPE, default, dtype).astype(np.int16)
 
 
 def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> FloatArray:
-    """1 for nodes whose operands are not walked as their first result is, 0 for others; NaN where neither
-    ``elementwise`` nor ``streamed``.
+    """Return 1 for nodes that traverse operands in another order than their first result, and 0 for others.
 
-    Elements are walked alike in the same shape and order. What is ``streamed`` may have other shapes
-    (reductions, concatenations): there, operand and result are both row by row, or both not. A fusion is a
-    kernel of its own making: see :func:`_transposes`. O(operands).
+    NaN for nodes that are neither ``elementwise`` nor ``streamed``. Tensors of the same shape and order are
+    traversed in the same order. Operands of ``streamed`` nodes may have other shapes (reductions,
+    concatenations): they only have to be row-major, or not, as the result is. Fusions are generated for
+    their shapes: see :func:`_transposes`. O(operands).
     """
-    by_order, by_shape = _walks(graph)
-    found = np.where(elementwise | streamed, 0.0, np.nan)
+    by_order, by_shape = _traversals(graph)
+    strided = np.where(elementwise | streamed, 0.0, np.nan)
     operands, results = graph.operands, graph.results
     if not len(operands.values) or not len(results.values):
-        return found
+        return strided
     fused = elementwise & (graph.op_class == int(OpClass.FUSION))
     node = operands.row_ids
     first = np.minimum(results.offsets[:-1], len(results.values) - 1)
-    answers = results.offsets[1:] > results.offsets[:-1]
-    by_order_too = fused | (streamed & ~elementwise)
-    for walk, asked in ((by_shape, elementwise & ~fused), (by_order, by_order_too)):
-        of_result = np.where(answers, walk[results.values[first]], _ONE)[node]
-        of_operand = walk[operands.values]
-        differs = asked[node] & (of_operand != of_result) & (of_operand != _ONE) & (of_result != _ONE)
-        found[node[differs]] = 1.0
-    found[_transposes(graph, fused & answers)] = 1.0
-    return found
+    has_result = results.offsets[1:] > results.offsets[:-1]
+    uses_order = fused | (streamed & ~elementwise)
+    for traversal, is_compared in ((by_shape, elementwise & ~fused), (by_order, uses_order)):
+        of_result = np.where(has_result, traversal[results.values[first]], _ANY_ORDER)[node]
+        of_operand = traversal[operands.values]
+        differs = is_compared[node] & (of_operand != of_result)
+        differs &= (of_operand != _ANY_ORDER) & (of_result != _ANY_ORDER)
+        strided[node[differs]] = 1.0
+    strided[_transposes(graph, fused & has_result)] = 1.0
+    return strided
 
 
-def _transposes(graph: OpGraph, asked: BoolArray) -> IntArray:
-    """Of the fusions asked, those that write as many elements as an operand has, in another order.
+def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
+    """Return candidate fusions that write as many elements as an operand has, in another order.
 
-    A compiler works out addresses for the shapes it knows and reads vectors where rows end together, and
-    what is broadcast comes from the caches; so neither costs a fusion more. One order is another's where
-    the extents from the last on multiply to the same numbers, of either or of both: rows that were only
-    joined or cut.
+    Broadcasts and reshapes cost a fusion nothing: broadcast operands come from caches, and the compiler
+    vectorizes where rows end at the same elements. Two shapes have the same order where the row ends of one,
+    the products of its extents from the last on, include those of the other: rows are only joined or cut.
     """
     operands, results = graph.operands, graph.results
     node = operands.row_ids
-    mine = np.flatnonzero(asked[node])
+    mine = np.flatnonzero(candidates[node])
     if not len(mine):
         return mine
     pairs = np.stack((operands.values[mine], results.values[results.offsets[:-1][node[mine]]]))
-    distinct, place = np.unique(pairs, axis=1, return_inverse=True)
+    distinct, index = np.unique(pairs, axis=1, return_inverse=True)
     couples: list[list[int]] = distinct.T.tolist()
-    apart = np.array(
-        [_is_reordered(graph.types.shape(a), graph.types.shape(b)) for a, b in couples], np.bool_
-    )
-    return node[mine[apart[place.reshape(-1)]]]
-
-
-def _is_reordered(operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    if DYNAMIC in operand or DYNAMIC in result or prod(operand) != prod(result):
-        return False
-    ends, others = _row_ends(operand), _row_ends(result)
-    return not (ends <= others or others <= ends)
+    reordered: list[bool] = []
+    for operand_row, result_row in couples:
+        operand, result = graph.types.shape(operand_row), graph.types.shape(result_row)
+        is_copy = DYNAMIC not in operand and DYNAMIC not in result and prod(operand) == prod(result)
+        ends, other_ends = _row_ends(operand), _row_ends(result)
+        reordered.append(is_copy and not (ends <= other_ends or other_ends <= ends))
+    return node[mine[np.array(reordered, np.bool_)[index.reshape(-1)]]]
 
 
 def _row_ends(shape: tuple[int, ...]) -> set[int]:
-    """How many elements the rows of the last, the last two, ... extents have."""
-    found: set[int] = set()
+    """Return the element counts of rows of the last, the last two, ... extents."""
+    ends: set[int] = set()
     length = 1
     for extent in reversed(shape):
         length *= extent
-        found.add(length)
-    return found - {1}
+        ends.add(length)
+    return ends - {1}
 
 
-def _walks(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """A number per type for its order in memory (1 row by row, 2 any other), and one for order and shape."""
+def _traversals(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """Return two numbers per type: of its memory order (1 row-major, 2 any other), and of order and shape."""
     count = len(graph.types)
     by_order, by_shape = np.zeros(count, np.int64), np.zeros(count, np.int64)
     seen: dict[tuple[tuple[int, int], ...], int] = {}
@@ -441,71 +401,20 @@ def _walks(graph: OpGraph) -> tuple[IntArray, IntArray]:
         if DYNAMIC in shape or all(extent == 1 for extent in shape):
             continue
         order = _order(graph.strings[int(graph.types.encoding[row])], len(shape))
-        # Leading extents of 1 change nothing, so dimensions are counted from the last.
-        walk = tuple((len(shape) - dim, shape[dim]) for dim in order if shape[dim] != 1)
-        places = [place for place, _ in walk]
-        by_order[row] = 1 if order and places == sorted(places) else 2
-        by_shape[row] = 1 + seen.setdefault(walk if order else ((-1, row),), len(seen))
+        # Dimensions are counted from the last, because leading extents of 1 do not change the order.
+        extents = tuple((len(shape) - dim, shape[dim]) for dim in order if shape[dim] != 1)
+        positions = [position for position, _ in extents]
+        by_order[row] = 1 if order and positions == sorted(positions) else 2
+        by_shape[row] = 1 + seen.setdefault(extents if order else ((-1, row),), len(seen))
     return by_order, by_shape
 
 
 def _order(layout: str, rank: int) -> tuple[int, ...]:
-    """Dimensions from the fastest, as HLO writes them (tiling left out); none for any other order."""
+    """Return dimensions from the fastest, as HLO writes them (without tiling); none for an unknown order."""
     text = layout.strip("{}").partition(":")[0]
     usual = tuple(reversed(range(rank)))
     if not text or not text[0].isdecimal():
         return () if text.startswith("strides") else usual
     numbers = text.split(",")
-    order = tuple(int(each) for each in numbers) if all(each.isdecimal() for each in numbers) else usual
+    order = tuple(map(int, numbers)) if all(text.isdecimal() for text in numbers) else usual
     return order if sorted(order) == list(range(rank)) else usual
-
-
-# One name for one operation, whoever wrote it: ``stablehlo.add``, ``aten::add_.Tensor`` and ``VECadd``.
-
-_EVENT_TIMES = "pytorch events"
-"""How the names of variants begin whose times a host took with events."""
-
-_SAME: Mapping[str, str] = {
-    "addition": "add",
-    "addu": "add_scalar",
-    "subtract": "sub",
-    "multiply": "mul",
-    "mulu": "mul_scalar",
-    "divide": "div",
-    "divu": "div_scalar",
-    "power": "pow",
-    "powu": "pow_scalar",
-    "pow_tensor_scalar": "pow_scalar",
-    "exponential": "exp",
-    "logistic": "sigmoid",
-    "maximum": "max",
-    "minimum": "min",
-    "ln": "layer_norm",
-    "native_layer_norm": "layer_norm",
-    "input_layernorm": "rms_norm",
-    "post_attention_layernorm": "rms_norm",
-    "fused_rms_norm": "rms_norm",
-    "emb": "embedding",
-    "safe_softmax": "softmax",
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "alltoall": "all_to_all",
-    "send_recv": "permute",
-    "collective_permute": "permute",
-}
-
-
-def canonical_op(name: str) -> str:
-    """The operation without dialect, overload, in-place mark and case; synonyms become one name."""
-    bare = name.rpartition("::")[2] if "::" in name else name.rpartition(".")[2]
-    if "::" in name:
-        bare = bare.partition(".")[0]
-    bare = bare.strip("_").casefold()
-    return _SAME.get(bare, bare)
-
-
-def timed_with_events(variant: str) -> bool:
-    """Whether times of a variant hold what the host had to do: 14 to 30 us that no kernel takes."""
-    return variant.startswith(_EVENT_TIMES)

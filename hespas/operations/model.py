@@ -1,4 +1,4 @@
-"""Operations as models of time see them: what is computed, in which number format, how large."""
+"""Taxonomy and columns of operations: kind, name, number format, dimensions, FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ __all__ = [
     "Labels",
     "Operations",
     "Scheme",
+    "canonical_op",
     "chosen",
     "element_bytes",
     "find_scheme",
     "numbered",
     "rows_by_label",
+    "timed_with_events",
 ]
 
 STRIDED = "strided"
-"""A dimension of any kind: 1 where an operand lies in memory in another order than the result, or is repeated
-over it, 0 where all are walked alike. NaN (tables do not say) counts as 0.
+"""Dimension of any kind: 1 where an operand has another memory order than the result, or is broadcast, and 0
+where all tensors are traversed in the same order. NaN (not in tables) counts as 0.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One row of the taxonomy. ``dims`` decide the time; ``op_class`` is what a graph calls the kind, and by
-    whose efficiencies in a hardware file it runs; nodes of ``classes`` are of this kind by their class alone.
+    """Taxonomy entry of one kind. ``dims`` decide the time. ``op_class`` is the class of such nodes in a
+    graph and of their efficiencies in a hardware file. A node of one of ``classes`` has this kind.
     """
 
     dims: tuple[str, ...]
@@ -96,45 +98,45 @@ _TAXONOMY: Mapping[str, _Kind] = {
 }
 
 KINDS: Mapping[str, tuple[str, ...]] = {name: kind.dims for name, kind in _TAXONOMY.items()}
-"""Kind -> the dimensions that decide its time. ``pairs`` counts (query, key) pairs of one head that are
-computed, so that masks and windows show; ``columns`` is the last dimension, ``rows`` all others multiplied.
+"""Kind -> the dimensions that decide its time. ``pairs`` counts the (query, key) pairs of one head that are
+computed, which masks and windows reduce; ``columns`` is the last extent, ``rows`` the product of the others.
 """
 CLASS_OF_KIND: Mapping[str, OpClass] = {name: kind.op_class for name, kind in _TAXONOMY.items()}
-"""Kind -> the class of a graph's node of that kind, and of efficiencies in a hardware file."""
+"""Kind -> class of its nodes in a graph, and of its efficiencies in a hardware file."""
 KIND_OF_CLASS: Mapping[OpClass, str] = {
     op_class: name for name, kind in _TAXONOMY.items() for op_class in kind.classes
 }
-"""Class of a graph's node -> its kind, where the class alone decides it."""
+"""Class of a node -> its kind, where the class alone decides the kind."""
 MATRIX_CLASSES = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
-"""Classes whose arithmetic is products of matrices, where a graph lists no product of its own."""
+"""Classes whose arithmetic is matrix products, also where the graph does not list the products."""
 MATRIX_KINDS = frozenset(name for name, kind in _TAXONOMY.items() if kind.op_class in MATRIX_CLASSES)
-"""Kinds whose arithmetic is products of matrices."""
+"""Kinds whose arithmetic is matrix products."""
 
-_AT_ONCE = 1 << 16
+_ITERATION_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """A column of few distinct texts: ``row`` of shape ``(ops,)`` numbers ``names``."""
+    """Column of few distinct texts: ``row`` of shape ``(ops,)`` indexes ``names``."""
 
     row: SmallIntArray
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Labels:
-        """Number texts in order of appearance."""
+        """Index texts in order of appearance."""
         rows: dict[str, int] = {}
         row = np.fromiter((rows.setdefault(text, len(rows)) for text in texts), np.int32, len(texts))
         return cls(row, tuple(rows))
 
     @classmethod
     def choice(cls, names: tuple[str, ...], row: IntArray) -> Labels:
-        """Labels by number."""
+        """Return labels from their indices into ``names``."""
         return cls(row.astype(np.int32), names)
 
     @classmethod
     def constant(cls, text: str, count: int) -> Labels:
-        """The same text ``count`` times."""
+        """Return the same text ``count`` times."""
         return cls(np.broadcast_to(np.int32(0), (count,)), (text,))
 
     def __len__(self) -> int:
@@ -144,46 +146,46 @@ class Labels:
         return self.names[int(self.row[number])]
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _AT_ONCE):
-            rows: list[int] = self.row[start : start + _AT_ONCE].tolist()
+        for start in range(0, len(self), _ITERATION_ROWS):
+            rows: list[int] = self.row[start : start + _ITERATION_ROWS].tolist()
             yield from (self.names[row] for row in rows)
 
     def used(self) -> tuple[str, ...]:
-        """The names that occur, in the order of their numbers."""
+        """Return the names that occur, in the order of ``names``."""
         present = np.bincount(self.row, minlength=len(self.names)) > 0
-        return tuple(name for name, here in zip(self.names, present.tolist(), strict=True) if here)
+        return tuple(name for name, occurs in zip(self.names, present.tolist(), strict=True) if occurs)
 
     def take(self, rows: IntArray) -> Labels:
-        """The labels of some operations; all names stay."""
+        """Return the labels of the given rows; ``names`` does not change."""
         return Labels(taken(self.row, rows), self.names)
 
     def where(self, *names: str) -> IntArray:
-        """Numbers of the operations whose label is one of ``names``."""
+        """Return the rows whose label is one of ``names``."""
         wanted = [number for number, name in enumerate(self.names) if name in names]
         return np.flatnonzero(np.isin(self.row, wanted))
 
 
 def rows_by_label(*columns: Labels) -> Iterator[tuple[tuple[str, ...], IntArray]]:
-    """Each combination of labels that occurs, with the rows that have it. O(rows log rows)."""
+    """Yield each combination of labels that occurs, with its rows. O(rows log rows)."""
     key = np.zeros(len(columns[0]), np.int64)
-    for each in columns:
-        key = key * (len(each.names) + 1) + each.row
+    for column in columns:
+        key = key * (len(column.names) + 1) + column.row
     order = np.argsort(key, kind="stable")
     ends = np.flatnonzero(np.diff(key[order])) + 1
     for rows in np.split(order, ends) if len(order) else ():
-        yield tuple(each[int(rows[0])] for each in columns), rows.astype(np.int64)
+        yield tuple(column[int(rows[0])] for column in columns), rows.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Operations:
-    """Columns of shape ``(ops,)``.
+    """Table of operations: columns of shape ``(ops,)``.
 
-    ``kind`` is a name of :data:`KINDS`; ``op`` the operation within it (``add``, ``softmax``, a collective's
-    name; empty where the kind says all); ``scheme`` a name of
-    :func:`~hespas.operations.model.find_scheme` (empty: unknown); ``variant`` the library and
-    kernel family that runs it (empty: whatever a device usually runs). ``dims`` holds the dimensions by name,
-    NaN where an operation has none. ``flops`` and ``bytes_moved`` are of one execution, NaN unknown;
-    ``transcendentals`` are counted among no FLOPs.
+    ``kind`` is a name of :data:`KINDS`; ``op`` the operation within the kind (``add``, ``softmax``, a
+    collective's name; empty for kinds of one operation); ``scheme`` a name that
+    :func:`~hespas.operations.model.find_scheme` accepts (empty: unknown); ``variant`` the library and
+    kernel family that runs it (empty: the usual one of a device). ``dims`` holds the dimensions by name,
+    NaN where an operation lacks one. ``flops`` and ``bytes_moved`` are per execution, NaN where unknown;
+    ``flops`` do not include ``transcendentals``.
     """
 
     kind: Labels
@@ -204,21 +206,21 @@ class Operations:
             raise InvariantError("Operations: columns differ in length")
         unknown = set(self.kind.names) - set(KINDS)
         if unknown:
-            raise InvariantError(f"Operations: no such kind: {', '.join(sorted(unknown))}")
+            raise InvariantError(f"Operations: unknown kind: {', '.join(sorted(unknown))}")
 
     def __len__(self) -> int:
         return len(self.kind)
 
     def dim(self, name: str, default: FloatArray | float = np.nan) -> FloatArray:
-        """One dimension; ``default`` where it is not stated."""
-        found = self.dims.get(name)
-        if found is None:
+        """Return one dimension; ``default`` where it is NaN or absent."""
+        column = self.dims.get(name)
+        if column is None:
             return constant(default, len(self)) if isinstance(default, float | int) else default
         is_plain = isinstance(default, float) and np.isnan(default)
-        return found if is_plain else np.where(np.isnan(found), default, found)
+        return column if is_plain else np.where(np.isnan(column), default, column)
 
     def take(self, rows: IntArray) -> Operations:
-        """Some operations, in the order given."""
+        """Return the operations of the given rows, in that order."""
         if is_every_row(rows, len(self)):
             return self
         return Operations(
@@ -233,32 +235,37 @@ class Operations:
         )
 
     def classes(self) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
-        """Kind, operation, scheme and variant of each class that occurs, with its rows. O(ops log ops)."""
+        """Yield each combination of kind, op, scheme and variant with its rows. O(ops log ops)."""
         for labels, rows in rows_by_label(self.kind, self.op, self.scheme, self.variant):
             kind, op, scheme, variant = labels
             yield (kind, op, scheme, variant), rows
 
     def distinct(self) -> tuple[Operations, IntArray]:
-        """Equal operations once, and the place of each operation among them. O(ops log ops)."""
-        first, place_of = self.distinct_rows()
-        return self.take(first), place_of
+        """Return the distinct operations, and the index of each operation among them. O(ops log ops)."""
+        first, index_of = self.distinct_rows()
+        return self.take(first), index_of
 
     def distinct_rows(self) -> tuple[IntArray, IntArray]:
-        """The first of equal operations, and the place of each operation among these. O(ops log ops)."""
+        """Return the first row of equal operations, and the index of each operation among those rows.
+
+        O(ops log ops).
+        """
         if not len(self):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        labels = (each.row for each in (self.kind, self.op, self.scheme, self.variant))
-        place_of = numbered(
+        labels = (column.row for column in (self.kind, self.op, self.scheme, self.variant))
+        index_of = numbered(
             chain(labels, self.dims.values(), (self.flops, self.transcendentals, self.bytes_moved))
         )
-        first = np.full(int(place_of.max()) + 1, len(self), np.int64)
-        np.minimum.at(first, place_of, np.arange(len(self)))
-        return first, place_of
+        first = np.full(int(index_of.max()) + 1, len(self), np.int64)
+        np.minimum.at(first, index_of, np.arange(len(self)))
+        return first, index_of
 
 
 def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
-    """A number per distinct row of some columns of one length, in the order of the rows' values; NaN is equal
-    to itself, and last. One column after another, so that no row is copied whole. O(columns x rows log rows).
+    """Number the distinct rows of columns of one length, in the order of their values.
+
+    NaN is equal to itself, and last. Columns are read one by one, without a copy of all. O(columns x rows log
+    rows).
     """
     number: IntArray | None = None
     for column in columns:
@@ -281,11 +288,14 @@ def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
 
 
 def chosen(first: Operations, second: Operations, is_second: BoolArray) -> Operations:
-    """Row by row one of two tables of the same length. Dimensions that only the other has become NaN."""
+    """Select each row from one of two tables of the same length.
+
+    A dimension that the selected table lacks becomes NaN.
+    """
     dims: dict[str, FloatArray] = {}
-    for table, mine in ((first, ~is_second), (second, is_second)):
+    for table, is_selected in ((first, ~is_second), (second, is_second)):
         for name, column in table.dims.items():
-            dims[name] = np.where(mine, column, dims.get(name, np.nan))
+            dims[name] = np.where(is_selected, column, dims.get(name, np.nan))
     return Operations(
         kind=_either(first.kind, second.kind, is_second),
         op=_either(first.op, second.op, is_second),
@@ -300,23 +310,72 @@ def chosen(first: Operations, second: Operations, is_second: BoolArray) -> Opera
 
 def _either(first: Labels, second: Labels, is_second: BoolArray) -> Labels:
     names = tuple(dict.fromkeys((*first.names, *second.names)))
-    place = {name: row for row, name in enumerate(names)}
-    rows = [np.array([place[name] for name in labels.names], np.int32) for labels in (first, second)]
+    index = {name: row for row, name in enumerate(names)}
+    rows = [np.array([index[name] for name in labels.names], np.int32) for labels in (first, second)]
     return Labels(np.where(is_second, rows[1][second.row], rows[0][first.row]).astype(np.int32), names)
 
 
-# Number formats of a whole operation: what is multiplied, what is stored, what is quantised on the way.
-#
-# Tables and runtimes name such a *scheme* (``fp8_block``, ``int4_wo``), programs state element types. Bits
-# per element include block scales: MX formats one 8-bit scale per 32 elements, NVFP4 one per 16,
-# ``fp8_block`` one 32-bit scale per 128 x 128 of the weights and per 128 of the activations.
+_EVENT_TIMES = "pytorch events"
+"""Prefix of variants whose times were taken on the host with CUDA events."""
+
+_SYNONYMS: Mapping[str, str] = {
+    "addition": "add",
+    "addu": "add_scalar",
+    "subtract": "sub",
+    "multiply": "mul",
+    "mulu": "mul_scalar",
+    "divide": "div",
+    "divu": "div_scalar",
+    "power": "pow",
+    "powu": "pow_scalar",
+    "pow_tensor_scalar": "pow_scalar",
+    "exponential": "exp",
+    "logistic": "sigmoid",
+    "maximum": "max",
+    "minimum": "min",
+    "ln": "layer_norm",
+    "native_layer_norm": "layer_norm",
+    "input_layernorm": "rms_norm",
+    "post_attention_layernorm": "rms_norm",
+    "fused_rms_norm": "rms_norm",
+    "emb": "embedding",
+    "safe_softmax": "softmax",
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "alltoall": "all_to_all",
+    "send_recv": "permute",
+    "collective_permute": "permute",
+}
+
+
+def canonical_op(name: str) -> str:
+    """Return the name without dialect, overload, in-place mark and case; synonyms share one name.
+
+    ``stablehlo.add``, ``aten::add_.Tensor`` and ``addition`` are all ``add``.
+    """
+    bare = name.rpartition("::")[2] if "::" in name else name.rpartition(".")[2]
+    if "::" in name:
+        bare = bare.partition(".")[0]
+    bare = bare.strip("_").casefold()
+    return _SYNONYMS.get(bare, bare)
+
+
+def timed_with_events(variant: str) -> bool:
+    """Return True if the times of a variant include 14 to 30 us of host work besides the kernel."""
+    return variant.startswith(_EVENT_TIMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """``rate_dtype`` sets the arithmetic rate, with ``products`` primitive products per multiply (6: full
-    float32, never TF32). Bits are per stored element, scales included. ``quantizes``: the operation takes
-    16-bit activations and quantises them itself, in kernels of its own.
+    """Number format of an operation, as tables and runtimes name it (``fp8_block``, ``int4_wo``).
+
+    ``rate_dtype`` sets the arithmetic rate, with ``products`` primitive products per multiply (6: full
+    float32 without TF32). Bits are per stored element and include block scales: one 8-bit scale per 32
+    elements for MX formats, one per 16 for NVFP4, one 32-bit scale per 128 x 128 weights and per 128
+    activations for ``fp8_block``. ``quantizes``: the operation receives 16-bit activations and quantises them
+    in separate kernels.
     """
 
     name: str
@@ -366,18 +425,18 @@ _ROWS = (
 )
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({row.name: row for row in _ROWS})
-"""Schemes that are no single element type, by the name tables and runtimes use."""
+"""Schemes that differ from a plain element type, by the name that tables and runtimes use."""
 
 
 def element_bytes(scheme: Labels, part: Literal["activation", "weight", "output"]) -> FloatArray:
-    """Bytes per element of what each operation reads, weighs or writes; NaN unknown. Shape ``(ops,)``."""
-    found = [find_scheme(name) for name in scheme.names]
-    bits = [np.nan if each is None else float(getattr(each, f"{part}_bits")) for each in found]
+    """Return bytes per element of activations, weights or outputs, shape ``(ops,)``; NaN where unknown."""
+    formats = [find_scheme(name) for name in scheme.names]
+    bits = [np.nan if entry is None else float(getattr(entry, f"{part}_bits")) for entry in formats]
     return np.array(bits)[scheme.row] / 8
 
 
 def find_scheme(name: str) -> Scheme | None:
-    """The scheme of that name, of :data:`SCHEMES` or an element type in any spelling; None if neither."""
+    """Return the scheme of a name of :data:`SCHEMES` or of an element type in any spelling, else None."""
     if name in SCHEMES:
         return SCHEMES[name]
     entry = find_dtype(name)

@@ -1,10 +1,10 @@
-"""Arrays in the memory of a TPU: whole tiles of 8 x 128 elements of two dimensions, which XLA chooses.
+"""Padding of arrays to whole memory tiles of a TPU: 8 x 128 elements of two dimensions.
 
-XLA's layouts on TPUs are ``T(8,128)``, of 16 bits ``T(8,128)(2,1)``: 8 rows whatever the width of an element
-(openxla.org/xla/tiled_layout). Of short arrays tiles have fewer rows, 1, 2 or 4. A compiler that may choose
-lays those two dimensions innermost that fill their tiles best: in this order f16 additions of a TPU v4 take
-time in the elements of whole tiles (0.7 % of three dimensions, 0.6 % of two; in elements 9 % and 2 %; in
-tiles of 16 rows 6 %: ``tpuv4_nongemm``, arXiv 2603.22535).
+XLA's layouts on TPUs are ``T(8,128)``, for 16 bits ``T(8,128)(2,1)``: 8 rows for any element width
+(openxla.org/xla/tiled_layout). Tiles of short arrays have 1, 2 or 4 rows. The compiler lays out innermost the
+two dimensions that fill their tiles best. The time of f16 additions on a TPU v4 is then linear in elements of
+whole tiles, with an error of 0.7 % for three dimensions and 0.6 % for two (in elements: 9 % and 2 %; in
+tiles of 16 rows: 6 %; ``tpuv4_nongemm``, arXiv 2603.22535).
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ SUBLANES, LANES = 8.0, 128.0
 """Rows and columns of a tile."""
 
 TILED = "tiled"
-"""A dimension of kinds that stream their data: how many times the elements of the array those of its whole
-tiles are. NaN (tables do not say) is what rows and columns give.
+"""Dimension of kinds that stream their data: elements of whole tiles over elements of the array. NaN (not in
+tables) is replaced by the ratio of rows and columns.
 """
 
 _MOST_RANK = 8
-"""Of more dimensions only the longest are tried: pairs grow with the square."""
+"""Number of the longest dimensions that are tried as the innermost two."""
 
 
 def padded(size: FloatArray, tile: FloatArray | float) -> FloatArray:
-    """``size`` in whole tiles."""
+    """Return ``size`` rounded up to whole tiles."""
     return np.ceil(size / tile) * tile
 
 
 def elements_in_tiles(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Elements of whole tiles that hold matrices, in the order of the two dimensions that takes fewer."""
-    return np.minimum(_in_order(rows, columns), _in_order(columns, rows))
-
-
-def _in_order(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    with np.errstate(invalid="ignore"):
-        tile = np.minimum(2 ** np.ceil(np.log2(np.maximum(rows, 1.0))), SUBLANES)
-    return padded(rows, tile) * padded(columns, LANES)
+    """Return the elements of whole tiles that hold matrices, in the better order of the two dimensions."""
+    orders: list[FloatArray] = []
+    for outer, inner in ((rows, columns), (columns, rows)):
+        with np.errstate(invalid="ignore"):
+            tile = np.minimum(2 ** np.ceil(np.log2(np.maximum(outer, 1.0))), SUBLANES)
+        orders.append(padded(outer, tile) * padded(inner, LANES))
+    return np.minimum(*orders)
 
 
 def padding_of_matrices(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Elements of whole tiles over elements: at least 1, NaN where a size is unknown or 0."""
+    """Return elements of whole tiles over elements: at least 1, NaN where a size is unknown or 0."""
     elements = rows * columns
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(elements > 0, elements_in_tiles(rows, columns) / elements, np.nan)
 
 
 def padding_of(ops: Operations) -> FloatArray:
-    """How many times the elements of operations whole tiles hold; 1 where no rows and columns are known."""
+    """Return elements of whole tiles over elements of each operation; 1 where rows or columns are unknown."""
     padding = padding_of_matrices(ops.dim("rows"), ops.dim("columns"))
     return np.nan_to_num(ops.dim(TILED, padding), nan=1.0)
 
 
 def padding_of_shape(shape: Sequence[float]) -> float:
-    """The same of an array of any rank: of the two dimensions that fill their tiles best, those before them
-    counted as often as they are. NaN of an empty array.
+    """Return elements of whole tiles over elements of an array of any rank; NaN for an empty array.
+
+    The two dimensions that fill their tiles best are innermost.
     """
     if not all(size > 0 for size in shape):
         return float("nan")

@@ -1,5 +1,5 @@
-"""Programs of StableHLO as text: operations written from the types of their operands and results.
+"""Package that writes StableHLO programs from the types of operands and results.
 
-A graph keeps what an operation works on, not every attribute of it. What the types imply is inferred here,
-for the replay of a whole graph and for a program of one operation that is compiled and timed.
+A graph stores the tensors of an operation, but not all attributes. This package infers attributes from types,
+for the replay of a whole graph and for programs of one operation that are compiled and timed.
 """

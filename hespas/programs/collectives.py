@@ -1,22 +1,32 @@
-"""Collectives as StableHLO from the types of their operands and results, and who takes part."""
+"""StableHLO collectives, written from replica groups and the types of operands and results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
-from hespas.programs.operations import Operator
-from hespas.programs.text import Tensor, generic
+from hespas.programs.text import Operator, Tensor, Types, binary_region, generic
 
 __all__ = ["collective", "exchanged_axes", "permute", "scaled_axis"]
 
-_Types = tuple[Tensor, ...]
 _Groups = Sequence[Sequence[int]]
+_CollectiveRule = Callable[[Types, Types, _Groups], Operator | None]
+_RULES: dict[str, _CollectiveRule] = {}
 
 
-def collective(op: str, operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
-    """How to write a collective, named without dialect, over groups of equal size; sums where it reduces.
-    None where types do not say enough, or groups differ in size.
+def _rule(name: str) -> Callable[[_CollectiveRule], _CollectiveRule]:
+    """Register the rule of a collective."""
+
+    def register(rule: _CollectiveRule) -> _CollectiveRule:
+        _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def collective(op: str, operands: Types, results: Types, groups: _Groups) -> Operator | None:
+    """Return the operator of a collective, named without dialect; reducing collectives add.
+
+    None where the types do not imply it, or groups differ in size.
     """
     sizes = {len(group) for group in groups}
     write = _RULES.get(op)
@@ -25,9 +35,10 @@ def collective(op: str, operands: _Types, results: _Types, groups: _Groups) -> O
     return write(operands, results, groups)
 
 
-def permute(operands: _Types, results: _Types, pairs: Sequence[tuple[int, int]]) -> Operator | None:
-    """How to write a ``collective_permute`` from sources to targets; None for other than one operand of the
-    type of the result.
+def permute(operands: Types, results: Types, pairs: Sequence[tuple[int, int]]) -> Operator | None:
+    """Return a ``collective_permute`` from sources to targets.
+
+    None unless it has one operand, of the result's type.
     """
     if len(operands) != 1 or operands != results or not pairs:
         return None
@@ -40,27 +51,24 @@ def _matrix(rows: Sequence[Sequence[int]]) -> str:
     return f"dense<[{text}]> : tensor<{len(rows)}x{len(rows[0])}xi64>"
 
 
-def _groups(groups: _Groups) -> str:
+def _replica_groups(groups: _Groups) -> str:
     return f"replica_groups = {_matrix(groups)}"
 
 
-def _sum(scalar: Tensor) -> str:
-    op = "or" if scalar.is_bool else "add"
-    return (
-        f"{{ ^bb0(%x: {scalar}, %y: {scalar}): %s = stablehlo.{op} %x, %y : {scalar} "
-        f"stablehlo.return %s : {scalar} }}"
-    )
+def _sum_region(scalar: Tensor) -> str:
+    return binary_region(scalar, "or" if scalar.is_bool else "add")
 
 
-def _all_reduce(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
-    if operands != results or len({each.element for each in operands}) > 1:
+@_rule("all_reduce")
+def _all_reduce(operands: Types, results: Types, groups: _Groups) -> Operator | None:
+    if operands != results or len({operand.element for operand in operands}) > 1:
         return None
-    region = _sum(operands[0].scalar)
-    return lambda values: generic("all_reduce", values, results, _groups(groups), region)
+    region = _sum_region(operands[0].scalar)
+    return lambda values: generic("all_reduce", values, results, _replica_groups(groups), region)
 
 
 def scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
-    """The dimension along which one type is ``factor`` times the other, None where it is not."""
+    """Return the dimension along which ``large`` is ``factor`` times ``small``, else None."""
     if small.element is not large.element or len(small.shape) != len(large.shape):
         return None
     for axis, (less, more) in enumerate(zip(small.shape, large.shape, strict=True)):
@@ -71,62 +79,58 @@ def scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
 
 
 def exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
-    """The dimension that an all-to-all of ``count`` ranks splits, and the one it joins; None for none."""
+    """Return the split and the concatenated dimension of an all-to-all of ``count`` ranks, else None."""
     if operand.element is not result.element or len(operand.shape) != len(result.shape):
         return None
     for split, extent in enumerate(operand.shape):
-        for joined in range(len(operand.shape)):
+        for concatenated in range(len(operand.shape)):
             shape = list(operand.shape)
             if extent % count == 0:
                 shape[split] //= count
-                shape[joined] *= count
+                shape[concatenated] *= count
                 if tuple(shape) == result.shape:
-                    return split, joined
+                    return split, concatenated
     return None
 
 
-def _all_gather(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
+@_rule("all_gather")
+def _all_gather(operands: Types, results: Types, groups: _Groups) -> Operator | None:
     axes = {scaled_axis(part, whole, len(groups[0])) for part, whole in zip(operands, results, strict=True)}
     axis = axes.pop()
     if axes or axis is None:
         return None
-    attributes = f"all_gather_dim = {axis} : i64, {_groups(groups)}"
+    attributes = f"all_gather_dim = {axis} : i64, {_replica_groups(groups)}"
     return lambda values: generic("all_gather", values, results, attributes)
 
 
-def _reduce_scatter(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
+@_rule("reduce_scatter")
+def _reduce_scatter(operands: Types, results: Types, groups: _Groups) -> Operator | None:
     axis = scaled_axis(results[0], operands[0], len(groups[0])) if len(operands) == 1 else None
     if axis is None:
         return None
-    attributes, region = f"scatter_dimension = {axis} : i64, {_groups(groups)}", _sum(operands[0].scalar)
+    attributes, region = (
+        f"scatter_dimension = {axis} : i64, {_replica_groups(groups)}",
+        _sum_region(operands[0].scalar),
+    )
     return lambda values: generic("reduce_scatter", values, results, attributes, region)
 
 
-def _all_to_all(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
+@_rule("all_to_all")
+def _all_to_all(operands: Types, results: Types, groups: _Groups) -> Operator | None:
     count = len(groups[0])
     axes = exchanged_axes(operands[0], results[0], count) if len(operands) == 1 else None
     if axes is None:
         return None
     attributes = (
         f"split_dimension = {axes[0]} : i64, concat_dimension = {axes[1]} : i64, "
-        f"split_count = {count} : i64, {_groups(groups)}"
+        f"split_count = {count} : i64, {_replica_groups(groups)}"
     )
     return lambda values: generic("all_to_all", values, results, attributes)
 
 
-def _broadcast(operands: _Types, results: _Types, groups: _Groups) -> Operator | None:
+@_rule("collective_broadcast")
+def _broadcast(operands: Types, results: Types, groups: _Groups) -> Operator | None:
     if len(operands) != 1 or operands != results:
         return None
     result = results[0]
-    return lambda values: generic("collective_broadcast", values, [result], _groups(groups))
-
-
-_RULES: Mapping[str, Callable[[_Types, _Types, _Groups], Operator | None]] = MappingProxyType(
-    {
-        "all_gather": _all_gather,
-        "all_reduce": _all_reduce,
-        "all_to_all": _all_to_all,
-        "collective_broadcast": _broadcast,
-        "reduce_scatter": _reduce_scatter,
-    }
-)
+    return lambda values: generic("collective_broadcast", values, [result], _replica_groups(groups))

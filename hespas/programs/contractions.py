@@ -1,7 +1,7 @@
-"""Axes of matrix products, and layouts and windows of convolutions, from shapes.
+"""Axes of matrix products, and layouts and windows of convolutions, inferred from shapes.
 
-Several may give the shapes. Where the extents B, M, N and K of a product are known, or the FLOPs of a
-convolution with those on padding and dilation zeros left out, they decide; else the usual ones are taken.
+Several may fit the shapes. The extents B, M, N and K of a product, or the FLOPs of a convolution without
+padding and dilation zeros, decide where they are known. Otherwise the usual ones are used.
 """
 
 from __future__ import annotations
@@ -29,39 +29,43 @@ __all__ = [
 
 _MOST_MATRIX_DIMENSIONS = 8
 _MOST_CHOICES = 20_000
-"""Dimension numbers that are tried: dimensions of extent 1 may be anything."""
+"""Maximum number of dimension numbers tried: dimensions of extent 1 may have any role."""
+_TOLERANCE = 0.005
+_MOST_WINDOWS = 200
+_MOST_POSITIONS = 1 << 22
+"""Maximum number of (output, kernel) positions that are counted."""
 
 _Shape = tuple[int, ...]
 _Axes = tuple[int, ...]
 
 
 class DotAxes(NamedTuple):
-    """Batch and contracted dimensions of a product, each of the left and of the right operand."""
+    """Batch and contracted dimensions of a product, for the left and the right operand."""
 
     batching: tuple[Sequence[int], Sequence[int]]
     contracting: tuple[Sequence[int], Sequence[int]]
 
 
-class _Roles(NamedTuple):
+class _AxisRoles(NamedTuple):
     batch: _Axes
     contracted: _Axes
     free: _Axes
 
 
-def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_Roles]:
-    """The ways to split dimensions into batch, contracted and free ones of given products."""
+def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_AxisRoles]:
+    """Yield the splits into batch, contracted and free dimensions with the given products of extents."""
     axes = range(len(shape))
     for choice in product("bfc", repeat=len(shape)):
         parts = [tuple(axis for axis in axes if choice[axis] == role) for role in "bcf"]
         if tuple(prod(shape[axis] for axis in part) for part in parts) == extents:
-            yield _Roles(*parts)
+            yield _AxisRoles(*parts)
 
 
 @lru_cache(maxsize=4096)
 def dot_axes(
     left: _Shape, right: _Shape, result: _Shape, extents: tuple[int, int, int, int]
 ) -> DotAxes | None:
-    """Axes that give the result's shape and ``extents`` (B, M, N, K), None where there are none."""
+    """Return axes that give the result's shape and ``extents`` (B, M, N, K), else None."""
     if max(len(left), len(right)) > _MOST_MATRIX_DIMENSIONS:
         return None
     batch, m, n, k = extents
@@ -71,7 +75,9 @@ def dot_axes(
     return next((plan for plan in plans if plan is not None), None)
 
 
-def _dot_plan(left: _Shape, right: _Shape, result: _Shape, one: _Roles, two: _Roles) -> DotAxes | None:
+def _dot_plan(
+    left: _Shape, right: _Shape, result: _Shape, one: _AxisRoles, two: _AxisRoles
+) -> DotAxes | None:
     head = result[: len(one.batch)]
     free = (*(left[axis] for axis in one.free), *(right[axis] for axis in two.free))
     if result[len(one.batch) :] != free:
@@ -84,20 +90,20 @@ def _dot_plan(left: _Shape, right: _Shape, result: _Shape, one: _Roles, two: _Ro
 
 
 def _in_order(shape: _Shape, axes: _Axes, extents: _Shape) -> _Axes | None:
-    """The axes in an order in which they have these extents."""
+    """Return the axes in an order that has the given extents, else None."""
     left = list(axes)
     order: list[int] = []
     for extent in extents:
-        chosen = next((axis for axis in left if shape[axis] == extent), None)
-        if chosen is None:
+        axis = next((axis for axis in left if shape[axis] == extent), None)
+        if axis is None:
             return None
-        left.remove(chosen)
-        order.append(chosen)
+        left.remove(axis)
+        order.append(axis)
     return None if left else tuple(order)
 
 
 def likely_dot_axes(left: _Shape, right: _Shape, result: _Shape) -> DotAxes | None:
-    """Axes that the shapes alone allow: of one contracted dimension rather than several, or none at all."""
+    """Return axes that fit the shapes: one contracted dimension before several, before none; else None."""
     shared = len(left) + len(right) - len(result)  # 2 contracted + batch
     for contracted in (*range(1, shared // 2 + 1), 0):
         batch = shared - 2 * contracted
@@ -106,30 +112,22 @@ def likely_dot_axes(left: _Shape, right: _Shape, result: _Shape) -> DotAxes | No
             continue
         b, m, n = prod(result[:batch]), prod(result[batch : batch + free]), prod(result[batch + free :])
         depth, rest = divmod(prod(left), b * m) if b * m else divmod(prod(right), max(b * n, 1))
-        found = None if rest else dot_axes(left, right, result, (b, m, n, depth))
-        if found is not None:
-            return found
+        axes = None if rest else dot_axes(left, right, result, (b, m, n, depth))
+        if axes is not None:
+            return axes
     return None
 
 
 def dot_text(left: Value, right: Value, result: Tensor, axes: DotAxes) -> str:
-    """One ``dot_general``, right of the equals sign."""
-    batching, contracting = ([list(each) for each in pair] for pair in axes)
+    """Return a ``dot_general``, as it follows the equals sign."""
+    batching, contracting = ([list(dims) for dims in pair] for pair in axes)
     batch = f", batching_dims = {batching[0]} x {batching[1]}" if batching[0] else ""
     attributes = f"{batch}, contracting_dims = {contracting[0]} x {contracting[1]}"
     return pretty("dot_general", (left, right), result, attributes)
 
 
-# --- convolutions
-
-_TOLERANCE = 0.005
-_MOST_WINDOWS = 200
-_MOST_PLACES = 1 << 22
-"""Pairs of output and kernel place that are looked at to count those that multiply something."""
-
-
-class _Window(NamedTuple):
-    """One spatial dimension; ``positions`` counts pairs of output and kernel place that multiply."""
+class _ConvWindow(NamedTuple):
+    """Window of one spatial dimension; ``positions`` counts (output, kernel) pairs that multiply an input."""
 
     stride: int
     low: int
@@ -139,8 +137,8 @@ class _Window(NamedTuple):
     positions: int = -1
 
 
-class _Layout(NamedTuple):
-    """Batch and feature dimension of input and output, input and output feature dimension of the kernel."""
+class _ConvLayout(NamedTuple):
+    """Batch and feature dimension of input and output; input and output feature dimension of the kernel."""
 
     lhs: tuple[int, int]
     rhs: tuple[int, int]
@@ -150,23 +148,27 @@ class _Layout(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """A layout, a window for each spatial dimension, and FLOPs (-1: not counted)."""
+    """Layout, window of each spatial dimension, and FLOPs (-1: not counted)."""
 
-    layout: _Layout
-    windows: tuple[_Window, ...]
+    layout: _ConvLayout
+    windows: tuple[_ConvWindow, ...]
     flops: float = -1.0
 
 
-_USUAL = (_Layout((0, 3), (2, 3), (0, 3)), _Layout((0, 1), (1, 0), (0, 1)), _Layout((0, 3), (3, 0), (0, 3)))
+_USUAL = (
+    _ConvLayout((0, 3), (2, 3), (0, 3)),
+    _ConvLayout((0, 1), (1, 0), (0, 1)),
+    _ConvLayout((0, 3), (3, 0), (0, 3)),
+)
 """Two-dimensional layouts that frameworks use."""
 _USUAL_BACKWARD = (
-    _Layout((3, 0), (0, 3), (2, 3)), _Layout((0, 3), (3, 2), (0, 3)), _Layout((1, 0), (0, 1), (1, 0))
+    _ConvLayout((3, 0), (0, 3), (2, 3)), _ConvLayout((0, 3), (3, 2), (0, 3)), _ConvLayout((1, 0), (0, 1), (1, 0))
 )  # fmt: skip
-"""Those of gradients: JAX's of a kernel and of an input, and of a kernel with features before places."""
+"""Layouts of gradients: JAX's of a kernel and of an input, and of a kernel in channels-first layout."""
 
 
 def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution | None:
-    """A two-dimensional convolution of a usual layout, padded evenly; None where none fits."""
+    """Return a two-dimensional convolution of a usual layout with even padding, else None."""
     if {len(left), len(right), len(out)} != {4} or 0 in (*left, *right, *out):
         return None
     for layout in _USUAL:
@@ -175,63 +177,64 @@ def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution |
         fits = features == out[layout.out[1]] and left[layout.lhs[0]] == out[layout.out[0]]
         if odd or not groups or not fits or features % groups:
             continue
-        spatial = zip(_rest(left, layout.lhs), _rest(right, layout.rhs), _rest(out, layout.out), strict=True)
+        spatial = zip(
+            _spatial(left, layout.lhs), _spatial(right, layout.rhs), _spatial(out, layout.out), strict=True
+        )
         windows = [_even_window(*extents) for extents in spatial]
-        known = tuple(window for window in windows if window is not None)
-        if len(known) == len(windows):
-            return Convolution(layout._replace(feature_groups=groups), known)
+        fitting = tuple(window for window in windows if window is not None)
+        if len(fitting) == len(windows):
+            return Convolution(layout._replace(feature_groups=groups), fitting)
     return None
 
 
-def _even_window(extent: int, kernel: int, out: int) -> _Window | None:
-    """The window of about ``extent / out`` steps with as much padding on both sides; None for no such."""
+def _even_window(extent: int, kernel: int, out: int) -> _ConvWindow | None:
+    """Return the window of stride about ``extent / out`` with even padding, else None."""
     stride = max(round(extent / out), 1)
     total = (out - 1) * stride + kernel - extent
-    if total < 0:  # windows leave a rest: it is not read
+    if total < 0:  # the last inputs are not read
         if (extent - kernel) // stride + 1 != out:
             return None
         total = 0
-    return _Window(stride, total // 2, total - total // 2)
+    return _ConvWindow(stride, total // 2, total - total // 2)
 
 
-def _rest(shape: _Shape, pair: tuple[int, int]) -> _Shape:
+def _spatial(shape: _Shape, pair: tuple[int, int]) -> _Shape:
     return tuple(extent for axis, extent in enumerate(shape) if axis not in pair)
 
 
-def _layouts(left: _Shape, right: _Shape, out: _Shape) -> Iterator[_Layout]:
+def _layouts(left: _Shape, right: _Shape, out: _Shape) -> Iterator[_ConvLayout]:
     pairs = list(permutations(range(len(left)), 2))
-    for lhs, rhs, made in product(pairs, pairs, pairs):
+    for lhs, rhs, result in product(pairs, pairs, pairs):
         batch, features = left[lhs[0]], left[lhs[1]]
         taken, given = right[rhs[0]], right[rhs[1]]
-        if given != out[made[1]] or not min(taken, out[made[0]]):
+        if given != out[result[1]] or not min(taken, out[result[0]]):
             continue
-        groups, batches = features // taken, batch // out[made[0]]
-        whole = groups * taken == features and batches * out[made[0]] == batch
+        groups, batches = features // taken, batch // out[result[0]]
+        whole = groups * taken == features and batches * out[result[0]] == batch
         if whole and 1 in {groups, batches} and groups and batches and given % (groups * batches) == 0:
-            yield _Layout(lhs, rhs, made, groups, batches)
-
-
-def _unusual(layout: _Layout) -> bool:
-    """Orders layouts that frameworks use before others: dimensions of equal extent leave a choice."""
-    return layout._replace(feature_groups=1, batch_groups=1) not in _USUAL + _USUAL_BACKWARD
+            yield _ConvLayout(lhs, rhs, result, groups, batches)
 
 
 @lru_cache(maxsize=4096)
 def find_convolution(
     left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float
 ) -> Convolution | None:
-    """The plan whose FLOPs are nearest to ``useful``, None where none is within the tolerance."""
+    """Return the convolution with FLOPs nearest to ``useful``, None where none is within the tolerance."""
     best: Convolution | None = None
-    for layout in sorted(_layouts(left, right, out), key=_unusual):
-        kernel = _rest(right, layout.rhs)
+    usual = _USUAL + _USUAL_BACKWARD  # first, where dimensions of equal extent leave a choice
+    layouts = _layouts(left, right, out)
+    for layout in sorted(
+        layouts, key=lambda one: one._replace(feature_groups=1, batch_groups=1) not in usual
+    ):
+        kernel = _spatial(right, layout.rhs)
         taken = right[layout.rhs[0]]
         if not isnan(spec) and 2.0 * prod(out) * taken * prod(kernel) != spec:
             continue
-        spatial = zip(_rest(left, layout.lhs), kernel, _rest(out, layout.out), strict=True)
-        choices = [_windows(*extents) for extents in spatial]
-        each = 2.0 * out[layout.out[0]] * out[layout.out[1]] * taken
+        spatial = zip(_spatial(left, layout.lhs), kernel, _spatial(out, layout.out), strict=True)
+        choices = [_candidate_windows(*extents) for extents in spatial]
+        flops_per_position = 2.0 * out[layout.out[0]] * out[layout.out[1]] * taken
         for windows in islice(product(*choices), _MOST_WINDOWS):
-            flops = each * prod(window.positions for window in windows)
+            flops = flops_per_position * prod(window.positions for window in windows)
             if best is None or abs(flops - useful) < abs(best.flops - useful):
                 best = Convolution(layout, windows, flops)
         if best is not None and best.flops == useful:
@@ -240,56 +243,46 @@ def find_convolution(
 
 
 @lru_cache(maxsize=4096)
-def _windows(extent: int, kernel: int, out: int) -> tuple[_Window, ...]:
-    """Windows that make ``out`` places of ``extent``, plain ones first; one for each number of positions."""
-    if not min(extent, kernel, out) or kernel * out > _MOST_PLACES:
+def _candidate_windows(extent: int, kernel: int, out: int) -> tuple[_ConvWindow, ...]:
+    """Return windows from ``extent`` inputs to ``out`` outputs, simple ones first, one per position count."""
+    if not min(extent, kernel, out) or kernel * out > _MOST_POSITIONS:
         return ()
     strides = sorted({1, max(1, extent // out), max(1, -(-extent // out))})
     holes = sorted({1, max(1, out // extent), max(1, -(-out // extent))})
     spread = sorted({1, max(1, extent // kernel), max(1, -(-extent // kernel))})
-    found: dict[int, _Window] = {}
+    windows: dict[int, _ConvWindow] = {}
     for stride, lhs, rhs in product(strides, holes, spread):
         if sorted((stride, lhs, rhs))[1] > 1:
             continue
         reach = (kernel - 1) * rhs + 1
         total = (out - 1) * stride + reach - ((extent - 1) * lhs + 1)
         for low in dict.fromkeys((total // 2, total - total // 2, 0, total)):
-            positions = _positions(extent, kernel, out, (stride, low, lhs, rhs))
-            found.setdefault(positions, _Window(stride, low, total - low, lhs, rhs, positions))
-    return tuple(window for positions, window in found.items() if positions)
-
-
-def _positions(extent: int, kernel: int, out: int, window: tuple[int, int, int, int]) -> int:
-    stride, low, lhs, rhs = window
-    place = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * rhs - low
-    return int(((place >= 0) & (place <= (extent - 1) * lhs) & (place % lhs == 0)).sum())
+            index = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * rhs - low
+            is_input = (index >= 0) & (index <= (extent - 1) * lhs) & (index % lhs == 0)
+            positions = int(is_input.sum())
+            windows.setdefault(positions, _ConvWindow(stride, low, total - low, lhs, rhs, positions))
+    return tuple(window for positions, window in windows.items() if positions)
 
 
 def convolution_text(left: Value, right: Value, result: Tensor, plan: Convolution) -> str:
-    """One ``convolution``, right of the equals sign."""
-    layout = plan.layout
+    """Return a ``convolution``, as it follows the equals sign."""
+    layout, windows, rank = plan.layout, plan.windows, left.type.rank
+    operands = f"{_labels(layout.lhs, 'bf', rank)}x{_labels(layout.rhs, 'io', rank)}"
+    numbers = f"{operands}->{_labels(layout.out, 'bf', rank)}"
+    window = (
+        f"{{stride = {[window.stride for window in windows]}, "
+        f"pad = {[[window.low, window.high] for window in windows]}, "
+        f"lhs_dilate = {[window.lhs_dilation for window in windows]}, "
+        f"rhs_dilate = {[window.rhs_dilation for window in windows]}}}"
+    )
     return (
-        f"stablehlo.convolution({left}, {right}) dim_numbers = {_numbers(layout, left.type.rank)}, "
-        f"window = {_window_text(plan.windows)} {{batch_group_count = {layout.batch_groups} : i64, "
+        f"stablehlo.convolution({left}, {right}) dim_numbers = {numbers}, "
+        f"window = {window} {{batch_group_count = {layout.batch_groups} : i64, "
         f"feature_group_count = {layout.feature_groups} : i64}} : ({left.type}, {right.type}) -> {result}"
     )
-
-
-def _numbers(layout: _Layout, rank: int) -> str:
-    given = f"{_labels(layout.lhs, 'bf', rank)}x{_labels(layout.rhs, 'io', rank)}"
-    return f"{given}->{_labels(layout.out, 'bf', rank)}"
 
 
 def _labels(pair: tuple[int, int], names: str, rank: int) -> str:
     spatial = iter(range(rank))
     named = dict(zip(pair, names, strict=True))
     return f"[{', '.join(named[axis] if axis in named else str(next(spatial)) for axis in range(rank))}]"
-
-
-def _window_text(windows: tuple[_Window, ...]) -> str:
-    pads = [[window.low, window.high] for window in windows]
-    return (
-        f"{{stride = {[window.stride for window in windows]}, pad = {pads}, "
-        f"lhs_dilate = {[window.lhs_dilation for window in windows]}, "
-        f"rhs_dilate = {[window.rhs_dilation for window in windows]}}}"
-    )

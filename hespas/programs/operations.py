@@ -1,18 +1,38 @@
-"""Operations as StableHLO from the types of their operands and results.
+"""StableHLO operations, written from the types of their operands and results.
 
-Where several attributes fit (a transposition of equal extents), one is taken. An operation whose attributes
-the types do not imply, or whose types do not fit it, has no operator.
+Where several attributes fit the types (a transposition of equal extents), one of them is used. There is no
+operator for an operation whose attributes the types do not imply, or whose types do not fit it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from math import isnan, prod
+from typing import NamedTuple
 
 from hespas.programs.contractions import convolution_text, dot_text, likely_dot_axes, usual_convolution
-from hespas.programs.text import Tensor, Value, array, dense, generic, pretty, reduction
+from hespas.programs.text import (
+    Operator,
+    Tensor,
+    Types,
+    array,
+    binary_region,
+    dense,
+    generic,
+    pretty,
+    reduction,
+)
 
-__all__ = ["BINARY", "UNARY", "Operator", "broadcast_axes", "dropped_axes", "longest_axis", "operator"]
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "broadcast_axes",
+    "dropped_axes",
+    "longest_axis",
+    "operator",
+    "reduce_window",
+    "select_and_scatter",
+]
 
 _SAME_TYPE = """
     abs cbrt ceil cosine count_leading_zeros exponential exponential_minus_one floor log log_plus_one logistic
@@ -27,32 +47,40 @@ UNARY = frozenset((_SAME_TYPE + _OTHER_TYPE).split())
 BINARY = frozenset(_TWO_OPERANDS.split())
 _INDEX_BITS = 8
 
-Operator = Callable[[Sequence[Value]], str]
-"""An operation right of the equals sign, from the values of its operands."""
-
-_Types = tuple[Tensor, ...]
-_Infer = Callable[[_Types, Tensor], Operator | None]
-"""The operator of operands and a result of these types."""
+_OperatorRule = Callable[[Types, Tensor], Operator | None]
+_RULES: dict[str, _OperatorRule] = {}
+"""Operation with one result -> function that infers its operator."""
 
 
-def operator(op: str, operands: _Types, results: _Types) -> Operator | None:
-    """How to write an operation, by its name without dialect; None where types do not say enough."""
+def _rule(*names: str) -> Callable[[_OperatorRule], _OperatorRule]:
+    """Register the rule of operations with one result."""
+
+    def register(rule: _OperatorRule) -> _OperatorRule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def operator(op: str, operands: Types, results: Types) -> Operator | None:
+    """Return the operator of an operation, named without dialect; None where the types do not imply it."""
     if op == "sort":
         return _sort(operands, results)
     if op == "reduce" and len(results) > 1:
-        return _reduce_several(operands, results)
+        return _argmax(operands, results)
     if len(results) != 1:
         return None
     result = results[0]
     if op in UNARY:
         return _unary(op, operands, result)
     if op in BINARY:
-        return _binary(op, operands, result)
+        fits = len(operands) == 2 and operands[0] == operands[1] and operands[0].shape == result.shape
+        return (lambda values: f"stablehlo.{op} {values[0]}, {values[1]} : {result}") if fits else None
     infer = _RULES.get(op)
     return None if infer is None else infer(operands, result)
 
 
-def _unary(op: str, operands: _Types, result: Tensor) -> Operator | None:
+def _unary(op: str, operands: Types, result: Tensor) -> Operator | None:
     if len(operands) != 1:
         return None
     source = operands[0]
@@ -67,26 +95,27 @@ def _unary(op: str, operands: _Types, result: Tensor) -> Operator | None:
             fits = source.is_float and result.is_bool and source.shape == result.shape
         case _:
             fits = op in _OTHER_TYPE.split() and source.shape == result.shape
-    return _moved(op, result) if fits else None
+    return _pretty_operator(op, result) if fits else None
 
 
-def _binary(op: str, operands: _Types, result: Tensor) -> Operator | None:
-    if len(operands) != 2 or operands[0] != operands[1] or operands[0].shape != result.shape:
-        return None
-    return lambda values: f"stablehlo.{op} {values[0]}, {values[1]} : {result}"
+def _pretty_operator(op: str, result: Tensor, attributes: str = "") -> Operator:
+    return lambda values: pretty(op, values, result, attributes)
 
 
-def _constant(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("constant")
+def _constant(operands: Types, result: Tensor) -> Operator | None:
     return None if operands else lambda values: f"stablehlo.constant {dense(result, 1)}"
 
 
-def _iota(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("iota")
+def _iota(operands: Types, result: Tensor) -> Operator | None:
     if operands or not result.rank:
         return None
     return lambda values: f"stablehlo.iota dim = {result.rank - 1} : {result}"
 
 
-def _compare(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("compare")
+def _compare(operands: Types, result: Tensor) -> Operator | None:
     if not result.is_bool or len(operands) != 2 or operands[0] != operands[1]:
         return None
     if result.shape != operands[0].shape:
@@ -95,7 +124,8 @@ def _compare(operands: _Types, result: Tensor) -> Operator | None:
     return lambda values: pretty(f"compare {direction},", values, result)
 
 
-def _select(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("select")
+def _select(operands: Types, result: Tensor) -> Operator | None:
     if len(operands) != 3 or operands[1:] != (result, result):
         return None
     if not operands[0].is_bool or operands[0].shape not in {(), result.shape}:
@@ -103,52 +133,54 @@ def _select(operands: _Types, result: Tensor) -> Operator | None:
     return lambda values: generic("select", values, [result])
 
 
-def _clamp(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("clamp")
+def _clamp(operands: Types, result: Tensor) -> Operator | None:
     if len(operands) != 3 or operands[1] != result:
         return None
-    if any(each not in {result, result.scalar} for each in operands):
+    if any(operand not in {result, result.scalar} for operand in operands):
         return None
     return lambda values: generic("clamp", values, [result])
 
 
 def broadcast_axes(part: Sequence[int], whole: Sequence[int], *, late: bool = False) -> list[int] | None:
-    """Which dimension of ``whole`` each of ``part`` becomes, as early (or ``late``) as may be, if any."""
+    """Return the dimension of ``whole`` for each dimension of ``part``, the first (or last) that fits; None
+    where none fits.
+    """
     if late:
         mirrored = broadcast_axes(part[::-1], whole[::-1])
         return None if mirrored is None else [len(whole) - 1 - axis for axis in reversed(mirrored)]
     axes: list[int] = []
-    place = 0
+    axis = 0
     for extent in part:
-        while place < len(whole) and extent not in {1, whole[place]}:
-            place += 1
-        if place == len(whole):
+        while axis < len(whole) and extent not in {1, whole[axis]}:
+            axis += 1
+        if axis == len(whole):
             return None
-        axes.append(place)
-        place += 1
+        axes.append(axis)
+        axis += 1
     return axes
 
 
-def _broadcast(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("broadcast", "broadcast_in_dim")
+def _broadcast(operands: Types, result: Tensor) -> Operator | None:
     if len(operands) != 1 or operands[0].element is not result.element:
         return None
     axes = broadcast_axes(operands[0].shape, result.shape, late=True)
-    return None if axes is None else _moved("broadcast_in_dim", result, f", dims = {axes}")
+    return None if axes is None else _pretty_operator("broadcast_in_dim", result, f", dims = {axes}")
 
 
-def _moved(op: str, result: Tensor, attributes: str = "") -> Operator:
-    return lambda values: pretty(op, values, result, attributes)
-
-
-def _copy(operands: _Types, result: Tensor) -> Operator | None:
-    """What moves as many bytes, and is part of a fusion where a copy would be: StableHLO has none."""
+@_rule("copy")
+def _copy(operands: Types, result: Tensor) -> Operator | None:
+    """Return an operation that moves as many bytes as a copy and is fused like one; StableHLO has no copy."""
     if operands != (result,):
         return None
     op = "not" if result.is_bool else "negate"
     return lambda values: f"stablehlo.{op} {values[0]} : {result}"
 
 
-def _transpose(operands: _Types, result: Tensor) -> Operator | None:
-    """A real one where extents are equal: one that moves nothing would be none."""
+@_rule("transpose")
+def _transpose(operands: Types, result: Tensor) -> Operator | None:
+    """Return a transposition that moves dimensions also where extents are equal, so that it moves data."""
     if len(operands) != 1 or operands[0].element is not result.element:
         return None
     shape = operands[0].shape
@@ -156,134 +188,140 @@ def _transpose(operands: _Types, result: Tensor) -> Operator | None:
         return None
     left = list(range(len(shape)))
     order: list[int] = []
-    for place, extent in enumerate(result.shape):
+    for target, extent in enumerate(result.shape):
         fitting = [axis for axis in left if shape[axis] == extent]
-        moved = [axis for axis in fitting if axis != place]
+        moved = [axis for axis in fitting if axis != target]
         order.append((moved or fitting)[-1])
         left.remove(order[-1])
-    return _moved("transpose", result, f", dims = {order}")
+    return _pretty_operator("transpose", result, f", dims = {order}")
 
 
-def _concatenate(operands: _Types, result: Tensor) -> Operator | None:
-    """Along the one dimension in which the parts add up to the whole."""
-    if not operands or any(
-        each.element is not result.element or each.rank != result.rank for each in operands
-    ):
+@_rule("concatenate")
+def _concatenate(operands: Types, result: Tensor) -> Operator | None:
+    """Return a concatenation along the dimension in which the extents of operands add up."""
+    if not operands:
         return None
-    whole = result.shape
+    if any(operand.element is not result.element or operand.rank != result.rank for operand in operands):
+        return None
+    shapes, whole = [operand.shape for operand in operands], result.shape
     for axis, extent in enumerate(whole):
         rest = whole[:axis] + whole[axis + 1 :]
-        fits = all(each.shape[:axis] + each.shape[axis + 1 :] == rest for each in operands)
-        if fits and sum(each.shape[axis] for each in operands) == extent:
-            return _moved("concatenate", result, f", dim = {axis}")
+        fits = all(shape[:axis] + shape[axis + 1 :] == rest for shape in shapes)
+        if fits and sum(shape[axis] for shape in shapes) == extent:
+            return _pretty_operator("concatenate", result, f", dim = {axis}")
     return None
 
 
-def _within(part: Tensor, whole: Tensor) -> bool:
-    """Whether one type is a box inside the other."""
-    alike = part.element is whole.element and part.rank == whole.rank
-    return alike and all(small <= large for small, large in zip(part.shape, whole.shape, strict=True))
+def _is_slice(part: Tensor, whole: Tensor) -> bool:
+    """Return True if ``part`` has the element type and rank of ``whole`` and no larger extents."""
+    same = part.element is whole.element and part.rank == whole.rank
+    return same and all(small <= large for small, large in zip(part.shape, whole.shape, strict=True))
 
 
-def _slice(operands: _Types, result: Tensor) -> Operator | None:
-    if len(operands) != 1 or not _within(result, operands[0]):
+@_rule("slice")
+def _slice(operands: Types, result: Tensor) -> Operator | None:
+    if len(operands) != 1 or not _is_slice(result, operands[0]):
         return None
-    return _moved("slice", result, f" [{', '.join(f'0:{extent}' for extent in result.shape)}]")
+    return _pretty_operator("slice", result, f" [{', '.join(f'0:{extent}' for extent in result.shape)}]")
 
 
-def _pad(operands: _Types, result: Tensor) -> Operator | None:
-    if len(operands) != 2 or not _within(operands[0], result) or operands[1] != result.scalar:
+@_rule("pad")
+def _pad(operands: Types, result: Tensor) -> Operator | None:
+    if len(operands) != 2 or not _is_slice(operands[0], result) or operands[1] != result.scalar:
         return None
     high = [large - small for large, small in zip(result.shape, operands[0].shape, strict=True)]
-    none = [0] * len(high)
-    return _moved("pad", result, f", low = {none}, high = {high}, interior = {none}")
+    zeros = [0] * len(high)
+    return _pretty_operator("pad", result, f", low = {zeros}, high = {high}, interior = {zeros}")
 
 
-def _are_indices(operands: _Types, rank: int) -> bool:
-    """Whether these are scalar indices of equal type, one a dimension."""
-    alike = len(set(operands)) <= 1 and len(operands) == rank
-    return alike and all(
-        each.shape == () and each.is_integer and each.element.bits >= _INDEX_BITS for each in operands
+def _are_indices(operands: Types, rank: int) -> bool:
+    """Return True if the operands are scalar indices of one type, one per dimension."""
+    if len(operands) != rank or len(set(operands)) > 1:
+        return False
+    return all(
+        operand.shape == () and operand.is_integer and operand.element.bits >= _INDEX_BITS
+        for operand in operands
     )
 
 
-def _dynamic_slice(operands: _Types, result: Tensor) -> Operator | None:
-    if not operands or not _within(result, operands[0]) or not _are_indices(operands[1:], result.rank):
+@_rule("dynamic_slice")
+def _dynamic_slice(operands: Types, result: Tensor) -> Operator | None:
+    if not operands or not _is_slice(result, operands[0]) or not _are_indices(operands[1:], result.rank):
         return None
-    return _moved("dynamic_slice", result, f", sizes = {list(result.shape)}")
+    return _pretty_operator("dynamic_slice", result, f", sizes = {list(result.shape)}")
 
 
-def _dynamic_update_slice(operands: _Types, result: Tensor) -> Operator | None:
-    if len(operands) < 2 or operands[0] != result or not _within(operands[1], result):
+@_rule("dynamic_update_slice")
+def _dynamic_update_slice(operands: Types, result: Tensor) -> Operator | None:
+    if len(operands) < 2 or operands[0] != result or not _is_slice(operands[1], result):
         return None
-    return _moved("dynamic_update_slice", result) if _are_indices(operands[2:], result.rank) else None
+    if not _are_indices(operands[2:], result.rank):
+        return None
+    return _pretty_operator("dynamic_update_slice", result)
 
 
 def longest_axis(tensor: Tensor) -> int:
-    """The dimension of the largest extent, the first of equals."""
+    """Return the first dimension of the largest extent."""
     return max(range(tensor.rank), key=lambda axis: tensor.shape[axis])
 
 
-def _reverse(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("reverse")
+def _reverse(operands: Types, result: Tensor) -> Operator | None:
     if operands != (result,) or not result.rank:
         return None
     return lambda values: f"stablehlo.reverse {values[0]}, dims = [{longest_axis(result)}] : {result}"
 
 
 def dropped_axes(whole: Sequence[int], part: Sequence[int]) -> list[int] | None:
-    """Which dimensions of ``whole`` go so that ``part`` is left, the last ones where there is a choice."""
-    gone: list[int] = []
-    left = 0
-    for place, extent in enumerate(whole):
-        if left < len(part) and extent == part[left]:
-            left += 1
+    """Return the dimensions of ``whole`` that ``part`` lacks, the last ones where several fit."""
+    dropped: list[int] = []
+    matched = 0
+    for axis, extent in enumerate(whole):
+        if matched < len(part) and extent == part[matched]:
+            matched += 1
         else:
-            gone.append(place)
-    return gone if left == len(part) else None
+            dropped.append(axis)
+    return dropped if matched == len(part) else None
 
 
-def _reduce(operands: _Types, result: Tensor) -> Operator | None:
-    """A sum of one operand from a start: the reducer is not known."""
+@_rule("reduce")
+def _reduce(operands: Types, result: Tensor) -> Operator | None:
+    """Return a sum of one operand from an initial value: the types do not show the reducer."""
     if len(operands) != 2 or operands[1] != operands[0].scalar or result.element is not operands[0].element:
         return None
-    gone = dropped_axes(operands[0].shape, result.shape)
-    if gone is None:
+    dropped = dropped_axes(operands[0].shape, result.shape)
+    if dropped is None:
         return None
     op = "or" if result.is_bool else "add"
-    return lambda values: reduction(op, values[0], values[1], gone, result)
+    return lambda values: reduction(op, values[0], values[1], dropped, result)
 
 
-def _reduce_several(operands: _Types, results: _Types) -> Operator | None:
-    """Of several operands and their starts: the largest of the first, with what stands beside it."""
+def _argmax(operands: Types, results: Types) -> Operator | None:
+    """Return a reduction of several operands to the maximum of the first and the elements at its index."""
     sources = operands[: len(results)]
-    scalars = tuple(each.scalar for each in sources)
-    if operands[len(results) :] != scalars or len({each.shape for each in sources}) > 1:
+    scalars = tuple(source.scalar for source in sources)
+    if operands[len(results) :] != scalars or len({source.shape for source in sources}) > 1:
         return None
-    gone = dropped_axes(sources[0].shape, results[0].shape)
-    if gone is None:
+    dropped = dropped_axes(sources[0].shape, results[0].shape)
+    if dropped is None:
         return None
-    return lambda values: generic(
-        "reduce", values, results, f"dimensions = {array(gone)}", _largest_of_first(scalars)
-    )
-
-
-def _largest_of_first(scalars: _Types) -> str:
-    places = range(len(scalars))
-    arguments = [f"%{side}{place}: {scalars[place]}" for side in "xy" for place in places]
+    numbers = range(len(scalars))
+    arguments = [f"%{side}{n}: {scalars[n]}" for side in "xy" for n in numbers]
     lines = [
         f"^bb0({', '.join(arguments)}):",
         f"%p = stablehlo.compare GT, %x0, %y0 : ({scalars[0]}, {scalars[0]}) -> tensor<i1>",
-        *(f"%s{n} = stablehlo.select %p, %x{n}, %y{n} : tensor<i1>, {scalars[n]}" for n in places),
-        f"stablehlo.return {', '.join(f'%s{n}' for n in places)} : {', '.join(map(str, scalars))}",
+        *(f"%s{n} = stablehlo.select %p, %x{n}, %y{n} : tensor<i1>, {scalars[n]}" for n in numbers),
+        f"stablehlo.return {', '.join(f'%s{n}' for n in numbers)} : {', '.join(map(str, scalars))}",
     ]
-    return f"{{ {' '.join(lines)} }}"
+    region = f"{{ {' '.join(lines)} }}"
+    return lambda values: generic("reduce", values, results, f"dimensions = {array(dropped)}", region)
 
 
-def _sort(operands: _Types, results: _Types) -> Operator | None:
+def _sort(operands: Types, results: Types) -> Operator | None:
     if not operands or operands != results or not results[0].rank:
         return None
-    scalars = [each.scalar for each in results]
-    arguments = ", ".join(f"%x{place}: {each}, %y{place}: {each}" for place, each in enumerate(scalars))
+    scalars = [result.scalar for result in results]
+    arguments = ", ".join(f"%x{n}: {scalar}, %y{n}: {scalar}" for n, scalar in enumerate(scalars))
     region = (
         f"{{ ^bb0({arguments}): %p = stablehlo.compare LT, %x0, %y0 : ({scalars[0]}, {scalars[0]}) -> "
         f"tensor<i1> stablehlo.return %p : tensor<i1> }}"
@@ -292,8 +330,9 @@ def _sort(operands: _Types, results: _Types) -> Operator | None:
     return lambda values: generic("sort", values, results, attributes, region)
 
 
-def _gather(operands: _Types, result: Tensor) -> Operator | None:
-    """Rows of a table by number."""
+@_rule("gather")
+def _gather(operands: Types, result: Tensor) -> Operator | None:
+    """Return a gather of rows of a table."""
     if len(operands) != 2 or operands[0].rank != 2 or not result.rank:
         return None
     table, rows = operands
@@ -308,8 +347,9 @@ def _gather(operands: _Types, result: Tensor) -> Operator | None:
     return lambda values: generic("gather", values, [result], attributes)
 
 
-def _scatter(operands: _Types, result: Tensor) -> Operator | None:
-    """Rows added to those of a table by number."""
+@_rule("scatter")
+def _scatter(operands: Types, result: Tensor) -> Operator | None:
+    """Return a scatter that adds rows to rows of a table."""
     if len(operands) != 3 or result.rank != 2 or operands[0] != result:
         return None
     _, rows, updates = operands
@@ -321,60 +361,93 @@ def _scatter(operands: _Types, result: Tensor) -> Operator | None:
         f"inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = {vector}>, "
         "indices_are_sorted = false, unique_indices = false"
     )
-    op, scalar = "or" if result.is_bool else "add", result.scalar
-    region = (
-        f"{{ ^bb0(%x: {scalar}, %y: {scalar}): %s = stablehlo.{op} %x, %y : {scalar} "
-        f"stablehlo.return %s : {scalar} }}"
-    )
+    region = binary_region(result.scalar, "or" if result.is_bool else "add")
     return lambda values: generic("scatter", values, [result], attributes, region)
 
 
-def _index_axis(rows: Tensor, places: Tensor, width: int) -> int | None:
-    """The axis of ``rows`` that holds index vectors of one number, or the one behind the last."""
-    if not rows.is_integer or places.shape[-1:] != (width,):
+def _index_axis(rows: Tensor, gathered: Tensor, width: int) -> int | None:
+    """Return the axis of ``rows`` with index vectors of length 1 (the rank where it is implicit)."""
+    if not rows.is_integer or gathered.shape[-1:] != (width,):
         return None
-    if rows.shape == (*places.shape[:-1], 1):
+    if rows.shape == (*gathered.shape[:-1], 1):
         return rows.rank - 1
-    return rows.rank if rows.shape == places.shape[:-1] else None
+    return rows.rank if rows.shape == gathered.shape[:-1] else None
 
 
-def _dot(operands: _Types, result: Tensor) -> Operator | None:
+@_rule("dot", "dot_general")
+def _dot(operands: Types, result: Tensor) -> Operator | None:
     if len(operands) != 2:
         return None
     axes = likely_dot_axes(operands[0].shape, operands[1].shape, result.shape)
     return None if axes is None else lambda values: dot_text(values[0], values[1], result, axes)
 
 
-def _convolution(operands: _Types, result: Tensor) -> Operator | None:
-    plan = (
-        usual_convolution(operands[0].shape, operands[1].shape, result.shape) if len(operands) == 2 else None
-    )
+@_rule("convolution")
+def _convolution(operands: Types, result: Tensor) -> Operator | None:
+    if len(operands) != 2:
+        return None
+    plan = usual_convolution(operands[0].shape, operands[1].shape, result.shape)
     return None if plan is None else lambda values: convolution_text(values[0], values[1], result, plan)
 
 
-_RULES: Mapping[str, _Infer] = MappingProxyType(
-    {
-        "broadcast": _broadcast,
-        "broadcast_in_dim": _broadcast,
-        "clamp": _clamp,
-        "compare": _compare,
-        "concatenate": _concatenate,
-        "constant": _constant,
-        "convolution": _convolution,
-        "copy": _copy,
-        "dot": _dot,
-        "dot_general": _dot,
-        "dynamic_slice": _dynamic_slice,
-        "dynamic_update_slice": _dynamic_update_slice,
-        "gather": _gather,
-        "iota": _iota,
-        "pad": _pad,
-        "reduce": _reduce,
-        "reverse": _reverse,
-        "scatter": _scatter,
-        "select": _select,
-        "slice": _slice,
-        "transpose": _transpose,
-    }
-)
-"""Operation of one result -> what infers it."""
+def reduce_window(operands: Types, results: Types, window_elements: float) -> Operator | None:
+    """Return a maximum over windows of ``window_elements`` (NaN: as many as the strides cover).
+
+    None for several operands, or types that do not fit.
+    """
+    if len(operands) != 2 or len(results) != 1 or operands[1] != operands[0].scalar:
+        return None
+    attributes = _window_attributes(operands[0], results[0], window_elements)
+    if attributes is None:
+        return None
+    region = binary_region(operands[1], "add" if operands[1].is_complex else "maximum")
+    return lambda values: generic("reduce_window", values, results, attributes, region)
+
+
+def select_and_scatter(operands: Types, results: Types, window_elements: float) -> Operator | None:
+    """Return a scatter of each window's value to the index of its maximum, the gradient of max pooling.
+
+    None for types that do not fit.
+    """
+    if len(operands) != 3 or results != operands[:1] or operands[2] != operands[0].scalar:
+        return None
+    scalar = operands[2]
+    attributes = _window_attributes(operands[0], operands[1], window_elements)
+    if attributes is None or scalar.is_bool or scalar.is_complex:
+        return None
+    regions = f"{binary_region(scalar, 'compare GE', 'tensor<i1>')}, {binary_region(scalar, 'add')}"
+    return lambda values: generic("select_and_scatter", values, results, attributes, regions)
+
+
+class _SlidingWindow(NamedTuple):
+    size: int
+    stride: int
+    low: int
+    high: int
+
+
+def _window_attributes(whole: Tensor, part: Tensor, window_elements: float) -> str | None:
+    """Return sizes, strides and padding of windows; None where the types do not fit.
+
+    The stride is the ratio of extents. The window has one size in all dimensions with a stride above 1.
+    """
+    if whole.rank != part.rank or whole.element is not part.element or not part.elements:
+        return None
+    strides = [max(round(large / small), 1) for large, small in zip(whole.shape, part.shape, strict=True)]
+    moving = sum(stride > 1 for stride in strides)
+    count = prod(strides) if isnan(window_elements) else max(window_elements, 1.0)
+    side = max(round(count ** (1 / moving)), 1) if moving else 1
+    windows: list[_SlidingWindow] = []
+    for large, small, stride in zip(whole.shape, part.shape, strides, strict=True):
+        size = min(side, large) if stride > 1 else 1
+        total = (small - 1) * stride + size - large
+        if total < 0 and (large - size) // stride + 1 != small:
+            return None
+        low = max(total, 0) // 2
+        windows.append(_SlidingWindow(size, stride, low, max(total, 0) - low))
+    padding = ", ".join(f"[{window.low}, {window.high}]" for window in windows)
+    return (
+        f"window_dimensions = {array([window.size for window in windows])}, "
+        f"window_strides = {array([window.stride for window in windows])}, "
+        f"padding = dense<[{padding}]> : tensor<{len(windows)}x2xi64>"
+    )

@@ -1,64 +1,75 @@
-"""Tensors, values and operations of StableHLO as text: https://openxla.org/stablehlo/spec."""
+"""Text of StableHLO tensors, values and operations: https://openxla.org/stablehlo/spec."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
 from hespas.graph import DType, DTypeKind
 
-__all__ = ["Tensor", "Value", "array", "dense", "generic", "pretty", "reduction"]
+__all__ = [
+    "Operator",
+    "Tensor",
+    "Types",
+    "Value",
+    "array",
+    "binary_region",
+    "dense",
+    "generic",
+    "pretty",
+    "reduction",
+]
 
 
 class Tensor(NamedTuple):
-    """A tensor type of known extents."""
+    """Tensor type of static shape."""
 
     element: DType
     shape: tuple[int, ...]
 
     @property
     def rank(self) -> int:
-        """Number of dimensions."""
+        """Return the number of dimensions."""
         return len(self.shape)
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Storage in bytes."""
+        """Return the storage in bytes."""
         return self.element.storage_bytes(self.elements)
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are real floating-point numbers."""
+        """Return True if elements are real floating-point numbers."""
         return self.element.kind is DTypeKind.FLOAT
 
     @property
     def is_integer(self) -> bool:
-        """Whether elements are integers, signed or not."""
+        """Return True if elements are signed or unsigned integers."""
         return self.element.kind in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}
 
     @property
     def is_bool(self) -> bool:
-        """Whether elements are truth values."""
+        """Return True if elements are booleans."""
         return self.element.kind is DTypeKind.BOOL
 
     @property
     def is_complex(self) -> bool:
-        """Whether elements are complex numbers."""
+        """Return True if elements are complex numbers."""
         return self.element.kind is DTypeKind.COMPLEX
 
     @property
     def scalar(self) -> Tensor:
-        """The type of one element."""
+        """Return the rank-0 tensor type of one element."""
         return Tensor(self.element, ())
 
     def reshaped(self, shape: Sequence[int]) -> Tensor:
-        """The same element type with other extents."""
+        """Return a tensor of the same element type and another shape."""
         return Tensor(self.element, tuple(shape))
 
     def __str__(self) -> str:
@@ -66,7 +77,7 @@ class Tensor(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An SSA value."""
+    """SSA value with its type."""
 
     name: str
     type: Tensor
@@ -75,8 +86,14 @@ class Value(NamedTuple):
         return self.name
 
 
+Operator = Callable[[Sequence[Value]], str]
+"""Function from the values of operands to the text of an operation, as it follows the equals sign."""
+
+Types = tuple[Tensor, ...]
+
+
 def dense(tensor: Tensor, number: int = 0) -> str:
-    """A literal with ``number`` everywhere."""
+    """Return a literal with all elements equal to ``number``."""
     match tensor.element.kind:
         case DTypeKind.BOOL:
             text = "true" if number else "false"
@@ -90,18 +107,20 @@ def dense(tensor: Tensor, number: int = 0) -> str:
 
 
 def array(numbers: Sequence[int]) -> str:
-    """An attribute that lists integers."""
+    """Return an attribute that lists integers."""
     return f"array<i64: {', '.join(map(str, numbers))}>" if numbers else "array<i64>"
 
 
 def _listed(operands: Sequence[Value]) -> tuple[str, str]:
-    """Names and types of operands."""
-    return ", ".join(each.name for each in operands), ", ".join(str(each.type) for each in operands)
+    """Return names and types of operands."""
+    names, types = (value.name for value in operands), (str(value.type) for value in operands)
+    return ", ".join(names), ", ".join(types)
 
 
 def pretty(op: str, operands: Sequence[Value], result: Tensor, attributes: str = "") -> str:
-    """An operation of one result in its own syntax, right of the equals sign: ``attributes`` stand behind the
-    operands, as in ``, dims = [0]``.
+    """Return an operation of one result in its pretty form, as it follows the equals sign.
+
+    ``attributes`` follow the operands, as in ``, dims = [0]``.
     """
     names, types = _listed(operands)
     return f"stablehlo.{op} {names}{attributes} : ({types}) -> {result}"
@@ -110,18 +129,31 @@ def pretty(op: str, operands: Sequence[Value], result: Tensor, attributes: str =
 def generic(
     op: str, operands: Sequence[Value], results: Sequence[Tensor], attributes: str = "", region: str = ""
 ) -> str:
-    """Any operation in MLIR's generic form, right of the equals sign."""
+    """Return an operation in MLIR's generic form, as it follows the equals sign."""
     names, types = _listed(operands)
     inside = f" ({region})" if region else ""
-    stated = f" {{{attributes}}}" if attributes else ""
-    made = ", ".join(map(str, results))
-    made = made if len(results) == 1 else f"({made})"
-    return f'"stablehlo.{op}"({names}){inside}{stated} : ({types}) -> {made}'
+    listed = f" {{{attributes}}}" if attributes else ""
+    result_types = ", ".join(map(str, results))
+    result_types = result_types if len(results) == 1 else f"({result_types})"
+    return f'"stablehlo.{op}"({names}){inside}{listed} : ({types}) -> {result_types}'
 
 
 def reduction(op: str, value: Value, start: Value, dims: Sequence[int], result: Tensor) -> str:
-    """A reduction by one operation on scalars, right of the equals sign."""
+    """Return a reduction by one scalar operation, as it follows the equals sign."""
     return (
         f"stablehlo.reduce({value} init: {start}) applies stablehlo.{op} across dimensions = {list(dims)} : "
         f"({value.type}, {start.type}) -> {result}"
     )
+
+
+def binary_region(scalar: Tensor, op: str, result: str = "") -> str:
+    """Return a region that applies an operation to two scalars; ``result`` is its type (default: theirs).
+
+    ``op`` is a name (``add``), with a direction for comparisons (``compare GE``).
+    """
+    operation = (
+        f"%s = stablehlo.{op}, %x, %y : ({scalar}, {scalar}) -> {result}"
+        if result
+        else f"%s = stablehlo.{op} %x, %y : {scalar}"
+    )
+    return f"{{ ^bb0(%x: {scalar}, %y: {scalar}): {operation} stablehlo.return %s : {result or scalar} }}"

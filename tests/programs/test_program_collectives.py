@@ -9,9 +9,8 @@ import pytest
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.graph.columns import dtype
 from hespas.programs.collectives import collective, permute
-from hespas.programs.operations import Operator
-from hespas.programs.text import Tensor, Value
-from hespas.programs.windows import reduce_window, select_and_scatter
+from hespas.programs.operations import reduce_window, select_and_scatter
+from hespas.programs.text import Operator, Tensor, Value
 
 
 def tensor(*shape: int, element: str = "f32") -> Tensor:

@@ -25,9 +25,8 @@ from hespas.graph.passes import topological_order
 from hespas.operations import Operations
 from hespas.programs.collectives import collective, permute
 from hespas.programs.contractions import convolution_text, find_convolution
-from hespas.programs.operations import BINARY, UNARY, Operator, operator
-from hespas.programs.text import Tensor, Value, dense
-from hespas.programs.windows import reduce_window, select_and_scatter
+from hespas.programs.operations import BINARY, UNARY, operator, reduce_window, select_and_scatter
+from hespas.programs.text import Operator, Tensor, Value, dense
 
 __all__ = [
     "Unit",
