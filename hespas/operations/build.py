@@ -107,7 +107,7 @@ def attention_context(
 ) -> Operations:
     """Return causal attention of whole prompts.
 
-    ``window`` 0 is no window; ``kv_bytes`` is per cached element.
+    ``window`` 0 means without a window; ``kv_bytes`` is per cached element.
     """
     full = length * (length + 1) / 2
     outside = np.where((window > 0) & (window < length), length - window, 0.0)

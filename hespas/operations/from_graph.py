@@ -152,8 +152,8 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
 
     It is the larger of first result and first operand. For fusions, whose operands have any order, it is the
     largest tensor of all. Where a node moves fewer bytes than that tensor has, as an update in place does, it
-    is the largest tensor that the node can have moved. Extents are NaN where unknown; the type row is one
-    past all types where there is none.
+    is the largest tensor that the node can have moved. Extents are NaN where unknown; the type row of a node
+    without tensors is the number of types.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
@@ -181,7 +181,7 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
 
 
 def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) -> IntArray:
-    """Return ``chosen`` type rows with those of fusions replaced by the row with the most elements."""
+    """Return ``chosen`` type rows with the rows of fusions replaced by the row with the most elements."""
     fused = graph.op_class == int(OpClass.FUSION)
     largest = chosen.copy()
     most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
@@ -297,8 +297,8 @@ def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[f
 
 def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
     """Return ranks of each group set, shape ``(group sets + 1,)``; the last row is for unstated groups."""
-    stated = [float(groups.max_group_size) for groups in graph.group_sets]
-    return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
+    sizes = [float(groups.max_group_size) for groups in graph.group_sets]
+    return np.array([*sizes, float(num_ranks) if num_ranks > 0 else nan])
 
 
 def between_ranks(graph: OpGraph) -> BoolArray:
@@ -362,7 +362,8 @@ def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
 
     Broadcasts and reshapes cost a fusion nothing: broadcast operands come from caches, and the compiler
     vectorizes where rows end at the same elements. Two shapes have the same order where the row ends of one,
-    the products of its extents from the last on, include those of the other: rows are only joined or cut.
+    the products of its extents from the last on, include
+    all row ends of the other: rows are only joined or cut.
     """
     operands, results = graph.operands, graph.results
     node = operands.row_ids

@@ -51,7 +51,7 @@ where all tensors are traversed in the same order. NaN (not in tables) counts as
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _KindEntry:
     """Taxonomy entry of one kind. ``dims`` decide the time. ``op_class`` is the class of such nodes in a
     graph and of their efficiencies in a hardware file. A node of one of ``classes`` has this kind.
     """
@@ -63,38 +63,40 @@ class _Kind:
 
 _PRODUCT = ("batch", "m", "n", "k")
 _STREAM = ("rows", "columns")
-_TAXONOMY: Mapping[str, _Kind] = {
-    "matmul": _Kind(_PRODUCT, OpClass.CONTRACTION),
-    "convolution": _Kind((*_PRODUCT, "kernel", "spatial"), OpClass.CONVOLUTION),
-    "attention.context": _Kind(
+_TAXONOMY: Mapping[str, _KindEntry] = {
+    "matmul": _KindEntry(_PRODUCT, OpClass.CONTRACTION),
+    "convolution": _KindEntry((*_PRODUCT, "kernel", "spatial"), OpClass.CONVOLUTION),
+    "attention.context": _KindEntry(
         ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs"), OpClass.ATTENTION
     ),
-    "attention.generation": _Kind(("batch", "kv_len", "heads", "kv_heads", "head_dim"), OpClass.ATTENTION),
-    "attention.encoder": _Kind(("batch", "q_len", "heads", "head_dim"), OpClass.ATTENTION),
-    "moe": _Kind(
+    "attention.generation": _KindEntry(
+        ("batch", "kv_len", "heads", "kv_heads", "head_dim"), OpClass.ATTENTION
+    ),
+    "attention.encoder": _KindEntry(("batch", "q_len", "heads", "head_dim"), OpClass.ATTENTION),
+    "moe": _KindEntry(
         (
             *("tokens", "hidden", "inter", "topk", "experts"),
             *("tensor_parallel", "expert_parallel", "matrices"),
         ),
         OpClass.CONTRACTION,
     ),
-    "vector": _Kind(
+    "vector": _KindEntry(
         _STREAM,
         OpClass.ELEMENTWISE,
         (OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.MAP, OpClass.FUSION),
     ),
-    "reduction": _Kind(_STREAM, OpClass.REDUCTION, (OpClass.REDUCTION,)),
-    "normalization": _Kind(_STREAM, OpClass.NORMALIZATION, (OpClass.NORMALIZATION,)),
-    "quantize": _Kind(_STREAM, OpClass.QUANTIZE, (OpClass.QUANTIZE,)),
-    "pooling": _Kind(_STREAM, OpClass.WINDOW, (OpClass.WINDOW,)),
-    "gather": _Kind(_STREAM, OpClass.GATHER, (OpClass.GATHER, OpClass.SCATTER)),
-    "move": _Kind(
+    "reduction": _KindEntry(_STREAM, OpClass.REDUCTION, (OpClass.REDUCTION,)),
+    "normalization": _KindEntry(_STREAM, OpClass.NORMALIZATION, (OpClass.NORMALIZATION,)),
+    "quantize": _KindEntry(_STREAM, OpClass.QUANTIZE, (OpClass.QUANTIZE,)),
+    "pooling": _KindEntry(_STREAM, OpClass.WINDOW, (OpClass.WINDOW,)),
+    "gather": _KindEntry(_STREAM, OpClass.GATHER, (OpClass.GATHER, OpClass.SCATTER)),
+    "move": _KindEntry(
         _STREAM,
         OpClass.MOVE,
         (OpClass.MOVE, OpClass.SLICE, OpClass.UPDATE, OpClass.BROADCAST, OpClass.GENERATE),
     ),
-    "collective": _Kind(("ranks", "message_bytes", "ranks_per_node"), OpClass.COLLECTIVE),
-    "other": _Kind((), OpClass.UNKNOWN),
+    "collective": _KindEntry(("ranks", "message_bytes", "ranks_per_node"), OpClass.COLLECTIVE),
+    "other": _KindEntry((), OpClass.UNKNOWN),
 }
 
 KINDS: Mapping[str, tuple[str, ...]] = {name: kind.dims for name, kind in _TAXONOMY.items()}
@@ -282,8 +284,8 @@ def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
             number = number * count
             number += code
             del code
-            _, place = np.unique(number, return_inverse=True)
-            number = place.reshape(-1).astype(np.int64, copy=False)
+            _, index = np.unique(number, return_inverse=True)
+            number = index.reshape(-1).astype(np.int64, copy=False)
     return np.empty(0, np.int64) if number is None else number
 
 

@@ -162,8 +162,10 @@ _USUAL = (
 )
 """Two-dimensional layouts that frameworks use."""
 _USUAL_BACKWARD = (
-    _ConvLayout((3, 0), (0, 3), (2, 3)), _ConvLayout((0, 3), (3, 2), (0, 3)), _ConvLayout((1, 0), (0, 1), (1, 0))
-)  # fmt: skip
+    _ConvLayout((3, 0), (0, 3), (2, 3)),
+    _ConvLayout((0, 3), (3, 2), (0, 3)),
+    _ConvLayout((1, 0), (0, 1), (1, 0)),
+)
 """Layouts of gradients: JAX's of a kernel and of an input, and of a kernel in channels-first layout."""
 
 

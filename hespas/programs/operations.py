@@ -1,7 +1,7 @@
 """StableHLO operations, written from the types of their operands and results.
 
-Where several attributes fit the types (a transposition of equal extents), one of them is used. There is no
-operator for an operation whose attributes the types do not imply, or whose types do not fit it.
+Where several attributes fit the types (a transposition of equal extents), one of them is used. An
+operation whose attributes the types do not imply, or whose types do not fit it, has no operator.
 """
 
 from __future__ import annotations
