@@ -1,6 +1,6 @@
 """Network utilization of a simulated step: bytes, time and utilization of each dimension of the system.
 
-Traffic is from :mod:`hespas.simulator.network.traffic`, with the algorithm that fits the time of each
+Traffic is from :mod:`hespas.simulator.network.algorithms`, with the algorithm that fits the time of each
 transfer. A message counts at its sender, waiting for other ranks does not use a link, and loop iterations
 that were not simulated one by one count as the simulated ones.
 """
@@ -28,8 +28,8 @@ from hespas.graph import (
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import System
 from hespas.operations import between_ranks
-from hespas.simulator.network.placement import Placed, place_groups, place_messages
-from hespas.simulator.network.traffic import chosen_traffic, message_traffic
+from hespas.simulator.network.algorithms import chosen_traffic, message_traffic
+from hespas.simulator.network.placement import PlacedGroups, place_groups, place_messages
 
 __all__ = ["LinkRow", "LinkTrafficRow", "NetworkUtilization", "network_utilization"]
 
@@ -191,7 +191,7 @@ class _TrafficCount:
     kinds: dict[tuple[int, str, str], list[float]] = field(
         default_factory=dict[tuple[int, str, str], list[float]]
     )
-    placements: dict[GroupSet, Placed] = field(default_factory=dict["GroupSet", "Placed"])
+    placements: dict[GroupSet, PlacedGroups] = field(default_factory=dict["GroupSet", "PlacedGroups"])
     distances: dict[Permutation | None, IntArray] = field(
         default_factory=dict["Permutation | None", IntArray]
     )
@@ -226,7 +226,7 @@ class _TrafficCount:
             for number, index in enumerate(first.tolist()):
                 self._add(transfers, ran, ranks[group.reshape(-1) == number], int(ranks[index]))
 
-    def _placement(self, graph: OpGraph, row: int) -> Placed:
+    def _placement(self, graph: OpGraph, row: int) -> PlacedGroups:
         ranks = self.workload.num_ranks
         groups = graph.group_sets[row] if row >= 0 else StridedGroups.all_ranks(ranks)
         if groups not in self.placements:

@@ -345,7 +345,7 @@ class ServingResult(Result):
             mean_batch=float(np.average(batch[decodes], weights=time[decodes])) if decodes.any() else nan,
             busy_share=float(time.sum() / span / self.server.dp) if span > 0 else nan,
             cache_tokens=self.kv_cache_tokens,
-            put_back=sum(int(run.put_back.sum()) for run in self.runs),
+            put_back=sum(int(run.preemptions.sum()) for run in self.runs),
             times=self.times(),
             rows=rows,
         )
@@ -369,7 +369,7 @@ class ServingResult(Result):
             "ttft_ms": self.ttft_ns / 1e6,
             "tpot_ms": self.tpot_ns / 1e6,
             "latency_ms": self._column("latency_ns") / 1e6,
-            "put_back": self._column("put_back").astype(np.int64),
+            "put_back": self._column("preemptions").astype(np.int64),
         })  # fmt: skip
         return table.sort_values("arrival_s", kind="stable", ignore_index=True)
 
@@ -413,7 +413,7 @@ def serve(
         "serving.put-back",
         step.model.name,
         "requests were preempted because the KV cache was full, and their tokens computed again",
-        count=sum(int(run.put_back.sum()) for run in runs),
+        count=sum(int(run.preemptions.sum()) for run in runs),
     )
     # the input files: a model or device file of the user, and the log
     names = [Path(source) for source in (server.model, server.hardware) if not isinstance(source, Model)]

@@ -132,7 +132,7 @@ class _Host:
     last: list[int] = field(default_factory=list[int])
 
     def enter(self, *, anew: bool, follows: bool) -> None:
-        """Begin a region: ``anew`` where the host is no longer ahead of the device."""
+        """Begin a region: ``anew`` if the host has stopped being ahead of the device."""
         self.follows = follows
         if anew:
             self.issued_ns = self.noted_ns = 0.0

@@ -1,10 +1,16 @@
-"""How much memory a rank needs over a step: liveness of its values in the order in which its nodes run."""
+"""Memory of a rank over a step: liveness of its values in the execution order of its nodes."""
 
 from __future__ import annotations
 
-from hespas.simulator.memory.moments import Moments, in_order, in_time
-from hespas.simulator.memory.of_run import RankMemory, memory_by_class
-from hespas.simulator.memory.use import LiveValue, MemoryUse, ProgramBytes, memory_use
+from hespas.simulator.memory.buffers import Moments, in_order, in_time
+from hespas.simulator.memory.use import (
+    LiveValue,
+    MemoryUse,
+    ProgramBytes,
+    RankMemory,
+    memory_by_class,
+    memory_use,
+)
 
 __all__ = [
     "LiveValue",

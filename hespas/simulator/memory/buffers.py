@@ -1,56 +1,244 @@
-"""Which values share memory.
+"""Buffer assignment: order of execution, lifetimes of values, and the memory they share.
 
-Values that are one buffer by construction come first: updates in place, the state of a loop from trip to
-trip, results that are written over donated parameters. What a program returns, and what is donated to it, has
-memory of its own from the beginning; as XLA's buffer assignment does, temporaries are put into that, the
-greatest first, where nothing else is in it while they live. The others share memory as a heap does: at each
-moment it holds what lives then, and a value that is written over another one takes its place.
+Values that are one buffer by construction are joined first: updates in place, the state of a loop between
+iterations, results written over donated parameters. Results and donated parameters have memory of their own
+from the beginning; as in XLA's buffer assignment, temporaries are placed into it, largest first, if no other
+value occupies it during their lifetime. The other values share memory as in a heap: at each moment it holds
+the live values, and a value that overwrites another one takes its memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
-from hespas.simulator.memory.lifetimes import Lifetimes
-from hespas.simulator.memory.values import Kind, Values
+import numpy as np
 
-__all__ = ["Buffer", "buffers_of"]
+from hespas.graph import OpGraph, RegionKind
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.passes import topological_order
+from hespas.simulator.memory.values import MemoryValue, ProgramValues, ValueKind
+
+__all__ = ["Buffer", "Lifetimes", "Moments", "buffers_of", "in_order", "in_time"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Starts and ends of nodes as positions in one order of all of them; columns of shape ``(nodes,)``.
+
+    ``start`` and ``end`` belong to a node's first execution, ``last`` is the end of its last one. ``time_ns``
+    is the time of each position (empty: unknown).
+    """
+
+    start: IntArray
+    end: IntArray
+    last: IntArray
+    time_ns: FloatArray
+
+
+def in_order(graph: OpGraph) -> Moments:
+    """Return the order of one node after the other, in program order: that of a compiler's schedule. O(nodes
+    + edges).
+    """
+    position = _places(topological_order(graph))
+    return Moments(2 * position, 2 * position + 1, 2 * position + 1, np.empty(0))
+
+
+def in_time(
+    graph: OpGraph, node: SmallIntArray, start_ns: FloatArray, end_ns: FloatArray, blocks: Mapping[int, float]
+) -> Moments:
+    """Return the order of the spans of one rank: ``node`` of each (-1: none), its start and end [ns].
+    ``blocks`` are the ends [ns] of loops whose later iterations have no spans. A node without a span takes no
+    time and runs when all its dependencies have ended. O((nodes + spans) log spans).
+    """
+    count = len(graph)
+    first_ns, until_ns, last_ns = np.full(count, inf), np.full(count, inf), np.full(count, -inf)
+    own = np.flatnonzero(node >= 0)
+    latest_first = own[np.argsort(start_ns[own], kind="stable")][::-1]  # the first execution is written last
+    first_ns[node[latest_first]], until_ns[node[latest_first]] = start_ns[latest_first], end_ns[latest_first]
+    np.maximum.at(last_ns, node[own], end_ns[own])
+    order = topological_order(graph)
+    _fill_ready(graph, order, first_ns, until_ns)
+    last_ns = np.maximum(last_ns, until_ns)
+    for region, block_ns in blocks.items():
+        inside = graph.region == region
+        last_ns[inside] = np.maximum(last_ns[inside], block_ns)
+    # At one moment, nodes that took time end first; then nodes start, and end if they take no time, in
+    # program order.
+    position = _places(order)
+    count = len(position)
+    ends = np.where(until_ns > first_ns, 0, 1)
+    time_ns = np.concatenate([first_ns, until_ns, last_ns])
+    phase = np.concatenate([np.ones(count, np.int64), ends, ends])
+    within = np.concatenate([2 * position, 2 * position + 1, 2 * position + 1])
+    key = np.lexsort((within, phase, time_ns))
+    rank = np.empty(3 * count, np.int64)
+    rank[key] = np.arange(3 * count)
+    return Moments(rank[:count], rank[count : 2 * count], rank[2 * count :], time_ns[key])
+
+
+def _places(order: IntArray) -> IntArray:
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return position
+
+
+def _fill_ready(graph: OpGraph, order: IntArray, first_ns: FloatArray, until_ns: FloatArray) -> None:
+    """Fill in the times of nodes without a span."""
+    ends: list[float] = until_ns.tolist()
+    data, control = graph.data_deps.to_lists(), graph.control_deps.to_lists()
+    listed: list[int] = order.tolist()
+    for node in listed:
+        if ends[node] == inf:
+            deps = data[node] + control[node]
+            ends[node] = max([ends[dep] for dep in deps], default=0.0)
+    until_ns[:] = ends
+    silent = first_ns == inf
+    first_ns[silent] = until_ns[silent]
+
+
+class Lifetimes:
+    """Lifetimes of values for one graph and one order of its nodes. An interval has positions in that order,
+    both ends included.
+    """
+
+    def __init__(self, graph: OpGraph, when: Moments) -> None:
+        """Precompute the bounds of loops."""
+        table = graph.regions
+        self.start: list[int] = when.start.tolist()
+        self.end: list[int] = when.end.tolist()
+        self.whole = (0, int(when.last.max(initial=0)) + 1)
+        self._deps = graph.data_deps.to_lists()
+        self._region: list[int] = graph.region.tolist()
+        self._parent: list[int] = table.parent.tolist()
+        self._repeats: list[bool] = ((table.kind == int(RegionKind.LOOP_BODY)) | (table.trips > 1)).tolist()
+        self._bounds = _bounds(graph, when)
+        self._beyond: dict[tuple[int, int], int] = {}
+
+    def of(self, value: MemoryValue, *, donated: bool = False) -> tuple[int, int]:
+        """Return the interval from the start of a value's producer to the end of its last use. Parameters and
+        constants live throughout, ``donated`` parameters to their last use, and results to the end.
+        """
+        if value.kind in {ValueKind.PARAMETER, ValueKind.CONSTANT} and not donated:
+            return self.whole
+        start = self.born(value)
+        if value.kind is ValueKind.OUTPUT:
+            return start, self.whole[1]
+        end = start if value.slot >= 0 else self.end[value.node]
+        for user in value.users:
+            loop = self._outermost(value.region, self._region[user])
+            end = max(end, self._bounds[loop][1] if loop >= 0 else self.end[user])
+        for region in value.before:
+            end = max(end, self._bounds[region][0])
+        for region in value.until:
+            end = max(end, self._bounds[region][1])
+        return 0 if donated else start, end
+
+    def reached(self) -> list[int]:
+        """Return the position of each node in post-order from the last node back: XLA's tie-breaker.
+        Unreached nodes follow the others. O(nodes + edges).
+        """
+        count = len(self.start)
+        position = list(range(count, 2 * count))
+        seen = [False] * count
+        stack = [(count - 1, 0)] if count else []
+        number = 0
+        while stack:
+            node, at = stack.pop()
+            seen[node] = True
+            deps = self._deps[node]
+            while at < len(deps) and seen[deps[at]]:
+                at += 1
+            if at < len(deps):
+                stack += [(node, at + 1), (deps[at], 0)]
+                seen[deps[at]] = True
+            else:
+                position[node] = number
+                number += 1
+        return position
+
+    def born(self, value: MemoryValue) -> int:
+        """Return the start of a value's producer; for a slot, the start of its loop."""
+        return self._bounds[value.slot][0] if value.slot >= 0 else self.start[value.node]
+
+    def replaces_until(self, value: MemoryValue) -> int:
+        """Return the last position at which an overwritten value may live."""
+        return self._bounds[value.slot][0] if value.slot >= 0 else self.end[value.node]
+
+    def _outermost(self, region: int, of_user: int) -> int:
+        """Return the outermost loop around a user that is not around the region of a value; -1: none."""
+        key = (region, of_user)
+        outermost = self._beyond.get(key)
+        if outermost is None:
+            above: set[int] = {-1}
+            while region >= 0:
+                above.add(region)
+                region = self._parent[region]
+            outermost, here = -1, of_user
+            while here not in above:
+                if self._repeats[here]:
+                    outermost = here
+                here = self._parent[here]
+            self._beyond[key] = outermost
+        return outermost
+
+
+def _bounds(graph: OpGraph, when: Moments) -> list[tuple[int, int]]:
+    """Return per region the first start and the last end of the nodes that run in it. O(nodes + regions)."""
+    regions = len(graph.regions)
+    runs = (graph.multiplicity != 0) & (graph.region >= 0)
+    first = np.full(regions, np.iinfo(np.int64).max)
+    last = np.zeros(regions, np.int64)
+    np.minimum.at(first, graph.region[runs], when.start[runs])
+    np.maximum.at(last, graph.region[runs], when.last[runs])
+    firsts: list[int] = first.tolist()
+    lasts: list[int] = last.tolist()
+    parents: list[int] = graph.regions.parent.tolist()
+    for row in reversed(range(regions)):  # children follow their parents
+        parent = parents[row]
+        if parent >= 0:
+            firsts[parent] = min(firsts[parent], firsts[row])
+            lasts[parent] = max(lasts[parent], lasts[row])
+    return list(zip(firsts, lasts, strict=True))
+
 
 _MOST_TRIED = 16
-"""Reserved places looked at for one temporary, the smallest that hold it first."""
+"""Number of reserved buffers tried for one temporary, the smallest sufficient one first."""
+
 _SMALL = 1 / 4096
-"""Temporaries under this share of the greatest buffer are not worth a look."""
+"""Share of the largest buffer below which temporaries are not placed."""
 
 _Interval = tuple[int, int]
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory for ``values``, which never need it at the same time. ``lives`` are its intervals, apart and in
-    order. ``reserved`` says that it is there throughout, ``inside`` that it stands in a reserved one.
+    """Memory for ``values`` that do not need it at the same time. ``lives`` are its intervals, disjoint and
+    in order. ``reserved``: it exists throughout; ``inside``: it is placed in a reserved buffer.
     """
 
     values: list[int]
     size_bytes: float
-    kind: Kind
+    kind: ValueKind
     lives: list[_Interval]
     reserved: bool = False
     inside: bool = False
 
 
-def buffers_of(found: Values, lifetimes: Lifetimes, donated: dict[int, int]) -> list[Buffer]:
-    """The buffers of all values. ``donated`` maps results to the parameters that they are written over.
+def buffers_of(values: ProgramValues, lifetimes: Lifetimes, donated: dict[int, int]) -> list[Buffer]:
+    """Return the buffers of all values. ``donated`` maps results to the parameters that they overwrite.
     O(values log values).
     """
-    return _Assignment(found, lifetimes, donated).run()
+    return _Assignment(values, lifetimes, donated).run()
 
 
 class _Assignment:
-    """The work of :func:`buffers_of`."""
+    """State of the assignment of :func:`buffers_of`."""
 
-    def __init__(self, found: Values, lifetimes: Lifetimes, donated: dict[int, int]) -> None:
-        self.found, self.values = found, found.values
+    def __init__(self, values: ProgramValues, lifetimes: Lifetimes, donated: dict[int, int]) -> None:
+        self.graph_values, self.values = values, values.values
         self.lifetimes, self.donated = lifetimes, donated
         self.givers = set(donated.values())
         self.spans = [
@@ -61,72 +249,99 @@ class _Assignment:
         self.order = sorted(range(len(self.values)), key=lambda number: (self.spans[number][0], number))
 
     def run(self) -> list[Buffer]:
-        """Join, reserve, share."""
+        """Join values, place temporaries in reserved buffers, share the rest."""
         self._join()
         members: dict[int, list[int]] = {}
         for number, value in enumerate(self.values):
             if value.size_bytes:
                 members.setdefault(self.owner[number], []).append(number)
-        reserves = self.found.results is not None
+        reserves = self.graph_values.results is not None
         buffers = {owner: self._buffer(numbers, reserves=reserves) for owner, numbers in members.items()}
         if reserves:
             self._place(list(buffers.values()))
-        self._share(buffers)
+        free = {owner for owner, buffer in buffers.items() if not (buffer.reserved or buffer.inside)}
+        ended: set[int] = set()
+        for number in self.order:
+            taker = self.owner[number]
+            if taker not in free:
+                continue
+            until = self.lifetimes.replaces_until(self.values[number])
+            for other in self.values[number].over:
+                giver = self.owner[other]
+                if giver in free and giver != taker and giver not in ended and self.until[giver] <= until:
+                    ended.add(giver)
+                    start, _ = buffers[giver].lives.pop()
+                    if start < self.spans[number][0]:
+                        buffers[giver].lives.append((start, self.spans[number][0] - 1))
+                    break
         return list(buffers.values())
 
     def _buffer(self, members: list[int], *, reserves: bool) -> Buffer:
         kinds = {self.values[number].kind for number in members}
         kind = next(
-            each for each in (Kind.PARAMETER, Kind.CONSTANT, Kind.OUTPUT, Kind.TEMPORARY) if each in kinds
+            kind
+            for kind in (ValueKind.PARAMETER, ValueKind.CONSTANT, ValueKind.OUTPUT, ValueKind.TEMPORARY)
+            if kind in kinds
         )
         size = max(self.values[number].size_bytes for number in members)
-        lives = _united([self.spans[number] for number in members])
-        if any(self.values[number].slot >= 0 for number in members):  # the state of a loop keeps its place
+        parts = [self.spans[number] for number in members]
+        united: list[_Interval] = []
+        for start, end in sorted(parts):
+            if united and start <= united[-1][1] + 1:
+                united[-1] = (united[-1][0], max(end, united[-1][1]))
+            else:
+                united.append((start, end))
+        lives = united
+        if any(self.values[number].slot >= 0 for number in members):  # the state of a loop keeps its memory
             lives = [(lives[0][0], lives[-1][1])]
-        return Buffer(members, size, kind, lives, reserved=reserves and kind is not Kind.TEMPORARY)
-
-    # --- Values that are one buffer by construction
+        return Buffer(members, size, kind, lives, reserved=reserves and kind is not ValueKind.TEMPORARY)
 
     def _join(self) -> None:
-        """What is updated in place, carried by a loop or written over a parameter joins what was there, where
-        that has ended by then.
+        """Join values that are updated in place, carried by a loop or written over a parameter with the
+        previous value, if that has ended.
         """
-        state = {value: slot for slot, value in self.found.handed}
+        state = {value: slot for slot, value in self.graph_values.handed}
         for number in self.order:
             value = self.values[number]
             if number in self.donated:
                 self._joined(number, self.donated[number])
-            elif not ((value.in_place or value.slot >= 0) and self._takes_one_over(number)):
-                slot = state.get(number, -1)
-                if slot >= 0:
-                    self._joined(number, slot)
-
-    def _takes_one_over(self, number: int) -> bool:
-        return any(
-            self.values[other].kind is Kind.TEMPORARY and self._joined(number, other)
-            for other in self.values[number].over
-        )
+                continue
+            candidates = value.over if value.in_place or value.slot >= 0 else ()
+            joined = any(
+                self.values[other].kind is ValueKind.TEMPORARY and self._joined(number, other)
+                for other in candidates
+            )
+            if not joined and number in state:
+                self._joined(number, state[number])
 
     def _joined(self, number: int, other: int) -> bool:
-        """Make a value part of another's buffer, if nothing in that is needed any longer."""
-        place, value = self.owner[other], self.values[number]
+        """Add a value to another value's buffer if nothing in it is still needed."""
+        owner, value = self.owner[other], self.values[number]
         may_touch = other in value.over
         born = self.lifetimes.replaces_until(value) if may_touch else self.spans[number][0] - 1
-        if self.until[place] > born or place == self.owner[number]:
+        if self.until[owner] > born or owner == self.owner[number]:
             return False
-        self.owner[number] = place
-        self.until[place] = max(self.until[number], born + 1)
+        self.owner[number] = owner
+        self.until[owner] = max(self.until[number], born + 1)
         return True
 
-    # --- Temporaries in memory that is there anyway
-
     def _place(self, buffers: list[Buffer]) -> None:
-        """Put temporaries into reserved buffers: parameters that are not donated are nobody else's."""
-        rooms = [_Room(buffer) for buffer in buffers if buffer.reserved and self._is_writable(buffer)]
-        rooms.reverse()
-        rooms.sort(key=lambda room: room.buffer.size_bytes)
-        sizes = [room.buffer.size_bytes for room in rooms]
-        shares = self._shares()
+        """Place temporaries into reserved buffers; parameters that are not donated are excluded."""
+        reserved = [
+            _ReservedBuffer(buffer)
+            for buffer in buffers
+            if buffer.reserved
+            and (buffer.kind is ValueKind.OUTPUT or any(number in self.givers for number in buffer.values))
+        ]
+        reserved.reverse()
+        reserved.sort(key=lambda target: target.buffer.size_bytes)
+        sizes = [target.buffer.size_bytes for target in reserved]
+        shares = {
+            (self.spans[number][0], self.spans[other][1])
+            for number, value in enumerate(self.values)
+            for other in value.over
+            if self.spans[other][1] == self.lifetimes.replaces_until(value)
+        }
         least = _SMALL * max((buffer.size_bytes for buffer in buffers), default=0.0)
         waiting = [buffer for buffer in buffers if not buffer.reserved and buffer.size_bytes >= least]
         reached = self.lifetimes.reached()
@@ -138,50 +353,16 @@ class _Assignment:
         )
         for buffer in waiting:
             first = bisect_left(sizes, buffer.size_bytes)
-            for room in rooms[first : first + _MOST_TRIED]:
-                if room.admits(buffer.lives, shares):
-                    room.add(buffer.lives)
+            for target in reserved[first : first + _MOST_TRIED]:
+                if target.admits(buffer.lives, shares):
+                    target.add(buffer.lives)
                     buffer.inside = True
-                    break
-
-    def _is_writable(self, buffer: Buffer) -> bool:
-        return buffer.kind is Kind.OUTPUT or any(number in self.givers for number in buffer.values)
-
-    def _shares(self) -> set[tuple[int, int]]:
-        """Overlaps of two buffers that do no harm: from where one is written over the other to where that
-        ends.
-        """
-        return {
-            (self.spans[number][0], self.spans[other][1])
-            for number, value in enumerate(self.values)
-            for other in value.over
-            if self.spans[other][1] == self.lifetimes.replaces_until(value)
-        }
-
-    # --- Temporaries written over one that ends there
-
-    def _share(self, buffers: dict[int, Buffer]) -> None:
-        """End a buffer of temporaries where a value begins that takes its place."""
-        free = {owner for owner, buffer in buffers.items() if not (buffer.reserved or buffer.inside)}
-        ended: set[int] = set()
-        for number in self.order:
-            place = self.owner[number]
-            if place not in free:
-                continue
-            until = self.lifetimes.replaces_until(self.values[number])
-            for other in self.values[number].over:
-                giver = self.owner[other]
-                if giver in free and giver != place and giver not in ended and self.until[giver] <= until:
-                    ended.add(giver)
-                    start, _ = buffers[giver].lives.pop()
-                    if start < self.spans[number][0]:
-                        buffers[giver].lives.append((start, self.spans[number][0] - 1))
                     break
 
 
 @dataclass(slots=True)
-class _Room:
-    """A reserved buffer and what lives in it."""
+class _ReservedBuffer:
+    """Reserved buffer and the intervals occupied in it."""
 
     buffer: Buffer
     taken: list[_Interval] = field(default_factory=list[_Interval])
@@ -190,11 +371,11 @@ class _Room:
         self.taken = list(self.buffer.lives)
 
     def admits(self, lives: list[_Interval], shares: set[tuple[int, int]]) -> bool:
-        """Whether nothing in it lives at the same time, but for overlaps that do no harm."""
+        """Return True if no interval in the buffer overlaps, apart from harmless overlaps."""
         for start, end in lives:
             at = bisect_left(self.taken, (start, start))
-            for place in range(max(at - 2, 0), len(self.taken)):  # those before have ended: they only touch
-                other_start, other_end = self.taken[place]
+            for index in range(max(at - 2, 0), len(self.taken)):  # earlier intervals only touch
+                other_start, other_end = self.taken[index]
                 if other_start > end:
                     break
                 overlap = (max(start, other_start), min(end, other_end))
@@ -203,17 +384,6 @@ class _Room:
         return True
 
     def add(self, lives: list[_Interval]) -> None:
-        """Put something in."""
-        for each in lives:
-            insort(self.taken, each)
-
-
-def _united(parts: list[_Interval]) -> list[_Interval]:
-    """Intervals that touch or overlap as one."""
-    found: list[_Interval] = []
-    for start, end in sorted(parts):
-        if found and start <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
+        """Occupy intervals."""
+        for interval in lives:
+            insort(self.taken, interval)

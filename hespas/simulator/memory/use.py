@@ -1,9 +1,9 @@
-"""How much memory a rank needs, when most of it, and what fills it then.
+"""Memory use of a rank: its peak, the time of the peak, and the buffers at that time.
 
-A value lives from the start of the node that makes it to the end of its last reader. Parameters and
-constants live throughout, and so do the results of a program that says what they are, which have their memory
-from the beginning. What a loop does not change lives until its last trip has ended; what its trips make is
-counted once, since each trip writes over what the one before it left.
+A value lives from the start of its producer to the end of its last reader. Parameters and constants live
+throughout, and so do the results of a program that states them, which have their memory from the beginning.
+Values that a loop does not change live until its last iteration has ended; values made in its iterations
+count once, because each iteration overwrites the previous one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import OpClass, OpGraph
+from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray
-from hespas.simulator.memory.buffers import Buffer, buffers_of
-from hespas.simulator.memory.facts import donated_to
-from hespas.simulator.memory.lifetimes import Lifetimes
-from hespas.simulator.memory.moments import Moments, in_order
-from hespas.simulator.memory.values import Kind, Value, Values, values_of
+from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
+from hespas.simulator.memory.values import (
+    MemoryValue,
+    ProgramValues,
+    ValueKind,
+    donated_to,
+    end_of,
+    values_of,
+)
 
-__all__ = ["LiveValue", "MemoryUse", "ProgramBytes", "memory_use"]
+__all__ = ["LiveValue", "MemoryUse", "ProgramBytes", "RankMemory", "memory_by_class", "memory_use"]
+
 
 _LISTED = 10
 
 
 class ProgramBytes(NamedTuple):
-    """Bytes of a program's parameters, of its results, and of parameters over which results are written:
-    where its parameters are not nodes. ``peak`` is the memory of a rank at its fullest moment (NaN: the
-    program does not state it).
+    """Bytes of a program's parameters, of its results, and of parameters that results overwrite, for programs
+    whose parameters are not nodes. ``peak`` is the memory of a rank at its peak (NaN: not stated).
     """
 
     parameters: float
@@ -42,7 +46,7 @@ class ProgramBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveValue:
-    """A buffer in memory at the peak, by the first value in it. ``kind`` is ``parameter``, ``constant``,
+    """Buffer in memory at the peak, described by its first value. ``kind`` is ``parameter``, ``constant``,
     ``output`` or ``temporary``.
     """
 
@@ -57,20 +61,20 @@ class LiveValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryUse:
-    """The memory of one rank over a step; all sizes in bytes.
+    """Memory of one rank over a step; all sizes in bytes.
 
-    ``peak_bytes`` is reached as ``at_node`` starts (-1: before any node), at ``at_ns`` (NaN: times are not
-    known), and is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results that are
-    not written over parameters) and ``temporaries_bytes``, those that do not stand in memory of results or of
-    donated parameters; of them ``collectives_bytes`` are results of communication. ``unlisted_bytes`` are in
-    the peak that a program states and not values of its nodes: gathered weights, working space, buffers of
-    libraries (below 0 where nodes keep more than the program accounts for). ``class_bytes`` says which
-    classes of operations made them, ``largest`` are the greatest buffers of all kinds. ``donated_bytes`` are
-    parameters whose memory results take. ``unknown`` counts tensors of unknown size and nodes that do not say
-    what they make: with any, the peak is a lower bound.
+    ``peak_bytes`` is reached at the start of ``at_node`` (-1: before any node), at ``at_ns`` (NaN: times are
+    unknown). It is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results that do
+    not overwrite parameters) and ``temporaries_bytes`` (without those in memory of results or donated
+    parameters); ``collectives_bytes`` is the part of the temporaries that communication made.
+    ``unlisted_bytes`` are in the peak that a program states and are not values of its nodes: gathered
+    weights, workspace, library buffers (below 0 if nodes keep more than the program accounts for).
+    ``class_bytes`` splits temporaries by operation class, ``largest`` are the largest buffers of all kinds.
+    ``donated_bytes`` are parameters whose memory results take. ``unknown`` counts tensors of unknown size and
+    nodes without stated results: with any, the peak is a lower bound.
 
-    ``held_bytes[i]`` is in use from place ``i`` of the order of starts and ends on, and ``held_ns[i]`` is its
-    time (empty where times are not known).
+    ``held_bytes[i]`` is in use from position ``i`` of the order of starts and ends, and ``held_ns[i]`` is its
+    time (empty if times are unknown).
     """
 
     peak_bytes: float
@@ -91,86 +95,86 @@ class MemoryUse:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether there are values whose size is not known."""
+        """Return True if some values have an unknown size."""
         return self.unknown > 0
 
 
 def memory_use(
-    graph: OpGraph, moments: Moments | None = None, stated: ProgramBytes | None = None
+    graph: OpGraph, moments: Moments | None = None, program_bytes: ProgramBytes | None = None
 ) -> MemoryUse | None:
-    """The memory that a program needs, one node after the other unless ``moments`` say when they run; None
-    where no node says what it makes.
+    """Return the memory that a program needs, in program order unless ``moments`` has the times of nodes;
+    None if no node states its results.
 
-    Where parameters are not nodes, ``stated`` says what they and the results take, throughout; what nobody
-    reads is taken for a result. O((nodes + values) log values).
+    If parameters are not nodes, ``stated`` has their size and that of the results, which live throughout;
+    values without readers count as results. O((nodes + values) log values).
     """
     if not len(graph.results.values):
         return None
     when = moments or in_order(graph)
-    found = values_of(graph)
-    donated = _mark_results(graph, found)
-    buffers = buffers_of(found, Lifetimes(graph, when), donated)
-    if stated is None or any(value.kind is Kind.PARAMETER for value in found.values):
-        return _told(graph, found, when, buffers, donated)
-    return _with_stated(
-        _told(graph, found, when, [each for each in buffers if each.kind is not Kind.OUTPUT], {}), stated
+    values = values_of(graph)
+    donated = _mark_results(graph, values)
+    buffers = buffers_of(values, Lifetimes(graph, when), donated)
+    if program_bytes is None or any(value.kind is ValueKind.PARAMETER for value in values.values):
+        return _figures(graph, values, when, buffers, donated)
+    use = _figures(
+        graph, values, when, [buffer for buffer in buffers if buffer.kind is not ValueKind.OUTPUT], {}
     )
-
-
-def _with_stated(use: MemoryUse, stated: ProgramBytes) -> MemoryUse:
-    """Return the use with parameters and results that are there throughout, and the peak that is stated."""
-    outputs = max(stated.results - stated.donated, 0.0)
-    listed = use.peak_bytes + stated.parameters + outputs
-    unlisted = 0.0 if isnan(stated.peak) else stated.peak - listed
+    outputs = max(program_bytes.results - program_bytes.donated, 0.0)
+    listed = use.peak_bytes + program_bytes.parameters + outputs
+    unlisted = 0.0 if isnan(program_bytes.peak) else program_bytes.peak - listed
     return replace(
         use,
         peak_bytes=listed + unlisted,
-        parameters_bytes=stated.parameters,
+        parameters_bytes=program_bytes.parameters,
         outputs_bytes=outputs,
-        donated_bytes=stated.donated,
+        donated_bytes=program_bytes.donated,
         unlisted_bytes=unlisted,
-        unknown=use.unknown if isnan(stated.peak) else 0,
-        held_bytes=use.held_bytes + (stated.parameters + outputs + unlisted),
+        unknown=use.unknown if isnan(program_bytes.peak) else 0,
+        held_bytes=use.held_bytes + (program_bytes.parameters + outputs + unlisted),
     )
 
 
-def _mark_results(graph: OpGraph, found: Values) -> dict[int, int]:
-    """Tell the values that are results; without a word of the program, those that nobody reads. Returns the
-    parameter of each that is written over one.
+def _mark_results(graph: OpGraph, values: ProgramValues) -> dict[int, int]:
+    """Mark the values that are results; if the program does not state them, the values without readers.
+    Return the parameter that each donated result overwrites.
     """
-    if found.results is None:
-        for value in found.values:
-            if value.kind is Kind.TEMPORARY and value.slot < 0 and not (value.users or value.until):
-                value.kind = Kind.OUTPUT
+    if values.results is None:
+        for value in values.values:
+            if value.kind is ValueKind.TEMPORARY and value.slot < 0 and not (value.users or value.until):
+                value.kind = ValueKind.OUTPUT
         return {}
     places = donated_to(graph)
     givers = {
         places[value.node]: number
-        for number, value in enumerate(found.values)
-        if value.kind is Kind.PARAMETER and value.node in places
+        for number, value in enumerate(values.values)
+        if value.kind is ValueKind.PARAMETER and value.node in places
     }
     donated: dict[int, int] = {}
-    for place, number in enumerate(found.results):
-        if number >= 0 and found.values[number].kind is Kind.TEMPORARY:
-            found.values[number].kind = Kind.OUTPUT
-            if place in givers:
-                donated[number] = givers[place]
+    for position, number in enumerate(values.results):
+        if number >= 0 and values.values[number].kind is ValueKind.TEMPORARY:
+            values.values[number].kind = ValueKind.OUTPUT
+            if position in givers:
+                donated[number] = givers[position]
     return donated
 
 
-def _told(
-    graph: OpGraph, found: Values, when: Moments, buffers: list[Buffer], donated: dict[int, int]
+def _figures(
+    graph: OpGraph, values: ProgramValues, when: Moments, buffers: list[Buffer], donated: dict[int, int]
 ) -> MemoryUse:
-    """The figures."""
+    """Return the figures of a buffer assignment."""
     held = _held(buffers, int(when.last.max(initial=0)) + 2)
     at = int(np.argmax(held))
-    live = [buffer for buffer in buffers if not buffer.inside and _is_live(buffer, at)]
-    sums = dict.fromkeys(Kind, 0.0)
+    live = [
+        buffer
+        for buffer in buffers
+        if not buffer.inside and (buffer.reserved or any(start <= at <= end for start, end in buffer.lives))
+    ]
+    sums = dict.fromkeys(ValueKind, 0.0)
     class_bytes: dict[str, float] = {}
     for buffer in live:
         sums[buffer.kind] += buffer.size_bytes
-        if buffer.kind is Kind.TEMPORARY:
-            name = _class_of(graph, found.values[buffer.values[0]])
+        if buffer.kind is ValueKind.TEMPORARY:
+            name = _class_of(graph, values.values[buffer.values[0]])
             class_bytes[name] = class_bytes.get(name, 0.0) + buffer.size_bytes
     starting = np.flatnonzero(when.start == at)
     largest = sorted(live, key=lambda buffer: -buffer.size_bytes)[:_LISTED]
@@ -178,22 +182,22 @@ def _told(
         peak_bytes=float(held[at]),
         at_node=int(starting[0]) if len(starting) else -1,
         at_ns=float(when.time_ns[at]) if at < len(when.time_ns) else nan,
-        parameters_bytes=sums[Kind.PARAMETER],
-        constants_bytes=sums[Kind.CONSTANT],
-        outputs_bytes=sums[Kind.OUTPUT],
-        temporaries_bytes=sums[Kind.TEMPORARY],
+        parameters_bytes=sums[ValueKind.PARAMETER],
+        constants_bytes=sums[ValueKind.CONSTANT],
+        outputs_bytes=sums[ValueKind.OUTPUT],
+        temporaries_bytes=sums[ValueKind.TEMPORARY],
         collectives_bytes=class_bytes.get("collective", 0.0) + class_bytes.get("p2p", 0.0),
-        donated_bytes=sum(found.values[number].size_bytes for number in donated),
+        donated_bytes=sum(values.values[number].size_bytes for number in donated),
         class_bytes=dict(sorted(class_bytes.items(), key=lambda item: -item[1])),
-        largest=tuple(_named(graph, found, buffer) for buffer in largest),
-        unknown=found.unknown,
+        largest=tuple(_named(graph, values, buffer) for buffer in largest),
+        unknown=values.unknown,
         held_bytes=held,
         held_ns=when.time_ns,
     )
 
 
 def _held(buffers: list[Buffer], places: int) -> FloatArray:
-    """Bytes in use from each place of the order on."""
+    """Return the bytes in use from each position of the order."""
     changes = np.zeros(places + 1)
     for buffer in buffers:
         if buffer.reserved:
@@ -206,16 +210,12 @@ def _held(buffers: list[Buffer], places: int) -> FloatArray:
     return held
 
 
-def _is_live(buffer: Buffer, at: int) -> bool:
-    return buffer.reserved or any(start <= at <= end for start, end in buffer.lives)
-
-
-def _class_of(graph: OpGraph, value: Value) -> str:
+def _class_of(graph: OpGraph, value: MemoryValue) -> str:
     return OpClass(int(graph.op_class[value.node])).name.lower()
 
 
-def _named(graph: OpGraph, found: Values, buffer: Buffer) -> LiveValue:
-    value = found.values[buffer.values[0]]
+def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
+    value = values.values[buffer.values[0]]
     return LiveValue(
         node=value.node,
         name=graph.node_name(value.node),
@@ -225,3 +225,75 @@ def _named(graph: OpGraph, found: Values, buffer: Buffer) -> LiveValue:
         framework=graph.strings[int(graph.framework_row[value.node])],
         source=graph.strings[int(graph.source_row[value.node])],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Memory of the ranks of one class. ``is_whole_job``: its tensors are those of all ranks together,
+    because the program is not partitioned; ``capacity_bytes`` is NaN without a device.
+    """
+
+    rank_class: int
+    use: MemoryUse
+    is_whole_job: bool
+    capacity_bytes: float = nan
+
+    @property
+    def fits(self) -> bool | None:
+        """Return True if the peak fits the device; None if it cannot be determined."""
+        over = self.use.peak_bytes > self.capacity_bytes
+        if self.is_whole_job or np.isnan(self.capacity_bytes) or (self.use.is_lower_bound and not over):
+            return None
+        return not over
+
+
+def memory_by_class(
+    workload: Workload, timeline: Timeline, shown: Mapping[int, int], capacity_bytes: float = nan
+) -> tuple[RankMemory, ...]:
+    """Return the memory of each class of ``shown``, which maps it to the rank whose spans are used. Classes
+    whose nodes lack results and readers are skipped.
+
+    A program that a compiler has scheduled uses memory by its own order, because its buffers were assigned
+    before it ran. Other programs use the times of their spans.
+    """
+    scheduled = workload.metadata.get("is_scheduled") == "true"
+    memories: list[RankMemory] = []
+    for rank_class, rank in shown.items():
+        graph = workload.classes[rank_class]
+        program_bytes = _program_bytes(workload, rank_class)
+        if program_bytes is None and not _states_readers(graph):
+            continue
+        mine = np.flatnonzero(timeline.rank == rank)
+        node, region, end_ns = timeline.node[mine], timeline.region[mine], timeline.end_ns[mine]
+        blocks: dict[int, float] = {}
+        for loop, end in zip(region[node < 0].tolist(), end_ns[node < 0].tolist(), strict=True):
+            if loop >= 0:
+                blocks[loop] = max(end, blocks.get(loop, end))
+        when = in_time(graph, node, timeline.start_ns[mine], end_ns, blocks)
+        use = memory_use(graph, in_order(graph) if scheduled else when, program_bytes)
+        if use is not None and scheduled and use.at_node >= 0:
+            use = replace(use, at_ns=float(when.time_ns[when.start[use.at_node]]))
+        if use is not None:
+            whole = bool(workload.metadata.get(WHOLE_JOB))
+            memories.append(
+                RankMemory(rank_class=rank_class, use=use, is_whole_job=whole, capacity_bytes=capacity_bytes)
+            )
+    return tuple(memories)
+
+
+def _states_readers(graph: OpGraph) -> bool:
+    """Return True if a graph states the readers of its values. Recordings have only dependencies, and most of
+    their values have no reader.
+    """
+    made = np.flatnonzero((graph.results.lengths > 0) & (graph.multiplicity != 0))
+    read = np.isin(made, graph.data_deps.values)
+    return len(made) > 0 and (end_of(graph) >= 0 or 2 * int(read.sum()) >= len(made))
+
+
+def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
+    """Return the bytes of parameters and results in the metadata, if it has them for every rank class."""
+    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
+    parts = classes[rank_class].split() if len(classes) == len(workload.classes) else []
+    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
+        return None
+    return ProgramBytes(*map(float, parts))

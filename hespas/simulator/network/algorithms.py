@@ -1,31 +1,49 @@
-"""The time of one collective on levels of a network: latencies, and bytes over what each level lets through.
+"""Collective algorithms on levels of a network: the time of one collective, and the bytes it sends.
 
-A *level* is a dimension in which a group has several members. Of S bytes (the whole buffer) on levels of m_k
-members, innermost first, u_k = m_0 ... m_(k-1) of them within one member of level k, N = all of them:
+A *level* is a dimension in which a group has several members. For S bytes (the whole buffer) on levels of m_k
+members, innermost first, with u_k = m_0 ... m_(k-1) members within one member of level k and N members in
+total, times are:
 
     ring          (N - 1) / N S over the slowest of rate_k u_k: all members of a node send at once, each over
                   its own rail; over all axes of a torus together. Twice that for an all-reduce
-    hierarchical  (m_k - 1) / m_k S / u_k over rate_k, the slowest level (they work on different parts at
+    hierarchical  (m_k - 1) / m_k S / u_k over rate_k, the slowest level (levels work on different parts at
                   once), and log2 steps of each level instead of N - 1
     tree          S up and S down, log2 steps on outer levels (double binary trees)
-    in network    S once over the share of the rate at which switches add (NVLS, SHARP)
-    direct        an all-to-all sends (m_k - 1) / m_k S over level k, to all whose place there is another; a
-                  link of a ring of m passes floor(m^2 / 4) / m S, however many links lie between members
+    in network    S once over the share of the rate at which switches reduce (NVLS, SHARP)
+    direct        an all-to-all sends (m_k - 1) / m_k S over level k, to all members with another coordinate;
+                  a link of a ring of m passes floor(m^2 / 4) / m S, independent of distances
 
-The fastest counts. Formulas: Thakur, Rabenseifner, Gropp (2005); Sanders, Speck, Traff, "Two-tree algorithms"
-(2009); "How to Scale Your Model" (Google DeepMind, 2025) for tori.
+The fastest algorithm counts. Shares of S that a member sends over level k:
+
+    ring          (N - 1) / N of S, twice for an all-reduce (Thakur, Rabenseifner, Gropp, 2005). Of N steps
+                  around, N / u_k - N / u_(k+1) pass level k and none outside it (outermost: all N / u_k)
+    hierarchical  (m_k - 1) / m_k / u_k, twice for an all-reduce
+    tree, chain   N - 1 edges, N / u_k - N / u_(k+1) of them on level k, which all of S passes (twice for an
+                  all-reduce, up and down: Sanders, Speck, Traff, 2009)
+    in network    1 / u_k where switches reduce: the sum comes back
+    direct        an all-to-all (m_k - 1) / m_k; from or to a root 1 / N per member outside. On a ring each
+                  part passes as many links as its distance: floor(m^2 / 4) / m, on a line (m^2 - 1) / (3 m)
+
+The axes of a torus share the traffic of rings, trees and hierarchies by their rates. If groups are
+interleaved on a ring, a device also forwards the traffic of its neighbours' groups; traffic that devices
+outside all groups forward is not counted. All members of a group count alike, also if a root sends more.
+
+Formulas: Thakur, Rabenseifner, Gropp (2005); Sanders, Speck, Traff, "Two-tree algorithms" (2009); "How to
+Scale Your Model" (Google DeepMind, 2025) for tori.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil, inf, isnan, log2, prod
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.graph import CollectiveKind
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import System
 from hespas.simulator.network.placement import Footprint
 
@@ -36,18 +54,22 @@ __all__ = [
     "ROOTED",
     "SHARDS",
     "Level",
+    "chosen_traffic",
     "collective_times",
     "fastest_ns",
     "least_ns",
     "levels_of",
     "message_ns",
+    "message_traffic",
+    "shares_sent",
 ]
 
 
 class Level(NamedTuple):
-    """``up`` and ``down`` are what a device sends and receives [bytes/ns], ``link`` what one message gets;
-    ``steps`` those of a ring of the members, ``hops`` of them between neighbours, each ``latency_ns``;
-    ``adds`` the share of the rate at which switches add (0: they do not).
+    """Level of a group. ``up`` and ``down`` are the rates at which a device sends and receives [bytes/ns],
+    ``link`` is the rate of one message; ``steps`` is the number of steps of a ring of the members, ``hops``
+    the links between neighbours, each with ``latency_ns``; ``adds`` is the share of the rate at which
+    switches reduce (0: no reduction).
     """
 
     members: int
@@ -62,69 +84,73 @@ class Level(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """What a device sends while it receives as much."""
+        """Return the rate of a device that sends and receives at once."""
         return min(self.up, self.down)
 
     @property
     def log_steps(self) -> int:
-        """Steps where distances double; along a ring they add up to all of them."""
+        """Return the number of steps with doubling distances; along a ring they sum to all steps."""
         return self.steps if self.is_ring else ceil(log2(self.members))
 
 
-class _Line(NamedTuple):
-    """One dimension of a footprint."""
+class _DimensionUse(NamedTuple):
+    """Use of one dimension by a group."""
 
     members: int
     stride: int
-    crowd: int
+    sharers: int
 
 
 def levels_of(system: System, footprint: Footprint) -> tuple[Level, ...]:
-    """The levels of a group, innermost first. A latency that nobody knows counts as none."""
-    lines = map(_Line, footprint.members, footprint.stride, footprint.crowd)
+    """Return the levels of a group, innermost first. An unknown latency counts as 0."""
+    lines = map(_DimensionUse, footprint.members, footprint.stride, footprint.sharers)
     return tuple(_level(system, axis, line) for axis, line in enumerate(lines) if line.members > 1)
 
 
-def _level(system: System, axis: int, line: _Line) -> Level:
-    each = system.dimensions[axis]
-    members, stride, crowd = line
-    up, down = each.bandwidth_bytes_per_s / 1e9, each.received_bytes_per_s / 1e9
-    link, steps, hops, adds = each.link_bytes_per_s / 1e9, members - 1, 1, 0.0
-    match each.topology:
+def _level(system: System, axis: int, line: _DimensionUse) -> Level:
+    dimension = system.dimensions[axis]
+    members, stride, sharers = line
+    up, down = dimension.bandwidth_bytes_per_s / 1e9, dimension.received_bytes_per_s / 1e9
+    link, steps, hops, adds = dimension.link_bytes_per_s / 1e9, members - 1, 1, 0.0
+    match dimension.topology:
         case "ring":
-            closed = members * stride == each.size and each.is_closed(system.devices)
-            share = (1.0 if closed else 1.0 / each.links_per_device) / crowd
-            link, steps, hops = link / crowd, members // 2 if closed else members - 1, stride
+            closed = members * stride == dimension.size and dimension.is_closed(system.devices)
+            share = (1.0 if closed else 1.0 / dimension.links_per_device) / sharers
+            link, steps, hops = link / sharers, members // 2 if closed else members - 1, stride
         case "fully_connected":
-            share = min(members - 1, each.links_per_device) / each.links_per_device
+            share = min(members - 1, dimension.links_per_device) / dimension.links_per_device
         case "switch":
-            share = _share_of_switch(system, axis, crowd)
-            link, adds = min(up, down) * share, 0.0 if isnan(each.reduction_share) else each.reduction_share
-    latency_ns = 0.0 if isnan(each.latency_ns) else each.latency_ns
-    ring = each.topology == "ring"
+            share = _share_of_switch(system, axis, sharers)
+            link, adds = (
+                min(up, down) * share,
+                0.0 if isnan(dimension.reduction_share) else dimension.reduction_share,
+            )
+    latency_ns = 0.0 if isnan(dimension.latency_ns) else dimension.latency_ns
+    ring = dimension.topology == "ring"
     return Level(members, up * share, down * share, link, latency_ns, steps, hops, ring, adds)
 
 
-def _share_of_switch(system: System, axis: int, crowd: int) -> float:
-    """Of what a device sends where all do. One that sends alone has an interface of its node to itself; those
-    of a node share its interfaces, and all that send what oversubscription leaves.
+def _share_of_switch(system: System, axis: int, sharers: int) -> float:
+    """Return the share of the rate of a device when all devices send. A device that sends alone has an
+    interface of its node to itself; devices of a node share its interfaces, and oversubscription limits all
+    of them.
     """
-    each, unit = system.dimensions[axis], prod(system.shape[:axis])
-    share = min(each.devices_per_nic, unit / max(crowd, 1))
-    return share / max(1.0, each.oversubscription * crowd / unit)
+    dimension, unit = system.dimensions[axis], prod(system.shape[:axis])
+    share = min(dimension.devices_per_nic, unit / max(sharers, 1))
+    return share / max(1.0, dimension.oversubscription * sharers / unit)
 
 
 def message_ns(system: System, away: Sequence[int], message_bytes: FloatArray) -> FloatArray:
-    """The time of messages to a device so far away along each dimension: all its hops, and its bytes over
-    the slowest link on the way. Of switches only the outermost is passed.
+    """Return the time of messages to a device at distance ``away`` along each dimension: the latency of all
+    hops, plus the bytes over the slowest link. Of several switches only the outermost counts.
     """
     latency_ns, rate = 0.0, inf
     for axis in reversed(range(len(away))):
-        each = system.dimensions[axis]
-        if not away[axis] or (rate < inf and each.topology != "ring"):
+        dimension = system.dimensions[axis]
+        if not away[axis] or (rate < inf and dimension.topology != "ring"):
             continue
-        crowd = 1 if each.topology == "ring" else prod(system.shape[:axis])
-        level = _level(system, axis, _Line(2, 1, crowd))
+        sharers = 1 if dimension.topology == "ring" else prod(system.shape[:axis])
+        level = _level(system, axis, _DimensionUse(2, 1, sharers))
         latency_ns += level.latency_ns * away[axis]
         rate = min(rate, level.link)
     return latency_ns + message_bytes / rate
@@ -136,60 +162,66 @@ ONE_WAY = {
     CollectiveKind.REDUCE_SCATTER,
     CollectiveKind.REDUCE_SCATTER_BLOCK,
 }
+
 EXCHANGES = {CollectiveKind.ALL_TO_ALL, CollectiveKind.RAGGED_ALL_TO_ALL}
+
 ROOTED = {CollectiveKind.BROADCAST, CollectiveKind.REDUCE}
+
 AT_ROOT = {CollectiveKind.GATHER, CollectiveKind.SCATTER}
+
 SHARDS = {CollectiveKind.ALL_GATHER, CollectiveKind.GATHER}
-"""Whose messages (Chakra's sense) are shards of the whole buffer."""
+"""Kinds whose messages (in Chakra's sense) are shards of the whole buffer."""
 
 
 def collective_times(
     kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray
 ) -> dict[str, FloatArray]:
-    """The time [ns] of messages (Chakra's sense) by algorithm; empty for kinds without a rule."""
+    """Return the time [ns] of messages (in Chakra's sense) by algorithm; empty for kinds without a rule."""
     whole = message_bytes * prod(level.members for level in levels) if kind in SHARDS else message_bytes
     if kind is CollectiveKind.ALL_REDUCE:
-        return _all_reduce(levels, whole)
+        times = {name: 2 * time for name, time in _one_way(levels, whole).items()}
+        times["tree"] = 2 * (_chain(levels[:1]) + _log_latency(levels[1:])) + 2 * whole / _bus(levels)
+        if any(level.adds for level in levels):
+            times["in network"] = _in_network(levels, whole)
+        return times
     if kind in ONE_WAY:
         return _one_way(levels, whole)
     if kind in EXCHANGES:
         return {"direct": _exchange(levels, whole)}
     if kind in ROOTED:
-        return _rooted(levels, whole)
+        bus = _bus(levels)
+        return {"ring": _chain(levels) + whole / bus, "tree": _log_latency(levels) + 2 * whole / bus}
     if kind in AT_ROOT:
-        return {"direct": _at_root(kind, levels, whole)}
+        worst, inside, ranks = 0.0, 1, prod(level.members for level in levels)
+        for level in levels:
+            rate = level.down if kind is CollectiveKind.GATHER else level.up
+            worst = max(worst, (level.members - 1) * inside / ranks / rate)
+            inside *= level.members
+        return {"direct": (_log_latency(levels) + whole * worst)}
     return {"tree": 2 * _log_latency(levels) + 0 * whole} if kind is CollectiveKind.BARRIER else {}
 
 
 def fastest_ns(kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray) -> FloatArray:
-    """The time by the algorithm that is fastest for each size; NaN for kinds without a rule."""
+    """Return the time of the fastest algorithm for each size; NaN for kinds without a rule."""
     times = list(collective_times(kind, levels, message_bytes).values())
     return np.min(np.stack(times), axis=0) if times else np.full(len(message_bytes), np.nan)
 
 
 def least_ns(kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray) -> FloatArray:
-    """What nothing goes below: the fastest where switches add at full rate; 0 for kinds without a rule."""
+    """Return a lower bound: the fastest time if switches reduce at full rate; 0 for kinds without a rule."""
     ideal = [level._replace(adds=1.0 if level.adds else 0.0) for level in levels]
     return np.nan_to_num(fastest_ns(kind, ideal, message_bytes))
 
 
-def _all_reduce(levels: Sequence[Level], size: FloatArray) -> dict[str, FloatArray]:
-    found = {name: 2 * time for name, time in _one_way(levels, size).items()}
-    found["tree"] = 2 * (_chain(levels[:1]) + _log_latency(levels[1:])) + 2 * size / _bus(levels)
-    if any(level.adds for level in levels):
-        found["in network"] = _in_network(levels, size)
-    return found
-
-
 def _one_way(levels: Sequence[Level], whole: FloatArray) -> dict[str, FloatArray]:
-    """A reduce-scatter or an all-gather."""
+    """Return the times of a reduce-scatter or an all-gather."""
     ranks = prod(level.members for level in levels)
     ring = _chain(levels) + (ranks - 1) / ranks * whole / _bus(levels)
     return {"ring": ring, "hierarchical": _log_latency(levels) + _moved(levels, whole)}
 
 
 def _bus(levels: Sequence[Level]) -> float:
-    """What a ring through all members lets through: every member of a node sends over its own rail; a torus
+    """Return the rate of a ring through all members: every member of a node sends over its own rail; a torus
     sends along all its axes at once.
     """
     if all(level.is_ring for level in levels):
@@ -202,7 +234,7 @@ def _bus(levels: Sequence[Level]) -> float:
 
 
 def _chain(levels: Sequence[Level]) -> float:
-    """Latencies of a ring through all members, once around: as often as it passes each level."""
+    """Return the latency of a ring through all members, once around: all passes of each level."""
     outside = prod(level.members for level in levels)
     total = 0.0
     for level in levels:
@@ -216,7 +248,7 @@ def _log_latency(levels: Sequence[Level]) -> float:
 
 
 def _moved(levels: Sequence[Level], whole: FloatArray) -> FloatArray:
-    """Bytes of the level that takes longest; the axes of a torus share them."""
+    """Return the transfer time of the slowest level; the axes of a torus share the bytes."""
     if all(level.is_ring for level in levels):
         ranks = prod(level.members for level in levels)
         return (ranks - 1) / ranks * whole / _bus(levels)
@@ -228,7 +260,9 @@ def _moved(levels: Sequence[Level], whole: FloatArray) -> FloatArray:
 
 
 def _in_network(levels: Sequence[Level], size: FloatArray) -> FloatArray:
-    """What is sent comes back summed; on levels that do not add, a part for each member inside."""
+    """Return the time with reduction in switches: the sum comes back; on levels without it, members exchange
+    parts.
+    """
     worst, inside, latency_ns = 0.0, 1, 0.0
     for level in levels:
         shared = 2 * (level.members - 1) / level.members / level.rate
@@ -240,28 +274,131 @@ def _in_network(levels: Sequence[Level], size: FloatArray) -> FloatArray:
 
 
 def _exchange(levels: Sequence[Level], size: FloatArray) -> FloatArray:
-    """All-to-all: the level that takes longest; bytes pass every axis of a torus on their way."""
+    """Return the time of an all-to-all on its slowest level; bytes pass every axis of a torus."""
     worst, latency_ns = 0.0, 0.0
     for level in levels:
         share = (level.members - 1) / level.members
         if level.is_ring:
-            share = level.members**2 // 4 / level.members  # of distant members, more links share more hops
+            share = level.members**2 // 4 / level.members  # the mean distance on a ring over its two links
         latency_ns += (level.steps * level.hops if level.is_ring else 1) * level.latency_ns
         worst = max(worst, share / level.rate)
     return latency_ns + size * worst
 
 
-def _rooted(levels: Sequence[Level], size: FloatArray) -> dict[str, FloatArray]:
-    """A broadcast, or a reduction to one."""
-    bus = _bus(levels)
-    return {"ring": _chain(levels) + size / bus, "tree": _log_latency(levels) + 2 * size / bus}
+_FITS = 1 + 1e-9
+"""Tolerance for rounding if a transfer takes all of the available time."""
 
 
-def _at_root(kind: CollectiveKind, levels: Sequence[Level], whole: FloatArray) -> FloatArray:
-    """What the root receives or sends, by the level that it comes over."""
-    worst, inside, ranks = 0.0, 1, prod(level.members for level in levels)
-    for level in levels:
-        rate = level.down if kind is CollectiveKind.GATHER else level.up
-        worst = max(worst, (level.members - 1) * inside / ranks / rate)
-        inside *= level.members
-    return _log_latency(levels) + whole * worst
+def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, FloatArray]:
+    """Return the share of the whole buffer that a member sends over each level, shape ``(levels,)``, by the
+    algorithms of :func:`hespas.simulator.network.algorithms.collective_times`.
+    """
+    if kind is CollectiveKind.ALL_REDUCE:
+        by_algorithm = {name: 2 * shares for name, shares in _one_way_shares(levels).items()}
+        by_algorithm["tree"] = 2 * _edges(levels)
+        if any(level.adds for level in levels):
+            own = 2 * _parts(levels)
+            own[[level.adds > 0 for level in levels]] = 1.0
+            by_algorithm["in network"] = own / _inside(levels)[:-1]
+        return by_algorithm
+    if kind in ONE_WAY:
+        return _one_way_shares(levels)
+    if kind in EXCHANGES:
+        return {"direct": np.array([_exchanged(level) for level in levels])}
+    if kind in ROOTED:
+        return {"ring": _edges(levels), "tree": _edges(levels)}
+    if kind in AT_ROOT:
+        inside = _inside(levels)
+        return {"direct": (inside[1:] - inside[:-1]) / inside[-1] ** 2}
+    return {"tree": np.zeros(len(levels))} if kind is CollectiveKind.BARRIER else {}
+
+
+def _inside(levels: Sequence[Level]) -> FloatArray:
+    """Return the number of members within one member of each level, and within all of them."""
+    return np.array([*accumulate((level.members for level in levels), mul, initial=1)], np.float64)
+
+
+def _parts(levels: Sequence[Level]) -> FloatArray:
+    members = np.array([level.members for level in levels], np.float64)
+    return (members - 1) / members
+
+
+def _is_torus(levels: Sequence[Level]) -> bool:
+    return all(level.is_ring for level in levels)
+
+
+def _by_rate(levels: Sequence[Level]) -> FloatArray:
+    """Return the share that each axis of a torus sends of traffic through all members."""
+    rates, ranks = np.array([level.rate for level in levels]), _inside(levels)[-1]
+    shares: FloatArray = (ranks - 1) / ranks * rates / rates.sum()
+    return shares
+
+
+def _one_way_shares(levels: Sequence[Level]) -> dict[str, FloatArray]:
+    if _is_torus(levels):
+        return {"ring": _by_rate(levels), "hierarchical": _by_rate(levels)}
+    inside = _inside(levels)
+    passed = 1 / inside[:-1] - np.append(1 / inside[1:-1], 0.0)
+    ranks = inside[-1]
+    return {"ring": (ranks - 1) / ranks * passed, "hierarchical": _parts(levels) / inside[:-1]}
+
+
+def _edges(levels: Sequence[Level]) -> FloatArray:
+    inside = _inside(levels)
+    return _by_rate(levels) if _is_torus(levels) else 1 / inside[:-1] - 1 / inside[1:]
+
+
+def _exchanged(level: Level) -> float:
+    members = level.members
+    if not level.is_ring:
+        return (members - 1) / members
+    is_line = level.steps > members // 2
+    return (members**2 - 1) / 3 / members if is_line else members**2 // 4 / members
+
+
+def chosen_traffic(
+    system: System, kind: CollectiveKind, footprint: Footprint, message_bytes: FloatArray, time_ns: FloatArray
+) -> tuple[list[str], FloatArray, FloatArray]:
+    """Return the algorithm of each message (in Chakra's sense) of groups with one footprint, the bytes that a
+    device then sends over each dimension, shape ``(dimensions, messages)``, and its maximum rate [bytes/ns],
+    shape ``(dimensions,)``: a device with an interface to itself exceeds its share of one.
+
+    The algorithm is the fastest one whose bytes fit into the time of the message; "" and NaN for kinds
+    without a rule.
+    """
+    axes = [axis for axis, members in enumerate(footprint.members) if members > 1]
+    levels = levels_of(system, footprint)
+    most: FloatArray = np.array([traffic.bandwidth_bytes_per_s / 1e9 for traffic in system.dimensions])
+    sent = np.zeros((len(system.dimensions), len(message_bytes)))
+    if not axes:
+        return [""] * len(message_bytes), sent, most
+    most[axes] = np.maximum(most[axes], [level.up for level in levels])
+    shares = shares_sent(kind, levels)
+    if not shares:
+        sent[axes] = np.nan
+        return [""] * len(message_bytes), sent, most
+    whole = message_bytes * prod(level.members for level in levels) if kind in SHARDS else message_bytes
+    shared = [footprint.sharers[axis] if system.dimensions[axis].topology == "ring" else 1 for axis in axes]
+    names = list(shares)
+    traffic = np.stack([shares[name] * shared for name in names])  # (algorithms, levels)
+    least_ns = (traffic / most[axes]).max(axis=1)[:, None] * whole
+    times = collective_times(kind, levels, message_bytes)
+    taken = np.stack([times[name] for name in names])
+    taken[(least_ns > time_ns * _FITS) & (least_ns > least_ns.min(axis=0))] = np.inf
+    choice: IntArray = np.argmin(taken, axis=0)
+    sent[axes] = traffic[choice].T * whole
+    return [names[row] for row in choice.tolist()], sent, most
+
+
+def message_traffic(system: System, away: Sequence[int], message_bytes: FloatArray) -> FloatArray:
+    """Return the bytes that a device sends over each dimension, shape ``(dimensions, messages)``, in messages
+    to a device at distance ``away``; of several switches only the outermost counts, as in
+    :func:`hespas.simulator.network.algorithms.message_ns`.
+    """
+    sent = np.zeros((len(away), len(message_bytes)))
+    passed = False
+    for axis in reversed(range(len(away))):
+        if away[axis] and not (passed and system.dimensions[axis].topology != "ring"):
+            sent[axis] = message_bytes
+            passed = True
+    return sent

@@ -1,10 +1,14 @@
-"""The time of collectives and messages on a system: what was measured on its device, as its links differ.
+"""Times of collectives and messages on a system: measured times of its device, scaled to its links.
 
-What a device's fits say of a layout (:class:`hespas.estimators.collectives.Collectives`: measured tables,
-what is known of the nearest devices, NCCL's model) is of the device's own links, as its file states them. On
-those, laid out evenly, it stands. Otherwise it is taken times what :mod:`hespas.simulator.network.algorithms`
-make of the system's levels over what they make of the device's. Where nobody measured or modelled anything
-(TPUs, loopbacks), the algorithms alone speak. Nothing beats the links of the system.
+A device's fits for a layout (:class:`hespas.estimators.collectives.Collectives`: measured tables, fits of
+reference devices, NCCL's model) apply to the links in the device's own file. For the same links and an even
+layout they are used unchanged. For other links they are scaled by the ratio of
+:mod:`hespas.simulator.network.algorithms` on the system's levels and on the device's levels. Without
+measurements and models (TPUs, loopbacks) the algorithms are used alone. The links of the system give a lower
+bound.
+
+Ranks of a class run the same graph, but a group within one node is faster than one across two: a workload's
+classes are split between ranks with different times.
 """
 
 from __future__ import annotations
@@ -20,21 +24,46 @@ from msgspec import structs
 
 from hespas.estimators.collective_links import Layout, fill_ns
 from hespas.estimators.collectives import Collectives
-from hespas.graph import CollectiveKind, Diagnostics
+from hespas.estimators.interface import takes_no_time
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    Estimate,
+    GroupSet,
+    NodeKind,
+    OpGraph,
+    Permutation,
+    StridedGroups,
+    Workload,
+)
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import InvariantError
+from hespas.graph.passes import with_durations
 from hespas.hardware import Device, Dimension, Link, System, load_device
-from hespas.operations import Labels, Operations
-from hespas.simulator.network.algorithms import Level, fastest_ns, least_ns, levels_of, message_ns
-from hespas.simulator.network.placement import Footprint, footprint_of
+from hespas.operations import Labels, Operations, between_ranks, operations_of
+from hespas.simulator.network.algorithms import fastest_ns, least_ns, levels_of, message_ns
+from hespas.simulator.network.placement import (
+    Footprint,
+    PlacedGroups,
+    footprint_of,
+    place_groups,
+    place_messages,
+)
 
-__all__ = ["Network", "collective_ns"]
+__all__ = ["Network", "collective_ns", "on_system"]
+
 
 _MODEL_SPREAD = (0.6, 2.0)
-"""Below and above what algorithms say alone, as data sheets are off in the estimator of collectives."""
-_KINDS: Mapping[str, CollectiveKind] = {each.name.lower(): each for each in CollectiveKind}
+"""Bounds of the interval of the algorithms alone, relative to the time; as for data sheets in the estimator
+of collectives.
+"""
+
+_KINDS: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}
+
 _DATA_SHEET = "collectives.data-sheet"
+
 _TUNED = "collectives.tuned"
+
 _MESSAGE = "permute"
 
 
@@ -45,18 +74,18 @@ def collective_ns(
     members: IntArray,
     device: Device | None = None,
 ) -> FloatArray:
-    """The time [ns] of collectives of one group of ranks that has the network to itself, shape
-    ``(messages,)``; ``message_bytes`` as Chakra counts them. ``device`` stands in for the system's.
+    """Return the time [ns] of collectives of one group of ranks that has the network to itself, shape
+    ``(messages,)``; ``message_bytes`` as Chakra counts them. ``device`` replaces the system's device.
     """
     named = load_device(system.device) if device is None and system.device else device
     network = Network(system, named)
-    place = footprint_of(network.system, members)
-    time_ns: FloatArray = network.collectives(kind.name.lower(), "", place, message_bytes)[0]
+    footprint = footprint_of(network.system, members)
+    time_ns: FloatArray = network.collectives(kind.name.lower(), "", footprint, message_bytes)[0]
     return time_ns
 
 
-class _Asked(NamedTuple):
-    """A collective in the words of the estimator."""
+class _CollectiveCase(NamedTuple):
+    """Collective in the terms of the estimator."""
 
     op: str
     scheme: str
@@ -64,7 +93,7 @@ class _Asked(NamedTuple):
     per_node: int
 
     def operations(self, message_bytes: FloatArray) -> Operations:
-        """Messages of it."""
+        """Return the operations of messages of this collective."""
         count = len(message_bytes)
         blank = np.full(count, nan)
         return Operations(
@@ -83,8 +112,8 @@ class _Asked(NamedTuple):
         )
 
 
-class _Measured(NamedTuple):
-    """Times and their 90 % interval [ns], shape ``(3, messages)``, on ``links``."""
+class _MeasuredTimes(NamedTuple):
+    """Measured times and their 90 % interval [ns], shape ``(3, messages)``, on ``links``."""
 
     times: FloatArray
     links: tuple[Link, ...]
@@ -92,8 +121,8 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A sized system, and the device whose measurements speak (None: nobody's). ``library`` names whose fits
-    count (``nccl 2.29.2``, a part is enough; empty: the device's default).
+    """Sized system, and the device whose measurements apply (None: none). ``library`` selects the fits of a
+    library (``nccl 2.29.2``, a part of the name is enough; empty: the device's default).
     """
 
     system: System
@@ -103,45 +132,48 @@ class Network:
     def __post_init__(self) -> None:
         """Check that the system has a size."""
         if self.system.devices < 0:
-            raise InvariantError(f"{self.system.name} has no size yet")
+            raise InvariantError(f"{self.system.name} has no size")
 
     def collectives(
         self,
         op: str,
         scheme: str,
-        place: Footprint,
+        footprint: Footprint,
         message_bytes: FloatArray,
         diagnostics: Diagnostics | None = None,
     ) -> FloatArray:
-        """Times and their 90 % interval [ns], shape ``(3, messages)``, of messages of one operation in one
-        number format on groups of one footprint; NaN for operations without a rule.
+        """Return times and their 90 % interval [ns], shape ``(3, messages)``, for messages of one operation
+        in one number format on groups with one footprint; NaN for operations without a rule.
         """
-        if place.ranks <= 1:
+        if footprint.ranks <= 1:
             return np.zeros((3, len(message_bytes)))
-        kind, levels = _KINDS.get(op, CollectiveKind.UNKNOWN), levels_of(self.system, place)
-        own = _Parts.of(partial(fastest_ns, kind, levels), message_bytes)
-        asked = _Asked(op, scheme, place.ranks, place.members[0])
-        said = self._measured(asked, message_bytes, diagnostics)
-        if said is None:
-            return self._no_less_than_inside(self._alone(own.time_ns), op, scheme, place, message_bytes)
-        theirs = _Parts.of(partial(fastest_ns, kind, self._levels_of(said.links, asked)), message_bytes)
-        return np.maximum(_scaled(said.times, own, theirs), least_ns(kind, levels, message_bytes))
-
-    def _no_less_than_inside(
-        self, times: FloatArray, op: str, scheme: str, place: Footprint, message_bytes: FloatArray
-    ) -> FloatArray:
-        """Return times that are not below those of the group's part inside one node, which starts after the
-        network has brought the first bytes. Nodes are units of a first dimension that is not a ring.
-        """
-        inner = place.members[0]
-        if not 1 < inner < place.ranks or not self._links:
-            return times
-        alone = (1,) * (len(place.members) - 1)
-        part = Footprint(inner, (inner, *alone), place.stride, (place.crowd[0], *alone))
-        more = place.ranks / inner if op == "all_gather" else 1.0
-        rate = self.system.dimensions[1].bandwidth_bytes_per_s
-        first = fill_ns(op, Layout(place.ranks, -(-place.ranks // inner)), message_bytes, rate)
-        return np.fmax(times, self.collectives(op, scheme, part, message_bytes * more) + first)
+        kind, levels = _KINDS.get(op, CollectiveKind.UNKNOWN), levels_of(self.system, footprint)
+        own = _TimeParts.of(partial(fastest_ns, kind, levels), message_bytes)
+        case = _CollectiveCase(op, scheme, footprint.ranks, footprint.members[0])
+        measured = self._measured(case, message_bytes, diagnostics)
+        if measured is None:
+            # Nodes are units of a first dimension that is not a ring.
+            times = self._alone(own.time_ns)
+            inner = footprint.members[0]
+            if not 1 < inner < footprint.ranks or not self._links:
+                return times
+            alone = (1,) * (len(footprint.members) - 1)
+            part = Footprint(inner, (inner, *alone), footprint.stride, (footprint.sharers[0], *alone))
+            more = footprint.ranks / inner if op == "all_gather" else 1.0
+            rate = self.system.dimensions[1].bandwidth_bytes_per_s
+            first = fill_ns(op, Layout(footprint.ranks, -(-footprint.ranks // inner)), message_bytes, rate)
+            return np.fmax(times, self.collectives(op, scheme, part, message_bytes * more) + first)
+        nodes = -(-case.ranks // case.per_node)
+        whole = self._as_system(measured.links, nodes)
+        counts = (case.per_node, nodes)[: len(whole.dimensions)]
+        sharers = (1, whole.dimensions[0].size)[: len(whole.dimensions)]
+        theirs = _TimeParts.of(
+            partial(
+                fastest_ns, kind, levels_of(whole, Footprint(case.ranks, counts, (1,) * len(counts), sharers))
+            ),
+            message_bytes,
+        )
+        return np.maximum(_scaled(measured.times, own, theirs), least_ns(kind, levels, message_bytes))
 
     def messages(
         self,
@@ -150,28 +182,28 @@ class Network:
         message_bytes: FloatArray,
         diagnostics: Diagnostics | None = None,
     ) -> FloatArray:
-        """The same of messages from one rank to another so far away along each dimension."""
+        """Return the same for messages from one rank to another at distance ``away`` along each dimension."""
         if not any(away):
             return np.zeros((3, len(message_bytes)))
-        own = _Parts.of(partial(message_ns, self.system, away), message_bytes)
-        asked = _Asked(_MESSAGE, scheme, 2, 1 if any(away[1:]) else 2)
-        said = self._measured(asked, message_bytes, diagnostics)
-        if said is None:
+        own = _TimeParts.of(partial(message_ns, self.system, away), message_bytes)
+        case = _CollectiveCase(_MESSAGE, scheme, 2, 1 if any(away[1:]) else 2)
+        measured = self._measured(case, message_bytes, diagnostics)
+        if measured is None:
             return self._alone(own.time_ns)
-        there = (0, 1) if asked.per_node == 1 else (1, 0)
-        theirs = _Parts.of(partial(message_ns, self._as_system(said.links), there), message_bytes)
-        return np.maximum(_scaled(said.times, own, theirs), own.moved_ns)
+        there = (0, 1) if case.per_node == 1 else (1, 0)
+        theirs = _TimeParts.of(partial(message_ns, self._as_system(measured.links), there), message_bytes)
+        return np.maximum(_scaled(measured.times, own, theirs), own.moved_ns)
 
     def _alone(self, time_ns: FloatArray) -> FloatArray:
-        """What algorithms say, after the launch of a kernel."""
+        """Return the times of the algorithms, after the launch of a kernel."""
         launch_ns = 0.0 if self.device is None else float(np.nan_to_num(self.device.launch_overhead_ns))
         whole_ns = time_ns + launch_ns
         return np.stack((whole_ns, whole_ns * _MODEL_SPREAD[0], whole_ns * _MODEL_SPREAD[1]))
 
     @cached_property
     def _links(self) -> tuple[Link, ...]:
-        """The links of the device that stand for the system's first two dimensions, by its own figures and
-        reaching as far as the system's; none where nobody has measured such links.
+        """Links of the device for the system's first two dimensions, with its own figures and the extent of
+        the system; empty if such links were not measured.
         """
         device, dimensions = self.device, self.system.dimensions
         if device is None or device.kind != "gpu" or dimensions[0].topology == "ring":
@@ -184,72 +216,75 @@ class Network:
         return (reach,) if outside is None else (reach, outside)
 
     def _measured(
-        self, asked: _Asked, message_bytes: FloatArray, diagnostics: Diagnostics | None
-    ) -> _Measured | None:
-        """Return the answer of the estimator of collectives for the device's own links. Where that is the
-        model of an algorithm, ask again for links as fast as the system's, which decide on the algorithm.
-        None where the estimator has no more than a data sheet, or not all.
+        self, case: _CollectiveCase, message_bytes: FloatArray, diagnostics: Diagnostics | None
+    ) -> _MeasuredTimes | None:
+        """Return the answer of the estimator of collectives for the device's own links. If that is the model
+        of an algorithm, estimate again for links as fast as the system's, which select the algorithm. None if
+        the estimator has only a data sheet, or not all times.
         """
-        if self.device is None or not self._links or (len(self._links) == 1 and asked.per_node < asked.ranks):
+        if self.device is None or not self._links or (len(self._links) == 1 and case.per_node < case.ranks):
             return None
-        said, found = self._said(self._links, asked, message_bytes)
-        if _TUNED in found.counts() and asked.per_node < asked.ranks and len(self.system.dimensions) > 1:
+        measured, messages = self._estimated(self._links, case, message_bytes)
+        if _TUNED in messages.counts() and case.per_node < case.ranks and len(self.system.dimensions) > 1:
             inside, outside = self._links[0], self._links[-1]
             bandwidth = self.system.dimensions[1].bandwidth_bytes_per_s
             if bandwidth != outside.bandwidth_bytes_per_s:
                 links = (inside, structs.replace(outside, bandwidth_bytes_per_s=bandwidth))
-                said, found = self._said(links, asked, message_bytes, clusters=False)
-        if _DATA_SHEET in found.counts() or np.isnan(said.times).any():
+                measured, messages = self._estimated(links, case, message_bytes, clusters=False)
+        if _DATA_SHEET in messages.counts() or np.isnan(measured.times).any():
             return None
         if diagnostics is not None:
-            diagnostics.extend(found)
-        return said
+            diagnostics.extend(messages)
+        return measured
 
-    def _said(
-        self, links: tuple[Link, ...], asked: _Asked, message_bytes: FloatArray, *, clusters: bool = True
-    ) -> tuple[_Measured, Diagnostics]:
+    def _estimated(
+        self,
+        links: tuple[Link, ...],
+        case: _CollectiveCase,
+        message_bytes: FloatArray,
+        *,
+        clusters: bool = True,
+    ) -> tuple[_MeasuredTimes, Diagnostics]:
         """Return the answer of the estimator of collectives for the device on some links."""
         if self.device is None:
-            raise InvariantError("no device to ask about")
+            raise InvariantError("no device for the estimate")
         kinds = {link.kind for link in links}
         others = (link for link in self.device.links if link.kind not in kinds)
-        device, found = replace(self.device, links=(*links, *others)), Diagnostics()
+        device, messages = replace(self.device, links=(*links, *others)), Diagnostics()
         model = Collectives(library=self.library, clusters=clusters)
-        said = model.predict(asked.operations(message_bytes), device, found)
-        return _Measured(np.stack((said.duration_ns, said.low_ns, said.high_ns)), links), found
+        estimate = model.predict(case.operations(message_bytes), device, messages)
+        return _MeasuredTimes(
+            np.stack((estimate.duration_ns, estimate.low_ns, estimate.high_ns)), links
+        ), messages
 
     def _as_system(self, links: tuple[Link, ...], nodes: int = 2) -> System:
-        """Return links as a system of up to two dimensions, of so many nodes."""
+        """Return links as a system of up to two dimensions, with ``nodes`` nodes."""
         first, *rest = links
         inside = _as_dimension(first, self.system.dimensions[0], first.devices_per_domain)
         dimensions = (inside, *(_as_dimension(link, None, nodes) for link in rest))
-        return replace(self.system, dimensions=dimensions, devices=prod(each.size for each in dimensions))
-
-    def _levels_of(self, links: tuple[Link, ...], asked: _Asked) -> tuple[Level, ...]:
-        """Return the levels of as many ranks on some links, all of whose neighbours send, too."""
-        nodes = -(-asked.ranks // asked.per_node)
-        whole = self._as_system(links, nodes)
-        counts = (asked.per_node, nodes)[: len(whole.dimensions)]
-        crowd = (1, whole.dimensions[0].size)[: len(whole.dimensions)]
-        return levels_of(whole, Footprint(asked.ranks, counts, (1,) * len(counts), crowd))
+        return replace(
+            self.system, dimensions=dimensions, devices=prod(dimension.size for dimension in dimensions)
+        )
 
 
-def _as_link(each: Dimension) -> Link:
+def _as_link(dimension: Dimension) -> Link:
     return Link(
-        name=each.name,
+        name=dimension.name,
         kind="scale_out",
-        bandwidth_bytes_per_s=each.bandwidth_bytes_per_s,
-        latency_ns=each.latency_ns,
+        bandwidth_bytes_per_s=dimension.bandwidth_bytes_per_s,
+        latency_ns=dimension.latency_ns,
         topology="switch",
-        links_per_device=each.links_per_device,
+        links_per_device=dimension.links_per_device,
         devices_per_domain=-1,
-        source=each.source,
-        latency_source=each.latency_source,
+        source=dimension.source,
+        latency_source=dimension.latency_source,
     )
 
 
 def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
-    """A link of the device; what adds in the system's network does in its own (measured times have that)."""
+    """Return a link of the device as a dimension. Reductions in the system's network also exist in the
+    device's network (measured times include them).
+    """
     return Dimension(
         name=link.name,
         topology="fully_connected" if link.topology == "fully_connected" else "switch",
@@ -264,30 +299,187 @@ def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
     )
 
 
-class _Parts(NamedTuple):
-    """Times of messages on links alone [ns]: latencies of an empty one, and the rest, which moves bytes."""
+class _TimeParts(NamedTuple):
+    """Times of messages on links alone [ns]: latency of an empty message, and the rest, which moves bytes."""
 
     latency_ns: FloatArray
     moved_ns: FloatArray
 
     @classmethod
-    def of(cls, model: Callable[[FloatArray], FloatArray], message_bytes: FloatArray) -> _Parts:
+    def of(cls, model: Callable[[FloatArray], FloatArray], message_bytes: FloatArray) -> _TimeParts:
         """Return the parts of a model's times."""
         latency_ns = model(np.zeros(len(message_bytes)))
         return cls(latency_ns, model(message_bytes) - latency_ns)
 
     @property
     def time_ns(self) -> FloatArray:
-        """Both parts together."""
+        """Return the sum of both parts."""
         return self.latency_ns + self.moved_ns
 
 
-def _scaled(said: FloatArray, own: _Parts, theirs: _Parts) -> FloatArray:
-    """Return measured times on links of other figures: scaled by what moving bytes takes on the system's over
-    the device's own, plus the difference of latencies. Unchanged where both agree or no rule is known.
+def _scaled(measured: FloatArray, own: _TimeParts, theirs: _TimeParts) -> FloatArray:
+    """Return measured times on other links: scaled by the transfer time on the system's links over that on
+    the device's own, plus the difference of latencies. Unchanged if both agree or no rule is known.
     """
     later_ns = np.nan_to_num(own.latency_ns - theirs.latency_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (own.moved_ns + theirs.latency_ns) / theirs.time_ns
     same = (own.moved_ns == theirs.moved_ns) | ~(theirs.time_ns > 0) | np.isnan(ratio)
-    return np.maximum(said * np.where(same, 1.0, ratio) + later_ns, 0.0)
+    return np.maximum(measured * np.where(same, 1.0, ratio) + later_ns, 0.0)
+
+
+_NAME = "network"
+"""Name of the model in reports."""
+
+
+def on_system(
+    workload: Workload,
+    estimates: Sequence[Estimate] | None,
+    network: Network,
+    diagnostics: Diagnostics | None = None,
+) -> tuple[Workload, tuple[Estimate, ...] | None]:
+    """Return the workload and its estimates with communication times on the system; without estimates, the
+    times of the graphs are replaced. Collectives without a rule keep their times.
+
+    O(ranks log ranks) for each group set and permutation, and O(nodes) for each class.
+    """
+    reported = diagnostics if diagnostics is not None else Diagnostics()
+    messages = (
+        reported if estimates is None else Diagnostics()
+    )  # estimates have already reported on their device
+    placements = _Placements(network, workload.num_ranks, {}, {})
+    graphs, timed_estimates, rank_class = list[OpGraph](), list[Estimate](), workload.rank_class.copy()
+    for index, graph in enumerate(workload.classes):
+        ranks = np.flatnonzero(workload.rank_class == index)
+        timed = _CommunicationTimes(graph, operations_of(graph).scheme, network, placements, messages)
+        for mine, times in timed.parts(ranks):
+            rank_class[mine] = len(graphs)
+            if estimates is None:
+                durations = np.where(np.isnan(times[0]), graph.duration_ns, times[0])
+                graphs.append(with_durations(graph, durations))
+            else:
+                graphs.append(graph)
+                estimate = estimates[index]
+                is_known = ~np.isnan(times[0])
+                names = estimate.estimators if _NAME in estimate.estimators else (*estimate.estimators, _NAME)
+                duration, low, high = (
+                    np.where(is_known, new, old)
+                    for new, old in zip(
+                        times, (estimate.duration_ns, estimate.low_ns, estimate.high_ns), strict=True
+                    )
+                )
+                timed_estimates.append(
+                    replace(
+                        estimate,
+                        estimators=names,
+                        duration_ns=duration,
+                        low_ns=low,
+                        high_ns=high,
+                        estimator=np.where(is_known, names.index(_NAME), estimate.estimator).astype(np.int8),
+                    )
+                )
+    reported.info(
+        "simulate.network",
+        network.system.name,
+        "times of collectives and messages depend on the placement of their ranks in the system",
+        count=sum(len(graph.collectives) + len(graph.p2p) for graph in workload.classes),
+    )
+    parted = replace(workload, classes=tuple(graphs), rank_class=rank_class)
+    return parted, None if estimates is None else tuple(timed_estimates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placements:
+    """Cached placements of the groups and messages of all classes."""
+
+    network: Network
+    num_ranks: int
+    groups: dict[GroupSet, PlacedGroups]
+    messages: dict[Permutation, tuple[IntArray, IntArray]]
+
+    def of_groups(self, groups: GroupSet) -> PlacedGroups:
+        if groups not in self.groups:
+            self.groups[groups] = place_groups(groups, self.network.system, self.num_ranks)
+        return self.groups[groups]
+
+    def of_messages(self, permutation: Permutation) -> tuple[IntArray, IntArray]:
+        if permutation not in self.messages:
+            self.messages[permutation] = place_messages(permutation, self.network.system, self.num_ranks)
+        return self.messages[permutation]
+
+
+@dataclass(frozen=True, slots=True)
+class _CommunicationTimes:
+    """Communication of one graph; ``scheme`` is the number format of each node."""
+
+    graph: OpGraph
+    scheme: Labels
+    network: Network
+    placements: _Placements
+    found: Diagnostics
+
+    def parts(self, ranks: IntArray) -> list[tuple[IntArray, FloatArray]]:
+        """Return ranks with equal communication times, with the times of all nodes [ns] and their intervals,
+        shape ``(3, nodes)``, NaN for nodes without a network time. Each rank occurs once; without ranks there
+        is one empty part.
+        """
+        used: list[int] = np.unique(self.graph.collectives.group_set).tolist()
+        sets = self._sets()
+        keys = [
+            *[self.placements.of_groups(sets[row]).which[ranks][:, None] for row in used],
+            *self._message_keys(ranks),
+        ]
+        if not keys or not len(ranks):
+            return [(ranks, np.full((3, len(self.graph)), np.nan))]
+        distinct, row = np.unique(np.concatenate(keys, axis=1), axis=0, return_inverse=True)
+        by_times: dict[bytes, tuple[list[IntArray], FloatArray]] = {}
+        for number in range(len(distinct)):
+            mine = ranks[row.reshape(-1) == number]
+            rank = int(mine[0])
+            times = np.full((3, len(self.graph)), np.nan)
+            self._collectives(rank, times)
+            self._messages(rank, times)
+            times[:, takes_no_time(self.graph)] = np.nan
+            by_times.setdefault(times.tobytes(), ([], times))[0].append(mine)
+        return [(np.concatenate(parts), times) for parts, times in by_times.values()]
+
+    def _sets(self) -> list[GroupSet]:
+        """Return the group sets, and all ranks for collectives without a group set."""
+        return [*self.graph.group_sets, StridedGroups.all_ranks(self.placements.num_ranks)]
+
+    def _message_keys(self, ranks: IntArray) -> list[IntArray]:
+        used: list[int] = np.unique(self.graph.p2p.permutation).tolist()
+        columns = (self.placements.of_messages(self.graph.permutations[row]) for row in used if row >= 0)
+        return [side[ranks] for sides in columns for side in sides]
+
+    def _collectives(self, rank: int, times: FloatArray) -> None:
+        table, sets = self.graph.collectives, self._sets()
+        key = np.stack([table.kind.astype(np.int64), table.group_set, self.scheme.row[table.node]])
+        distinct, key_of = np.unique(key, axis=1, return_inverse=True)
+        keys: list[list[int]] = distinct.T.tolist()
+        for number, (kind, row, name) in enumerate(keys):
+            placed = self.placements.of_groups(sets[row])
+            which = int(placed.which[rank])
+            if which < 0:
+                continue
+            mine = np.flatnonzero(key_of.reshape(-1) == number)
+            op = CollectiveKind(kind).name.lower()
+            times[:, table.node[mine]] = self.network.collectives(
+                op, self.scheme.names[name], placed.footprints[which], table.comm_bytes[mine], self.found
+            )
+
+    def _messages(self, rank: int, times: FloatArray) -> None:
+        table = self.graph.p2p
+        rows = np.flatnonzero(between_ranks(self.graph) & (table.permutation >= 0))
+        receives = self.graph.kind[table.node] == int(NodeKind.RECV)
+        key = np.stack([table.permutation.astype(np.int64), receives, self.scheme.row[table.node]])[:, rows]
+        distinct, key_of = np.unique(key, axis=1, return_inverse=True)
+        keys: list[list[int]] = distinct.T.tolist()
+        for number, (row, incoming, name) in enumerate(keys):
+            away = self.placements.of_messages(self.graph.permutations[row])[incoming][rank]
+            if not away.any():
+                continue
+            mine = rows[key_of.reshape(-1) == number]
+            times[:, table.node[mine]] = self.network.messages(
+                self.scheme.names[name], away.tolist(), table.comm_bytes[mine], self.found
+            )

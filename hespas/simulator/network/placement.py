@@ -1,7 +1,8 @@
-"""Where groups lie in a system: how many members along each dimension, how far apart, who shares its links.
+"""Placement of groups in a system: members along each dimension, their distance, and the sharing of links.
 
 A rank is a device of a sized system, a mixed-radix number with the innermost dimension fastest. A *footprint*
-is what of a group's place decides its time; equal ones are told once, so that 65,536 ranks cost a few.
+has the properties of a placement that determine its time; equal footprints are computed once, so 65,536 ranks
+need only a few.
 """
 
 from __future__ import annotations
@@ -16,75 +17,80 @@ from hespas.graph import GroupSet, Permutation, StridedGroups
 from hespas.graph.columns import IntArray
 from hespas.hardware import System
 
-__all__ = ["Footprint", "Placed", "footprint_of", "place_groups", "place_messages"]
+__all__ = ["Footprint", "PlacedGroups", "footprint_of", "place_groups", "place_messages"]
 
 
 class Footprint(NamedTuple):
-    """Of a group of so many ``ranks``, per dimension: ``members`` along one line of it (the most, where lines
-    differ), ``stride`` between neighbours, and ``crowd``: of devices of one unit inside it, how many send
-    into it at once; on a ring, how many groups share each link.
+    """Footprint of a group of ``ranks``. Per dimension: ``members`` along one line (the maximum, if lines
+    differ), ``stride`` between neighbours, and ``sharers``: the number of devices of one unit inside it that
+    send into it at once; on a ring, the number of groups that share each link.
     """
 
     ranks: int
     members: tuple[int, ...]
     stride: tuple[int, ...]
-    crowd: tuple[int, ...]
+    sharers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """Distinct footprints, and which each rank's group has: ``which`` of shape ``(ranks,)``, -1 for none."""
+class PlacedGroups:
+    """Distinct footprints, and the index of each rank's footprint: ``which`` of shape ``(ranks,)``, -1 for
+    none.
+    """
 
     footprints: tuple[Footprint, ...]
     which: IntArray
 
 
 def footprint_of(system: System, members: IntArray) -> Footprint:
-    """Where one group lies that has the network to itself. O(members log members)."""
+    """Return the footprint of one group that has the network to itself. O(members log members)."""
     rows = np.asarray(members, np.int64)[None, :]
     counts, strides = _lines(rows, system)
-    crowd = _crowd(system, [1] * len(system.shape), _busy(np.unique(rows), system), 0)
-    return Footprint(len(members), tuple(counts[0].tolist()), tuple(strides[0].tolist()), crowd)
+    sharers = _sharers(system, [1] * len(system.shape), _busy(np.unique(rows), system), 0)
+    return Footprint(len(members), tuple(counts[0].tolist()), tuple(strides[0].tolist()), sharers)
 
 
-def place_groups(groups: GroupSet, system: System, num_ranks: int) -> Placed:
-    """The groups of a set, which run at once. O(ranks log ranks) for each dimension."""
+def place_groups(groups: GroupSet, system: System, num_ranks: int) -> PlacedGroups:
+    """Return the placement of the groups of a set, which run at once. O(ranks log ranks) for each
+    dimension.
+    """
     which = np.full(num_ranks, -1, np.int64)
-    found: dict[Footprint, int] = {}
-    everybody = list(_matrices(groups))
-    nobody: IntArray = np.empty(0, np.int64)
-    inside = np.concatenate([nobody, *(rows[rows < num_ranks] for rows in everybody)])
+    index_of: dict[Footprint, int] = {}
+    matrices = list(_matrices(groups))
+    empty: IntArray = np.empty(0, np.int64)
+    inside = np.concatenate([empty, *(rows[rows < num_ranks] for rows in matrices)])
     busy = _busy(np.unique(inside), system)
     axes = len(system.shape)
-    for rows in everybody:
+    for rows in matrices:
         here = rows[(rows < num_ranks).all(axis=1)]
         if not len(here):
             continue
         lines = np.concatenate(_lines(here, system), axis=1)
-        distinct, place = np.unique(lines, axis=0, return_inverse=True)
+        distinct, row = np.unique(lines, axis=0, return_inverse=True)
         numbers: list[int] = []
         for values in distinct.tolist():
-            crowd = _crowd(system, values[axes:], busy, len(inside))
-            footprint = Footprint(here.shape[1], tuple(values[:axes]), tuple(values[axes:]), crowd)
-            numbers.append(found.setdefault(footprint, len(found)))
-        which[here] = np.array(numbers, np.int64)[place.reshape(-1)][:, None]
-    return Placed(tuple(found), which)
+            sharers = _sharers(system, values[axes:], busy, len(inside))
+            footprint = Footprint(here.shape[1], tuple(values[:axes]), tuple(values[axes:]), sharers)
+            numbers.append(index_of.setdefault(footprint, len(index_of)))
+        which[here] = np.array(numbers, np.int64)[row.reshape(-1)][:, None]
+    return PlacedGroups(tuple(index_of), which)
 
 
 def place_messages(permutation: Permutation, system: System, num_ranks: int) -> tuple[IntArray, IntArray]:
-    """How far each rank sends and from how far it receives, per dimension, shape ``(ranks, dimensions)``;
-    0 along all of them for nobody. Through a switch and between devices that are joined directly it is 1.
+    """Return the distance that each rank sends and receives over, per dimension, shape ``(ranks,
+    dimensions)``; 0 along all dimensions without a peer. The distance through a switch and over a direct link
+    is 1.
     """
     ranks: IntArray = np.arange(num_ranks, dtype=np.int64)
     away: list[IntArray] = []
     for peers in (permutation.targets_of(ranks), permutation.sources_of(ranks)):
-        known = (peers >= 0) & (peers < num_ranks)
-        away.append(_apart(ranks, np.where(known, peers, ranks), system))
+        has_peer = (peers >= 0) & (peers < num_ranks)
+        away.append(_apart(ranks, np.where(has_peer, peers, ranks), system))
     return away[0], away[1]
 
 
 def _matrices(groups: GroupSet) -> Iterator[IntArray]:
-    """The members of all groups, as one matrix for each size of group."""
+    """Return the members of all groups, as one matrix per group size."""
     if isinstance(groups, StridedGroups):
         starts = groups.base + _spread(groups.group_digits)
         yield starts[:, None] + _spread(groups.member_digits)[None, :]
@@ -103,7 +109,7 @@ def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
 
 
 def _units(system: System) -> list[int]:
-    """Devices within one device of each dimension, and in all of them."""
+    """Return the number of devices within one device of each dimension, and in all of them."""
     units = [1]
     for size in system.shape:
         units.append(units[-1] * size)
@@ -111,9 +117,9 @@ def _units(system: System) -> list[int]:
 
 
 def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
-    """Of groups of one size, members along each dimension and their stride, shapes ``(groups, dimensions)``.
+    """Return members along each dimension and their stride for groups of one size, ``(groups, dimensions)``.
 
-    Members along a dimension are the most units that share the unit around them.
+    Members along a dimension are the maximum number of units within the enclosing unit.
     """
     units, shape = _units(system), system.shape
     counts: IntArray = np.ones((len(rows), len(shape)), np.int64)
@@ -134,29 +140,31 @@ def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
 
 
 def _busy(ranks: IntArray, system: System) -> list[int]:
-    """The most of some devices that lie within one unit of each dimension."""
+    """Return the maximum number of some devices within one unit of each dimension."""
     units = _units(system)[:-1]
     return [int(np.unique(ranks // unit, return_counts=True)[1].max(initial=0)) for unit in units]
 
 
-def _crowd(system: System, stride: list[int], busy: list[int], active: int) -> tuple[int, ...]:
-    """Groups lie between each other on a ring only where all its devices take part."""
+def _sharers(system: System, stride: list[int], busy: list[int], active: int) -> tuple[int, ...]:
+    """Return the sharers per dimension. Groups are interleaved on a ring only if all its devices take
+    part.
+    """
     interleaved = active >= system.devices
     return tuple(
-        (gap if interleaved else 1) if each.topology == "ring" else count
-        for each, gap, count in zip(system.dimensions, stride, busy, strict=True)
+        (gap if interleaved else 1) if dimension.topology == "ring" else count
+        for dimension, gap, count in zip(system.dimensions, stride, busy, strict=True)
     )
 
 
 def _apart(ranks: IntArray, peers: IntArray, system: System) -> IntArray:
     columns: list[IntArray] = []
     unit = 1
-    for each in system.dimensions:
-        ahead: IntArray = np.abs(ranks // unit % each.size - peers // unit % each.size)
-        if each.topology != "ring":
+    for dimension in system.dimensions:
+        ahead: IntArray = np.abs(ranks // unit % dimension.size - peers // unit % dimension.size)
+        if dimension.topology != "ring":
             ahead = np.minimum(ahead, 1)
-        elif each.is_closed(system.devices):
-            ahead = np.minimum(ahead, each.size - ahead)
+        elif dimension.is_closed(system.devices):
+            ahead = np.minimum(ahead, dimension.size - ahead)
         columns.append(ahead)
-        unit *= each.size
+        unit *= dimension.size
     return np.stack(columns, axis=1)

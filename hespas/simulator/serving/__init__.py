@@ -1,19 +1,20 @@
-"""Servers of language models: continuous batching of requests over time, step by step."""
+"""Simulation of language-model servers: continuous batching of requests over time, step by step."""
 
-from hespas.simulator.serving.engine import serve
-from hespas.simulator.serving.policy import POLICIES, Order, Policy, policy_of
+from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve
 from hespas.simulator.serving.requests import (
     Requests,
+    ServingRun,
+    StepLog,
     arrivals_of_bursts,
     arrivals_of_poisson,
     lengths,
     share_of,
+    weighted_percentile,
 )
-from hespas.simulator.serving.results import ServingRun, Steps, weighted_percentile
 from hespas.simulator.serving.steps import (
     SHARES,
-    Asked,
     Correction,
+    KernelModel,
     LatticeKernels,
     StepGrids,
     StepTimes,
@@ -24,16 +25,16 @@ from hespas.simulator.serving.steps import (
 __all__ = [
     "POLICIES",
     "SHARES",
-    "Asked",
     "Correction",
+    "KernelModel",
     "LatticeKernels",
     "Order",
     "Policy",
     "Requests",
     "ServingRun",
     "StepGrids",
+    "StepLog",
     "StepTimes",
-    "Steps",
     "arrivals_of_bursts",
     "arrivals_of_poisson",
     "lengths",

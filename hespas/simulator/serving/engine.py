@@ -1,35 +1,283 @@
-"""Continuous batching: which requests each step works on, and when each is done.
+"""Continuous batching: scheduler policies, the requests in each step, and their completion times.
 
-Steps follow one another. Each decodes a token of the requests whose prompts are done, and works on prompts
-as the policy lets it; then come new requests, as long as a step has tokens left, the server sequences and
-the cache pages (arXiv 2309.06180; chunked prompts: 2308.16369). Steps between two events that change who is
-in the batch (a request is done, one arrives, pages run out) differ by the growing cache only and are computed
-together; so time is proportional to events, not to tokens. Requests under way are columns.
+Steps follow one another. Each step decodes a token of the requests with finished prompts, and processes
+prompts as the policy allows; then new requests start, within the limits on tokens per step, sequences and
+cache pages (arXiv 2309.06180; chunked prompts: 2308.16369). Steps between two events that change the batch (a
+request is done, one arrives, pages run out) differ only by the growing cache and are computed together, so
+time is proportional to events, not to tokens. Running requests are columns.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from hespas.graph.columns import FloatArray
-from hespas.graph.errors import UnsupportedError
-from hespas.simulator.serving.decoding import Decoding, Sequence, groups
-from hespas.simulator.serving.policy import Policy
-from hespas.simulator.serving.requests import Requests
-from hespas.simulator.serving.results import ServingRun, Steps
+from hespas.graph.deprecation import renamed_fields, warn_renamed
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.simulator.serving.requests import Requests, ServingRun, StepLog
 from hespas.simulator.serving.steps import StepTimes
 
-__all__ = ["serve"]
+__all__ = [
+    "POLICIES",
+    "DecodingBatch",
+    "DecodingSequence",
+    "Order",
+    "Policy",
+    "count_times",
+    "policy_of",
+    "serve",
+]
+
+
+Order = Literal["mixed", "prefill-first"]
+"""Handling of prompts: in the steps that decode (mixed), or in steps of their own before others
+(prefill-first).
+"""
+
+_RENAMED = {
+    "polls": "recv_interval",
+    "ahead": "async_scheduling",
+    "holds": "batch_wait_iters",
+    "holds_tokens": "batch_wait_tokens",
+}
+"""Deprecated names of fields of :class:`Policy`, with their new names."""
+
+
+@renamed_fields(**_RENAMED)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Scheduler settings of a serving engine. ``tokens``: maximum tokens per step; ``sequences``: maximum
+    running sequences. ``chunked``: the rest of a prompt that does not fit is processed in the next step;
+    otherwise prompts are processed whole. ``page_tokens``: tokens per cache page. ``order``: see
+    :data:`Order`. ``reserves``: a request starts only if the cache has pages for its whole length, so none is
+    preempted; otherwise a request without a page preempts the youngest, whose tokens are recomputed.
+    ``watermark``: share of the pages that stay free when a request starts. ``recv_interval``: the scheduler
+    receives requests every ``recv_interval`` decoding steps, and after steps that only process prompts
+    (SGLang: scheduler-recv-interval). ``async_scheduling``: it forms the next step while the current one
+    runs. ``batch_wait_iters``: maximum number of steps for which waiting requests are held back, while
+    sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
+    """
+
+    name: str = "vllm"
+    tokens: int = 8192
+    sequences: int = 256
+    chunked: bool = True
+    page_tokens: int = 16
+    order: Order = "mixed"
+    reserves: bool = False
+    watermark: float = 0.0
+    recv_interval: int = 1
+    async_scheduling: bool = False
+    batch_wait_iters: int = 0
+    batch_wait_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings. Raises ``UsageError``."""
+        for name in ("tokens", "sequences", "page_tokens", "recv_interval"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"invalid {name}: {getattr(self, name)}", hint=f"use `{name}=1` or more")
+        if not 0 <= self.watermark < 1:
+            raise UsageError(
+                f"invalid watermark {self.watermark:g}",
+                hint="use a share from 0 to below 1: `watermark=0.01`",
+            )
+
+
+POLICIES: Mapping[str, Policy] = {
+    "vllm": Policy(name="vllm", tokens=8192, sequences=1024),
+    "sglang": Policy(name="sglang", tokens=16384, sequences=1024, order="prefill-first", page_tokens=1),
+    "trtllm": Policy(name="trtllm", tokens=8192, sequences=2048, page_tokens=32, reserves=True),
+}
+"""Defaults of serving engines. vLLM's engine of 2025 (V1) decodes first and fills the step with prompts;
+SGLang processes new prompts first, in steps of their own, with chunks of ``tokens``; TensorRT-LLM adds
+prompts to the sequences in flight, and starts none that it might have to preempt (its capacity policy
+GUARANTEED_NO_EVICT).
+"""
+
+
+def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
+    """Return the policy of an engine with changes (None: no change). Raises ``UsageError`` for an unknown
+    name.
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise UsageError(f"unknown serving engine: {name!r}", hint=f"use one of {', '.join(POLICIES)}")
+    stated_changes: dict[str, int | float | bool | str] = {}
+    for key, value in changes.items():
+        if value is not None:
+            if key in _RENAMED:
+                warn_renamed(f"policy_of({key}=)", f"policy_of({_RENAMED[key]}=)")
+            stated_changes[_RENAMED.get(key, key)] = value
+    return replace(policy, **stated_changes)  # type: ignore[arg-type] # names and types are those of the fields
+
+
+_HELD, _MADE, _OUTPUT, _LATEST = range(4)
+
+_ROOM = 64
+
+
+class DecodingSequence(NamedTuple):
+    """Request that decodes: its tokens in the cache, its generated tokens and their final number, and the
+    time of the latest one [ns].
+    """
+
+    request: int
+    held: float
+    made: float
+    output: float
+    latest: float
+
+
+class DecodingBatch:
+    """Decoding sequences as columns, in order of their start, so that a step needs a few array operations.
+    ``least_left``: the fewest tokens that a sequence still has to generate; ``pages``: cache pages in use.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_grown",
+        "_grown_pages",
+        "_latest",
+        "_page_tokens",
+        "_rounds",
+        "least_left",
+        "pages",
+        "requests",
+    )
+
+    def __init__(self, page_tokens: int, gain: float) -> None:
+        """Start without sequences. A step generates ``gain`` tokens per sequence."""
+        self.requests: list[int] = []
+        self.least_left, self.pages = inf, 0.0
+        self._columns = np.zeros((4, _ROOM))
+        self._page_tokens = page_tokens
+        self._rounds = gain != int(gain) and page_tokens & (page_tokens - 1) != 0
+        """True if a division by the tokens of a page may round up to a whole number."""
+        self._grown = self._grown_pages = 0.0
+        """Cached argument and result of :meth:`grown` (argument 0: not cached)."""
+        self._latest = -inf
+        """Common time of the latest tokens; NaN if they differ."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def held(self) -> FloatArray:
+        """Return the tokens of each sequence in the cache."""
+        return self._columns[_HELD, : len(self.requests)]
+
+    def join(self, sequence: DecodingSequence) -> None:
+        """Append a sequence."""
+        count = len(self.requests)
+        if count == self._columns.shape[1]:
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
+        if not count:
+            self._latest = sequence.latest
+        elif self._latest != sequence.latest:
+            if self._latest == self._latest:
+                self._columns[_LATEST, :count] = self._latest
+            self._latest = np.nan
+        self._grown = 0.0
+        self._columns[:, count] = sequence[1:]
+        self.requests.append(sequence.request)
+        self.least_left = min(self.least_left, sequence.output - sequence.made)
+        self.pages += -(-sequence.held // self._page_tokens)
+
+    def leave_last(self) -> DecodingSequence:
+        """Remove the sequence that started last."""
+        self._grown = 0.0
+        last = self._sequence(len(self.requests) - 1)
+        self.requests.pop()
+        self._count_left()
+        self.pages -= -(-last.held // self._page_tokens)
+        return last
+
+    def _sequence(self, index: int) -> DecodingSequence:
+        held, made, output, latest = self._columns[:, index].tolist()
+        latest_ns = latest if self._latest != self._latest else self._latest
+        return DecodingSequence(self.requests[index], held, made, output, latest_ns)
+
+    def generate(self, tokens: float) -> tuple[float, list[DecodingSequence]]:
+        """Add ``tokens`` to each sequence. Return the additional pages, and the finished sequences, which are
+        removed.
+        """
+        count = len(self.requests)
+        self._grown = 0.0
+        self._columns[: _MADE + 1, :count] += tokens
+        before, self.pages = self.pages, self._pages(self.held)
+        grown = self.pages - before
+        self._count_left()
+        if self.least_left > 0:
+            return grown, []
+        keep = self._columns[_MADE, :count] < self._columns[_OUTPUT, :count]
+        done = [self._sequence(index) for index in np.flatnonzero(~keep).tolist()]
+        for index in reversed(np.flatnonzero(~keep).tolist()):
+            del self.requests[index]
+        self._columns[:, : len(self.requests)] = self._columns[:, :count][:, keep]
+        self._count_left()
+        self.pages -= sum(-(-sequence.held // self._page_tokens) for sequence in done)
+        return grown, done
+
+    def _count_left(self) -> None:
+        count = len(self.requests)
+        left = self._columns[_OUTPUT, :count] - self._columns[_MADE, :count]
+        self.least_left = float(np.minimum.reduce(left, initial=inf))
+
+    def _pages(self, held: FloatArray) -> float:
+        """Return the number of pages for the tokens of each sequence."""
+        if self._rounds:
+            return float(np.add.reduce(-(-held // self._page_tokens)))
+        return float(np.add.reduce(np.ceil(held / self._page_tokens)))
+
+    def grown(self, by: float) -> float:
+        """Return the additional pages for ``by`` more tokens per sequence."""
+        if self._grown != by:
+            self._grown, self._grown_pages = by, self._pages(self.held + by) - self.pages
+        return self._grown_pages
+
+    def most_grown(self, by: float) -> float:
+        """Return an upper bound of :meth:`grown` in constant time."""
+        return float(len(self.requests) * ceil(by / self._page_tokens))
+
+    def latest(self, now: float, others: list[float]) -> list[tuple[float, int]]:
+        """Return the times of the latest tokens, ascending, with their counts; all sequences generate a token
+        at ``now``, and so do ``others``, whose latest tokens were at the given times.
+        """
+        if self._latest == self._latest and not others:
+            times = [(self._latest, len(self.requests))]
+        else:
+            times = count_times([*self._all_latest(), *others])
+        self._latest = now
+        return times
+
+    def _all_latest(self) -> list[float]:
+        count = len(self.requests)
+        if self._latest == self._latest:
+            return [self._latest] * count
+        times: list[float] = self._columns[_LATEST, :count].tolist()
+        return times
+
+    def generated(self, now: float) -> None:
+        """Record that all sequences generated a token at ``now``."""
+        self._latest = now
+
+
+def count_times(times: list[float]) -> list[tuple[float, int]]:
+    """Return the distinct times, ascending, with their counts."""
+    return sorted(Counter(times).items())
+
 
 _AT_ONCE = 1 << 16
-"""Steps that are computed together at most."""
+"""Maximum number of steps that are computed together."""
+
 _SHOWN_EVERY = 100
-"""Finished requests between two reports of progress."""
+"""Finished requests between two progress reports."""
 
 
 def serve(
@@ -40,11 +288,11 @@ def serve(
     cache_tokens: float = inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> ServingRun:
-    """Return the run of requests on a server whose cache holds ``cache_tokens``; ``progress`` is called with
-    the finished requests and all. O(events x sequences under way).
+    """Return the run of requests on a server with a cache of ``cache_tokens``; ``progress`` is called with
+    the number of finished requests and of all requests. O(events x running sequences).
 
-    Raises ``UnsupportedError`` where a request alone does not fit into the cache, or into a step of a policy
-    that does not cut prompts.
+    Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of a policy
+    without chunked prompts.
     """
     pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
     longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
@@ -59,12 +307,14 @@ def serve(
             f"{policy.tokens:,}",
             hint="a larger `max_batched_tokens`, or chunked prompts",
         )
-    return _Server(requests, steps, policy, pages).run(progress)
+    return _ServerRun(requests, steps, policy, pages).run(progress)
 
 
 @dataclass
-class _Chunk:
-    """Prompts of a step: how many, their new tokens, tokens before them in all, and whose are done."""
+class _PrefillChunk:
+    """Prompts of a step: their number, new tokens, cached tokens before these, and the requests whose prompts
+    are finished.
+    """
 
     prompts: int = 0
     new_tokens: int = 0
@@ -72,8 +322,8 @@ class _Chunk:
     sampled: list[int] = field(default_factory=list[int])
 
 
-class _Server:
-    """The state of a run. Rows of requests are those of :class:`Requests`."""
+class _ServerRun:
+    """State of a run. Rows of requests are those of :class:`Requests`."""
 
     def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
         count = len(requests)
@@ -84,36 +334,36 @@ class _Server:
             self.arrival = np.full(count, inf)
             self.arrival[: requests.concurrency] = 0.0
         self.coming = 0
-        """The next request that is yet to arrive."""
+        """The next request to arrive."""
         self.waiting: deque[int] = deque()
         self.prompting: list[int] = []
-        """Requests whose prompts are under way, the oldest first."""
-        self.decoding = Decoding(policy.page_tokens, steps.gain)
+        """Requests with unfinished prompts, the oldest first."""
+        self.decoding = DecodingBatch(policy.page_tokens, steps.gain)
         self.held = np.zeros(count)
-        """Tokens of each in the cache, unless it decodes."""
+        """Tokens of each request in the cache, unless it decodes."""
         self.target = requests.prompt.astype(np.int64).copy()
-        """Tokens that have to be in the cache before it decodes: the prompt, and what was put back."""
+        """Tokens in the cache before decoding: the prompt, and tokens of preempted requests."""
         self.made = np.zeros(count)
-        """Tokens each has given, unless it decodes."""
+        """Generated tokens of each request, unless it decodes."""
         self.output = requests.output.astype(np.int64)
         self.scheduled, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
         self.latest = np.full(count, np.nan)
-        """When each gave its latest token, unless it decodes."""
-        self.put_back = np.zeros(count, np.int64)
+        """Time of the latest token of each request, unless it decodes."""
+        self.preemptions = np.zeros(count, np.int64)
         self.used = 0.0
-        """Pages in use, those that a reserving policy has promised included."""
+        """Pages in use, including those that the policy has reserved."""
         self.finished = 0
-        self.looked = 0.0
-        """When the scheduler formed the next step."""
+        self.scheduled_at = 0.0
+        """Time at which the scheduler formed the next step."""
         self.due = 0
-        """Steps until the scheduler looks who has come."""
+        """Steps until the scheduler receives requests."""
         self.held_back = 0
-        """Steps since somebody waits who could be started."""
-        self.log = Steps()
-        self.outside, self.gain = steps.correction.request_ns, steps.gain
+        """Steps during which a waiting request was held back."""
+        self.log = StepLog()
+        self.overhead_ns, self.gain = steps.correction.request_ns, steps.gain
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> ServingRun:
-        """Simulate all steps until no request is left."""
+        """Simulate all steps until all requests are done."""
         shown = 0
         while self.coming < len(self.requests) or self.waiting or self.prompting or len(self.decoding):
             if progress and self.finished >= shown:
@@ -121,7 +371,7 @@ class _Server:
                 shown = self.finished + _SHOWN_EVERY
             self._arrive()
             if not (self.waiting or self.prompting or len(self.decoding)):
-                self.now = max(self.now, float(self.arrival[self.coming]) + self.outside)
+                self.now = max(self.now, float(self.arrival[self.coming]) + self.overhead_ns)
                 continue
             if (self.waiting or self.prompting) and not self._holds():
                 chunk = self._prompts()
@@ -135,36 +385,34 @@ class _Server:
             scheduled_ns=self.scheduled,
             first_token_ns=self.first,
             last_token_ns=self.last,
-            put_back=self.put_back,
+            preemptions=self.preemptions,
             steps=self.log,
         )
 
     def _arrive(self) -> None:
-        """Whoever has come by now waits, if the scheduler looks."""
+        """Add arrived requests to the waiting queue, if the scheduler receives requests in this step."""
         if self.due and len(self.decoding):
             return
-        self.due = self.policy.polls
-        seen = self.looked if self.policy.ahead and len(self.decoding) else self.now
-        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.outside <= seen:
+        self.due = self.policy.recv_interval
+        seen = self.scheduled_at if self.policy.async_scheduling and len(self.decoding) else self.now
+        while self.coming < len(self.arrival) and self.arrival[self.coming] + self.overhead_ns <= seen:
             self.waiting.append(self.coming)
             self.coming += 1
 
     def _holds(self) -> bool:
-        """Whether those who wait are held back for others."""
+        """Return True if waiting requests are held back for a larger batch."""
         policy = self.policy
-        if self.held_back >= policy.holds or self.prompting or not len(self.decoding):
+        if self.held_back >= policy.batch_wait_iters or self.prompting or not len(self.decoding):
             return False
         tokens = len(self.decoding) + sum(int(self.target[request]) for request in self.waiting)
-        return tokens < policy.holds_tokens
-
-    # --- pages
+        return tokens < policy.batch_wait_tokens
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.policy.page_tokens)
 
     def _has_room(self, pages: float = 0.0, *, free: float = 0.0) -> bool:
-        """Whether so many pages are left beside those that sequences that decode need for their next token;
-        ``free`` of all stay free.
+        """Return True if ``pages`` are available in addition to those for the next token of decoding
+        sequences; the share ``free`` of all pages must stay free.
         """
         pages, most = self.used + pages, self.pages * (1 - free)
         if self.policy.reserves:
@@ -174,27 +422,27 @@ class _Server:
         return pages + self.decoding.grown(self.gain) <= most
 
     def _make_room(self) -> None:
-        """Put the youngest requests back until each that decodes has a page for its next token."""
+        """Preempt the youngest requests until each decoding sequence has a page for its next token."""
         while not (self.policy.reserves or self._has_room()):
-            self._put_back()
+            self._preempt()
 
-    def _put_back(self) -> None:
-        """The youngest request leaves the cache; its tokens are worked on again."""
+    def _preempt(self) -> None:
+        """Preempt the youngest request; its tokens are recomputed."""
         youngest = self._youngest()
         self._free(youngest)
-        self.put_back[youngest] += 1
+        self.preemptions[youngest] += 1
         self.target[youngest] = self.requests.prompt[youngest] + self.made[youngest]
         self.held[youngest] = 0
         self.waiting.appendleft(youngest)
 
     def _youngest(self) -> int:
-        """The one that started last leaves."""
+        """Remove the request that started last."""
         if self.prompting:
             return self.prompting.pop()
         return self._left(self.decoding.leave_last())
 
-    def _left(self, sequence: Sequence) -> int:
-        """Note the state of a request that decodes no more."""
+    def _left(self, sequence: DecodingSequence) -> int:
+        """Record the state of a request that stops decoding."""
         request = sequence.request
         self.held[request], self.made[request] = sequence.held, sequence.made
         self.latest[request] = sequence.latest
@@ -206,11 +454,9 @@ class _Server:
             tokens = int(self.requests.prompt[request] + self.output[request])
         self.used -= self._pages(tokens)
 
-    # --- prompts
-
-    def _prompts(self) -> _Chunk:
-        """What a step works on beside those that decode, and the pages for it."""
-        policy, chunk = self.policy, _Chunk()
+    def _prompts(self) -> _PrefillChunk:
+        """Return the prompts that a step processes in addition to decoding, and reserve their pages."""
+        policy, chunk = self.policy, _PrefillChunk()
         if policy.order == "mixed":
             self._make_room()
         decoded = len(self.decoding) * self.steps.queries
@@ -226,12 +472,12 @@ class _Server:
             self.prompting.append(request)
             left = self._extend(chunk, request, left)
         if not chunk.prompts and self.prompting and not len(self.decoding):
-            self._put_back()
+            self._preempt()
             return self._prompts()
         return chunk
 
     def _starts(self, request: int, left: int) -> bool:
-        """Whether a request that waits can be started with so many tokens of the step left."""
+        """Return True if a waiting request can start with ``left`` tokens of the step."""
         policy = self.policy
         if len(self.decoding) + len(self.prompting) >= policy.sequences:
             return False
@@ -242,8 +488,10 @@ class _Server:
         alone = not len(self.decoding) and not self.prompting
         return alone or self._has_room(self._pages(held), free=policy.watermark)
 
-    def _extend(self, chunk: _Chunk, request: int, left: int) -> int:
-        """Work on as much of a prompt as a step has tokens left and the cache pages; what is left then."""
+    def _extend(self, chunk: _PrefillChunk, request: int, left: int) -> int:
+        """Process as much of a prompt as the tokens of the step and the cache pages allow; return the
+        remaining tokens.
+        """
         held = int(self.held[request])
         count = min(int(self.target[request]) - held, left)
         if count <= 0:
@@ -261,24 +509,24 @@ class _Server:
             chunk.sampled.append(request)
         return left - count
 
-    # --- steps
-
-    def _step(self, chunk: _Chunk) -> None:
-        """A step that works on prompts."""
+    def _step(self, chunk: _PrefillChunk) -> None:
+        """Run a step that processes prompts."""
         batch = len(self.decoding) if self.policy.order == "mixed" else 0
         context = float(np.add.reduce(self.decoding.held)) / batch if batch else 0.0
         time = self.steps.step_ns(
             batch=batch, context=context, prompts=chunk.prompts, new_tokens=chunk.new_tokens,
             before=chunk.before / chunk.prompts, sampled=batch + len(chunk.sampled),
         )  # fmt: skip
-        self.looked = self.now
+        self.scheduled_at = self.now
         self.now += time
         self.held_back = 0
-        self.due = (self.due - 1) % self.policy.polls if batch else 0
+        self.due = (self.due - 1) % self.policy.recv_interval if batch else 0
         self.log.add(time, batch, chunk.new_tokens)
-        self._log_gaps(batch, [float(self.latest[each]) for each in chunk.sampled if self.made[each]])
+        self._log_gaps(
+            batch, [float(self.latest[request]) for request in chunk.sampled if self.made[request]]
+        )
         if batch:
-            self._give(1)
+            self._generate(1)
         for request in chunk.sampled:
             self.prompting.remove(request)
             if np.isnan(self.first[request]):
@@ -290,10 +538,10 @@ class _Server:
                 self._done(request)
             else:
                 held = float(self.held[request])
-                self.decoding.join(Sequence(request, held, made, output, self.now))
+                self.decoding.join(DecodingSequence(request, held, made, output, self.now))
 
     def _decode(self) -> None:
-        """Steps that only decode, until something changes who is in them."""
+        """Run steps that only decode, until the batch changes."""
         self._make_room()
         batch, gain = len(self.decoding), self.gain
         count = ceil(self.decoding.least_left / gain)
@@ -302,40 +550,37 @@ class _Server:
         times = self.steps.decode_ns(batch, context + gain * np.arange(count, dtype=np.float64))
         ends = self.now + times.cumsum()
         if self.coming < len(self.arrival) and batch < self.policy.sequences:
-            arrives = float(self.arrival[self.coming]) + self.outside
+            arrives = float(self.arrival[self.coming]) + self.overhead_ns
             after = int(ends.searchsorted(arrives)) + 1
-            if self.policy.ahead and arrives > self.now:
+            if self.policy.async_scheduling and arrives > self.now:
                 after += 1
-            count = min(count, self._seen(after))
-        if self.waiting and self.held_back < self.policy.holds:
-            count = min(count, self.policy.holds - self.held_back)
+            recv_interval = self.policy.recv_interval
+            first = self.due or recv_interval
+            count = min(count, first + -(-max(after - first, 0) // recv_interval) * recv_interval)
+        if self.waiting and self.held_back < self.policy.batch_wait_iters:
+            count = min(count, self.policy.batch_wait_iters - self.held_back)
             self.held_back += count
-        self.due = (self.due - count) % self.policy.polls
+        self.due = (self.due - count) % self.policy.recv_interval
         self.log.add_decoding(times[:count], batch)
-        self.looked = float(ends[count - 1] - times[count - 1])
+        self.scheduled_at = float(ends[count - 1] - times[count - 1])
         self.now = float(ends[0])
         self._log_gaps(batch, [])
         if count > 1:
             self.log.add_gaps(times[1:count], batch)
             self.now = float(ends[count - 1])
-            self.decoding.gave(self.now)
-        self._give(count)
+            self.decoding.generated(self.now)
+        self._generate(count)
 
     def _log_gaps(self, batch: int, again: list[float]) -> None:
-        """Log that those that decode, if any do in this step, give a token now, and so do others that gave
-        their latest at the times ``again``. Those that gave their latest in one step are logged together.
+        """Log the times between tokens: decoding sequences (if ``batch``) generate a token now, and so do
+        other requests, whose latest tokens were at the times ``again``. Requests with equal times are logged
+        together.
         """
-        for before, tokens in self.decoding.latest(self.now, again) if batch else groups(again):
+        for before, tokens in self.decoding.latest(self.now, again) if batch else count_times(again):
             self.log.add_gap(self.now - before, tokens)
 
-    def _seen(self, after: int) -> int:
-        """Steps until the scheduler looks, at least so many."""
-        polls = self.policy.polls
-        first = self.due or polls
-        return first + -(-max(after - first, 0) // polls) * polls
-
     def _steps_with_room(self, most: int) -> int:
-        """Steps after which the cache is full, at least one and at most ``most``."""
+        """Return the number of steps until the cache is full, at least one and at most ``most``."""
         gain, decoding = self.gain, self.decoding
         if self.policy.reserves or self.used + decoding.most_grown(most * gain) <= self.pages:
             return most
@@ -348,9 +593,9 @@ class _Server:
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    def _give(self, count: int) -> None:
-        """Each that decodes gives tokens of so many steps."""
-        grown, done = self.decoding.give(count * self.gain)
+    def _generate(self, count: int) -> None:
+        """Add the tokens of ``count`` steps to each decoding sequence."""
+        grown, done = self.decoding.generate(count * self.gain)
         if not self.policy.reserves:
             self.used += grown
         for sequence in done:

@@ -1,9 +1,9 @@
-"""How long a step of serving takes: estimates at the points of a lattice, and what lies between them.
+"""Time of a serving step: estimates at the points of a lattice, and interpolation between them.
 
-A step works on ``tokens`` of which some are sampled, decodes some sequences and works on some prompts. Its
-kernels run one after the other, so its time is a sum: what depends on the tokens, the head, attention of
-those that decode, and attention of the prompts. Between grid points times are linear in each size, as
-kernels are between two sizes of the same number of tiles.
+A step processes ``tokens``, of which some are sampled, decodes some sequences and processes some prompts. Its
+kernels run one after the other, so its time is a sum of four parts: token-wise kernels, the head, attention
+of decoding sequences, and attention of prompts. Between grid points, times are linear in each size, as kernel
+times are between two sizes with equal numbers of tiles.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hespas.operations import Labels, Operations
 
 __all__ = [
     "SHARES",
-    "Asked",
     "Correction",
+    "KernelModel",
     "LatticeKernels",
     "StepGrids",
     "StepTimes",
@@ -37,9 +37,11 @@ __all__ = [
 ]
 
 _DECODED, _PROMPTED = 256.0, 2048.0
-"""Steps of so few tokens run the kernels of decoding, of so many those of prompts."""
+"""Steps with up to 256 tokens run the kernels of decoding, steps with 2048 tokens and more those of
+prompts.
+"""
 SHARES = ("products", "experts", "attention", "collectives", "others")
-"""What the time of a step is made of. Products of experts are grouped and run on kernels of their own."""
+"""Parts of the time of a step. Products of experts are grouped and run on kernels of their own."""
 
 
 class StepGrids(Protocol):
@@ -47,37 +49,37 @@ class StepGrids(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Tokens of a step."""
+        """Return the tokens of a step."""
         ...
 
     @property
     def rows(self) -> Sequence[int]:
-        """Tokens that are sampled."""
+        """Return the sampled tokens."""
         ...
 
     @property
     def batch(self) -> Sequence[int]:
-        """Sequences that decode."""
+        """Return the decoding sequences."""
         ...
 
     @property
     def context(self) -> Sequence[int]:
-        """Tokens of each in the cache."""
+        """Return the cached tokens of each sequence."""
         ...
 
     @property
     def prompts(self) -> Sequence[int]:
-        """Prompts of a step."""
+        """Return the prompts of a step."""
         ...
 
     @property
     def length(self) -> Sequence[int]:
-        """New tokens of each."""
+        """Return the new tokens of each prompt."""
         ...
 
     @property
     def before(self) -> Sequence[int]:
-        """Tokens before them."""
+        """Return the cached tokens before them."""
         ...
 
 
@@ -88,45 +90,43 @@ class LatticeKernels(Protocol):
 
     @property
     def grids(self) -> StepGrids:
-        """The grid points."""
+        """Return the grid points."""
         ...
 
     @property
     def graph(self) -> OpGraph:
-        """All kernels."""
+        """Return the graph of all kernels."""
         ...
 
     @property
     def node(self) -> IntArray:
-        """Nodes of the graph."""
+        """Return the nodes of the graph."""
         ...
 
     @property
     def part(self) -> IntArray:
-        """Which part of a step they are of."""
+        """Return the part of a step of each kernel."""
         ...
 
     @property
     def point(self) -> IntArray:
-        """Which point of the part."""
+        """Return the point of the part of each kernel."""
         ...
 
     @property
     def times(self) -> FloatArray:
-        """How often they run."""
+        """Return the number of executions."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What estimates of kernels alone do not know of a serving stack: factors on the time of each of
-    :data:`SHARES`, time of the host that each step and each of its sequences waits for [ns], and time of a
-    request outside of steps (tokenizer, transport) [ns]. ``launch_ns``: the host takes so long to launch a
-    kernel; steps that work on prompts are no shorter than their kernels' launches, where those that only
-    decode are launched as one graph. ``routed``: products of experts take so many times as long as others.
-    ``prefill``: kernels that work on prompts take so many times as long as those that decode, beside their
-    factors, and products of experts ``experts`` times as long as that. ``accepts``: how likely a guessed
-    token is right.
+    """Effects of a serving engine that kernel estimates do not include: factors on the time of each of
+    :data:`SHARES`, host time per step and per sequence [ns], and time of a request outside of steps
+    (tokenizer, transport) [ns]. ``launch_ns``: host time per kernel launch; steps with prompts are at least
+    as long as their launches, while decoding steps are launched as one graph. ``routed``: factor on products
+    of experts. ``prefill``: factor on kernels that process prompts, in addition to other factors; products of
+    experts take ``experts`` times that. ``accepts``: probability that a speculative token is accepted.
     """
 
     products: float = 1.0
@@ -145,18 +145,18 @@ class Correction:
 
     @property
     def factors(self) -> FloatArray:
-        """Those of :data:`SHARES`, shape ``(shares,)``."""
+        """Return the factors of :data:`SHARES`, shape ``(shares,)``."""
         experts = self.products * self.routed
         return np.array([self.products, experts, self.attention, self.collectives, self.others])
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
-    """Times at grid points [ns], of each of :data:`SHARES` in the first dimension: ``of_tokens`` and
-    ``of_rows`` of shape ``(shares, points)``, ``of_decode`` of ``(shares, batch, context)``, ``of_prompts``
-    of ``(shares, prompts, length, before)``. ``kernels``: launches of a step that works on prompts, unless it
-    has at most ``captured`` tokens, for which there are graphs, too. ``drafts``: tokens of each sequence that
-    a step guesses beside the next, by further layers that take ``draft_share`` as long as the model.
+    """Times at grid points [ns], with :data:`SHARES` as the first dimension: ``of_tokens`` and ``of_rows`` of
+    shape ``(shares, points)``, ``of_decode`` of ``(shares, batch, context)``, ``of_prompts`` of ``(shares,
+    prompts, length, before)``. ``kernels``: launches of a step with prompts; a step with at most ``captured``
+    tokens is launched as a graph. ``speculative_tokens``: speculative tokens per sequence and step, made by
+    additional layers that each take ``draft_share`` of the time of the model.
     """
 
     grids: StepGrids
@@ -167,28 +167,30 @@ class StepTimes:
     correction: Correction = Correction()
     kernels: float = 0.0
     captured: int = 0
-    drafts: int = 0
+    speculative_tokens: int = 0
     draft_share: float = 0.0
 
     @property
     def queries(self) -> int:
-        """Tokens of a sequence that decodes in a step."""
-        return 1 + self.drafts
+        """Return the number of tokens of a decoding sequence in a step."""
+        return 1 + self.speculative_tokens
 
     @property
     def gain(self) -> float:
-        """Tokens that a sequence gets of a step: guesses count up to the first that is wrong."""
-        return float(sum(self.correction.accepts**place for place in range(self.queries)))
+        """Return the expected tokens of a sequence per step: speculative tokens count up to the first
+        rejection.
+        """
+        return float(sum(self.correction.accepts**position for position in range(self.queries)))
 
     def corrected(self, correction: Correction) -> StepTimes:
-        """The same estimates of another stack."""
+        """Return the same estimates with another correction."""
         return replace(self, correction=correction)
 
     @cached_property
     def _tables(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         factors = self.correction.factors
         tables = (self.of_rows, self.of_decode, self.of_prompts)
-        second, third, fourth = (np.tensordot(factors, each, axes=1) for each in tables)
+        second, third, fourth = (np.tensordot(factors, table, axes=1) for table in tables)
         tokens = np.log2(np.array(self.grids.tokens) / _DECODED) / np.log2(_PROMPTED / _DECODED)
         part, prefill = np.clip(tokens, 0.0, 1.0), self.correction.prefill
         of_tokens = self.of_tokens * factors[:, None]
@@ -202,40 +204,42 @@ class StepTimes:
 
     @cached_property
     def _points(self) -> dict[str, tuple[float, ...]]:
-        """The axes as Python's numbers, which single values are looked up in faster."""
+        """Axes as tuples of Python floats, for fast lookup of single values."""
         return {name: tuple(axis.tolist()) for name, axis in self._axes.items()}
 
     @cached_property
     def _lines_of_tokens(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The first two tables as Python's numbers."""
+        """First two tables as tuples of Python floats."""
         by_tokens, by_rows = self._tables[:2]
         return tuple(by_tokens.tolist()), tuple(by_rows.tolist())
 
     def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
-        """Steps in which ``batch`` sequences decode, with so many tokens each in the mean, [ns]."""
+        """Return the times [ns] of steps in which ``batch`` sequences decode, by their mean cached tokens
+        ``context``.
+        """
         decoded = self._decoded_by(batch)
         return decoded.fixed_ns + _lines(self._axes["context"], decoded.row, context)
 
     @cached_property
-    def _known_batches(self) -> dict[int, _Decoded]:
+    def _known_batches(self) -> dict[int, _DecodeTimes]:
         return {}
 
     @cached_property
     def _known_prompts(self) -> dict[int, list[list[float]]]:
         return {}
 
-    def _decoded_by(self, batch: int) -> _Decoded:
-        """Return the times of so many sequences by their tokens."""
-        known = self._known_batches.get(batch)
-        if known is None:
+    def _decoded_by(self, batch: int) -> _DecodeTimes:
+        """Return the times of ``batch`` sequences by their cached tokens."""
+        decoded = self._known_batches.get(batch)
+        if decoded is None:
             row = _row(self._points["batch"], self._tables[2], float(batch))
             fixed = self._of_decoded(batch, batch * self.queries) + self._sampled_ns(batch * self.queries)
             fixed += self.correction.step_ns + self.correction.sequence_ns * batch
-            known = self._known_batches[batch] = _Decoded(row, tuple(row.tolist()), fixed)
-        return known
+            decoded = self._known_batches[batch] = _DecodeTimes(row, tuple(row.tolist()), fixed)
+        return decoded
 
     def _prompted_ns(self, prompts: int, length: float, before: float) -> float:
-        """Return the time of prompts of so many new tokens each behind others."""
+        """Return the time of prompts with ``length`` new tokens each after ``before`` cached tokens."""
         plane = self._known_prompts.get(prompts)
         if plane is None:
             plane = _row(self._points["prompts"], self._tables[3], prompts).tolist()
@@ -243,9 +247,9 @@ class StepTimes:
         axis = self._points["length"]
         if len(axis) == 1:
             return _line(self._points["before"], plane[0], before)
-        at, part = _place(axis, length)
+        at, part = _grid_position(axis, length)
         low, high, part = plane[at], plane[at + 1], max(part, 0.0)
-        first, further = _place(self._points["before"], before)
+        first, further = _grid_position(self._points["before"], before)
         time = low[first] + part * (high[first] - low[first])
         if len(low) == 1:
             return time
@@ -255,12 +259,13 @@ class StepTimes:
     def step_ns(
         self, *, batch: int, context: float, prompts: int, new_tokens: int, before: float, sampled: int
     ) -> float:
-        """A step in which ``batch`` sequences of ``context`` tokens each decode, and ``prompts`` have
-        ``new_tokens`` together, behind ``before`` tokens each in the mean. ``sampled`` tokens come of it.
+        """Return the time of a step in which ``batch`` sequences with ``context`` tokens each decode, and
+        ``prompts`` have ``new_tokens`` together, after a mean of ``before`` cached tokens each. The step
+        samples ``sampled`` tokens.
         """
         tokens = batch * self.queries + new_tokens
         time = self._of_decoded(batch, tokens)
-        time += self._sampled_ns(max(sampled + batch * self.drafts, 1))
+        time += self._sampled_ns(max(sampled + batch * self.speculative_tokens, 1))
         if batch:
             time += _interpolated(self._points["context"], self._decoded_by(batch).values, context)
         if prompts:
@@ -271,12 +276,14 @@ class StepTimes:
         return time + host + self.correction.prompt_ns * prompts
 
     def _of_decoded(self, batch: int, tokens: int) -> float:
-        """What depends on the tokens of a step, and what guesses for ``batch`` sequences take."""
+        """Return the time that depends on the tokens of a step, plus the time of speculation for ``batch``
+        sequences.
+        """
         axis, table = self._points["tokens"], self._lines_of_tokens[0]
         time = _line(axis, table, float(tokens))
-        if self.drafts and batch:
+        if self.speculative_tokens and batch:
             guess = self.draft_share * _line(axis, table, float(batch)) + self._sampled_ns(batch)
-            time += self.drafts * guess
+            time += self.speculative_tokens * guess
         return time
 
     def _sampled_ns(self, rows: int) -> float:
@@ -284,7 +291,9 @@ class StepTimes:
 
 
 def _overlapped(device_ns: float, host_ns: float) -> float:
-    """Both at once take as long as the longer, and more where they are alike: each waits at times."""
+    """Return the time of concurrent device and host work: the longer one, and more if both are similar,
+    because each waits at times.
+    """
     if not host_ns:
         return device_ns
     return float((device_ns**_OVERLAP + host_ns**_OVERLAP) ** (1 / _OVERLAP))
@@ -293,8 +302,10 @@ def _overlapped(device_ns: float, host_ns: float) -> float:
 _OVERLAP = 4
 
 
-def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
-    """The grid point at or before a value and how far it is to the next; beyond the ends lines go on."""
+def _grid_position(axis: Sequence[float], value: float) -> tuple[int, float]:
+    """Return the grid point at or before a value and the relative distance to the next; extrapolate beyond
+    the ends.
+    """
     if len(axis) == 1:
         return 0, 0.0
     at = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
@@ -302,8 +313,8 @@ def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
 
 
 def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
-    """The table at a value of its first dimension; below the first grid point it is that of the first."""
-    at, part = _place(axis, value)
+    """Return the table at a value of its first dimension; below the first grid point its first row."""
+    at, part = _grid_position(axis, value)
     part = max(part, 0.0)
     if len(axis) == 1:
         return np.asarray(table[0], np.float64)
@@ -311,15 +322,15 @@ def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
 
 
 def _line(axis: Sequence[float], values: Sequence[float], value: float) -> float:
-    """The value of a table of one dimension, as :func:`_row` has it."""
-    at, part = _place(axis, value)
+    """Return the value of a one-dimensional table, as :func:`_row`."""
+    at, part = _grid_position(axis, value)
     if len(axis) == 1:
         return values[0]
     return values[at] + max(part, 0.0) * (values[at + 1] - values[at])
 
 
 def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
-    """Values on one axis, the last piece going on."""
+    """Return values on one axis; the last piece is extrapolated."""
     if len(axis) == 1:
         return np.full(len(at), values[0])
     inside: FloatArray = np.interp(at, axis, values)
@@ -330,19 +341,19 @@ def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
 
 
 def _interpolated(axis: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return what :func:`_lines` says of one value, by the arithmetic of ``numpy.interp``."""
+    """Return the result of :func:`_lines` for one value, with the arithmetic of ``numpy.interp``."""
     if len(axis) == 1 or at <= axis[0]:
         return values[0]
-    place = min(bisect_right(axis, at), len(axis) - 1) - 1
-    slope = (values[place + 1] - values[place]) / (axis[place + 1] - axis[place])
+    index = min(bisect_right(axis, at), len(axis) - 1) - 1
+    slope = (values[index + 1] - values[index]) / (axis[index + 1] - axis[index])
     if at < axis[-1]:
-        return slope * (at - axis[place]) + values[place]
+        return slope * (at - axis[index]) + values[index]
     return values[-1] + slope * (at - axis[-1])
 
 
-class _Decoded(NamedTuple):
-    """Times of sequences that decode by their tokens, as an array and as Python's numbers, and the rest of a
-    step that works on no prompts.
+class _DecodeTimes(NamedTuple):
+    """Times of decoding sequences by their cached tokens, as an array and as Python floats, and the rest of a
+    step without prompts.
     """
 
     row: FloatArray
@@ -350,60 +361,61 @@ class _Decoded(NamedTuple):
     fixed_ns: float
 
 
-class Asked(NamedTuple):
-    """A model, and what it is asked of: operations of these classes (none: of all), in these number formats
-    under the names that tables have for them (``formats``; none: in any).
+class KernelModel(NamedTuple):
+    """Model for some kernels of a step: operations of these classes (empty: all), in these number formats
+    with their names in tables (``formats``; empty: any).
     """
 
     model: OperationModel
     classes: frozenset[OpClass] = frozenset()
     formats: Mapping[str, str] = MappingProxyType({})
     kinds: frozenset[str] = frozenset()
-    """Operations of these kinds only (none: of any)."""
+    """Kinds of operations (empty: any)."""
     variant: str = ""
-    """The library's kernel that is asked about (none: its default)."""
+    """Kernel of the library to use (empty: its default)."""
     inner: float = 1.0
-    """Products are asked about with an inner dimension so many times as long."""
+    """Factor on the inner dimension of products."""
 
 
 def step_times(
     kernels: LatticeKernels,
     device: Device,
-    models: Sequence[Asked],
+    models: Sequence[KernelModel],
     *,
     num_ranks: int,
     diagnostics: Diagnostics,
 ) -> StepTimes:
-    """Estimates of all points; of each kernel the shortest that one of the ``models`` says, as a library
-    picks its fastest algorithm. Raises ``UnsupportedError`` where a kernel has no estimate.
+    """Return estimates of all points; for each kernel the shortest time of the ``models``, because a library
+    selects its fastest algorithm. Raises ``UnsupportedError`` if a kernel has no estimate.
     """
-    used, place = np.unique(kernels.node, return_inverse=True)
+    used, row_of = np.unique(kernels.node, return_inverse=True)
     ops = operations_on(kernels.graph, device, num_ranks=num_ranks).take(used)
     classes = kernels.graph.op_class[used]
     best = np.full(len(used), np.inf)
-    for asked in models:
-        wanted = np.isin(classes, [int(each) for each in asked.classes or OpClass])
-        if asked.formats:
-            wanted &= np.isin(np.arange(len(ops)), ops.scheme.where(*asked.formats))
-        if asked.kinds:
-            wanted &= np.isin(np.arange(len(ops)), ops.kind.where(*asked.kinds))
-        wanted[_foreign_experts(ops, asked, device, models)] = False
+    for kernel_model in models:
+        wanted = np.isin(classes, [int(op_class) for op_class in kernel_model.classes or OpClass])
+        if kernel_model.formats:
+            wanted &= np.isin(np.arange(len(ops)), ops.scheme.where(*kernel_model.formats))
+        if kernel_model.kinds:
+            wanted &= np.isin(np.arange(len(ops)), ops.kind.where(*kernel_model.kinds))
+        wanted[_foreign_experts(ops, kernel_model, device, models)] = False
         rows = np.flatnonzero(wanted)
         if not len(rows):
             continue
-        distinct, of_row = _renamed(ops.take(rows), asked).distinct()
-        # who comes after the first gives other answers to the same: what it lacks is no finding
-        heard = diagnostics if asked is models[0] else Diagnostics()
-        said = predict_with(asked.model, distinct, device, heard).duration_ns
-        best[rows] = np.fmin(best[rows], said[of_row])
+        distinct, of_row = _renamed(ops.take(rows), kernel_model).distinct()
+        # only the first model reports: later ones give alternatives
+        messages = diagnostics if kernel_model is models[0] else Diagnostics()
+        estimated_ns = predict_with(kernel_model.model, distinct, device, messages).duration_ns
+        best[rows] = np.fmin(best[rows], estimated_ns[of_row])
     if np.isinf(best).any():
         missing = ops.kind[int(np.argmax(np.isinf(best)))]
         raise UnsupportedError(
-            f"no estimate of {missing} on {device.name}", hint="another `estimator`, or fits of the device"
+            f"no estimate of {missing} on {device.name}",
+            hint="use another `estimator`, or add fits of the device",
         )
-    share_of = np.array([SHARES.index(_share(each)) for each in OpClass], np.int64)[classes]
+    share_of = np.array([SHARES.index(_share(op_class)) for op_class in OpClass], np.int64)[classes]
     share_of[ops.kind.where("moe")] = SHARES.index("experts")
-    share, time = share_of[place.reshape(-1)], best[place.reshape(-1)] * kernels.times
+    share, time = share_of[row_of.reshape(-1)], best[row_of.reshape(-1)] * kernels.times
     grids = kernels.grids
     shapes = (
         (len(grids.tokens),),
@@ -423,32 +435,34 @@ def step_times(
     return StepTimes(grids, of_tokens, of_rows, of_decode, of_prompts, kernels=launches)
 
 
-def _foreign_experts(ops: Operations, asked: Asked, device: Device, models: Sequence[Asked]) -> IntArray:
-    """Experts in a format that they were not measured in on the device, where they were in another that the
-    ``models`` are asked about: what other devices or none say of them is of a kernel that it does not have.
+def _foreign_experts(
+    ops: Operations, kernel_model: KernelModel, device: Device, models: Sequence[KernelModel]
+) -> IntArray:
+    """Return experts in a format that was not measured on the device, if another format of the ``models`` was
+    measured there: estimates from other devices describe a kernel that this device does not have.
     """
     measured = {_PLAIN.get(fit.scheme, fit.scheme) for fit in device.fits if fit.kind == "moe"}
     experts = ops.kind.where("moe")
-    found = [np.zeros(0, np.int64)]
+    rows = [np.zeros(0, np.int64)]
     for code, name in enumerate(ops.scheme.names):
-        names = {each.formats.get(name, name) for each in models if not each.kinds or "moe" in each.kinds}
-        if asked.formats.get(name, name) not in measured and names & measured:
-            found.append(experts[ops.scheme.row[experts] == code])
-    return np.concatenate(found)
+        names = {model.formats.get(name, name) for model in models if not model.kinds or "moe" in model.kinds}
+        if kernel_model.formats.get(name, name) not in measured and names & measured:
+            rows.append(experts[ops.scheme.row[experts] == code])
+    return np.concatenate(rows)
 
 
 _OF_DECODE = 2
-"""The part of a step that works on sequences which decode."""
+"""Part of a step that processes decoding sequences."""
 
 
-def _renamed(ops: Operations, asked: Asked) -> Operations:
-    """The operations as tables call them."""
-    if asked.variant:
-        ops = replace(ops, variant=Labels.constant(asked.variant, len(ops)))
-    if not asked.formats:
+def _renamed(ops: Operations, kernel_model: KernelModel) -> Operations:
+    """Return the operations with the names of the tables."""
+    if kernel_model.variant:
+        ops = replace(ops, variant=Labels.constant(kernel_model.variant, len(ops)))
+    if not kernel_model.formats:
         return ops
-    names = tuple(asked.formats.get(name, name) for name in ops.scheme.names)
-    factor = np.where(np.isnan(ops.dim("k")), 1.0, asked.inner)
+    names = tuple(kernel_model.formats.get(name, name) for name in ops.scheme.names)
+    factor = np.where(np.isnan(ops.dim("k")), 1.0, kernel_model.inner)
     dims = {**ops.dims, "k": np.ceil(ops.dim("k") * factor)}
     return replace(ops, scheme=Labels(ops.scheme.row, names), dims=dims, flops=ops.flops * factor)
 
@@ -470,46 +484,50 @@ _CUSTOM: Mapping[str, str] = {
     "sglang": "custom_allreduce-sglang:SGLang_CustomAllReduce_graph",
     "trtllm": "custom_allreduce-trtllm",
 }
-"""A serving stack's own all-reduce, by what tables of collectives call it; NCCL's where that is faster."""
+"""All-reduce of a serving engine, by its name in tables of collectives; NCCL's is used if it is faster."""
 _FORMATS: tuple[Mapping[str, str], ...] = (
     {"f8E4M3FN": "fp8", "mxfp4": "w4a8_mxfp4_mxfp8", "i4": "int4_wo"},
     {"f8E4M3FN": "fp8_block", "mxfp4": "w4a16_mxfp4", "i4": "w4a16_mxfp4"},
 )
-"""Names under which tables hold products in a format. Those that tables time with the conversion of their
-operands bound the bare product from above, so the shortest counts. Experts whose weights alone have 4 bits
-were timed in one such format.
+"""Names of number formats in tables of products. Times that include the conversion of operands are upper
+bounds of the bare product, so the shortest time is used. Experts with 4-bit weights only were measured in one
+such format.
 """
 _PLAIN: Mapping[str, str] = {"a8w8_fp8": "f8E4M3FN"}
-"""Formats of tables that are asked about by the name of the element type."""
+"""Formats of tables that are looked up by the name of the element type."""
 _FP4_INNER = 0.5625
-"""Of a product in nvfp4 over one in 8 bits that moves as many bytes of weights, scales included, and takes as
-long at their peaks: tables time products in nvfp4 only with the conversion of their operands.
+"""Time of a product in nvfp4 over one in 8 bits with equal weight bytes, scales included, at their peaks:
+tables have products in nvfp4 only with the conversion of operands.
 """
 _FP4_EXPERTS = "trtllm 1.3.0rc20 moe_torch_flow_min_latency"
-"""The kernel of experts in nvfp4 that libraries run on Blackwell, and tables have beside a general one."""
+"""Kernel for experts in nvfp4 that libraries use on Blackwell; tables have it in addition to a general
+one.
+"""
 _MATRICES = frozenset({OpClass.CONTRACTION})
 _LARGE = frozenset({OpClass.CONTRACTION, OpClass.ATTENTION, OpClass.COLLECTIVE, OpClass.P2P})
 
 
-def models_of(stack: str, estimator: str) -> tuple[Asked, ...]:
-    """Who is asked about the kernels of a serving stack: the estimator about products, attention and
-    collectives, the stack's own all-reduce, and of what streams its data the roofline: serving libraries fuse
-    it into kernels that run at the memory's speed.
+def models_of(engine: str, estimator: str) -> tuple[KernelModel, ...]:
+    """Return the models for the kernels of a serving engine: the estimator for products, attention and
+    collectives, the engine's own all-reduce, and the roofline for memory-bound kernels, because serving
+    libraries fuse them into kernels at memory speed.
     """
     model = _operation_model(estimator)
-    custom = f"collectives:library={_CUSTOM[stack]},tuned=false" if stack in _CUSTOM else "collectives"
+    custom = f"collectives:library={_CUSTOM[engine]},tuned=false" if engine in _CUSTOM else "collectives"
     return (
-        Asked(model, _LARGE),
-        *(Asked(model, _MATRICES, names) for names in _FORMATS),
-        Asked(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, kinds=frozenset({"matmul"}), inner=_FP4_INNER),
-        Asked(model, _MATRICES, {"nvfp4": "nvfp4"}, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
-        Asked(_operation_model(custom), frozenset({OpClass.COLLECTIVE})),
-        Asked(_operation_model("roofline"), frozenset(OpClass) - _LARGE),
+        KernelModel(model, _LARGE),
+        *(KernelModel(model, _MATRICES, names) for names in _FORMATS),
+        KernelModel(model, _MATRICES, {"nvfp4": "f8E4M3FN"}, kinds=frozenset({"matmul"}), inner=_FP4_INNER),
+        KernelModel(model, _MATRICES, {"nvfp4": "nvfp4"}, kinds=frozenset({"moe"}), variant=_FP4_EXPERTS),
+        KernelModel(_operation_model(custom), frozenset({OpClass.COLLECTIVE})),
+        KernelModel(_operation_model("roofline"), frozenset(OpClass) - _LARGE),
     )
 
 
 def _operation_model(spelling: str) -> OperationModel:
     model = load_estimator(spelling)
     if not isinstance(model, OperationModel):
-        raise UnsupportedError(f"{spelling} knows no single operations", hint="`estimator=composite`")
+        raise UnsupportedError(
+            f"{spelling} does not estimate single operations", hint="use `estimator=composite`"
+        )
     return model

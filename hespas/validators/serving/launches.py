@@ -90,7 +90,7 @@ def _vllm(at: ServerStart) -> ServerLaunch:
             share = 0.95
         case _:
             cache = "f8E4M3FN"
-    policy = policy_of("vllm", sequences=sequences, ahead=True)
+    policy = policy_of("vllm", sequences=sequences, async_scheduling=True)
     return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
 
 
@@ -105,7 +105,7 @@ def _minimax(at: ServerStart) -> ServerLaunch:
         share = 0.95
     else:
         sequences = at.clients
-    policy = policy_of("vllm", tokens=tokens, sequences=sequences, page_tokens=page, ahead=True)
+    policy = policy_of("vllm", tokens=tokens, sequences=sequences, page_tokens=page, async_scheduling=True)
     return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
 
 
@@ -114,7 +114,7 @@ _CAPTURED, _MORE_CAPTURED = 512, 2048
 
 
 def _sglang(at: ServerStart) -> ServerLaunch:
-    drafts, polls = 0, _LONG_INTERVAL if at.clients >= _MANY_CLIENTS else _SHORT_INTERVAL
+    drafts, interval = 0, _LONG_INTERVAL if at.clients >= _MANY_CLIENTS else _SHORT_INTERVAL
     if at.precision == "fp4":
         tokens, sequences, share = 16384, 256, 0.85
     elif at.clients > _MAX_CLIENTS_WITHOUT_MTP and at.layout.tp == 8:
@@ -122,8 +122,10 @@ def _sglang(at: ServerStart) -> ServerLaunch:
     elif at.layout.tp == 8:
         tokens, sequences, share = 32768, 128, 0.82
     else:
-        tokens, sequences, share, polls = 8192, 32, 0.95, _SHORT_INTERVAL
-    policy = policy_of("sglang", tokens=tokens, sequences=sequences, polls=polls, ahead=True)
+        tokens, sequences, share, interval = 8192, 32, 0.95, _SHORT_INTERVAL
+    policy = policy_of(
+        "sglang", tokens=tokens, sequences=sequences, recv_interval=interval, async_scheduling=True
+    )
     return ServerLaunch(policy=policy, memory_share=share, cache="f8E4M3FN", drafts=drafts)
 
 
@@ -142,7 +144,7 @@ def _trtllm(at: ServerStart) -> ServerLaunch:
             changes = {"tokens": 16384}
             share = 0.9
             if at.prompt == at.output and at.layout.tp < 8:
-                changes |= {"holds": 20, "holds_tokens": round(0.9 * 16384)}
+                changes |= {"batch_wait_iters": 20, "batch_wait_tokens": round(0.9 * 16384)}
         case _:
             is_speculative = at.release in _SPECULATIVE_RELEASES and at.date >= "2026"
             return _speculative_deepseek(at) if is_speculative else _deepseek(at)
@@ -161,7 +163,7 @@ def _deepseek(at: ServerStart) -> ServerLaunch:
             is_graph = at.clients >= 64 and (short or long) and at.layout.dp == 1
             share = 0.7 if at.layout.dp > 1 else 0.75 if long and at.layout.tp == 4 else 0.8
             if is_graph and short:
-                changes = {"holds": 40, "holds_tokens": round(0.8 * tokens)}
+                changes = {"batch_wait_iters": 40, "batch_wait_tokens": round(0.8 * tokens)}
         else:
             is_graph = short and at.layout.ep == 8
     policy = _balanced(at, {"tokens": tokens, **changes})
@@ -209,9 +211,9 @@ def _balanced(at: ServerStart, changes: dict[str, int]) -> Policy:
     if ranks > 1:
         steps_per_prompt = at.output * ranks / at.clients
         until_all = steps_per_prompt * sum(1 / rank for rank in range(1, ranks + 1))
-        changes |= {"polls": max(1, min(_BALANCED, round(until_all)))}
+        changes |= {"recv_interval": max(1, min(_BALANCED, round(until_all)))}
     whole = at.prompt <= changes.get("tokens", policy_of("trtllm").tokens)
-    return policy_of("trtllm", chunked=not whole, ahead=at.is_published, **changes)
+    return policy_of("trtllm", chunked=not whole, async_scheduling=at.is_published, **changes)
 
 
 _SCRIPTS: Mapping[str, Callable[[ServerStart], ServerLaunch]] = {

@@ -112,7 +112,7 @@ class ServingPredictor:
         launched = replace(
             steps.corrected(correction),
             captured=row.launch.captured,
-            drafts=row.launch.drafts,
+            speculative_tokens=row.launch.drafts,
             draft_share=1 / len(row.step.model.layers),
         )
         try:

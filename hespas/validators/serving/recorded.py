@@ -203,7 +203,7 @@ class _ReplayTimes:
             tpot_ns=joined("tpot_ns"),
             latency_ns=joined("latency_ns"),
             last_token_ns=joined("last_token_ns"),
-            put_back=sum(int(run.put_back.sum()) for run in runs),
+            put_back=sum(int(run.preemptions.sum()) for run in runs),
         )
 
 

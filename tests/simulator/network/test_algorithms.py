@@ -13,13 +13,7 @@ from msgspec import structs
 
 from hespas.graph import CollectiveKind, StridedGroups
 from hespas.hardware import Dimension, System, load_system
-from hespas.simulator.network.algorithms import (
-    collective_times,
-    fastest_ns,
-    least_ns,
-    levels_of,
-    message_ns,
-)
+from hespas.simulator.network.algorithms import collective_times, fastest_ns, least_ns, levels_of, message_ns
 from hespas.simulator.network.placement import footprint_of, place_groups
 
 GB = np.array([1e9])

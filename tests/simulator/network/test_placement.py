@@ -18,7 +18,7 @@ SLICE = load_system("tpu-v5p").sized((4, 4, 4))
 
 
 @pytest.mark.parametrize(
-    ("groups", "members", "crowd"),
+    ("groups", "members", "sharers"),
     [
         (StridedGroups.all_ranks(64), (8, 8), (1, 8)),
         (StridedGroups(((8, 8),), ((8, 1),)), (8, 1), (1, 8)),  # eight within each node
@@ -27,10 +27,12 @@ SLICE = load_system("tpu-v5p").sized((4, 4, 4))
         (StridedGroups(((4, 16),), ((16, 1),)), (8, 2), (1, 8)),
     ],
 )
-def test_groups_of_a_cluster(groups: StridedGroups, members: tuple[int, ...], crowd: tuple[int, ...]) -> None:
+def test_groups_of_a_cluster(
+    groups: StridedGroups, members: tuple[int, ...], sharers: tuple[int, ...]
+) -> None:
     placed = place_groups(groups, NODES, 64)
     (footprint,) = placed.footprints
-    assert (footprint.ranks, footprint.members, footprint.crowd) == (groups.group_size, members, crowd)
+    assert (footprint.ranks, footprint.members, footprint.sharers) == (groups.group_size, members, sharers)
     assert set(placed.which.tolist()) == {0}
 
 
@@ -47,7 +49,7 @@ def test_one_that_has_the_network_to_itself() -> None:
     alone = footprint_of(NODES, np.arange(0, 64, 8))
     assert alone == Footprint(8, (1, 8), (1, 1), (1, 1))
     uneven = footprint_of(load_system("dgx-h100").sized(12), np.arange(12))
-    assert (uneven.ranks, uneven.members, uneven.crowd) == (12, (8, 2), (1, 8))
+    assert (uneven.ranks, uneven.members, uneven.sharers) == (12, (8, 2), (1, 8))
 
 
 def test_groups_on_a_torus() -> None:

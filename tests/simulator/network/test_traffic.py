@@ -12,9 +12,14 @@ from msgspec import structs
 
 from hespas.graph import CollectiveKind
 from hespas.hardware import System, load_system
-from hespas.simulator.network.algorithms import collective_times, levels_of
+from hespas.simulator.network.algorithms import (
+    chosen_traffic,
+    collective_times,
+    levels_of,
+    message_traffic,
+    shares_sent,
+)
 from hespas.simulator.network.placement import footprint_of
-from hespas.simulator.network.traffic import chosen_traffic, message_traffic, shares_sent
 
 SIZE = 1e9
 RULED = [kind for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN]

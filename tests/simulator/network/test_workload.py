@@ -54,7 +54,7 @@ def network_of(name: str, ranks: int) -> Network:
 
 
 def expected(network: Network, members: IntArray) -> float:
-    place = footprint_of(network.system, members)._replace(crowd=(1, 8))
+    place = footprint_of(network.system, members)._replace(sharers=(1, 8))
     return float(network.collectives("all_reduce", "", place, np.array([SIZE]))[0][0])
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.simulator.serving.decoding import Decoding, Sequence, groups
+from hespas.simulator.serving.engine import DecodingBatch, DecodingSequence, count_times
 
 _SEQUENCES = st.lists(
     st.tuples(st.integers(1, 90), st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=80
@@ -22,9 +22,9 @@ def _pages(held: float, page_tokens: int) -> float:
 def test_columns_are_those_of_a_list(
     rows: list[tuple[int, int, int]], page_tokens: int, gain: float, steps: int
 ) -> None:
-    decoding = Decoding(page_tokens, gain)
+    decoding = DecodingBatch(page_tokens, gain)
     expected = [
-        Sequence(place, float(held), 1.0, 1.0 + left, float(latest))
+        DecodingSequence(place, float(held), 1.0, 1.0 + left, float(latest))
         for place, (held, left, latest) in enumerate(rows)
     ]
     for sequence in expected:
@@ -38,21 +38,21 @@ def test_columns_are_those_of_a_list(
         grown = sum(_pages(each.held + by, page_tokens) - _pages(each.held, page_tokens) for each in expected)
         assert decoding.grown(by) == grown <= decoding.most_grown(by)
         assert decoding.pages == sum(_pages(each.held, page_tokens) for each in expected)
-        assert decoding.latest(5.0, [7.0]) == groups([*(each.latest for each in expected), 7.0])
+        assert decoding.latest(5.0, [7.0]) == count_times([*(each.latest for each in expected), 7.0])
         assert decoding.latest(5.0, []) == [(5.0, len(expected))]
         given_to = [each._replace(held=each.held + by, made=each.made + by, latest=5.0) for each in expected]
         done = [each for each in given_to if each.made >= each.output]
-        assert decoding.give(by) == (grown, done)
+        assert decoding.generate(by) == (grown, done)
         expected = [each for each in given_to if each.made < each.output]
     assert len(decoding) == 0
     assert decoding.pages == 0
 
 
 def test_times_of_latest_tokens_are_grouped() -> None:
-    assert groups([3.0, 1.0, 3.0]) == [(1.0, 1), (3.0, 2)]
-    decoding = Decoding(16, 1.0)
+    assert count_times([3.0, 1.0, 3.0]) == [(1.0, 1), (3.0, 2)]
+    decoding = DecodingBatch(16, 1.0)
     for request, latest in enumerate((10.0, 10.0, 20.0)):
-        decoding.join(Sequence(request, 8.0, 1.0, 9.0, latest))
+        decoding.join(DecodingSequence(request, 8.0, 1.0, 9.0, latest))
     assert decoding.latest(30.0, []) == [(10.0, 2), (20.0, 1)]
-    decoding.gave(40.0)
+    decoding.generated(40.0)
     assert decoding.leave_last().latest == pytest.approx(40.0)

@@ -110,11 +110,11 @@ def test_whole_prompts_wait_for_room_in_a_step() -> None:
 def test_want_of_pages_puts_the_youngest_back() -> None:
     requests = _requests((0.0, 8, 20), (0.0, 8, 20))
     run = serve(requests, _steps(), _SMALL, cache_tokens=40)
-    assert run.put_back.tolist() == [0, 1]
+    assert run.preemptions.tolist() == [0, 1]
     # both together need 14 pages of the 10; the second starts over once the first is done
     assert run.last_token_ns[1] > run.last_token_ns[0]
     reserved = serve(requests, _steps(), replace(_SMALL, reserves=True), cache_tokens=40)
-    assert reserved.put_back.tolist() == [0, 0]
+    assert reserved.preemptions.tolist() == [0, 0]
     assert reserved.scheduled_ns[1] == reserved.last_token_ns[0]
 
 
@@ -162,7 +162,7 @@ def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int
     time, batch, prompt = run.steps.columns()
     given_tokens = int(batch.sum()) + len(requests)
     # a prompt that is done after it was put back gives a token, too
-    assert given_tokens + int(run.put_back.sum()) >= int(requests.output.sum()) >= given_tokens
+    assert given_tokens + int(run.preemptions.sum()) >= int(requests.output.sum()) >= given_tokens
     assert prompt.sum() >= requests.prompt.sum()
     assert (batch <= policy.sequences).all()
     assert (prompt <= policy.tokens).all()
@@ -170,7 +170,7 @@ def test_runs_keep_their_promises(requests: Requests, policy: Policy, cache: int
     assert (run.last_token_ns >= run.first_token_ns).all()
     assert time.sum() <= run.makespan_ns * (1 + 1e-9)
     if policy.reserves:
-        assert not run.put_back.any()
+        assert not run.preemptions.any()
     gaps, tokens = run.gaps()
     assert tokens.sum() == (requests.output - 1).sum()
     assert float((gaps * tokens).sum()) == pytest.approx((run.last_token_ns - run.first_token_ns).sum())
@@ -185,7 +185,7 @@ def test_steps_together_are_steps_one_by_one(requests: Requests, policy: Policy,
         patch.setattr(engine, "_AT_ONCE", 1)
         alone = serve(requests, _steps(), policy, cache_tokens=cache)
     assert _same(together, alone)
-    assert together.put_back.tolist() == alone.put_back.tolist()
+    assert together.preemptions.tolist() == alone.preemptions.tolist()
 
 
 def test_arrivals() -> None:
@@ -218,28 +218,28 @@ def test_percentiles_by_weight() -> None:
 
 def test_a_scheduler_that_looks_seldom_keeps_who_comes_waiting() -> None:
     requests = _requests((0.0, 10, 50), (150.0, 10, 2))
-    often, seldom = (serve(requests, _steps(), replace(_SMALL, polls=polls)) for polls in (1, 10))
+    often, seldom = (serve(requests, _steps(), replace(_SMALL, recv_interval=polls)) for polls in (1, 10))
     # one step for the first prompt, then one that decodes while the second comes
     assert int(np.sum(often.steps.columns()[0].cumsum() < often.scheduled_ns[1])) + 1 == 2
     _, _, prompts = seldom.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 11]
     assert seldom.scheduled_ns[1] > often.scheduled_ns[1]
-    alone = serve(_requests((0.0, 10, 3), (5000.0, 10, 2)), _steps(), replace(_SMALL, polls=10))
+    alone = serve(_requests((0.0, 10, 3), (5000.0, 10, 2)), _steps(), replace(_SMALL, recv_interval=10))
     assert alone.scheduled_ns[1] == 5000.0
 
 
 def test_a_step_formed_ahead_is_without_who_came_meanwhile() -> None:
     requests = _requests((0.0, 10, 50), (150.0, 10, 2))
-    late = serve(requests, _steps(), replace(_SMALL, ahead=True))
+    late = serve(requests, _steps(), replace(_SMALL, async_scheduling=True))
     _, _, prompts = late.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 3]
 
 
 def test_prompts_are_held_back_for_others() -> None:
     requests = _requests((0.0, 10, 50), (150.0, 10, 2), (600.0, 10, 2))
-    held = serve(requests, _steps(), replace(_SMALL, holds=20, holds_tokens=21))
+    held = serve(requests, _steps(), replace(_SMALL, batch_wait_iters=20, batch_wait_tokens=21))
     assert held.scheduled_ns[1] == held.scheduled_ns[2] >= 600.0
-    timed = serve(requests, _steps(), replace(_SMALL, holds=20, holds_tokens=64))
+    timed = serve(requests, _steps(), replace(_SMALL, batch_wait_iters=20, batch_wait_tokens=64))
     _, _, prompts = timed.steps.columns()
     assert np.flatnonzero(prompts).tolist() == [0, 22]
 
@@ -252,7 +252,7 @@ def test_steps_with_prompts_are_no_shorter_than_their_launches() -> None:
 
 
 def test_guesses_that_are_right_save_steps() -> None:
-    steps = replace(_steps(), drafts=1).corrected(Correction(accepts=1.0))
+    steps = replace(_steps(), speculative_tokens=1).corrected(Correction(accepts=1.0))
     assert steps.gain == 2.0
     run = serve(_requests((0.0, 40, 5)), steps, _SMALL)
     # two tokens of each step, which works on two tokens and guesses one: no layers of its own here

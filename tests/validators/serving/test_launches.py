@@ -17,14 +17,19 @@ _DEEPSEEK = ServerStart(
 
 def test_a_server_of_unknown_settings_has_those_of_its_stack() -> None:
     launch = launch_of(replace(_DEEPSEEK, stack="sglang", is_published=False))
-    assert (launch.policy.tokens, launch.policy.polls, launch.cache, launch.drafts) == (16384, 1, "", 0)
+    assert (launch.policy.tokens, launch.policy.recv_interval, launch.cache, launch.drafts) == (
+        16384,
+        1,
+        "",
+        0,
+    )
     assert launch_of(replace(_DEEPSEEK, is_published=False)).of_free
 
 
 @pytest.mark.parametrize(("clients", "polls"), [(8, 10), (16, 30)])
 def test_sglang_looks_at_the_door_less_often_for_many_clients(clients: int, polls: int) -> None:
     policy = launch_of(replace(_DEEPSEEK, stack="sglang", clients=clients)).policy
-    assert (policy.tokens, policy.sequences, policy.polls) == (16384, 256, polls)
+    assert (policy.tokens, policy.sequences, policy.recv_interval) == (16384, 256, polls)
 
 
 def test_sglang_in_8_bits_guesses_with_more_clients_than_it_ran_without() -> None:
@@ -40,7 +45,7 @@ def test_tensorrt_llm_works_on_whole_prompts_of_its_day() -> None:
     before = launch_of(replace(_DEEPSEEK, date="2025-11-02"))
     assert (before.policy.tokens, before.captured) == (1152, 0)
     held = launch_of(replace(_DEEPSEEK, precision="fp8"))
-    assert (held.policy.holds, held.policy.holds_tokens) == (40, round(0.8 * 8192))
+    assert (held.policy.batch_wait_iters, held.policy.batch_wait_tokens) == (40, round(0.8 * 8192))
 
 
 def test_releases_that_guess_have_a_graph_of_their_clients() -> None:
@@ -53,9 +58,9 @@ def test_releases_that_guess_have_a_graph_of_their_clients() -> None:
 def test_data_parallel_ranks_wait_for_each_other() -> None:
     at = replace(_DEEPSEEK, layout=Layout(dp=4, ep=4))
     # a new one every 16 steps; the last of four ranks has one after 16 * (1 + 1/2 + 1/3 + 1/4)
-    assert launch_of(replace(at, clients=256)).policy.polls == 33
-    assert launch_of(replace(at, clients=16)).policy.polls == 60
-    assert launch_of(_DEEPSEEK).policy.polls == 1
+    assert launch_of(replace(at, clients=256)).policy.recv_interval == 33
+    assert launch_of(replace(at, clients=16)).policy.recv_interval == 60
+    assert launch_of(_DEEPSEEK).policy.recv_interval == 1
 
 
 def test_vllm_of_each_model() -> None:
@@ -79,4 +84,4 @@ def test_tensorrt_llm_of_other_models() -> None:
     oss = launch_of(replace(_DEEPSEEK, model="GPT-OSS-120B"))
     assert (oss.policy.tokens, oss.policy.sequences, oss.memory_share) == (20000, 512, 0.85)
     llama = launch_of(replace(_DEEPSEEK, model="Llama-3.1-70B", layout=Layout(tp=4)))
-    assert (llama.policy.holds, llama.policy.holds_tokens) == (20, 14746)
+    assert (llama.policy.batch_wait_iters, llama.policy.batch_wait_tokens) == (20, 14746)

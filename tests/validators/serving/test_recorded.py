@@ -77,7 +77,7 @@ def test_answers_of_one_token_have_no_time_per_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"engine": "TGI 3"}, "no such serving stack"),
+        ({"engine": "TGI 3"}, "unknown serving engine"),
         ({"accelerator": "moon"}, "moon"),
         ({"model": "none"}, "none"),
         ({"precision": "fp7"}, "fp7"),
