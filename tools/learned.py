@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import load_model, save_model, shipped_folder
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
@@ -49,7 +49,7 @@ def main() -> int:
             model = load_model(options.out / f"{part.name}.json")
         else:
             model = fit_learned(part, table, seed=options.seed)
-        save_model(with_errors(part, model, ModelsAtHand([model]), table), options.out)
+        save_model(with_errors(part, model, LoadedModels([model]), table), options.out)
         sys.stdout.write(
             f"{part.name}: {model.card.training.rows} rows, {time.monotonic() - started:.0f} s\n"
         )

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from hespas.estimators.forms import form_time_ns
-from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import LearnedModel, cards_in, save_model
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, device_names, named_device
@@ -114,7 +114,7 @@ def _curve(others: _Others, table: Measurements, device: Device, seed: int) -> I
         coverage = np.nan
         if found is not None:
             own = adapted(found, device, seed=0)
-            said = ModelsAtHand([own]).predict(scored.ops, device)
+            said = LoadedModels([own]).predict(scored.ops, device)
             errors[2] = _error(said.duration_ns, scored)
             told = [np.nan if row.mape is None else row.mape for row in own.card.errors]
             ways.append((float(np.mean(told)), said.duration_ns))
@@ -134,7 +134,7 @@ def _curve(others: _Others, table: Measurements, device: Device, seed: int) -> I
 
 def _said(model: LearnedModel, table: Measurements, device: Device) -> FloatArray:
     variants = {cell.variant for cell in model.card.cells}
-    return ModelsAtHand([model]).predict(known_variants(table.ops, variants), device).duration_ns
+    return LoadedModels([model]).predict(known_variants(table.ops, variants), device).duration_ns
 
 
 def _of_form(some: Measurements, scored: Measurements, device: Device) -> tuple[FloatArray, float]:

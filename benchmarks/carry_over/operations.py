@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.interface import OperationModel
-from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.roofline import Roofline
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import device_names, named_device
@@ -63,12 +63,12 @@ class _Table:
         if len(seen) < _FEWEST or (devval & out).sum() < _FEWEST:
             return
         measured = self.measured.take(self._drawn(seen))
-        model = ModelsAtHand([fit_rows(self.part, rows_for(self.part, measured), seed=0)])
+        model = LoadedModels([fit_rows(self.part, rows_for(self.part, measured), seed=0)])
         yield from self._cases(test, devval & out, model)
         if test == "region":
             yield from self._cases("inside", devval & ~out, model)
 
-    def _cases(self, test: str, scored: BoolArray, model: ModelsAtHand) -> Iterator[Case]:
+    def _cases(self, test: str, scored: BoolArray, model: LoadedModels) -> Iterator[Case]:
         variants = {cell.variant for each in model.models for cell in each.card.cells}
         held = self.measured.take(np.flatnonzero(scored))
         for name in held.hardware.used():

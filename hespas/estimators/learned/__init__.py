@@ -1,4 +1,4 @@
-"""Learned: gradient-boosted trees, fitted on measured tables, stored as arrays with a card."""
+"""Learned estimators: gradient-boosted trees, fitted on measured tables, stored as arrays with a card."""
 
 from __future__ import annotations
 

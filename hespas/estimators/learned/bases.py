@@ -1,10 +1,10 @@
-"""What trees correct: the time that fitted physics and a data sheet give an operation on a device.
+"""Base of a learned model: the time that fitted physics and a data sheet give an operation on a device.
 
     base = form^share x data-sheet time^(1 - share)
 
 ``form`` is one of :data:`~hespas.estimators.forms.FORMS` with the parameters of the device. On a device that
-was never measured it is the geometric mean of what the parameters of its nearest relatives give with its own
-rates: of the same family, else of the same vendor, else of the same kind of device (GPU, TPU).
+was never measured it is the geometric mean of the times by the parameters of its nearest reference devices
+and its own rates: devices of the same family, else of the same vendor, else of the same kind (GPU, TPU).
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from hespas.hardware import ANY, Device
 from hespas.operations import Operations, timed_with_events
 
 __all__ = [
-    "RELATIVES",
-    "START_NS",
-    "TIERS",
+    "MOST_START_NS",
+    "NEARNESS_LEVELS",
+    "REFERENCE_DEVICES",
     "Base",
     "BaseIndex",
-    "Kinship",
-    "SeenDevice",
-    "Tier",
+    "FittedDevice",
+    "Nearness",
+    "ReferenceDevices",
     "combined_ns",
-    "relatives",
+    "nearest_devices",
 ]
 
-Tier = Literal["family", "vendor", "kind"]
-TIERS: tuple[Tier, ...] = ("family", "vendor", "kind")
-"""How near the nearest measured devices are, the nearest first."""
+Nearness = Literal["family", "vendor", "kind"]
+NEARNESS_LEVELS: tuple[Nearness, ...] = ("family", "vendor", "kind")
+"""Distances of the nearest measured devices, the nearest first."""
 
-RELATIVES = "*"
-"""Stands for the relatives of a device together, where a model was adapted to it."""
-START_NS = 3e3
-"""What a launch takes at most that no host times."""
+REFERENCE_DEVICES = "*"
+"""Hardware name of the bases of all reference devices together, in a model adapted to one device."""
+MOST_START_NS = 3e3
+"""Limit of the launch time where the host's launch is not part of the operation [ns]."""
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fitted form of one class of operations on a device; ``op`` is ``*`` for all of a kind together.
-    ``parameters`` are in the order that the card states for the form. ``asymptote`` is what trees add to the
-    largest operations [log time].
+    """Fitted form of one class of operations on a device; ``op`` is ``*`` for all of a kind together.
+    ``parameters`` are in the order that the card defines for the form. ``asymptote`` is the sum of trees for
+    the largest operations [log time].
     """
 
     hardware: str
@@ -60,8 +60,8 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asymptote: float
 
 
-class SeenDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A device of the fit. Devices of one ``family`` are left out together when transfer is tested."""
+class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Device of the fit. Devices of one ``family`` are left out together when transfer is tested."""
 
     name: str
     vendor: str
@@ -70,48 +70,50 @@ class SeenDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int
 
 
-class Kinship(NamedTuple):
-    """The measured devices that stand in for another, and how near they are."""
+class ReferenceDevices(NamedTuple):
+    """Measured devices whose bases are used for another device, and their distance from it."""
 
-    tier: Tier
+    nearness: Nearness
     names: tuple[str, ...]
 
 
-def relatives(device: Device, seen: Sequence[SeenDevice], among: Collection[str]) -> Kinship | None:
-    """The nearest measured devices of these names; None where none of them is a device of its kind."""
-    pool = [each for each in seen if each.name in among and each.kind == device.kind]
-    vendor = [each for each in pool if each.vendor == device.vendor]
-    family = [each for each in vendor if each.family == device.family]
-    for tier, found in zip(TIERS, (family, vendor, pool), strict=True):
-        if found:
-            return Kinship(tier, tuple(each.name for each in found))
+def nearest_devices(
+    device: Device, fitted: Sequence[FittedDevice], among: Collection[str]
+) -> ReferenceDevices | None:
+    """Return the nearest measured devices among these names; None without a device of the same kind."""
+    kind = [other for other in fitted if other.name in among and other.kind == device.kind]
+    vendor = [other for other in kind if other.vendor == device.vendor]
+    family = [other for other in vendor if other.family == device.family]
+    for nearness, group in zip(NEARNESS_LEVELS, (family, vendor, kind), strict=True):
+        if group:
+            return ReferenceDevices(nearness, tuple(other.name for other in group))
     return None
 
 
 class BaseIndex:
-    """The bases of a card by device and class. ``parameters`` names those of each form, in order."""
+    """Bases of a card by device and class. ``parameters`` are the parameter names of each form, in order."""
 
     def __init__(self, bases: Sequence[Base], parameters: Mapping[str, Sequence[str]]) -> None:
         self._parameters = parameters
-        self._exact = {(each.hardware, each.kind, each.op, each.scheme, each.variant): each for each in bases}
-        self._loose: dict[tuple[str, str, str], Base] = {}
-        for each in bases:
-            self._loose.setdefault((each.hardware, each.kind, each.scheme), each)
+        self._exact = {(base.hardware, base.kind, base.op, base.scheme, base.variant): base for base in bases}
+        self._any_variant: dict[tuple[str, str, str], Base] = {}
+        for base in bases:
+            self._any_variant.setdefault((base.hardware, base.kind, base.scheme), base)
 
     def find(self, hardware: str, labels: tuple[str, str, str, str]) -> Base | None:
-        """The base of a class on a device: its own, that of its kind, one of another variant."""
+        """Return the base of a class on a device: its own, else that of its kind, else of another variant."""
         kind, op, scheme, variant = labels
         for name in (op, ANY):
-            if (found := self._exact.get((hardware, kind, name, scheme, variant))) is not None:
-                return found
-        return self._loose.get((hardware, kind, scheme))
+            if (base := self._exact.get((hardware, kind, name, scheme, variant))) is not None:
+                return base
+        return self._any_variant.get((hardware, kind, scheme))
 
     def log_times(
         self, ops: Operations, device: Device, names: Sequence[str], *, as_timed: bool = True
     ) -> tuple[FloatArray, FloatArray]:
-        """Log of the form's time [ns] of each operation on ``device`` by the parameters of the devices
-        ``names``, their mean, and of the asymptotes; NaN where none has a base of the class. Without
-        ``as_timed`` no more of a start counts than a launch that no host times. O(ops x names).
+        """Return the log of the form's time [ns] of each operation on ``device``, the mean over the
+        parameters of the devices ``names``, and the mean asymptote; NaN without a base of the class. Without
+        ``as_timed`` launches count as at most :data:`MOST_START_NS`. O(ops x names).
         """
         times, ends = np.full(len(ops), np.nan), np.full(len(ops), np.nan)
         for labels, rows in ops.classes():
@@ -129,19 +131,24 @@ class BaseIndex:
         return times, ends
 
     def _values(self, base: Base, as_timed: bool) -> dict[str, float]:
+        """Return the parameter values of a base by name; parameters that it lacks have their ``absent``
+        value.
+        """
         values = dict(zip(self._parameters[base.form], base.parameters, strict=True))
         values = {
-            each.name: each.absent for each in FORMS[base.form].parameters if not isnan(each.absent)
+            parameter.name: parameter.absent
+            for parameter in FORMS[base.form].parameters
+            if not isnan(parameter.absent)
         } | values
         if not as_timed and timed_with_events(base.variant):
             for name in ("t0_ns", "group_t0_ns"):
                 if name in values:
-                    values[name] = min(values[name], START_NS)
+                    values[name] = min(values[name], MOST_START_NS)
         return values
 
 
 def combined_ns(form_log_ns: FloatArray, sheet_ns: FloatArray, share: float) -> FloatArray:
-    """The base [ns] of a form's time (its log; NaN: there is none) and a data-sheet time."""
+    """Return the base [ns] of a form's time (its log; NaN: no form) and a data-sheet time."""
     with np.errstate(divide="ignore", invalid="ignore"):
         sheet = np.log(sheet_ns)
     return np.exp(np.where(np.isnan(form_log_ns), sheet, share * form_log_ns + (1 - share) * sheet))

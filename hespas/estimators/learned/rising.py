@@ -1,14 +1,14 @@
-"""Times that do not fall by more than a little where a size doubles.
+"""Times of learned models that do not fall by more than a few per cent where a size doubles.
 
-Trees are steps: across one of them an operation of twice the size may take less time. Its time is then
-raised to that of its halves, less a little for each halving. Halves that take a fifth longer still do not
-count: where a library goes over to another kernel, some were measured at a third of the time for twice the
-work.
+Trees are step functions: across a step an operation of twice the size may take less time. Its time is then
+raised to that of its halves, less a few per cent for each halving. Halves that take a fifth longer are
+ignored: where a library switches to another kernel, some operations were measured at a third of the time for
+twice the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -21,9 +21,9 @@ __all__ = ["halved", "raised"]
 
 _MOST_HALVINGS = 4
 _MAY_FALL = 0.96
-"""The share of a half's time that an operation takes at least."""
+"""Least time of an operation, as a share of the time of its half."""
 _MOST_RAISED = 1.2
-"""Times of measured devices are raised by no more."""
+"""Limit of the factor by which times of measured devices are raised."""
 _LENGTHS = ("q_len", "kv_len")
 _DIMS: Mapping[str, tuple[str, ...]] = {
     "product": ("batch", "m", "n", "k"),
@@ -32,12 +32,12 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "experts": ("tokens",),
     "stream": ("rows", "columns"),
 }
-"""The sizes that are halved, by family of columns; a prompt's keys are as many as its queries."""
+"""Sizes that are halved, by family of columns; a prompt has as many keys as queries."""
 
 
 def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> Operations:
-    """The operations with some sizes divided (all alike, or each by its own), and what they compute and move
-    with them. The bytes of a matmul's fused neighbours shrink with its own.
+    """Return the operations with some sizes divided (by a number, or by one per operation), with their FLOPs
+    and bytes scaled accordingly. The bytes of a matmul's fused neighbours shrink with its own.
     """
     dims = dict(ops.dims)
     for name, divisor in by.items():
@@ -61,7 +61,7 @@ def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> 
 
 
 def _work(family: str, ops: Operations) -> FloatArray:
-    """What the arithmetic of operations is proportional to."""
+    """Return a measure proportional to the arithmetic of operations."""
     if family == "attention":
         return ops.dim("batch") * ops.dim("heads") * ops.dim("pairs", ops.dim("q_len") ** 2)
     work = np.ones(len(ops))
@@ -71,7 +71,7 @@ def _work(family: str, ops: Operations) -> FloatArray:
 
 
 def _moved(family: str, ops: Operations) -> FloatArray:
-    """What the traffic of operations is proportional to."""
+    """Return a measure proportional to the traffic of operations."""
     if family == "product":
         batch, m, n, k = (ops.dim(name) for name in _DIMS["product"])
         read = m * k * element_bytes(ops.scheme, "activation") + n * k * element_bytes(ops.scheme, "weight")
@@ -99,19 +99,21 @@ def raised(
     *,
     measured: bool,
 ) -> FloatArray:
-    """Times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its halves'; of a
-    device that was ``measured``, but where times fall by more than models do.
+    """Return times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its
+    halves'. Of a device that was ``measured``, larger jumps stay.
 
-    ``predict`` is asked once for the times of halves of the rows it is given, shape ``(rows,)``, NaN where
-    they are surely below the times that are its third argument.
+    ``predict`` is called once with halves, their rows, and the times below which it may return NaN; it
+    returns the times of the halves, shape ``(rows,)``.
     """
     dims = _DIMS[family]
     rows: list[IntArray] = [np.empty(0, np.int64)]
     divisors: list[IntArray] = [np.empty((0, len(dims)), np.int64)]
-    for by in _halvings(family):
-        some = np.flatnonzero(_divides(ops, by) & ~np.isnan(times_ns[0]))
-        rows.append(some)
-        divisors.append(np.repeat([[by.get(name, 1) for name in dims]], len(some), axis=0))
+    for count in range(1, _MOST_HALVINGS + 1):
+        for names in combinations_with_replacement(dims, count):
+            by = {name: 2 ** names.count(name) for name in names}
+            some = np.flatnonzero(_divides(ops, by) & ~np.isnan(times_ns[0]))
+            rows.append(some)
+            divisors.append(np.repeat([[by.get(name, 1) for name in dims]], len(some), axis=0))
     of = np.concatenate(rows)
     if not len(of):
         return times_ns
@@ -123,22 +125,15 @@ def raised(
     with np.errstate(invalid="ignore"):
         is_jump = wanted > _MOST_RAISED * times_ns[0][of]
         np.fmax.at(least, of, np.where(is_jump & measured, np.nan, wanted))
-        found: FloatArray = times_ns * (least / times_ns[0])
-    return found
-
-
-def _halvings(family: str) -> Iterator[dict[str, int]]:
-    """Divisors by size, of one halving first."""
-    for count in range(1, _MOST_HALVINGS + 1):
-        for names in combinations_with_replacement(_DIMS[family], count):
-            yield {name: 2 ** names.count(name) for name in names}
+        raised_ns: FloatArray = times_ns * (least / times_ns[0])
+    return raised_ns
 
 
 def _divides(ops: Operations, by: Mapping[str, int]) -> BoolArray:
-    """Which operations have whole sizes once divided."""
+    """Return True for operations whose sizes are whole after the division."""
     whole = np.ones(len(ops), np.bool_)
     for name, divisor in by.items():
-        for each in _LENGTHS if name == "q_len" and "kv_len" in ops.dims else (name,):
+        for size in _LENGTHS if name == "q_len" and "kv_len" in ops.dims else (name,):
             with np.errstate(invalid="ignore"):
-                whole &= ops.dim(each) % divisor == 0
+                whole &= ops.dim(size) % divisor == 0
     return whole

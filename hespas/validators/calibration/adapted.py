@@ -22,9 +22,10 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators.forms import FORMS, Form, Values, form_time_ns, machine_of
-from hespas.estimators.learned.bases import RELATIVES, Base, BaseIndex, combined_ns
+from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import Forest, features_of
-from hespas.estimators.learned.inference import Choice, Wanted, choose, code_columns
+from hespas.estimators.learned.inference import code_columns
+from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
@@ -75,7 +76,7 @@ class Adaptable:
     part: LearnedPart
     rows: TrainingRows
     path: Path
-    choices: Mapping[_Labels, Choice]
+    choices: Mapping[_Labels, ModelSelection]
     unknown: int
 
 
@@ -126,16 +127,16 @@ def adaptable(
 
     None without such a model, or with too few rows or sizes.
     """
-    by_path: dict[Path, dict[_Labels, tuple[Choice, IntArray]]] = {}
+    by_path: dict[Path, dict[_Labels, tuple[ModelSelection, IntArray]]] = {}
     for labels, numbers in rows.measured.ops.classes():
         kind, op, scheme, _ = labels
-        choice = choose(cards, Wanted(kind, op, scheme, ""), device)
+        choice = select_model(cards, OperationLabels(kind, op, scheme, ""), device)
         if not isinstance(choice, str) and _reference_bases(choice):
             by_path.setdefault(choice.path, {})[labels] = choice, numbers
     if not by_path:
         return None
 
-    def covered_rows(item: tuple[Path, dict[_Labels, tuple[Choice, IntArray]]]) -> int:
+    def covered_rows(item: tuple[Path, dict[_Labels, tuple[ModelSelection, IntArray]]]) -> int:
         return sum(len(numbers) for _, numbers in item[1].values())
 
     path, choices = max(by_path.items(), key=covered_rows)
@@ -160,10 +161,10 @@ def _simplest(residuals: Sequence[FloatArray]) -> int:
     return int(np.flatnonzero((1 - len(residuals[0]) ** -0.5) * errors <= errors.min())[0])
 
 
-def _reference_bases(choice: Choice) -> list[Base]:
+def _reference_bases(choice: ModelSelection) -> list[Base]:
     """Return the fitted forms of the reference devices; none if the device was in the fit itself."""
     index, cell = BaseIndex(choice.card.bases, choice.card.forms), choice.cell
-    names = () if choice.kin is None else choice.kin.names
+    names = () if choice.references is None else choice.references.names
     labels = (cell.kind, cell.op, cell.scheme, cell.variant)
     return [base for name in names if (base := index.find(name, labels)) is not None]
 
@@ -205,7 +206,7 @@ class _ReferenceModel:
     def __init__(
         self,
         model: LearnedModel,
-        choices: Mapping[_Labels, Choice],
+        choices: Mapping[_Labels, ModelSelection],
         device: Device,
         measured: Measurements,
     ) -> None:
@@ -389,7 +390,7 @@ class _ReferenceModel:
             asymptote = rounded(float(np.median(ratio[largest])))
             names = self._model.card.forms[fit.form.name]
             kind, op, scheme, variant = labels
-            for hardware, values in ((self._device.name, fit.values), (RELATIVES, fit.expected)):
+            for hardware, values in ((self._device.name, fit.values), (REFERENCE_DEVICES, fit.expected)):
                 yield Base(
                     hardware=hardware,
                     kind=kind,

@@ -19,7 +19,7 @@ from hespas._version import __version__
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import (
     LearnedModel,
     cards_in,
@@ -499,7 +499,7 @@ class LearnedTrees:
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
         """Predict operations by the new models alone."""
-        return prediction_of_rows(ModelsAtHand(result.models), ops, device, Diagnostics())
+        return prediction_of_rows(LoadedModels(result.models), ops, device, Diagnostics())
 
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device

@@ -32,7 +32,7 @@ from hespas.estimators.kernels import (
     product_time_ns,
     ragged_share,
 )
-from hespas.estimators.learned.tf32 import runs_on_tf32
+from hespas.estimators.learned.equivalents import runs_on_tf32
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter

@@ -24,9 +24,9 @@ from hespas.estimators.learned.serialization import (
     Card,
     Cell,
     ErrorRow,
+    FitSettings,
     Interval,
     LearnedModel,
-    Training,
 )
 from hespas.files.limits import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
@@ -282,7 +282,7 @@ def _card(
 ) -> Card:
     """Return the card of a model, without bases, region and errors."""
     form = chosen.form
-    training = Training(
+    training = FitSettings(
         tables=(rows.measured.name,),
         provenance=(rows.measured.provenance,),
         split="calib",

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from hespas.estimators.learned.bases import TIERS, SeenDevice, combined_ns, relatives
+from hespas.estimators.learned.bases import NEARNESS_LEVELS, FittedDevice, combined_ns, nearest_devices
 from hespas.estimators.learned.ensemble import Forest
 from hespas.estimators.learned.inference import octaves_beyond
-from hespas.estimators.learned.serialization import LeftOutError, Region, Unseen
+from hespas.estimators.learned.serialization import LeftOutError, NewDeviceInterval, Region
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.operations import Operations
 from hespas.validators.accuracy.statistics import error_figures
@@ -52,14 +52,14 @@ class TransferTrees:
     """
 
     forest: Forest | None
-    unseen: tuple[Unseen, ...]
+    unseen: tuple[NewDeviceInterval, ...]
     errors: tuple[LeftOutError, ...]
 
 
-def devices_of(rows: TrainingRows) -> tuple[SeenDevice, ...]:
+def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
     """Return the devices of some rows, ordered by name."""
     return tuple(
-        SeenDevice(
+        FittedDevice(
             name=name,
             vendor=device.vendor,
             family=device.family,
@@ -113,14 +113,16 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
         residuals.setdefault(tier, []).append(residual)
     # Intervals hold 90 % by extrapolation level. Held-out devices have equal weights, and the interval of a
     # nearer reference device is never the wider one.
-    unseen: list[Unseen] = []
+    unseen: list[NewDeviceInterval] = []
     low = high = 0.0
-    for tier in TIERS:
+    for tier in NEARNESS_LEVELS:
         of_tier = residuals.get(tier, ())
         if of_tier:
             low = min(low, float(np.mean([np.quantile(residual, TAIL) for residual in of_tier])))
             high = max(high, float(np.mean([np.quantile(residual, 1 - TAIL) for residual in of_tier])))
-            unseen.append(Unseen(tier=tier, low=round(low, 6), high=round(high, 6), n=len(of_tier)))
+            unseen.append(
+                NewDeviceInterval(tier=tier, low=round(low, 6), high=round(high, 6), n=len(of_tier))
+            )
     fitted = _drawn(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
     forest = grow(table[fitted], rows.ratio[fitted], TRANSFER_FORM, seed=seed, rising=rising_columns)
     return TransferTrees(forest, tuple(unseen), tuple(errors))
@@ -143,7 +145,7 @@ def _ratio_of_references(
     bases: Bases,
     held_out: tuple[str, ...],
     *,
-    seen: Sequence[SeenDevice],
+    seen: Sequence[FittedDevice],
     share: float,
 ) -> tuple[str, FloatArray]:
     """Return the extrapolation level of held-out devices, and the log of measured times over their bases.
@@ -155,8 +157,8 @@ def _ratio_of_references(
     for name in held_out:
         of_device = rows.measured.hardware.where(name)
         device = rows.devices[name]
-        references = relatives(device, seen, others)
-        tier = TIERS[-1] if references is None else references.tier
+        references = nearest_devices(device, seen, others)
+        tier = NEARNESS_LEVELS[-1] if references is None else references.nearness
         names = others if references is None else references.names
         logs, _ = bases.index.log_times(rows.measured.ops.take(of_device), device, names)
         base = combined_ns(logs, rows.sheet_ns[of_device], share)

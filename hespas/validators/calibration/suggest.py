@@ -36,7 +36,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hespas._version import __version__
-from hespas.estimators.learned.bases import BaseIndex, SeenDevice, relatives
+from hespas.estimators.learned.bases import BaseIndex, FittedDevice, nearest_devices
 from hespas.estimators.learned.inference import octaves_beyond, widening
 from hespas.estimators.learned.serialization import Card
 from hespas.files.documents import Count, Figure, document_bytes
@@ -249,9 +249,9 @@ class _ProcessPoints:
         for model in known.models:  # the uncertainty of a model for a device that was not measured
             card = model.card
             seen = _other_devices(device, card)
-            references = relatives(device, seen, [other.name for other in seen])
+            references = nearest_devices(device, seen, [other.name for other in seen])
             widths = {level.tier: level.high - level.low for level in card.unseen}
-            width = widths.get(references.tier if references else "", _ASSUMED_WIDTH)
+            width = widths.get(references.nearness if references else "", _ASSUMED_WIDTH)
             deviations.append((width + 2 * widening(card, octaves_beyond(card.reach, ops))) / _SIGMAS)
         return cls(
             position=np.log2(np.maximum(sizes, 1.0)),
@@ -278,7 +278,7 @@ class _ProcessPoints:
         return total
 
 
-def _other_devices(device: Device, card: Card) -> list[SeenDevice]:
+def _other_devices(device: Device, card: Card) -> list[FittedDevice]:
     """Return the measured devices of the same kind; the device itself only without any others."""
     same_kind = [other for other in card.devices if other.kind == device.kind]
     return [other for other in same_kind if other.name != device.name] or same_kind

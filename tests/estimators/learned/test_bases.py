@@ -1,4 +1,4 @@
-"""What trees correct: forms of a device, of its relatives, and what holds beyond the sizes of a fit."""
+"""Bases of learned models: forms of a device and its reference devices, and times beyond the fitted sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators.forms import FORMS, form_time_ns, machine_of
-from hespas.estimators.learned.bases import Base, BaseIndex, SeenDevice, combined_ns, relatives
+from hespas.estimators.learned.bases import Base, BaseIndex, FittedDevice, combined_ns, nearest_devices
 from hespas.estimators.learned.inference import octaves_beyond
 from hespas.estimators.learned.rising import halved, raised
 from hespas.graph.columns import FloatArray, IntArray
@@ -89,20 +89,20 @@ def test_a_class_without_a_form_goes_by_its_kind_then_by_another_variant() -> No
 
 def test_the_nearest_relatives_stand_in() -> None:
     seen = [
-        SeenDevice(name=name, vendor=device.vendor, family=device.family, kind=device.kind, rows=1)
+        FittedDevice(name=name, vendor=device.vendor, family=device.family, kind=device.kind, rows=1)
         for name in ("H100-SXM", "H200-SXM", "A100-SXM-80GB", "MI300X", "TPU-v4")
         if (device := load_device(name))
     ]
     every = {each.name for each in seen}
-    assert relatives(load_device("H100-PCIe"), seen, every) == ("family", ("H100-SXM", "H200-SXM"))
-    assert relatives(load_device("L40S"), seen, every) == (
+    assert nearest_devices(load_device("H100-PCIe"), seen, every) == ("family", ("H100-SXM", "H200-SXM"))
+    assert nearest_devices(load_device("L40S"), seen, every) == (
         "vendor",
         ("H100-SXM", "H200-SXM", "A100-SXM-80GB"),
     )
-    found = relatives(load_device("Arc-Pro-B60"), seen, every)
+    found = nearest_devices(load_device("Arc-Pro-B60"), seen, every)
     assert found is not None
-    assert (found.tier, len(found.names)) == ("kind", 4)
-    assert relatives(load_device("TPU-v5e"), seen, every - {"TPU-v4"}) is None
+    assert (found.nearness, len(found.names)) == ("kind", 4)
+    assert nearest_devices(load_device("TPU-v5e"), seen, every - {"TPU-v4"}) is None
 
 
 def test_how_far_sizes_lie_beyond_those_of_a_fit() -> None:

@@ -94,7 +94,7 @@ def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, m
     found = Diagnostics()
     said = Learned().predict(ops, load_device(device), found)
     assert 1e3 < said.duration_ns[0] < most_ns
-    assert bool(variant) or any("taken with events" in each.message for each in found)
+    assert bool(variant) or any("from events" in each.message for each in found)
 
 
 @pytest.mark.skipif(not _TABLES.is_dir(), reason="the measured tables are not here")

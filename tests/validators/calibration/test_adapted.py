@@ -12,7 +12,7 @@ from msgspec.structs import replace as with_fields
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import OperationModel, Prediction
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import (
     LearnedModel,
     cards_in,
@@ -50,7 +50,7 @@ def products(count: int, seed: int, *, variant: str = "") -> Operations:
 
 
 def slower(count: int, seed: int, *, variant: str = "mine 1.0", device: Device = NEW) -> Measurements:
-    """What relatives make of the device, a third slower, and 3 % of noise."""
+    """Times by the reference devices, a third slower, and 3 % of noise."""
     ops = products(count, seed, variant=variant)
     before = Learned().predict(replace(ops, variant=Labels.constant("", count)), NEW).duration_ns
     noise = np.exp(np.random.default_rng(seed + 1).normal(0, 0.03, count))
@@ -88,11 +88,11 @@ def test_a_few_rows_move_what_relatives_say(count: int) -> None:
     unseen = slower(300, 7)
     nameless = replace(unseen, ops=replace(unseen.ops, variant=Labels.constant("", 300)))
     assert error_of(Learned(), nameless) > 0.2
-    assert error_of(ModelsAtHand([model]), unseen) < 0.07
+    assert error_of(LoadedModels([model]), unseen) < 0.07
     [row] = model.card.errors
     assert row.mape is not None
     assert row.mape < 0.1
-    said = ModelsAtHand([model]).predict(unseen.ops, NEW)
+    said = LoadedModels([model]).predict(unseen.ops, NEW)
     within = (said.low_ns <= unseen.duration_ns) & (unseen.duration_ns <= said.high_ns)
     assert within.mean() >= 0.8
     assert (model.card.adapts, model.card.devices[0].name) == ("gemm-bf16", "H150")
@@ -111,7 +111,7 @@ def test_the_card_is_read_again_and_the_same_rows_give_the_same_bytes(tmp_path: 
         ).read_bytes()
     again = read_model(tmp_path / "one/gemm-bf16.json")
     ops = products(50, 9, variant="mine 1.0")
-    said = [ModelsAtHand([each]).predict(ops, NEW).duration_ns for each in (one, again)]
+    said = [LoadedModels([each]).predict(ops, NEW).duration_ns for each in (one, again)]
     assert said[0].tolist() == said[1].tolist()
 
 

@@ -1,0 +1,86 @@
+"""Operations without a learned model of their own, rewritten as operations of equivalent work.
+
+Products of float32 on TF32 units become products of bf16 with twice the depth: a tensor core instruction
+multiplies matrices of as many *bytes* in either format, of half the depth in TF32, in as many cycles. So the
+bytes read and the cycles are those of a bf16 product with 2 k; the bytes written are twice as many.
+
+Source: PTX ISA, ``mma.sync.m16n8k8`` (tf32) and ``m16n8k16`` (bf16),
+https://docs.nvidia.com/cuda/parallel-thread-execution; peaks of both in the data sheets, 1 : 2.
+
+Convolutions in number formats without measurements become the products that libraries make of them. Implicit
+products have the tiles and waves of a product with as many rows (images and positions), columns (output
+channels) and depth (window and input channels), but read their input once, not every window of it; so the
+product has the traffic of the convolution. On the convolutions in f32 of ``neusight_conv.parquet`` (split
+``calib``) the median of measured over such an estimate is 1.00 on the A100, 0.94 on the P100 and 0.74 on the
+T4, whose library saves multiplications for most of them; 90 % lie within a factor of e on the A100, from
+which :data:`CONVOLUTION_WIDENING` follows.
+
+Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose
+
+import numpy as np
+
+from hespas.estimators.rates import rate_flops_per_s
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import Device
+from hespas.operations import Labels, Operations, build, element_bytes
+
+__all__ = [
+    "CONVOLUTION_WIDENING",
+    "as_deeper_products",
+    "as_products",
+    "runs_on_tf32",
+    "wider_output_ns",
+    "without_library",
+]
+
+_KIND, _SCHEME, _HALF = "matmul", "f32", "bf16"
+
+CONVOLUTION_WIDENING = 1.0
+"""Widening of the interval of a convolution that is estimated as a product, on both sides [log time]."""
+
+
+def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
+    """Return the rows of products without a named library that the device's TF32 units run at half the rate
+    of bf16.
+    """
+    units = {peak.dtype for peak in device.peaks if peak.unit == "matrix"}
+    if not {"tf32", _HALF} <= units:
+        return np.zeros(0, np.int64)
+    rates = [rate_flops_per_s(device, name, matrix=True) for name in (_SCHEME, _HALF)]
+    if not isclose(2 * rates[0], rates[1], rel_tol=0.01):
+        return np.zeros(0, np.int64)
+    rows = ops.kind.where(_KIND)
+    rows = rows[np.isin(rows, ops.scheme.where(_SCHEME))]
+    return rows[np.isin(rows, ops.variant.where(""))]
+
+
+def as_deeper_products(ops: Operations) -> Operations:
+    """Return the bf16 products that take as long apart from their output; none moves more bytes
+    than ``ops``.
+    """
+    batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
+    products = build.matmuls(Labels.constant(_HALF, len(ops)), batch=batch, m=m, n=n, k=2 * k)
+    return replace(products, bytes_moved=np.fmin(products.bytes_moved, ops.bytes_moved))
+
+
+def wider_output_ns(ops: Operations, device: Device) -> FloatArray:
+    """Return the extra time to write float32 instead of bf16, at the memory's peak [ns], shape ``(ops,)``."""
+    written = ops.dim("batch") * ops.dim("m") * ops.dim("n")
+    wide, narrow = (element_bytes(Labels.constant(name, len(ops)), "output") for name in (_SCHEME, _HALF))
+    return written * (wide - narrow) / device.main_memory.bandwidth_bytes_per_s * 1e9
+
+
+def without_library(ops: Operations) -> IntArray:
+    """Return the rows of convolutions that name no library."""
+    return np.intersect1d(ops.kind.where("convolution"), ops.variant.where(""))
+
+
+def as_products(ops: Operations) -> Operations:
+    """Return convolutions as matrix products with the traffic of the convolutions."""
+    return replace(ops, kind=Labels.constant("matmul", len(ops)))

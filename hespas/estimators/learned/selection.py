@@ -1,0 +1,114 @@
+"""Selection of the learned model and its variant that covers an operation on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hespas.estimators.learned.bases import NEARNESS_LEVELS, ReferenceDevices, nearest_devices
+from hespas.estimators.learned.serialization import Card, Cell
+from hespas.hardware import Device
+from hespas.operations import timed_with_events
+
+__all__ = ["ModelSelection", "OperationLabels", "select_model"]
+
+_SAME_RATE: Mapping[str, tuple[str, ...]] = {
+    "f16": ("bf16",),
+    "bf16": ("f16",),
+    "f8E4M3FN": ("a8w8_fp8",),
+    "f8E4M3FNUZ": ("a8w8_fp8",),
+    "i8": ("a8w8",),
+}
+"""Schemes of the same width and rate, which take the same time. The ``fp8`` of serving libraries is not
+listed with float8: it includes the kernels that quantise the activations.
+"""
+_SAME_VECTOR_RATE: Mapping[str, tuple[str, ...]] = {**_SAME_RATE, "f32": ("f32_full",), "f32_full": ("f32",)}
+_UNARY = frozenset(
+    {"abs", "neg", "negate", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "copy", "convert", "floor"}
+)
+_BINARY = frozenset({"sub", "max", "min", "and", "or", "compare", "eq", "ne", "lt", "gt", "le", "ge"})
+
+
+@dataclass(frozen=True, slots=True)
+class OperationLabels:
+    """Labels of a class of operations."""
+
+    kind: str
+    op: str
+    scheme: str
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSelection:
+    """A selected ``cell`` of the model whose card is at ``path``.
+
+    ``references`` are the devices whose bases are used where the fit has no rows of the device. ``as_timed``:
+    the operation names the variant, so that another host's launches are part of its time.
+    """
+
+    path: Path
+    card: Card
+    cell: Cell
+    references: ReferenceDevices | None
+    as_timed: bool
+
+    @property
+    def is_fitted_device(self) -> bool:
+        """True if the fit has rows of the device."""
+        return self.references is None
+
+
+def select_model(
+    cards: Sequence[tuple[Path, Card]], labels: OperationLabels, device: Device, *, ranked: int = 0
+) -> ModelSelection | str:
+    """Return the model for a class of operations, or the reason why none covers it.
+
+    Cells of the operation's own number format on this device come first, then cells of a format of the same
+    width and rate, then rows of other devices: those without the launch of another host before those timed
+    with events, the nearest reference devices first. Among equal cells the first ``ranked`` cards come first,
+    in their order. Without a variant the cell with the most rows is taken.
+    """
+    candidates: list[tuple[tuple[int, ...], ModelSelection]] = []
+    reason = f"no model of {labels.kind} in {labels.scheme or 'an unknown number format'}"
+    for position, (path, card) in enumerate(cards):
+        for cell in card.cells:
+            rank = _label_distance(cell, labels)
+            if rank is None:
+                continue
+            if labels.variant and cell.variant != labels.variant:
+                reason = f"the model of {labels.kind} has no variant {labels.variant!r}"
+                continue
+            is_fitted = device.name in cell.rows
+            references = None if is_fitted else nearest_devices(device, card.devices, cell.rows)
+            if references is None and not is_fitted:
+                reason = f"the model of {labels.kind} was fitted on no {device.kind}"
+                continue
+            transfer = (0, 0)
+            if references is not None:
+                transfer = (
+                    int(timed_with_events(cell.variant)),
+                    NEARNESS_LEVELS.index(references.nearness),
+                )
+            rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
+            order = (int(not is_fitted), *transfer, *rank, min(position, ranked), -rows)
+            selection = ModelSelection(path, card, cell, references, bool(labels.variant))
+            candidates.append((order, selection))
+    if not candidates:
+        return reason
+    return min(candidates, key=lambda candidate: (candidate[0], candidate[1].cell.variant))[1]
+
+
+def _label_distance(cell: Cell, labels: OperationLabels) -> tuple[int, int] | None:
+    """Return 0 or 1 for another operation and for another scheme; None where the cell does not apply."""
+    if cell.kind != labels.kind:
+        return None
+    of_products = labels.kind in ("matmul", "convolution") or labels.kind.startswith("attention")
+    same_rate = (_SAME_RATE if of_products else _SAME_VECTOR_RATE).get(labels.scheme, ())
+    if cell.scheme != labels.scheme and cell.scheme not in same_rate:
+        return None
+    if cell.op == labels.op or (labels.kind == "moe" and not labels.op and cell.op == "balanced"):
+        return 0, int(cell.scheme != labels.scheme)
+    similar = (cell.op == "relu" and labels.op in _UNARY) or (cell.op == "add" and labels.op in _BINARY)
+    return (1, int(cell.scheme != labels.scheme)) if similar and labels.kind == "vector" else None
