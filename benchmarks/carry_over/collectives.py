@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.carry_over.figures import Case, parser_of, tell
-from hespas.estimators.collective_links import Layout
-from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
+from hespas.estimators.collective_links import RankLayout
+from hespas.estimators.collectives import MEASURED, RELATIONS, Collectives, reference_devices_of
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, load_device
 from hespas.hardware.device_fits import shipped_fits
@@ -33,7 +33,7 @@ __all__ = ["cases", "main"]
 
 TABLES = ("aiconfigurator_collectives.parquet", "vidur_network.parquet")
 _OCTAVES = 2
-_EIGHT = Layout(8, 1)
+_EIGHT = RankLayout(8, 1)
 
 
 def cases(tables: Sequence[Measurements], split: str) -> Iterator[Case]:
@@ -60,13 +60,13 @@ def _of_others(held: Measurements, device: Device) -> Iterator[Case]:
     """Answers from the nearest devices, then from those further away."""
     nobody = replace(device, own_fits=(), fits_of="")
     others = [name for name in MEASURED if name != device.name]
-    related = dict(kin_of(nobody, _EIGHT, others))
-    for place, tier in enumerate(KINSHIPS):
+    related = dict(reference_devices_of(nobody, _EIGHT, others))
+    for place, tier in enumerate(RELATIONS):
         if tier in related.values():
             near = [fit for name, each in related.items() if each == tier for fit in shipped_fits(name)]
             known = held.take(held.ops.op.where(*{fit.op for fit in near if fit.kind == "collective"}))
-            left = tuple(name for name, each in related.items() if KINSHIPS.index(each) >= place)
-            yield _case(tier, known, nobody, Collectives(kin=left))
+            left = tuple(name for name, each in related.items() if RELATIONS.index(each) >= place)
+            yield _case(tier, known, nobody, Collectives(reference_devices=left))
 
 
 def _case(test: str, held: Measurements, device: Device, model: Collectives) -> Case:

@@ -1,8 +1,8 @@
-"""The calibrated roofline: fitted forms of a device, chosen class by class.
+"""Calibrated roofline: fitted forms of a device, selected per class of operations.
 
-A prediction has an interval that held 90 % of the measurements of shapes outside the fit; it widens where an
-operation is larger or smaller than what was fitted on. TPUs without fits take those of the one that was
-measured, with an interval as of any device that nobody measured.
+A prediction has an interval that held 90 % of the measurements of shapes outside the fit; it widens for
+operations larger or smaller than the fitted sizes. TPUs without fits use the fits of the measured TPU, with
+the interval of a device without measurements.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_wit
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
 
 _AS_FITTED = 0.5
-"""Doublings beyond the fitted sizes that count as within."""
+"""Limit of doublings beyond the fitted sizes that count as within them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """The estimator. ``chip_wide``: let a device's overall fit cover kinds that have none of their own.
-    ``num_ranks``: size of collectives over all ranks where the graph does not say (-1: unknown).
+    """Estimator by fitted forms. ``chip_wide``: use a device's overall fit for kinds without a fit of their
+    own. ``num_ranks``: size of collectives over all ranks where the graph states none (-1: unknown).
     """
 
     chip_wide: bool = True
@@ -45,133 +45,91 @@ class Calibrated:
 
     @property
     def name(self) -> str:
-        """What the registry and reports call the model."""
+        """Name of the model in the registry and in reports."""
         return "calibrated"
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """The time of one execution of each node on ``device``; see :class:`Estimator`."""
+        """Return the time of one execution of each node on ``device``; see :class:`Estimator`."""
         return estimate_by_operation(self, graph, device, diagnostics, num_ranks=self.num_ranks)
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """The time of one execution of each operation; NaN where no fit covers it. O(ops)."""
-        found = Diagnostics() if diagnostics is None else diagnostics
+        """Return the time of one execution of each operation; NaN without a fit for it. O(ops)."""
+        findings = Diagnostics() if diagnostics is None else diagnostics
         index = FitIndex.of(device)
         columns = np.full((3, len(ops)), np.nan)
         for labels, rows in ops.classes():
             kind, op, scheme, variant = labels
-            choice = index.choose(kind, op, scheme, variant) or self._carried_over(device, labels)
-            where = f"{device.name} {' '.join(label for label in labels if label)}"
-            if choice is None or (not self.chip_wide and choice.assumed[0] == "calibrated.chip-wide"):
-                found.warning("calibrated.not-covered", where, "no fit covers it", count=len(rows))
+            selection = index.select(kind, op, scheme, variant) or self._carried_over(device, labels)
+            location = f"{device.name} {' '.join(label for label in labels if label)}"
+            if selection is None or (not self.chip_wide and selection.assumed[0] == "calibrated.chip-wide"):
+                findings.warning("calibrated.not-covered", location, "no fit covers it", count=len(rows))
                 continue
-            code, text = choice.assumed
+            code, text = selection.assumed
             if code:
-                found.info(code, where, text, count=len(rows))
-            columns[:, rows] = _said_by_choice(choice, ops.take(rows), index, (where, found))
+                findings.info(code, location, text, count=len(rows))
+            columns[:, rows] = _times_of_selection(selection, ops.take(rows), index, (location, findings))
         columns[1:, np.isnan(columns[0])] = np.nan
         return Prediction.of(self.name, *within_roof(columns, ops, device))
 
-    def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _Choice | None:
-        """The measured TPU's fits of a class, as shares of another TPU's data sheet."""
+    def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _FitSelection | None:
+        """Return the measured TPU's fits of a class, as shares of another TPU's data sheet."""
         if device.kind != "tpu" or device.name == _MEASURED_TPU:
             return None
-        found = replace(FitIndex.of(load_device(_MEASURED_TPU)), device=device).choose(*labels)
-        if found is None or (not self.chip_wide and found.assumed[0] == "calibrated.chip-wide"):
+        selection = replace(FitIndex.of(load_device(_MEASURED_TPU)), device=device).select(*labels)
+        if selection is None or (not self.chip_wide and selection.assumed[0] == "calibrated.chip-wide"):
             return None
-        text = (
-            f"nothing was measured on it: shares of {_MEASURED_TPU} stand in, intervals of a factor of three"
-        )
-        return replace(found, assumed=(_CARRIED, text))
+        text = f"no measurements of it: fits of {_MEASURED_TPU} are used, with intervals of a factor of three"
+        return replace(selection, assumed=(_CARRIED, text))
 
 
 _MEASURED_TPU = "TPU-v4"
-"""The TPU whose fits others take that have none of their own."""
+"""The TPU whose fits are used for TPUs without fits."""
 _CARRIED = "calibrated.carried"
-_OF_ANOTHER = 1.0
-"""The interval of a device that nobody measured [log time]: what learned models assume of one, too."""
+_NEW_DEVICE_WIDENING = 1.0
+"""Interval of a device without measurements [log time], as learned models assume."""
 
-
-def _as_of_another(said: FloatArray, ops: Operations, device: Device) -> FloatArray:
-    """Intervals of another device's shares: they hold what this one's data sheet promises, too."""
-    peaks = peak_times(ops, device)
-    sheet = device.launch_overhead_ns + np.fmax(peaks.arithmetic_ns, peaks.memory_ns)
-    time, low, high = said
-    low = reduce(np.fmin, (low, time * np.exp(-_OF_ANOTHER), sheet))
-    return np.stack((time, np.fmin(low, time), np.fmax(high, time * np.exp(_OF_ANOTHER))))
-
-
-def _said_by_choice(
-    choice: _Choice, ops: Operations, index: FitIndex, tell: tuple[str, Diagnostics]
-) -> FloatArray:
-    """Time and interval of each operation of one class, shape (3, ops)."""
-    beyond = np.stack([doublings_beyond(fit, ops) for fit in choice.fits])
-    # The first fit whose sizes cover an operation; the preferred one where none does.
-    chosen = np.argmax(beyond <= _AS_FITTED, axis=0)
-    said = np.full((3, len(ops)), np.nan)
-    where, found = tell
-    numbers: list[int] = np.unique(chosen).tolist()
-    for number in numbers:
-        rows = np.flatnonzero(chosen == number)
-        part = ops.take(rows)
-        if choice.quantizing:
-            said[:, rows] = _without_quantizing(choice.fits[number], part, index, tell)
-        else:
-            said[:, rows] = _time_and_interval(choice.fits[number], part, index.device, choice.scheme)
-        if choice.assumed[0] == _CARRIED:
-            said[:, rows] = _as_of_another(said[:, rows], part, index.device)
-        if index.is_timed_with_events(choice.fits[number]) and not part.variant[0]:
-            _tell_of_events(choice.fits[number], said[0, rows], tell)
-    outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
-    found.info("calibrated.outside-support", where, "sizes beyond those fitted on", count=outside)
-    unknown = "a size or a rate is unknown, or the fit is of another version"
-    found.warning("calibrated.unknown-size", where, unknown, count=int(np.isnan(said[0]).sum()))
-    return said
-
-
-def _tell_of_events(fit: Fit, time_ns: FloatArray, tell: tuple[str, Diagnostics]) -> None:
-    """Say how many answers are mostly the launch that a host timed, where nobody asked for such times."""
-    where, found = tell
-    with np.errstate(invalid="ignore"):
-        launches = int((time_ns < 2 * fit.value("t0_ns")).sum())
-    text = "fitted on times taken with events: more than half of it is the launch by the host"
-    found.warning("calibrated.event-times", where, text, count=launches)
-
-
-# Products whose operands are quantised already, from fits of kernels that quantise them first.
-#
-# Serving libraries take 16-bit activations, find a scale, convert and multiply; the tables hold the sum. What
-# finding the scale and converting take is fitted by itself and taken off again.
 
 _STEPS = ("compute_scale", "scale_matrix")
-"""The quantising kernels of a scale per tensor: what scheme ``fp8`` runs before the product."""
+"""Quantising kernels of a scale per tensor, which scheme ``fp8`` runs before the product."""
 _STEP_SCHEME = "bf16"
 _WIDEST = 4.0
 
 
 def _without_quantizing(
-    fit: Fit, ops: Operations, index: FitIndex, tell: tuple[str, Diagnostics]
+    fit: Fit, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
 ) -> FloatArray:
-    """Time, 5 % and 95 % [ns] of products of ``ops`` sizes without the quantising that ``fit`` holds."""
-    where, found = tell
+    """Return the time, 5 % and 95 % [ns] of products of ``ops`` sizes without the quantising kernels in
+    ``fit``.
+
+    Serving libraries take 16-bit activations, compute a scale, convert and multiply; the tables have the sum
+    of these. The fitted times of computing the scale and converting are subtracted.
+    """
+    location, findings = report
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     whole = build.matmuls(Labels.constant(fit.scheme, len(ops)), batch=batch, m=m, n=n, k=k)
-    said = _time_and_interval(fit, whole, index.device, fit.scheme)
-    taken = _quantizing_ns(fit, ops, index)
-    if taken is None:
-        message = f"the fit of {fit.scheme} holds the kernels that quantise the activations"
-        found.warning("calibrated.includes-quantizing", where, message, count=len(ops))
-        return said
+    times = _time_and_interval(fit, whole, index.device, fit.scheme)
+    quantizing_ns = _quantizing_ns(fit, ops, index)
+    if quantizing_ns is None:
+        message = f"the fit of {fit.scheme} includes the kernels that quantise the activations"
+        findings.warning("calibrated.includes-quantizing", location, message, count=len(ops))
+        return times
     message = f"the fit of {fit.scheme}, less the fitted kernels that quantise the activations"
-    found.info("calibrated.less-quantizing", where, message, count=len(ops))
-    floor = _time_and_interval(_with_plain_start(fit, index), whole, index.device, fit.scheme)[0]
-    time = np.minimum(np.maximum(said[0] - taken, floor), said[0])
-    # The same absolute uncertainty of less time is more of it.
-    widening = np.minimum(said[0] / time, _WIDEST)
-    return np.stack((time, time * (said[1] / said[0]) ** widening, time * (said[2] / said[0]) ** widening))
+    findings.info("calibrated.less-quantizing", location, message, count=len(ops))
+    plain = index.by_class.get(("matmul", "", _STEP_SCHEME)) or index.by_class.get((ANY, ANY, ANY), ())
+    start_ns = min((other.value("t0_ns") for other in plain), default=np.inf)
+    single_kernel = replace(fit, parameters=_with_start_limit(fit, start_ns))
+    floor = _time_and_interval(single_kernel, whole, index.device, fit.scheme)[0]
+    time = np.minimum(np.maximum(times[0] - quantizing_ns, floor), times[0])
+    # The same absolute uncertainty is a larger share of a shorter time.
+    widening = np.minimum(times[0] / time, _WIDEST)
+    low, high = (time * (end / times[0]) ** widening for end in times[1:])
+    return np.stack((time, low, high))
 
 
 def _quantizing_ns(fit: Fit, ops: Operations, index: FitIndex) -> FloatArray | None:
-    """The time of the quantising kernels; None where they are not fitted for this scheme on this device."""
+    """Return the time of the quantising kernels; None if they are not fitted for this scheme on
+    this device.
+    """
     if fit.scheme != "fp8":
         return None
     scheme = Labels.constant(_STEP_SCHEME, len(ops))
@@ -194,27 +152,13 @@ def _quantizing_ns(fit: Fit, ops: Operations, index: FitIndex) -> FloatArray | N
     return total
 
 
-def _with_plain_start(fit: Fit, index: FitIndex) -> Fit:
-    """The fit with the start of a single kernel, that of the device's 16-bit products."""
-    plain = index.by_class.get(("matmul", "", _STEP_SCHEME)) or index.by_class.get((ANY, ANY, ANY), ())
-    start = min((each.value("t0_ns") for each in plain), default=np.inf)
-    parameters = tuple(
-        FitParameter(name=each.name, value=min(each.value, start)) if each.name == "t0_ns" else each
-        for each in fit.parameters
-    )
-    return replace(fit, parameters=parameters)
-
-
-# Which fit covers a class of operations: its own, one of all operations of the kind, one of a scheme
-# that runs alike, the whole chip's; and what had to be assumed.
-
 _SAME_FORMAT: Sequence[frozenset[str]] = (
     frozenset({"bf16", "f16"}),
     frozenset({"f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ", "a8w8_fp8"}),
     frozenset({"i8", "a8w8"}),
     frozenset({"f32", "f32_full"}),
 )
-"""Formats of the same width that run alike on a device whose rates for them are equal."""
+"""Formats of the same width and speed on a device whose rates for them are equal."""
 
 _QUANTIZED_BY: Mapping[str, str] = {
     "f8E4M3FN": "fp8",
@@ -230,19 +174,20 @@ _QUANTIZED_BY: Mapping[str, str] = {
 
 
 _OWN_FIRST: Mapping[str, int] = {"vector": 5}
-"""Kinds of which a device's own table comes before the kernels of its vendor's other devices, and how many
-operations it has to hold to speak of others: what streams its data shows what share of the memory a device
-reaches, rotations and gated activations alone do not. Normalisations of tables and of programs differ more
-from each other than devices do (`benchmarks.single_gpu`: no better on devval, worse on the MI100).
+"""Kinds for which a device's own table comes before the common kernels of its vendor's devices, with the
+number of operations that the table must have more than: streaming kernels show the share of the memory
+bandwidth that a device reaches; rotations and gated activations alone do not. Normalisations in tables and in
+programs differ more from each other than devices do (`benchmarks.single_gpu`: no better on devval, worse on
+the MI100).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """Fits in order of preference: an operation takes the first that was fitted on sizes like its own.
+class _FitSelection:
+    """Fits in order of preference: an operation uses the first one that was fitted on sizes like its own.
 
-    ``scheme`` is the one the fits speak of; ``quantizing`` is true where they hold kernels that quantise and
-    the operation does not. ``assumed`` is a finding's code and text; empty where the fit is the class's own.
+    ``scheme`` is the scheme of the fits; ``quantizing`` is true if they include kernels that quantise and the
+    operation does not. ``assumed`` is the code and text of a diagnostic; empty if the fit is the class's own.
     """
 
     fits: tuple[Fit, ...]
@@ -251,30 +196,73 @@ class _Choice:
     assumed: tuple[str, str] = ("", "")
 
 
+def _times_of_selection(
+    selection: _FitSelection, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
+) -> FloatArray:
+    """Return the time and interval of each operation of one class, shape (3, ops). ``report`` is the location
+    and the collection of diagnostics.
+    """
+    beyond = np.stack([doublings_beyond(fit, ops) for fit in selection.fits])
+    # The first fit whose sizes cover an operation; the preferred one if none does.
+    chosen = np.argmax(beyond <= _AS_FITTED, axis=0)
+    times = np.full((3, len(ops)), np.nan)
+    location, findings = report
+    numbers: list[int] = np.unique(chosen).tolist()
+    for number in numbers:
+        rows = np.flatnonzero(chosen == number)
+        part, fit = ops.take(rows), selection.fits[number]
+        if selection.quantizing:
+            times[:, rows] = _without_quantizing(fit, part, index, report)
+        else:
+            times[:, rows] = _time_and_interval(fit, part, index.device, selection.scheme)
+        if selection.assumed[0] == _CARRIED:  # the interval must contain the time of the data sheet
+            peaks = peak_times(part, index.device)
+            sheet = index.device.launch_overhead_ns + np.fmax(peaks.arithmetic_ns, peaks.memory_ns)
+            time, low, high = times[:, rows]
+            low = reduce(np.fmin, (low, time * np.exp(-_NEW_DEVICE_WIDENING), sheet))
+            high = np.fmax(high, time * np.exp(_NEW_DEVICE_WIDENING))
+            times[:, rows] = np.stack((time, np.fmin(low, time), high))
+        if index.is_timed_with_events(fit) and not part.variant[0]:
+            with np.errstate(invalid="ignore"):
+                launches = int((times[0, rows] < 2 * fit.value("t0_ns")).sum())
+            text = "fitted on times from events: more than half of the time is the launch by the host"
+            findings.warning("calibrated.event-times", location, text, count=launches)
+    outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
+    findings.info("calibrated.outside-support", location, "sizes beyond the fitted ones", count=outside)
+    unknown = "a size or a rate is unknown, or the fit is of another version"
+    findings.warning("calibrated.unknown-size", location, unknown, count=int(np.isnan(times[0]).sum()))
+    return times
+
+
 @dataclass(frozen=True, slots=True)
 class FitIndex:
-    """The fits of a device by class."""
+    """Fits of a device by class."""
 
     device: Device
     by_class: Mapping[tuple[str, str, str], tuple[Fit, ...]] = field(repr=False)
     schemes: Mapping[str, tuple[str, ...]] = field(repr=False)
-    """Kind -> schemes with fits, the most samples first."""
+    """Kind -> schemes with fits, the one with most samples first."""
     common: Mapping[tuple[str, str], Fit] = field(repr=False, default_factory=dict[tuple[str, str], Fit])
-    """Of kinds that no fit of the user speaks of: kernels that the vendor's devices have in common."""
+    """Kernels that the vendor's devices have in common, for kinds without a fit of the user."""
 
     @classmethod
     def of(cls, device: Device) -> FitIndex:
-        """The index of a device's fits."""
+        """Return the index of a device's fits."""
         by_class: dict[tuple[str, str, str], list[Fit]] = {}
         samples: dict[str, dict[str, int]] = {}
         for fit in device.fits:
-            if fit.form == PRODUCTS:  # speaks of answers, not of operations
+            if fit.form == PRODUCTS:  # adjusts predictions, does not predict operations
                 continue
             by_class.setdefault((fit.kind, fit.op, fit.scheme), []).append(fit)
             counts = samples.setdefault(fit.kind, {})
             counts[fit.scheme] = counts.get(fit.scheme, 0) + fit.samples
-        ordered = {key: tuple(sorted(fits, key=_preference)) for key, fits in by_class.items()}
-        schemes = {kind: tuple(sorted(each, key=lambda name: -each[name])) for kind, each in samples.items()}
+        ordered = {  # the default variant first, then the one with most samples
+            key: tuple(sorted(fits, key=lambda fit: (not fit.default, -fit.samples, fit.variant)))
+            for key, fits in by_class.items()
+        }
+        schemes = {
+            kind: tuple(sorted(counts, key=lambda name: -counts[name])) for kind, counts in samples.items()
+        }
         kinds = {fit.kind for fit in fits_of_user(device)}
         common = {
             (fit.kind, fit.op): fit
@@ -283,83 +271,96 @@ class FitIndex:
         }
         return cls(device, ordered, schemes, common)
 
-    def choose(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
-        """The fits for a class, None where none covers it: the operation's own before those of its kind, and
-        of equal ones those of its format before those of any (which recordings make), unless these are of
-        kernels as programs run them. What names no variant is taken for one of the kernels that were recorded
-        on the device; else for a row of the device's own table, in its format; else for one of the kernels
-        that the vendor's devices have in common, before any other fit.
+    def select(self, kind: str, op: str, scheme: str, variant: str) -> _FitSelection | None:
+        """Return the fits for a class, None if none covers it.
+
+        Fits of the operation come before fits of its kind, and among these fits of its format before fits of
+        any format (from recordings), unless the latter are of kernels as programs run them. An operation
+        without a variant uses a kernel that was recorded on the device; else a row of the device's own table,
+        in its format; else a kernel that the vendor's devices have in common, before any other fit.
         """
         names = (op, ANY) if op != ANY else (ANY,)
-        if not variant and scheme:
-            for name in names if self._distance()[1] else ():
-                if own := self._own_kernel(kind, name, scheme):
-                    return own
-            for name in names:
-                if common := self.common.get((kind, name)):
-                    return _Choice(fits=(common,), scheme=scheme, assumed=self._distance())
+        if not variant and scheme and (selection := self._common_kernel(kind, names, scheme)):
+            return selection
         for name in names:
             recorded = () if variant or not scheme else self.by_class.get((kind, name, ANY), ())
             if recorded and recorded[0].form == KERNELS.name:
-                return _Choice(fits=recorded, scheme=scheme)
-            if found := self._of_format(kind, name, scheme, variant):
-                return found
+                return _FitSelection(fits=recorded, scheme=scheme)
+            if selection := self._of_format(kind, name, scheme, variant):
+                return selection
             if recorded:
-                return _Choice(fits=recorded, scheme=scheme)
-        return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
+                return _FitSelection(fits=recorded, scheme=scheme)
+        quantizing = _QUANTIZED_BY.get(scheme, "") if kind == "matmul" else ""
+        for name in (op, ANY) if quantizing else ():
+            if fits := self._fits(kind, name, quantizing, variant):
+                return _FitSelection(fits=fits, scheme=quantizing, quantizing=True)
+        return self._chip_wide(kind, scheme)
 
-    def _own_kernel(self, kind: str, op: str, scheme: str) -> _Choice | None:
-        """The device's own measured fits of a kernel that has a common one, too; of times that a host took
-        with events, with the start that the common one has: a table says how a device's memory and units do,
-        and its host only how long a launch took.
+    def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
+        """Return the vendor's common kernel of an operation, or the device's own fit of it; None without a
+        common kernel.
+        """
+        distance = fits_distance(self.device)
+        for name in names if distance else ():
+            if own := self._own_kernel(kind, name, scheme):
+                return own
+        for name in names:
+            if common := self.common.get((kind, name)):
+                assumed = ("calibrated.unseen-device", distance) if distance else ("", "")
+                return _FitSelection(fits=(common,), scheme=scheme, assumed=assumed)
+        return None
+
+    def _own_kernel(self, kind: str, op: str, scheme: str) -> _FitSelection | None:
+        """Return the device's own measured fits of a kernel that has a common fit, too. Fits of times from
+        events get the start of the common fit: a table shows the speed of a device's memory and units, its
+        start only the launch by the host.
         """
         common = self.common.get((kind, op)) or self.common.get((kind, ANY))
         if common is None or kind not in _OWN_FIRST:
             return None
         same = next((group for group in _SAME_FORMAT if scheme in group), frozenset({scheme}))
-        for each in (scheme, *sorted(same - {scheme})):
-            if op == ANY and sum(key[::2] == (kind, each) for key in self.by_class) <= _OWN_FIRST[kind]:
+        for name in (scheme, *sorted(same - {scheme})):
+            if op == ANY and sum(key[::2] == (kind, name) for key in self.by_class) <= _OWN_FIRST[kind]:
                 continue
-            if fits := self._fits(kind, op, each, ""):
-                found = tuple(_without_host(fit, common.value("t0_ns")) for fit in fits)
-                return _Choice(fits=found, scheme=each)
+            if fits := self._fits(kind, op, name, ""):
+                start_ns = common.value("t0_ns")
+                kernels = tuple(
+                    replace(fit, variant="", parameters=_with_start_limit(fit, start_ns))
+                    if timed_with_events(fit.variant)
+                    else fit
+                    for fit in fits
+                )
+                return _FitSelection(fits=kernels, scheme=name)
         return None
-
-    def _distance(self) -> tuple[str, str]:
-        text = fits_distance(self.device)
-        return ("calibrated.unseen-device", text) if text else ("", "")
 
     def is_timed_with_events(self, fit: Fit) -> bool:
-        """Whether a fit holds launches by a host: the chip's does where those of all its kernels do."""
+        """Return True if a fit includes launches by a host; for the whole chip's fit, if the fits of all
+        kernels do.
+        """
         if fit.variant != ANY:
             return timed_with_events(fit.variant)
-        kernels = [each for each in self.device.fits if each.variant != ANY and each.kind != "collective"]
-        return bool(kernels) and all(timed_with_events(each.variant) for each in kernels)
+        kernels = [other for other in self.device.fits if other.variant != ANY and other.kind != "collective"]
+        return bool(kernels) and all(timed_with_events(other.variant) for other in kernels)
 
-    def _of_format(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
-        """Fits of an operation in its format, or in one that runs alike."""
-        if found := self._fits(kind, op, scheme, variant):
-            return _Choice(fits=found, scheme=scheme)
-        for other in self._alike(kind, scheme):
-            if found := self._fits(kind, op, other, variant):
-                text = f"no fit for {scheme or 'an unknown format'}: that of {other} stands in"
-                return _Choice(fits=found, scheme=other, assumed=("calibrated.other-scheme", text))
-        return None
-
-    def _quantizing(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
-        quantizing = _QUANTIZED_BY.get(scheme, "") if kind == "matmul" else ""
-        for name in (op, ANY) if quantizing else ():
-            if found := self._fits(kind, name, quantizing, variant):
-                return _Choice(fits=found, scheme=quantizing, quantizing=True)
+    def _of_format(self, kind: str, op: str, scheme: str, variant: str) -> _FitSelection | None:
+        """Return fits of an operation in its format, or in a format that takes the same time."""
+        if fits := self._fits(kind, op, scheme, variant):
+            return _FitSelection(fits=fits, scheme=scheme)
+        for other in self._similar_schemes(kind, scheme):
+            if fits := self._fits(kind, op, other, variant):
+                text = f"no fit for {scheme or 'an unknown format'}: the fit of {other} is used"
+                return _FitSelection(fits=fits, scheme=other, assumed=("calibrated.other-scheme", text))
         return None
 
     def _fits(self, kind: str, op: str, scheme: str, variant: str) -> tuple[Fit, ...]:
-        """Fits of a class in order of preference."""
+        """Return the fits of a class in order of preference."""
         fits = self.by_class.get((kind, op, scheme), ())
         return tuple(fit for fit in fits if fit.variant == variant) if variant else fits
 
-    def _alike(self, kind: str, scheme: str) -> Iterable[str]:
-        """Schemes whose fits may stand in: of the same width and rate; for what streams its data, any."""
+    def _similar_schemes(self, kind: str, scheme: str) -> Iterable[str]:
+        """Yield schemes whose fits may be used: of the same width and rate; for operations that stream their
+        data, all.
+        """
         rate = rate_flops_per_s(self.device, scheme, matrix=kind in MATRIX_KINDS)
         same = [name for group in _SAME_FORMAT if scheme in group for name in sorted(group) if name != scheme]
         yield from (
@@ -370,48 +371,41 @@ class FitIndex:
         if kind not in MATRIX_KINDS and scheme:
             yield from (name for name in self.schemes.get(kind, ()) if name not in (scheme, ANY, *same))
 
-    def _chip_wide(self, kind: str, scheme: str) -> _Choice | None:
+    def _chip_wide(self, kind: str, scheme: str) -> _FitSelection | None:
+        """Return the whole chip's fit for a kind of one kernel."""
         fits = self.by_class.get((ANY, ANY, ANY), ())
         if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
             return None
         if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
-            return None  # fitted on products alone, whose start and traffic are not those of other kinds
-        text = f"no fit of {kind} in {scheme}: the whole chip's stands in"
-        return _Choice(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
+            return None  # fitted on products alone, which have another start and other traffic
+        text = f"no fit of {kind} in {scheme}: the fit of the whole chip is used"
+        return _FitSelection(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
 
-def _without_host(fit: Fit, start_ns: float) -> Fit:
-    """A fit of times that a host took with events, with the start of a kernel in place of the launch."""
-    if not timed_with_events(fit.variant):
-        return fit
-    parameters = tuple(
-        FitParameter(name=each.name, value=min(each.value, start_ns)) if each.name == "t0_ns" else each
-        for each in fit.parameters
+def _with_start_limit(fit: Fit, start_ns: float) -> tuple[FitParameter, ...]:
+    """Return the parameters of a fit with a start of at most ``start_ns``."""
+    return tuple(
+        FitParameter(name=parameter.name, value=min(parameter.value, start_ns))
+        if parameter.name == "t0_ns"
+        else parameter
+        for parameter in fit.parameters
     )
-    return replace(fit, variant="", parameters=parameters)
 
-
-def _preference(fit: Fit) -> tuple[bool, int, str]:
-    """The default variant first, then the most samples."""
-    return not fit.default, -fit.samples, fit.variant
-
-
-# What one fit says of operations: its form's time, and the interval from its errors on unseen shapes.
 
 _PER_DOUBLING = 0.25
-"""Share by which an interval's half width grows with each doubling of a size beyond what was fitted on."""
+"""Share by which an interval's half width grows with each doubling of a size beyond the fitted ones."""
 
 
 def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
-    """Doublings by which sizes leave the range that was fitted on, all dimensions added up."""
+    """Return the doublings by which sizes are outside the fitted range, summed over all dimensions."""
     total = np.zeros(len(ops))
-    for each in fit.support:
-        size = ops.dim(each.name)
+    for fitted in fit.support:
+        size = ops.dim(fitted.name)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            over = np.log2(size / max(each.high, 1e-9))
-            under = np.log2(max(each.low, 1e-9) / size)
+            over = np.log2(size / max(fitted.high, 1e-9))
+            under = np.log2(max(fitted.low, 1e-9) / size)
         total += np.nan_to_num(np.maximum(np.maximum(over, under), 0.0), nan=0.0, posinf=64.0)
-    if fit.form == PREFILL.name:  # whole prompts: as many keys as queries
+    if fit.form == PREFILL.name:  # fitted on whole prompts, with as many keys as queries
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             apart = np.abs(np.log2(ops.dim("kv_len") / ops.dim("q_len")))
         total += np.nan_to_num(apart, nan=0.0, posinf=64.0)
@@ -419,12 +413,13 @@ def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
 
 
 def _time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) -> FloatArray:
-    """What one fit says of operations of one scheme, shape (3, ops): time, 5 % and 95 % [ns]."""
+    """Return the time, 5 % and 95 % [ns] of operations of one scheme by one fit, shape (3, ops)."""
     form = EVERY_FORM.get(fit.form)
-    values = {each.name: each.value for each in fit.parameters}
-    later = () if form is None else (each for each in form.parameters if not isnan(each.absent))
-    values = {each.name: each.absent for each in later} | values
-    if form is None or any(each.name not in values for each in form.parameters):
+    if form is None:
+        return np.full((3, len(ops)), np.nan)
+    values = {entry.name: entry.absent for entry in form.parameters if not isnan(entry.absent)}
+    values |= {entry.name: entry.value for entry in fit.parameters}
+    if any(entry.name not in values for entry in form.parameters):
         return np.full((3, len(ops)), np.nan)
     time = form_time_ns(form, values, ops, machine_of(device, ops.kind[0], scheme))
     return with_bands(fit, time, 1 + _PER_DOUBLING * doublings_beyond(fit, ops))

@@ -2,18 +2,23 @@
 
     t = t0 + sum over segments of rate_i x (bytes of the message between knee_(i-1) and knee_i)      [ns]
 
-One segment is alpha and beta; a knee is where a library turns to another protocol or algorithm. Rates are of
-message bytes as Chakra counts them: the whole buffer, the shard for gathers.
+One segment is the alpha-beta model; a knee is where a library switches to another protocol or algorithm.
+Rates are per message byte as Chakra counts them: the whole buffer, the shard for gathers.
 
-Lines carry over to other numbers of ranks N. What the least message takes is a start, the rest moves bytes:
+CollectiveLines are extrapolated to other numbers of ranks N. The time of the least message is a start, the
+rest moves bytes:
 
-    between two measured numbers   the logarithm of the time is linear, of the start in that of the ranks, of
-                                   the bytes in that of what a rank sends
+    between two measured numbers   the logarithm of the time is linear: the start in the logarithm of the
+                                   ranks, the bytes in the logarithm of the bytes that a rank sends
     beyond                         start x (1 + q log2(N / 2)), moved x sent(N) / sent(N0) x bandwidth ratio;
                                    across nodes over as many interfaces as a node has ranks
 
-``q`` is that of the measured numbers of ranks, or what is usual for the operation. All is at one size of the
-whole buffer, since libraries turn from one protocol to another by that.
+``q`` follows from the measured numbers of ranks, or is usual for the operation. All times are compared at one
+size of the whole buffer, because libraries switch protocols by that size.
+
+Extrapolated times have wider intervals. Spreads are logarithms such that 90 % of the rows left out of a fit
+are inside: ``python -m benchmarks.carry_over.collectives --split calib``. Independent causes add up as
+squares.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators.collective_links import Layout, link_of, sent_share
+from hespas.estimators.collective_links import RankLayout, link_of, sent_share
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, Fit
 from hespas.hardware.device_fits import segment_name
@@ -35,15 +40,15 @@ __all__ = [
     "BETWEEN",
     "NO_BAND",
     "OF_HOST",
-    "OF_KIN",
     "OF_MODEL",
+    "OF_REFERENCE",
     "OF_RELEASE",
     "PER_DOUBLING",
     "PER_OCTAVE",
-    "Line",
-    "Lines",
-    "Parts",
+    "CollectiveLine",
+    "CollectiveLines",
     "Spread",
+    "StartAndMoved",
     "basis",
     "lines_of",
     "named",
@@ -53,22 +58,22 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """``knees_bytes`` rise; there is one rate more than knees."""
+class CollectiveLine:
+    """Piecewise linear time: ``knees_bytes`` rise; there is one rate more than knees."""
 
     t0_ns: float
     knees_bytes: tuple[float, ...]
     ns_per_byte: tuple[float, ...]
 
     def time_ns(self, message_bytes: FloatArray) -> FloatArray:
-        """The time of messages, shape ``(messages,)``."""
+        """Return the time of messages, shape ``(messages,)``."""
         values: FloatArray = np.array((self.t0_ns, *self.ns_per_byte), np.float64)
         return np.asarray(basis(message_bytes, self.knees_bytes) @ values, np.float64)
 
 
-class Parts(NamedTuple):
-    """Times [ns] of messages of shape ``(messages,)`` in two parts, and by how many doublings of ranks or
-    nodes their layout leaves what was measured.
+class StartAndMoved(NamedTuple):
+    """Times [ns] of messages of shape ``(messages,)`` in two parts, and the doublings of ranks or nodes from
+    the measured layout.
     """
 
     start_ns: FloatArray
@@ -77,7 +82,7 @@ class Parts(NamedTuple):
 
     @property
     def time_ns(self) -> FloatArray:
-        """Both together."""
+        """Sum of both parts."""
         return self.start_ns + self.moved_ns
 
 
@@ -87,95 +92,105 @@ _GROWTH: Mapping[str, float] = {
     "reduce_scatter": 0.45,
     "all_to_all": 0.1,
 }
-"""By how much of itself the start on two ranks grows for each doubling of them: medians of the devices behind
-NVLink of ``aiconfigurator_collectives`` (calib).
+"""Relative growth of the start on two ranks with each doubling of ranks: medians of the devices with NVLink
+in ``aiconfigurator_collectives`` (calib).
 """
 _MOST_GROWTH = 3.0
 _PAIR = 0.65
-"""Two ranks behind a switch get less of their link than eight do: the time to move grows by this power of
-what is sent (median of the same rows).
+"""Exponent of the sent bytes for two ranks behind a switch, which reach less of their link's bandwidth than
+eight ranks (median of the same rows).
 """
 _BY_INTERFACE = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
-"""Operations of which each rank of a node sends a part over its own interface."""
+"""Operations for which each rank of a node sends a part over its own interface."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lines:
-    """The lines of one fit of an operation on ``device``, by layout. They speak from ``least`` to ``most``
-    bytes and carry on beyond. ``usual_growth`` is that of the start where there is one number of ranks (NaN:
-    that of the operation). Where it ``rises``, more ranks of a node never take less for the same buffer.
+class CollectiveLines:
+    """Lines of one fit of an operation on ``device``, by layout, fitted from ``least`` to ``most`` bytes and
+    extrapolated beyond. ``usual_growth`` is the growth of the start for a single number of ranks (NaN: the
+    operation's). If it ``rises``, more ranks of a node never take less for the same buffer.
     """
 
     op: str
     device: Device
-    by_layout: Mapping[Layout, Line]
+    by_layout: Mapping[RankLayout, CollectiveLine]
     least: float
     most: float
     usual_growth: float = nan
     rises: bool = True
 
-    def inside(self, layout: Layout, message_bytes: FloatArray) -> FloatArray | None:
-        """The time on a layout that was measured, or between fewer and more ranks on as many nodes; None on
-        any other.
+    def inside(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray | None:
+        """Return the time on a measured layout, or between fewer and more ranks on as many nodes; None on any
+        other.
         """
         if layout in self.by_layout:
             return self._time_ns(layout, message_bytes)
-        alike = [each for each in self.by_layout if each.nodes == layout.nodes]
-        fewer = [each for each in alike if each.ranks < layout.ranks]
-        more = [each for each in alike if each.ranks > layout.ranks]
+        same_nodes = [other for other in self.by_layout if other.nodes == layout.nodes]
+        fewer = [other for other in same_nodes if other.ranks < layout.ranks]
+        more = [other for other in same_nodes if other.ranks > layout.ranks]
         if not fewer or not more:
             return None
         return self._between(max(fewer), min(more), layout, message_bytes)
 
-    def distance(self, layout: Layout) -> float:
-        """Doublings of ranks from a layout to the nearest that was measured on as many nodes."""
-        alike = (each for each in self.by_layout if each.nodes == layout.nodes)
-        return min((_doublings(each, layout) for each in alike), default=inf)
+    def distance(self, layout: RankLayout) -> float:
+        """Return the doublings of ranks from a layout to the nearest measured one on as many nodes."""
+        same_nodes = (other for other in self.by_layout if other.nodes == layout.nodes)
+        return min((_doublings(other, layout) for other in same_nodes), default=inf)
 
-    def carried(self, layout: Layout, message_bytes: FloatArray, device: Device) -> Parts | None:
-        """The time on a layout beyond, or of another ``device``, from the nearest that was measured: within
-        one node, or across several.
+    def carried(self, layout: RankLayout, message_bytes: FloatArray, device: Device) -> StartAndMoved | None:
+        """Return the time on a layout beyond the measured ones, or of another ``device``, extrapolated from
+        the nearest measured layout: within one node, or across several.
         """
-        alike = [each for each in self.by_layout if (each.nodes > 1) == (layout.nodes > 1)]
-        if not alike:
+        similar = [other for other in self.by_layout if (other.nodes > 1) == (layout.nodes > 1)]
+        if not similar:
             return None
-        near = min(alike, key=lambda each: (_doublings(each, layout), each))
+        near = min(similar, key=lambda other: (_doublings(other, layout), other))
         whole = self._as_whole(near, layout, message_bytes)
         grown = self._growth(near.nodes)
         start = self._time_ns(near, np.minimum(whole, self.least))
         moved = self._time_ns(near, whole) - start
         growth = (1 + grown * _level(layout.ranks)) / (1 + grown * _level(near.ranks))
-        more = self._more(near, layout, device) * self._slower(near, layout, device)
-        return Parts(start * growth, moved * more, _doublings(near, layout))
+        # Bytes of one whole buffer that are sent on this layout, relative to the measured one.
+        more = _whole_share(self.op, layout.ranks) / _whole_share(self.op, near.ranks)
+        if near.nodes > 1 and self.op in _BY_INTERFACE:
+            more *= near.per_node / layout.per_node
+        link = link_of(device, layout)
+        is_switch = link is not None and link.kind == "scale_up" and link.topology == "switch"
+        if is_switch and min(near.ranks, layout.ranks) == 2:
+            more **= _PAIR
+        slower = more * self._slower(near, layout, device)
+        return StartAndMoved(start * growth, moved * slower, _doublings(near, layout))
 
-    def parts(self, layout: Layout, message_bytes: FloatArray, device: Device) -> Parts | None:
-        """The time on any layout of ``device``, measured or not, in its parts."""
+    def parts(self, layout: RankLayout, message_bytes: FloatArray, device: Device) -> StartAndMoved | None:
+        """Return the time on any layout of ``device``, measured or not, in its parts."""
         time = self.inside(layout, message_bytes)
         least = self.inside(layout, np.minimum(message_bytes, self.least))
         if time is None or least is None:
             return self.carried(layout, message_bytes, device)
         start = np.minimum(least, time)
         moved = (time - start) * self._slower(layout, layout, device)
-        alike = [each for each in self.by_layout if each.nodes == layout.nodes == 1]
-        fewer = [each for each in alike if each.ranks < layout.ranks]
-        if self.rises and fewer:  # what holds on links as measured must on slower ones, too
+        one_node = [other for other in self.by_layout if other.nodes == layout.nodes == 1]
+        fewer = [other for other in one_node if other.ranks < layout.ranks]
+        if self.rises and fewer:  # must hold on slower links, too
             near = max(fewer)
             below = self.parts(near, self._as_whole(near, layout, message_bytes), device)
             moved = moved if below is None else np.maximum(moved, below.time_ns - start)
-        return Parts(start, moved, 0.0)
+        return StartAndMoved(start, moved, 0.0)
 
-    def _time_ns(self, layout: Layout, message_bytes: FloatArray) -> FloatArray:
-        """The time on a measured layout."""
-        found = self._of_line(layout, message_bytes)
+    def _time_ns(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
+        """Return the time on a measured layout."""
+        time = self._of_line(layout, message_bytes)
         if layout.nodes == 1 and self.rises:
-            for each in self.by_layout:
-                if each.nodes == 1 and each.ranks < layout.ranks:
-                    whole = self._as_whole(each, layout, message_bytes)
-                    found = np.maximum(found, self._of_line(each, whole))
-        return found
+            for other in self.by_layout:
+                if other.nodes == 1 and other.ranks < layout.ranks:
+                    whole = self._as_whole(other, layout, message_bytes)
+                    time = np.maximum(time, self._of_line(other, whole))
+        return time
 
-    def _of_line(self, layout: Layout, message_bytes: FloatArray) -> FloatArray:
-        """Beyond ``most`` bytes none costs more than those before did on average."""
+    def _of_line(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
+        """Return the time on one line. Beyond ``most`` bytes, a byte costs at most the average of those
+        before.
+        """
         line = self.by_layout[layout]
         inside = line.time_ns(np.minimum(message_bytes, self.most))
         if self.most == inf:
@@ -183,19 +198,22 @@ class Lines:
         rate = min(line.ns_per_byte[-1], float(line.time_ns(np.array([self.most]))[0]) / self.most)
         return inside + np.maximum(message_bytes - self.most, 0.0) * rate
 
-    def _as_whole(self, near: Layout, layout: Layout, message_bytes: FloatArray) -> FloatArray:
-        """The message on ``near`` whose whole buffer is that of the message on ``layout``."""
+    def _as_whole(self, near: RankLayout, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
+        """Return the message on ``near`` with the same whole buffer as the message on ``layout``."""
         return message_bytes * layout.ranks / near.ranks if self.op == "all_gather" else message_bytes
 
-    def _between(self, low: Layout, high: Layout, layout: Layout, message_bytes: FloatArray) -> FloatArray:
-        sizes = [self._as_whole(each, layout, message_bytes) for each in (low, high)]
-        times = [self._time_ns(each, size) for each, size in zip((low, high), sizes, strict=True)]
+    def _between(
+        self, low: RankLayout, high: RankLayout, layout: RankLayout, message_bytes: FloatArray
+    ) -> FloatArray:
+        """Interpolate the time between two measured layouts on as many nodes."""
+        sizes = [self._as_whole(end, layout, message_bytes) for end in (low, high)]
+        times = [self._time_ns(end, size) for end, size in zip((low, high), sizes, strict=True)]
         starts = [
-            self._time_ns(each, np.minimum(size, self.least))
-            for each, size in zip((low, high), sizes, strict=True)
+            self._time_ns(end, np.minimum(size, self.least))
+            for end, size in zip((low, high), sizes, strict=True)
         ]
         by_ranks = log(layout.ranks / low.ranks) / log(high.ranks / low.ranks)
-        sent = [_whole_share(self.op, each.ranks) for each in (low, layout, high)]
+        sent = [_whole_share(self.op, entry.ranks) for entry in (low, layout, high)]
         by_bytes = log(sent[1] / sent[0]) / log(sent[2] / sent[0]) if sent[2] > sent[0] else by_ranks
         with np.errstate(divide="ignore", invalid="ignore"):
             begun = np.nan_to_num((starts[0] / times[0] + starts[1] / times[1]) / 2)
@@ -204,121 +222,108 @@ class Lines:
         return np.maximum(between, times[0]) if self.rises else between
 
     def _growth(self, nodes: float) -> float:
-        """The relative growth of the start with each doubling of ranks on so many nodes."""
-        alike = sorted(each for each in self.by_layout if each.nodes == nodes)
-        few, many = alike[0], alike[-1]
+        """Return the relative growth of the start with each doubling of ranks on this number of nodes."""
+        same_nodes = sorted(layout for layout in self.by_layout if layout.nodes == nodes)
+        few, many = same_nodes[0], same_nodes[-1]
         least = np.array([self.least])
-        before, after = (float(self._time_ns(each, least)[0]) for each in (few, many))
+        before, after = (float(self._time_ns(layout, least)[0]) for layout in (few, many))
         if many.ranks == few.ranks or not before > 0:
             return _GROWTH.get(self.op, 0.0) if isnan(self.usual_growth) else self.usual_growth
         ratio = after / before
         levels = _level(many.ranks) - ratio * _level(few.ranks)
         return min(max((ratio - 1) / levels, 0.0), _MOST_GROWTH) if levels > 0 else _MOST_GROWTH
 
-    def _more(self, near: Layout, layout: Layout, device: Device) -> float:
-        """By how much more bytes of one whole buffer are sent, or get on, on another layout."""
-        ratio = _whole_share(self.op, layout.ranks) / _whole_share(self.op, near.ranks)
-        if near.nodes > 1 and self.op in _BY_INTERFACE:
-            ratio *= near.per_node / layout.per_node
-        link = link_of(device, layout)
-        is_switch = link is not None and link.kind == "scale_up" and link.topology == "switch"
-        return ratio**_PAIR if is_switch and min(near.ranks, layout.ranks) == 2 else ratio
-
-    def _slower(self, near: Layout, layout: Layout, device: Device) -> float:
-        """Bandwidth behind what was measured over that of the link that is asked about."""
-        one, other = link_of(self.device, near), link_of(device, layout)
-        if one is None or other is None:
+    def _slower(self, near: RankLayout, layout: RankLayout, device: Device) -> float:
+        """Return the measured link's bandwidth over the bandwidth of the link of another layout or device."""
+        measured, link = link_of(self.device, near), link_of(device, layout)
+        if measured is None or link is None:
             return 1.0
-        return one.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s
+        return measured.bandwidth_bytes_per_s / link.bandwidth_bytes_per_s
 
 
 def _level(ranks: float) -> float:
     return log2(max(ranks, 2.0) / 2)
 
 
-def _doublings(one: Layout, other: Layout) -> float:
+def _doublings(one: RankLayout, other: RankLayout) -> float:
     if one.nodes == other.nodes:
         return abs(log2(other.ranks / one.ranks))
     return abs(log2(other.nodes / one.nodes)) + abs(log2(other.per_node / one.per_node))
 
 
 def _whole_share(op: str, ranks: float) -> float:
-    """Bytes sent for each byte of the whole buffer."""
+    """Return the bytes sent for each byte of the whole buffer."""
     return sent_share(op, ranks) / (ranks if op == "all_gather" else 1.0)
 
 
 def basis(message_bytes: FloatArray, knees_bytes: Iterable[float]) -> FloatArray:
-    """One, and the bytes of each message in each segment; shape ``(messages, segments + 1)``."""
+    """Return one, and the bytes of each message in each segment; shape ``(messages, segments + 1)``."""
     edges = (0.0, *knees_bytes, inf)
     parts = [np.clip(message_bytes, low, high) - low for low, high in pairwise(edges)]
     return np.stack((np.ones(len(message_bytes)), *parts), axis=1)
 
 
-def named(layout: Layout, line: Line) -> Iterable[tuple[str, float]]:
-    """The parameters of one line by name."""
+def named(layout: RankLayout, line: CollectiveLine) -> Iterable[tuple[str, float]]:
+    """Yield the parameters of one line by name."""
     stem = f"r{layout.ranks}_n{layout.nodes}_"
     yield f"{stem}t0_ns", line.t0_ns
-    yield from ((f"{stem}knee{place}_bytes", size) for place, size in enumerate(line.knees_bytes, 1))
-    yield from ((f"{stem}ns_per_byte{place}", rate) for place, rate in enumerate(line.ns_per_byte, 1))
+    yield from ((f"{stem}knee{number}_bytes", size) for number, size in enumerate(line.knees_bytes, 1))
+    yield from ((f"{stem}ns_per_byte{number}", rate) for number, rate in enumerate(line.ns_per_byte, 1))
 
 
-def lines_of(fit: Fit) -> dict[Layout, Line]:
-    """The lines of a fit by layout, but for those of one rank or whose parameters are not all there."""
-    found: dict[Layout, dict[str, float]] = {}
-    for each in fit.parameters:
-        if name := segment_name(each.name):
-            found.setdefault(Layout(name.ranks, name.nodes), {})[name.part] = each.value
-    lines: dict[Layout, Line] = {}
-    for layout, values in sorted(found.items()):
+def lines_of(fit: Fit) -> dict[RankLayout, CollectiveLine]:
+    """Return the lines of a fit by layout, except layouts of one rank and lines with missing parameters."""
+    by_layout: dict[RankLayout, dict[str, float]] = {}
+    for parameter in fit.parameters:
+        if name := segment_name(parameter.name):
+            by_layout.setdefault(RankLayout(name.ranks, name.nodes), {})[name.part] = parameter.value
+    lines: dict[RankLayout, CollectiveLine] = {}
+    for layout, values in sorted(by_layout.items()):
         if layout.ranks < 2 or layout.nodes < 1:
             continue
         knees = tuple(_numbered(values, "knee{}_bytes"))
         rates = tuple(_numbered(values, "ns_per_byte{}"))
         if len(rates) == len(knees) + 1 and not isnan(values.get("t0_ns", np.nan)):
-            lines[layout] = Line(values["t0_ns"], knees, rates)
+            lines[layout] = CollectiveLine(values["t0_ns"], knees, rates)
     return lines
 
 
 def _numbered(values: dict[str, float], name: str) -> Iterable[float]:
-    place = 1
-    while (value := values.get(name.format(place))) is not None:
+    """Yield the values of numbered parameters until one is missing."""
+    number = 1
+    while (value := values.get(name.format(number))) is not None:
         yield value
-        place += 1
-
-
-# How far off answers are that were carried over: what intervals of collectives are widened by.
-#
-# Logarithms, so that 90 % of what was left out of a fit lie inside: ``python -m
-# benchmarks.carry_over.collectives --split calib``. Causes that have nothing to do with each other add up as
-# squares.
+        number += 1
 
 
 class Spread(NamedTuple):
-    """Logarithms below and above a prediction."""
+    """Distances of the ends of an interval below and above a prediction [log time]."""
 
     below: float
     above: float
 
     def times(self, count: float) -> Spread:
-        """So many of it."""
+        """Return ``count`` times the spread."""
         return Spread(self.below * count, self.above * count)
 
-    def beside(self, other: Spread) -> Spread:
-        """Together with another cause."""
+    def combined(self, other: Spread) -> Spread:
+        """Return the spread of two independent causes."""
         return Spread(hypot(self.below, other.below), hypot(self.above, other.above))
 
 
 def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) -> FloatArray:
-    """Times with wider intervals, shape ``(3, ops)``: by ``count`` (a number or one for each) of a spread."""
-    with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
+    """Return times with wider intervals, shape ``(3, ops)``: by ``count`` (one number, or one per operation)
+    of a spread.
+    """
+    with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         return np.stack(
             (times[0], times[1] * np.exp(-spread.below * count), times[2] * np.exp(spread.above * count))
         )
 
 
-def wiring_of(device: Device, layout: Layout) -> str:
-    """What joins the ranks of a layout: inside a node a ``switch``, other links of their own (``mesh``) or
-    those of the ``host``; else ``nodes``.
+def wiring_of(device: Device, layout: RankLayout) -> str:
+    """Return the connection of the ranks of a layout: inside a node a ``switch``, other device links
+    (``mesh``) or the links of the ``host``; else ``nodes``.
     """
     if layout.nodes > 1:
         return "nodes"
@@ -334,7 +339,7 @@ PER_OCTAVE: Mapping[str, Spread] = {
     "host": Spread(0.1, 0.1),
     "nodes": Spread(0.4, 0.4),
 }
-"""For each octave of bytes beyond the fitted ones."""
+"""Spread per octave of bytes beyond the fitted ones."""
 
 PER_DOUBLING: Mapping[str, Spread] = {
     "switch": Spread(0.2, 0.2),
@@ -342,7 +347,7 @@ PER_DOUBLING: Mapping[str, Spread] = {
     "host": Spread(0.5, 1.4),
     "nodes": Spread(0.9, 0.9),
 }
-"""For each doubling of ranks or nodes beyond the fitted ones."""
+"""Spread per doubling of ranks or nodes beyond the fitted ones."""
 
 BETWEEN: Mapping[str, Spread] = {
     "switch": Spread(0.1, 0.1),
@@ -350,20 +355,20 @@ BETWEEN: Mapping[str, Spread] = {
     "host": Spread(0.4, 0.4),
     "nodes": Spread(0.42, 0.42),
 }
-"""For each doubling of ranks to the nearest fitted number where there are fewer and more."""
+"""Spread per doubling of ranks to the nearest fitted number, between two fitted numbers."""
 
-OF_KIN: Mapping[str, Spread] = {
+OF_REFERENCE: Mapping[str, Spread] = {
     "sibling": Spread(0.22, 0.22),
     "family": Spread(0.6, 0.6),
     "link data": Spread(1.0, 1.0),
 }
-"""For the device that fits are of, the nearest kinship first."""
+"""Spread of fits of a reference device, by its relation to the device, the nearest first."""
 
 OF_RELEASE = Spread(0.2, 0.2)
-"""For another release or library than the one asked."""
+"""Spread of another release or library than the operation names."""
 
 OF_MODEL = Spread(0.5, 1.0)
-"""For NCCL's model where no fit is near, and for data sheets."""
+"""Spread of NCCL's model without a near fit, and of data sheets."""
 
 OF_HOST: Mapping[str, Spread] = {
     "switch": Spread(0.0, 0.0),
@@ -371,9 +376,9 @@ OF_HOST: Mapping[str, Spread] = {
     "host": Spread(2.0, 2.4),
     "nodes": Spread(0.7, 1.8),
 }
-"""For what a device's file does not say: how a host joins more than two ranks without a switch, and what of
-its interfaces a cluster's network lets through.
+"""Spread by details that a device's file does not state: the connection of more than two ranks through a host
+without a switch, and the share of a node's interfaces that a cluster's network carries.
 """
 
 NO_BAND = Spread(0.25, 0.25)
-"""Of a fit that had too few rows to say how far off it is."""
+"""Spread of a fit with too few rows to measure its errors."""

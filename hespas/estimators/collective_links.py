@@ -1,17 +1,27 @@
-"""Links of collectives: the algorithm that NCCL takes over them, its own model's time, and their roof.
+"""Links of collectives: the time of NCCL's tuning model over them, and the least time of their bandwidth.
 
 Figures are those of NCCL's tuning model (github.com/NVIDIA/nccl, src/graph/tuning.cc, ncclTunerConstants):
 start of a protocol, latency of a step, caps of bandwidth, by generation. The least of all times is taken:
 
     t = base + steps x latency + bytes of the whole buffer / bandwidth of the algorithm
 
-Rings move a message in 2 (N - 1) steps (all-reduce) or N - 1, trees up and down, NVLS lets the switch reduce,
-all-to-alls send directly to all. NCCL counts on 20 of 25 GB/s of each NVLink: links are taken at four fifths.
+Rings move a message in 2 (N - 1) steps (all-reduce) or N - 1, trees up and down, NVLS reduces in the switch,
+all-to-alls send directly to all. NCCL counts on 20 of 25 GB/s of each NVLink, so links count as four fifths.
+
+The least time follows from an algorithm that sends no more than it must (Thakur, Rabenseifner, Gropp:
+"Optimization of collective communication operations in MPICH", 2005). A rank sends these shares of its
+message within a node of g ranks:
+
+    all-reduce 2 (g - 1) / g, or 1 where the switches reduce (NVLink SHARP returns the sum)
+    all-gather g - 1 shards; reduce-scatter and all-to-all (g - 1) / g; broadcast and permute 1
+
+Over the network a node of g ranks has g interfaces; of an all-reduce each of them moves 1 / g, for any number
+of nodes (networks reduce in their switches, too). Latencies are not counted, so that it stays a bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +33,7 @@ from hespas.hardware import Device, Link
 __all__ = [
     "ALGORITHMS",
     "TUNED",
-    "Layout",
+    "RankLayout",
     "Tuned",
     "fill_ns",
     "link_inside",
@@ -35,7 +45,7 @@ __all__ = [
 ]
 
 TUNED = "nccl"
-"""The form of NCCL's tuning model times a ratio."""
+"""Name of the form: NCCL's tuning model times a ratio."""
 
 ALGORITHMS = (
     "ring LL",
@@ -47,7 +57,7 @@ ALGORITHMS = (
     "NVLS",
     "direct",
 )
-"""Algorithm and protocol; what :attr:`Tuned.algorithm` numbers."""
+"""Algorithm and protocol; :attr:`Tuned.algorithm` is an index into it."""
 _NVLS, _DIRECT = 6, 7
 
 _BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
@@ -72,13 +82,15 @@ _TREE_CORRECTION = (
 )
 """Share of their bandwidth that trees reach (treeCorrectionFactor): one row per protocol (LL, LL128, Simple),
 one column per power of two of the whole buffer from :data:`_TREE_CORRECTION_FROM` on. Applied across nodes
-only: inside one, fits of measured ratios include it.
+only: inside a node the fitted ratios include it.
 """
 _TREE_CORRECTION_FROM = 6
 
 
 class _Generation(NamedTuple):
-    """Caps of one generation [GB/s]: of LL, per channel of LL128 and of trees; the share that NVLS gets."""
+    """Caps of one generation [GB/s]: LL, LL128 and trees per channel; and the share of the
+    bandwidth of NVLS.
+    """
 
     low_latency: float
     ring_ll128: float
@@ -94,23 +106,23 @@ _GENERATIONS: Mapping[str, _Generation] = {
     "hopper": _Generation(141.0, 36.7, 36.7, 38.7, 0.85),
     **dict.fromkeys(("blackwell", "blackwell ultra"), _Generation(282.0, 40.0, 55.6, 70.0, 0.74)),
 }
-"""By compute capability: NCCL takes all before 8.0 as Volta, all from 10.0 on as Blackwell."""
+"""By compute capability: NCCL treats all before 8.0 as Volta, all from 10.0 on as Blackwell."""
 _LL_ACROSS_NODES = (22.5, 19.0)
-"""LL across two nodes, and more."""
+"""Caps of LL across two nodes, and across more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuned:
-    """Columns of shape ``(ops,)``: the time [ns], NaN where the model says nothing, and its algorithm."""
+    """Columns of shape ``(ops,)``: the time [ns], NaN where the model does not apply, and its algorithm."""
 
     duration_ns: FloatArray
     algorithm: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """Columns of a request: ``size`` is the whole buffer [bytes]. Rates [GB/s]: ``inside`` of a rank's links
-    in a node, ``outside`` of all interfaces of a node (infinite on one node), ``bus`` of a ring.
+class _TuningCase:
+    """Columns of a collective: ``size`` is the whole buffer [bytes]. Rates [GB/s]: ``inside`` of a rank's
+    links in a node, ``outside`` of all interfaces of a node (infinite on one node), ``bus`` of a ring.
     """
 
     ranks: FloatArray
@@ -127,54 +139,20 @@ class _Job:
 
 
 def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArray, device: Device) -> Tuned:
-    """The time of one collective for numbers of ranks and nodes and message sizes (Chakra's sense).
+    """Return the time of one collective for numbers of ranks and nodes and message sizes (Chakra's
+    definition).
 
-    NaN for devices that NCCL does not run on, operations it does not tune, and links that are not stated.
+    NaN for devices without NCCL, operations that it does not tune, and links that the device does not state.
     """
     generation = _generation(device)
-    found = Tuned(np.full(len(ranks), np.nan), np.full(len(ranks), -1, np.int64))
-    if generation is None:
-        return found
-    job = _job(op, (ranks, nodes, message), device, generation)
-    if job is None:
-        return found
-    times = np.full((len(ALGORITHMS), len(ranks)), np.inf)
-    with np.errstate(divide="ignore", invalid="ignore"):  # one rank takes no steps
-        for place, time in _times(op, job, device):
-            times[place] = time
-    times = np.where(np.isnan(times), np.inf, times)
-    algorithm = times.argmin(axis=0)
-    best = times.min(axis=0) * 1e3
-    known = np.isfinite(best) & (ranks > 1)
-    return Tuned(np.where(known, best, np.nan), np.where(known, algorithm, -1))
-
-
-def reduces_in_switch(device: Device) -> bool:
-    """Whether NVLink switches of the device add what passes through them (NVLS, NVLink SHARP)."""
-    generation, up = _generation(device), device.link("scale_up")
-    return generation is not None and generation.nvls > 0 and up is not None and up.topology == "switch"
-
-
-def _generation(device: Device) -> _Generation | None:
-    return _GENERATIONS.get(device.family.lower()) if device.vendor.lower() == "nvidia" else None
-
-
-_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-
-
-def _job(
-    op: str, sizes: tuple[FloatArray, FloatArray, FloatArray], device: Device, generation: _Generation
-) -> _Job | None:
-    """The figures of an operation; None for one that is not tuned, or where no link is stated."""
-    ranks, nodes, message = sizes
     up = device.link("scale_up") or device.link("pcie")
-    if op not in _STEPS or up is None:
-        return None
+    if generation is None or op not in _STEPS or up is None:
+        return Tuned(np.full(len(ranks), np.nan), np.full(len(ranks), -1, np.int64))
     out = device.link("scale_out")
     inside = np.full(len(ranks), _LINK_SHARE * up.bandwidth_bytes_per_s / 1e9)
     outside = np.full(len(ranks), np.nan if out is None else out.bandwidth_bytes_per_s / 1e9)
     outside = np.where(nodes > 1, outside * ranks / nodes, np.inf)
-    return _Job(
+    case = _TuningCase(
         ranks=ranks,
         nodes=nodes,
         size=message * ranks if op == "all_gather" else message,
@@ -187,113 +165,116 @@ def _job(
         wire="nvlink" if up.kind == "scale_up" else "pci",
         generation=generation,
     )
+    times = np.full((len(ALGORITHMS), len(ranks)), np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):  # one rank takes no steps
+        if op == "all_to_all":
+            times[_DIRECT] = _direct_us(case)
+        else:
+            for protocol in (0, 1, 2) if case.wire == "nvlink" else (0, 2):
+                times[protocol] = _ring_us(case, protocol)
+                if case.reduces:
+                    times[3 + protocol] = _tree_us(case, protocol)
+            if reduces_in_switch(device):
+                times[_NVLS] = _nvls_us(case)
+    times = np.where(np.isnan(times), np.inf, times)
+    algorithm = times.argmin(axis=0)
+    best = times.min(axis=0) * 1e3
+    covered = np.isfinite(best) & (ranks > 1)
+    return Tuned(np.where(covered, best, np.nan), np.where(covered, algorithm, -1))
 
 
-def _times(op: str, job: _Job, device: Device) -> Iterator[tuple[int, FloatArray]]:
-    """Times [us] of each algorithm that may run the job."""
-    if op == "all_to_all":
-        yield _DIRECT, _direct(job)
-        return
-    wired = job.wire == "nvlink"
-    for protocol in (0, 1, 2) if wired else (0, 2):
-        yield protocol, _ring(job, protocol)
-        if job.reduces:
-            yield 3 + protocol, _tree(job, protocol)
-    if reduces_in_switch(device):
-        yield _NVLS, _nvls(job)
+def reduces_in_switch(device: Device) -> bool:
+    """Return True if NVLink switches of the device reduce data (NVLS, NVLink SHARP)."""
+    generation, up = _generation(device), device.link("scale_up")
+    return generation is not None and generation.nvls > 0 and up is not None and up.topology == "switch"
 
 
-def _low_latency(job: _Job) -> FloatArray:
-    across = np.where(job.nodes > 2, _LL_ACROSS_NODES[1], _LL_ACROSS_NODES[0])
-    return np.where(job.nodes > 1, across, job.generation.low_latency)
+def _generation(device: Device) -> _Generation | None:
+    return _GENERATIONS.get(device.family.lower()) if device.vendor.lower() == "nvidia" else None
 
 
-def _moved(job: _Job, rate: FloatArray) -> FloatArray:
-    """Microseconds for the whole buffer at some GB/s."""
-    return job.size / rate / 1e3
+_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
-def _ring(job: _Job, protocol: int) -> FloatArray:
-    bus = job.bus
+def _low_latency(case: _TuningCase) -> FloatArray:
+    across = np.where(case.nodes > 2, _LL_ACROSS_NODES[1], _LL_ACROSS_NODES[0])
+    return np.where(case.nodes > 1, across, case.generation.low_latency)
+
+
+def _moved_us(case: _TuningCase, rate: FloatArray) -> FloatArray:
+    """Return the microseconds to move the whole buffer at a rate [GB/s]."""
+    return case.size / rate / 1e3
+
+
+def _ring_us(case: _TuningCase, protocol: int) -> FloatArray:
+    bus = case.bus
     if protocol == 0:
-        bus = np.minimum(_low_latency(job), bus * 0.5)
+        bus = np.minimum(_low_latency(case), bus * 0.5)
     elif protocol == 1:
-        bus = np.minimum(bus * _LL128_SHARE, _CHANNELS * job.generation.ring_ll128)
+        bus = np.minimum(bus * _LL128_SHARE, _CHANNELS * case.generation.ring_ll128)
     inner = np.where(
-        job.nodes > 1,
-        np.maximum(_STEP_US[job.wire]["ring"][protocol], _NET_OVERHEAD_US),
-        _STEP_US[job.wire]["ring"][protocol],
+        case.nodes > 1,
+        np.maximum(_STEP_US[case.wire]["ring"][protocol], _NET_OVERHEAD_US),
+        _STEP_US[case.wire]["ring"][protocol],
     )
-    latency = _BASE_US["ring"][protocol] + (job.steps - job.hops) * inner
-    latency = latency + job.hops * _STEP_US["net"]["ring"][protocol]
-    return latency + _moved(job, bus * job.ranks / job.steps)
+    latency = _BASE_US["ring"][protocol] + (case.steps - case.hops) * inner
+    latency = latency + case.hops * _STEP_US["net"]["ring"][protocol]
+    return latency + _moved_us(case, bus * case.ranks / case.steps)
 
 
-def _tree(job: _Job, protocol: int) -> FloatArray:
-    # On two nodes each is the root of one of the two trees and a leaf of the other: it sends half as much.
-    network = np.where(job.nodes == 2, 2 * job.outside, job.outside)
-    bus = np.minimum(np.minimum(job.inside, network) * _TREE_SHARE, _CHANNELS * job.generation.tree)
+def _tree_us(case: _TuningCase, protocol: int) -> FloatArray:
+    # On two nodes each node is the root of one tree and a leaf of the other: it sends half as much.
+    network = np.where(case.nodes == 2, 2 * case.outside, case.outside)
+    bus = np.minimum(np.minimum(case.inside, network) * _TREE_SHARE, _CHANNELS * case.generation.tree)
     if protocol == 0:
-        bus = np.minimum(bus / 3.8, _low_latency(job))
+        bus = np.minimum(bus / 3.8, _low_latency(case))
     elif protocol == 1:
-        share = np.where(job.nodes > 1, 120 / 128, 7 / 9)
-        bus = np.minimum(bus * share, _CHANNELS * job.generation.tree_ll128)
-    levels = np.floor(np.log2(np.maximum(job.nodes, 1)))
-    inner = (job.ranks / job.nodes - 1) * _STEP_US[job.wire]["tree"][protocol]
+        share = np.where(case.nodes > 1, 120 / 128, 7 / 9)
+        bus = np.minimum(bus * share, _CHANNELS * case.generation.tree_ll128)
+    levels = np.floor(np.log2(np.maximum(case.nodes, 1)))
+    inner = (case.ranks / case.nodes - 1) * _STEP_US[case.wire]["tree"][protocol]
     latency = _BASE_US["tree"][protocol] + 2 * (inner + levels * _STEP_US["net"]["tree"][protocol])
-    rate = bus * _NOT_INTERLEAVED / 2 * _tree_correction(job, protocol)
-    return latency + _moved(job, rate)
-
-
-def _tree_correction(job: _Job, protocol: int) -> FloatArray:
-    """Return the share of the bandwidth that trees reach across nodes, interpolated between powers of two."""
-    octave = np.log2(np.maximum(job.size, 1.0)) - _TREE_CORRECTION_FROM
+    # The share of the bandwidth that trees reach across nodes, interpolated between powers of two.
+    octave = np.log2(np.maximum(case.size, 1.0)) - _TREE_CORRECTION_FROM
     share = np.interp(octave, np.arange(len(_TREE_CORRECTION[protocol])), _TREE_CORRECTION[protocol])
-    return np.where(job.nodes > 1, share, 1.0)
+    correction = np.where(case.nodes > 1, share, 1.0)
+    return latency + _moved_us(case, bus * _NOT_INTERLEAVED / 2 * correction)
 
 
-def _nvls(job: _Job) -> FloatArray:
-    bus = job.bus * job.generation.nvls * (_CHANNELS - 1) / _CHANNELS
-    bus = bus * (2 * job.ranks / job.steps if job.reduces else (job.ranks - 1) / job.ranks)
-    single = (job.nodes == 1) & (job.ranks > 2)
-    latency = np.where(job.nodes > 1, _NVLS_US + _NVLS_NET_US, _NVLS_US)
-    return np.where(single | job.reduces & (job.nodes > 1), latency + _moved(job, bus), np.inf)
+def _nvls_us(case: _TuningCase) -> FloatArray:
+    bus = case.bus * case.generation.nvls * (_CHANNELS - 1) / _CHANNELS
+    bus = bus * (2 * case.ranks / case.steps if case.reduces else (case.ranks - 1) / case.ranks)
+    single = (case.nodes == 1) & (case.ranks > 2)
+    latency = np.where(case.nodes > 1, _NVLS_US + _NVLS_NET_US, _NVLS_US)
+    return np.where(single | case.reduces & (case.nodes > 1), latency + _moved_us(case, bus), np.inf)
 
 
-def _direct(job: _Job) -> FloatArray:
-    """All at once to all peers: the start of the simple protocol and the bytes that leave a rank."""
-    share = (job.ranks - 1) / job.ranks
-    latency = np.where(job.nodes > 1, _STEP_US["net"]["ring"][2], _STEP_US[job.wire]["ring"][2])
-    return _BASE_US["ring"][0] + latency + _moved(job, job.bus / share)
-
-
-# What of a collective goes over which link, and the least time that this takes: the roof of its links.
-#
-# Of an algorithm that sends no more than it must (Thakur, Rabenseifner, Gropp: "Optimization of collective
-# communication operations in MPICH", 2005) a rank sends these shares of its message within a node of g ranks:
-#
-#     all-reduce 2 (g - 1) / g, or 1 where the switches reduce (NVLink SHARP: what is sent comes back summed)
-#     all-gather g - 1 shards; reduce-scatter and all-to-all (g - 1) / g; broadcast and permute 1
-#
-# Over the network a node of g ranks has g interfaces; of an all-reduce each of them moves 1 / g, whatever the
-# number of nodes (networks reduce in their switches, too). No latency is counted, so that it stays a roof.
+def _direct_us(case: _TuningCase) -> FloatArray:
+    """Return the time of sends to all peers at once: the start of the simple protocol and the bytes that
+    leave a rank.
+    """
+    share = (case.ranks - 1) / case.ranks
+    latency = np.where(case.nodes > 1, _STEP_US["net"]["ring"][2], _STEP_US[case.wire]["ring"][2])
+    return _BASE_US["ring"][0] + latency + _moved_us(case, case.bus / share)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Layout:
-    """How many ranks take part, spread over how many nodes."""
+class RankLayout:
+    """Number of ranks and of nodes over which they are spread."""
 
     ranks: int
     nodes: int
 
     @property
     def per_node(self) -> int:
-        """The most ranks on one node, where they are spread evenly."""
+        """Largest number of ranks on one node, if they are spread evenly."""
         return -(-self.ranks // max(self.nodes, 1))
 
 
 def sent_share(op: str, ranks: float) -> float:
-    """Bytes that one of ``ranks`` sends for each byte of its message (Chakra's sense) on one level."""
+    """Return the bytes that one of ``ranks`` sends for each byte of its message (Chakra's definition) on one
+    level.
+    """
     peers = max(ranks - 1, 0.0)
     if op == "all_gather":
         return peers
@@ -303,41 +284,45 @@ def sent_share(op: str, ranks: float) -> float:
 
 
 def link_inside(device: Device, per_node: float) -> Link | None:
-    """The link by which so many ranks of one node reach each other: the first that holds all of them, the
-    host link beyond; None where none is stated.
+    """Return the link that connects ``per_node`` ranks of one node: the first scale-up link whose domain
+    holds all of them, else the host link; None without links.
     """
-    held = (
+    covering = (
         link
         for link in device.links
         if link.kind == "scale_up" and (link.devices_per_domain < 0 or per_node <= link.devices_per_domain)
     )
-    return next(held, None) or device.link("pcie") or device.link("scale_up")
+    return next(covering, None) or device.link("pcie") or device.link("scale_up")
 
 
-def link_of(device: Device, layout: Layout) -> Link | None:
-    """What limits a layout: the network between nodes, or the link inside one."""
+def link_of(device: Device, layout: RankLayout) -> Link | None:
+    """Return the link that limits a layout: the network between nodes, or the link inside one."""
     return device.link("scale_out") if layout.nodes > 1 else link_inside(device, layout.per_node)
 
 
-def roof_ns(op: str, layout: Layout, message_bytes: FloatArray, device: Device) -> FloatArray:
-    """The least time of messages, shape ``(messages,)``; 0 where no link is stated or no rule is known."""
-    if op not in _RULED or layout.ranks <= 1:
+def roof_ns(op: str, layout: RankLayout, message_bytes: FloatArray, device: Device) -> FloatArray:
+    """Return the least time of messages, shape ``(messages,)``; 0 without a link or a rule."""
+    if op not in _OPS_WITH_RULE or layout.ranks <= 1:
         return np.zeros(len(message_bytes))
     inside = link_inside(device, layout.per_node)
     outside = device.link("scale_out") if layout.nodes > 1 else None
-    found = 0.0
+    s_per_byte = 0.0
     if inside is not None:
-        found = _inner_share(op, layout, device) / inside.bandwidth_bytes_per_s
+        s_per_byte = _inner_share(op, layout, device) / inside.bandwidth_bytes_per_s
     if outside is not None:
-        found = max(found, _outer_share(op, layout) / outside.bandwidth_bytes_per_s)
-    return message_bytes * found * 1e9
+        s_per_byte = max(s_per_byte, _outer_share(op, layout) / outside.bandwidth_bytes_per_s)
+    return message_bytes * s_per_byte * 1e9
 
 
-_RULED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute"})
+_OPS_WITH_RULE = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute"}
+)
 
 
-def _inner_share(op: str, layout: Layout, device: Device) -> float:
-    """Bytes over the links of a node for each byte of the message: what the network brought is not sent."""
+def _inner_share(op: str, layout: RankLayout, device: Device) -> float:
+    """Return the bytes over the links of a node per byte of the message; bytes from the network are not sent
+    again.
+    """
     group = layout.per_node
     if group <= 1:
         return 0.0
@@ -353,19 +338,22 @@ def _inner_share(op: str, layout: Layout, device: Device) -> float:
     return share
 
 
-def fill_ns(op: str, layout: Layout, message_bytes: FloatArray, bandwidth_bytes_per_s: float) -> FloatArray:
-    """Return the time that the network takes for what a library holds at once: until then the links of a node
-    wait for it, whatever overlaps afterwards. ``bandwidth_bytes_per_s`` is that of a rank's interface.
+def fill_ns(
+    op: str, layout: RankLayout, message_bytes: FloatArray, bandwidth_bytes_per_s: float
+) -> FloatArray:
+    """Return the time in which the network delivers as many bytes as a library has in flight: the links of a
+    node wait for these, whatever overlaps afterwards. ``bandwidth_bytes_per_s`` is the rate of a rank's
+    interface.
     """
-    if op not in _RULED or layout.nodes <= 1:
+    if op not in _OPS_WITH_RULE or layout.nodes <= 1:
         return np.zeros(len(message_bytes))
     whole = layout.ranks if op == "all_gather" else 1
     first = np.minimum(message_bytes, _IN_FLIGHT_BYTES / whole)
     return first * _outer_share(op, layout) / bandwidth_bytes_per_s * 1e9
 
 
-def _outer_share(op: str, layout: Layout) -> float:
-    """Bytes over the interface of a rank for each byte of its message."""
+def _outer_share(op: str, layout: RankLayout) -> float:
+    """Return the bytes over the interface of a rank per byte of its message."""
     group, ranks = layout.per_node, layout.ranks
     if op == "all_gather":
         return (ranks - group) / group

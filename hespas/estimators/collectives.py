@@ -1,17 +1,19 @@
-"""The estimator of collectives: fitted lines of a library where one was measured, carried over elsewhere.
+"""Estimator of collectives: fitted lines of a library, extrapolated and transferred where nothing was
+measured.
 
-Sources in order: a fit of the device on the layout of ranks or between two; a fit of the device carried to
-the layout; fits of the devices nearest to it, on its own links; NCCL's tuning model times a ratio; the data
-sheet. No time is below the roof of the links, and a group over several nodes takes no less than its part
-inside one. The interval widens with the distance that an answer was carried.
+Sources in order: a fit of the device on the layout of ranks or between two layouts; a fit of the device
+extrapolated to the layout; fits of the nearest reference devices, on the device's own links; NCCL's tuning
+model times a ratio; the data sheet. No time is below the bandwidth bound of the links, and a group over
+several nodes takes at least the time of its part inside one. The interval widens with the distance of the
+source.
 
-Two rules limit what a measured table may say:
+Two rules limit the use of a measured table:
 
-    links     lines across nodes and through a host were measured on one cluster or server. They answer where
+    links     lines across nodes and through a host were measured on one cluster or server. They are used if
               their largest message agrees with the links that the device states, within the interval of the
-              links' own model, or where the request names them
+              links' own model, or if the request names them
     parts     an all-reduce takes at most 1.1 x its reduce-scatter and its all-gather, and one of these at
-              most twice the other. Tables that disagree meet half way, on a logarithmic scale
+              most twice the other. Tables that disagree are adjusted to their geometric mean
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from hespas.estimators.collective_lines import (
     BETWEEN,
     NO_BAND,
     OF_HOST,
-    OF_KIN,
     OF_MODEL,
+    OF_REFERENCE,
     OF_RELEASE,
     PER_DOUBLING,
     PER_OCTAVE,
-    Lines,
-    Parts,
+    CollectiveLines,
     Spread,
+    StartAndMoved,
     lines_of,
     widened,
     wiring_of,
@@ -42,7 +44,7 @@ from hespas.estimators.collective_lines import (
 from hespas.estimators.collective_links import (
     ALGORITHMS,
     TUNED,
-    Layout,
+    RankLayout,
     Tuned,
     fill_ns,
     link_inside,
@@ -54,11 +56,11 @@ from hespas.estimators.interface import Prediction, estimate_by_operation, with_
 from hespas.estimators.rates import collective_time_ns
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, Link, load_device
+from hespas.hardware import ANY, Device, Fit, load_device
 from hespas.hardware.device_fits import SEGMENTS
 from hespas.operations import Operations, find_scheme
 
-__all__ = ["KINSHIPS", "MEASURED", "Collectives", "kin_of"]
+__all__ = ["MEASURED", "RELATIONS", "Collectives", "reference_devices_of"]
 
 _KIND = "collective"
 _OWN = "custom_"
@@ -67,8 +69,8 @@ _SAME_TRAFFIC: Mapping[str, str] = {
     "ragged_all_to_all": "all_to_all",
     "reduce_scatter_block": "reduce_scatter",
 }
-"""Collectives that move what another does."""
-_KINDS: Mapping[str, CollectiveKind] = {each.name.lower(): each for each in CollectiveKind}
+"""Collectives that move the same bytes as another."""
+_KINDS: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}
 
 MEASURED = (
     "A100-PCIe-80GB",
@@ -79,52 +81,56 @@ MEASURED = (
     "H200-SXM",
     "L40S",
 )
-"""The shipped devices with fits of collectives: those that others may be like."""
-KINSHIPS = tuple(OF_KIN)
-"""How another device may be related, the nearest first."""
+"""Shipped devices with fits of collectives: the possible reference devices."""
+RELATIONS = tuple(OF_REFERENCE)
+"""Relations of a reference device to another device, the nearest first."""
 
-_PARTS = ("all_reduce", "reduce_scatter", "all_gather")
+_ALL_REDUCE_AND_PARTS = ("all_reduce", "reduce_scatter", "all_gather")
 """An all-reduce and the two collectives that together do the same."""
 _WHOLE_OF_PARTS = 1.1
 _PARTS_APART = 2.0
-"""The most that an all-reduce takes of its parts, and one part of the other."""
+"""Limits of an all-reduce relative to its parts, and of one part relative to the other."""
 
 _OWN_GROWTH = 0.1
-"""Of the start of a serving framework's own kernels with each doubling of ranks: each reaches all at once."""
+"""Growth of the start of a serving framework's own kernels with each doubling of ranks: each rank reaches all
+at once.
+"""
 _LEAST_NS = 1.0
 _FITTED = "collectives.fitted"
 
 
-class _Shelf:
-    """Fits of collectives by device, and their lines, read once for many questions."""
+class _LineCache:
+    """Fits of collectives by device, and their lines, read once for many requests."""
 
     def __init__(self) -> None:
         self._fits: dict[str, tuple[Fit, ...]] = {}
-        self._lines: dict[int, Lines] = {}
-        self.answers: dict[tuple[str, str, str, Layout, bytes], _Answer | None] = {}
-        """Times of single collectives, which the rule of parts needs three times each."""
+        self._lines: dict[int, CollectiveLines] = {}
+        self.answers: dict[tuple[str, str, str, RankLayout, bytes], _CollectiveTimes | None] = {}
+        """Times of single collectives; the rule of parts needs each three times."""
 
     def fits(self, device: Device, op: str) -> list[Fit]:
-        """Those of one operation."""
+        """Return the fits of one operation."""
         if device.name not in self._fits:
             self._fits[device.name] = tuple(fit for fit in device.fits if fit.kind == _KIND)
         return [fit for fit in self._fits[device.name] if fit.op == op]
 
-    def lines(self, fit: Fit, device: Device) -> Lines:
-        """The lines of a fit of a device. The shelf holds the fit, so its identity stands for it."""
+    def lines(self, fit: Fit, device: Device) -> CollectiveLines:
+        """Return the lines of a fit of a device. The cache holds the fit, so that its identity is a valid
+        key.
+        """
         if id(fit) not in self._lines:
-            support = next((each for each in fit.support if each.name == "message_bytes"), None)
+            support = next((entry for entry in fit.support if entry.name == "message_bytes"), None)
             low, high = (1.0, inf) if support is None else (support.low, support.high)
             growth = _OWN_GROWTH if fit.variant.startswith(_OWN) else nan
             rises = fit.variant.startswith(_LIBRARIES)
-            self._lines[id(fit)] = Lines(fit.op, device, lines_of(fit), low, high, growth, rises)
+            self._lines[id(fit)] = CollectiveLines(fit.op, device, lines_of(fit), low, high, growth, rises)
         return self._lines[id(fit)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Question:
-    """Messages of one operation on one layout: ``message_bytes`` of shape ``(messages,)``. ``library`` is
-    part of a variant's name where ``variant`` names none.
+class _CollectiveRequest:
+    """Messages of one operation on one layout: ``message_bytes`` of shape ``(messages,)``. ``library`` is a
+    part of a variant's name, used if ``variant`` is empty.
     """
 
     op: str
@@ -132,20 +138,22 @@ class _Question:
     variant: str
     library: str
     device: Device
-    shelf: _Shelf
-    layout: Layout
+    cache: _LineCache
+    layout: RankLayout
     message_bytes: FloatArray
     clusters: bool
 
     @property
     def wiring(self) -> str:
-        """What joins the ranks."""
+        """Connection of the ranks."""
         return wiring_of(self.device, self.layout)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    """Times and intervals of shape ``(3, messages)`` [ns], and the finding that says whose they are."""
+class _CollectiveTimes:
+    """Times and intervals of shape ``(3, messages)`` [ns], with the code and text of the diagnostic about
+    their source.
+    """
 
     times: FloatArray
     code: str
@@ -154,148 +162,163 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """The estimator. ``library`` names whose fits count where operations name none (``nccl 2.29.2``, a
-    part is enough; empty: the device's default). ``tuned`` false refuses what no fit of the device covers.
-    ``num_ranks``: size of collectives over all ranks where the graph does not say (-1: unknown). ``kin`` are
-    the shipped devices whose fits may speak for another. ``clusters`` false ignores lines across nodes.
+    """Estimator of collectives. ``library``: the library whose fits are used if operations name none (``nccl
+    2.29.2``, a part is enough; empty: the device's default). ``tuned``: false leaves collectives without a
+    fit of the device unknown. ``num_ranks``: size of collectives over all ranks where the graph states none
+    (-1: unknown). ``reference_devices``: shipped devices whose fits may be transferred. ``clusters``: false
+    ignores lines across nodes.
     """
 
     library: str = ""
     tuned: bool = True
     num_ranks: int = -1
-    kin: tuple[str, ...] = MEASURED
+    reference_devices: tuple[str, ...] = MEASURED
     clusters: bool = True
 
     inert_options: ClassVar[frozenset[str]] = frozenset({"library"})
 
     @property
     def name(self) -> str:
-        """What the registry and reports call the model."""
+        """Name of the model in the registry and in reports."""
         return "collectives"
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """The time of one execution of each collective on ``device``; see :class:`Estimator`."""
+        """Return the time of one execution of each collective on ``device``; see :class:`Estimator`."""
         return estimate_by_operation(self, graph, device, diagnostics, num_ranks=self.num_ranks)
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """The time of one execution of each collective; NaN for all that nothing covers. O(ops)."""
-        found = Diagnostics() if diagnostics is None else diagnostics
-        shelf = _Shelf()
-        said = np.full((3, len(ops)), np.nan)
+        """Return the time of one execution of each collective; NaN for uncovered ones and other operations.
+        O(ops).
+        """
+        findings = Diagnostics() if diagnostics is None else diagnostics
+        cache = _LineCache()
+        times = np.full((3, len(ops)), np.nan)
         others = 0
         for labels, rows in ops.classes():
             if labels[0] != _KIND:
                 others += len(rows)
                 continue
-            said[:, rows] = self._of_class(labels, ops.take(rows), device, shelf, found)
-        found.info(
-            "collectives.no-collective", device.name, "operations that are no collective", count=others
+            times[:, rows] = self._of_class(labels, ops.take(rows), device, cache, findings)
+        findings.info(
+            "collectives.no-collective", device.name, "operations that are not collectives", count=others
         )
-        return Prediction.of(self.name, said[0], said[1], said[2])
+        return Prediction.of(self.name, times[0], times[1], times[2])
 
     def _of_class(
         self,
         labels: tuple[str, str, str, str],
         ops: Operations,
         device: Device,
-        shelf: _Shelf,
-        found: Diagnostics,
+        cache: _LineCache,
+        findings: Diagnostics,
     ) -> FloatArray:
-        """Time and interval, shape (3, ops)."""
+        """Return the time and interval of one class, shape (3, ops)."""
         _, op, scheme, variant = labels
-        where = " ".join(label for label in (device.name, op, scheme, variant) if label)
-        said = np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan))
+        location = " ".join(label for label in (device.name, op, scheme, variant) if label)
+        times = np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan))
         message, op = ops.dim("message_bytes"), _SAME_TRAFFIC.get(op, op)
         for layout, rows in _layouts(ops, device):
-            asked = _Question(
-                op, scheme, variant, self.library, device, shelf, layout, message[rows], self.clusters
+            request = _CollectiveRequest(
+                op, scheme, variant, self.library, device, cache, layout, message[rows], self.clusters
             )
-            answer = self._answer(asked)
+            answer = self._times(request)
             if answer is not None:
-                said[:, rows] = answer.times
-                tell = found.info if answer.code == _FITTED else found.warning
-                tell(answer.code, where, answer.message, count=len(rows))
+                times[:, rows] = answer.times
+                report = findings.info if answer.code == _FITTED else findings.warning
+                report(answer.code, location, answer.message, count=len(rows))
         text = "neither fits nor models nor data sheets cover the collective, its ranks and its size"
-        found.warning("collectives.not-covered", where, text, count=int(np.isnan(said[0]).sum()))
-        return said
+        findings.warning("collectives.not-covered", location, text, count=int(np.isnan(times[0]).sum()))
+        return times
 
-    def _answer(self, asked: _Question) -> _Answer | None:
+    def _times(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
         """Return the times of one layout, consistent with the parts of an all-reduce; None if unknown."""
-        found = self._alone(asked)
-        is_named = bool(asked.variant or asked.library)
-        if found is None or asked.op not in _PARTS or (is_named and found.code == _FITTED):
-            return found
-        return self._consistent(asked, found)
-
-    def _consistent(self, asked: _Question, found: _Answer) -> _Answer:
-        """Return the times after the rule of parts; unchanged where one of the three is unknown."""
-        whole = asked.message_bytes * (asked.layout.ranks if asked.op == "all_gather" else 1)
+        single = self._single(request)
+        is_named = bool(request.variant or request.library)
+        if single is None or request.op not in _ALL_REDUCE_AND_PARTS or (is_named and single.code == _FITTED):
+            return single
+        whole = request.message_bytes * (request.layout.ranks if request.op == "all_gather" else 1)
         times: dict[str, FloatArray] = {}
-        for op in _PARTS:
-            size = whole / asked.layout.ranks if op == "all_gather" else whole
-            other = found if op == asked.op else self._alone(replace(asked, op=op, message_bytes=size))
-            if other is None:
-                return found
+        for op in _ALL_REDUCE_AND_PARTS:
+            size = whole / request.layout.ranks if op == "all_gather" else whole
+            other = single
+            if op != request.op:
+                part = self._single(replace(request, op=op, message_bytes=size))
+                if part is None:
+                    return single
+                other = part
             times[op] = other.times[0]
-        factor = _agreement(times)[asked.op]
+        factor = _agreement(times)[request.op]
         if (factor == 1.0).all():
-            return found
-        text = f"{found.message}, adjusted to the parts of an all-reduce"
-        return _Answer(found.times * factor, found.code, text)
+            return single
+        text = f"{single.message}, adjusted to the parts of an all-reduce"
+        return _CollectiveTimes(single.times * factor, single.code, text)
 
-    def _alone(self, asked: _Question) -> _Answer | None:
-        """Return the times of one layout under the roof of its links; None if unknown."""
-        key = (asked.op, asked.scheme, asked.variant, asked.layout, asked.message_bytes.tobytes())
-        if key not in asked.shelf.answers:
-            asked.shelf.answers[key] = self._under_roof(asked)
-        return asked.shelf.answers[key]
-
-    def _under_roof(self, asked: _Question) -> _Answer | None:
-        found = _by_fit(asked) or (self._from_elsewhere(asked) if self.tuned else None)
-        if found is None:
-            return None
-        roof = roof_ns(asked.op, asked.layout, asked.message_bytes, asked.device)
-        time = np.maximum(found.times[0], roof)
-        return replace(found, times=np.stack((time, found.times[1], np.maximum(found.times[2], time))))
-
-    def _from_elsewhere(self, asked: _Question) -> _Answer | None:
-        """Return what was measured elsewhere or follows from the links, but no less than the group's part on
-        nearer links takes after the network has brought the first bytes.
-        """
-        found = _by_carrying(asked) or self._by_kin(asked) or _by_algorithm(asked) or _by_data_sheet(asked)
-        inner = _inner(asked)
-        if found is None or inner is None:
-            return found
-        # A gather hands on the whole buffer inside a node, wherever its shards come from.
-        more = (
-            asked.layout.ranks / inner.ranks if asked.op == "all_gather" and asked.layout.nodes > 1 else 1.0
+    def _single(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
+        """Return the times of one layout, bounded by the bandwidth of its links; None if unknown."""
+        key = (
+            request.op,
+            request.scheme,
+            request.variant,
+            request.layout,
+            request.message_bytes.tobytes(),
         )
-        part = self._answer(replace(asked, layout=inner, message_bytes=asked.message_bytes * more))
-        if part is None:
-            return found
-        least = part.times[0]
-        if (link := asked.device.link("scale_out")) is not None:
-            rate = link.bandwidth_bytes_per_s
-            least = least + fill_ns(asked.op, asked.layout, asked.message_bytes, rate)
-        return replace(found, times=found.times * np.maximum(least / found.times[0], 1.0))
+        if key not in request.cache.answers:
+            answer = _by_fit(request) or (self._from_elsewhere(request) if self.tuned else None)
+            if answer is not None:
+                roof = roof_ns(request.op, request.layout, request.message_bytes, request.device)
+                time, low, high = answer.times
+                time = np.maximum(time, roof)
+                answer = replace(answer, times=np.stack((time, low, np.maximum(high, time))))
+            request.cache.answers[key] = answer
+        return request.cache.answers[key]
 
-    def _by_kin(self, asked: _Question) -> _Answer | None:
-        """What the nearest measured devices make of this one's links. Across nodes none but siblings lend
-        theirs, since networks are a cluster's; but for permutes, of which no model is known.
+    def _from_elsewhere(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
+        """Return times that were measured on other layouts or devices or follow from the links, but at least
+        the time of the group's part on nearer links after the network has delivered the first bytes.
         """
-        near = kin_of(asked.device, asked.layout, self.kin)
-        tiers = KINSHIPS if asked.layout.nodes == 1 or asked.op == "permute" else KINSHIPS[:1]
-        for tier in tiers:
-            names = [name for name, found in near if found == tier]
-            said = {name: parts for name in names if (parts := _by_other(asked, load_device(name)))}
-            if said:
-                return _of_kin(asked, tier, said)
+        answer = (
+            _by_carrying(request)
+            or self._by_reference(request)
+            or _by_algorithm(request)
+            or _by_data_sheet(request)
+        )
+        layout = request.layout
+        # The ranks of one node, or of one domain of its links if there are more.
+        held = layout.per_node
+        if layout.nodes == 1:
+            domains = [link.devices_per_domain for link in request.device.links if link.kind == "scale_up"]
+            held = max((domain for domain in domains if domain < held), default=0)
+        if answer is None or held <= 1 or request.op == "permute":
+            return answer
+        inner = RankLayout(held, 1)
+        # A gather passes on the whole buffer inside a node, from wherever its shards come.
+        more = layout.ranks / inner.ranks if request.op == "all_gather" and layout.nodes > 1 else 1.0
+        part = self._times(replace(request, layout=inner, message_bytes=request.message_bytes * more))
+        if part is None:
+            return answer
+        least = part.times[0]
+        if (link := request.device.link("scale_out")) is not None:
+            rate = link.bandwidth_bytes_per_s
+            least = least + fill_ns(request.op, request.layout, request.message_bytes, rate)
+        return replace(answer, times=answer.times * np.maximum(least / answer.times[0], 1.0))
+
+    def _by_reference(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
+        """Return the times of the nearest reference devices on this device's links. Across nodes only
+        siblings are used, since networks belong to a cluster; except for permutes, which have no other model.
+        """
+        near = reference_devices_of(request.device, request.layout, self.reference_devices)
+        relations = RELATIONS if request.layout.nodes == 1 or request.op == "permute" else RELATIONS[:1]
+        for relation in relations:
+            names = [name for name, other in near if other == relation]
+            by_name = {name: parts for name in names if (parts := _by_other(request, load_device(name)))}
+            if by_name:
+                return _of_references(request, relation, by_name)
         return None
 
 
 def _agreement(times: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     """Return factors on the times of an all-reduce and its parts after which they obey the rule of parts."""
-    reduced, scatter, gather = (times[op] for op in _PARTS)
+    reduced, scatter, gather = (times[op] for op in _ALL_REDUCE_AND_PARTS)
     ratio = scatter / gather
     nearer = np.sqrt(np.maximum(np.maximum(ratio, 1 / ratio) / _PARTS_APART, 1.0))
     later = ratio > 1.0
@@ -303,12 +326,12 @@ def _agreement(times: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     both = scatter * scatter_by + gather / scatter_by
     less = np.sqrt(np.maximum(reduced / (_WHOLE_OF_PARTS * both), 1.0))
     factors = (1 / less, scatter_by * less, less / scatter_by)
-    return dict(zip(_PARTS, factors, strict=True))
+    return dict(zip(_ALL_REDUCE_AND_PARTS, factors, strict=True))
 
 
-def _layouts(ops: Operations, device: Device) -> Iterator[tuple[Layout, IntArray]]:
-    """The distinct layouts of more than one rank and the rows of each. Where nobody says how ranks lie over
-    nodes, there are as few as the scale-up domain allows.
+def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntArray]]:
+    """Yield the distinct layouts of more than one rank with their rows. Where ranks per node are not stated,
+    there are as few nodes as the scale-up domain allows.
     """
     ranks, per_node = ops.dim("ranks"), ops.dim("ranks_per_node")
     link = device.link("scale_up")
@@ -316,36 +339,24 @@ def _layouts(ops: Operations, device: Device) -> Iterator[tuple[Layout, IntArray
     fewest = np.ceil(ranks / domain) if domain > 0 else np.ones(len(ranks))
     nodes = np.where(np.isnan(per_node), fewest, np.ceil(ranks / np.maximum(per_node, 1)))
     pairs = np.stack((ranks, nodes), axis=1)
-    known = np.isfinite(pairs).all(axis=1) & np.isfinite(ops.dim("message_bytes")) & (ranks > 1)
-    distinct, place = np.unique(pairs[known], axis=0, return_inverse=True)
-    rows = np.flatnonzero(known)
+    complete = np.isfinite(pairs).all(axis=1) & np.isfinite(ops.dim("message_bytes")) & (ranks > 1)
+    distinct, index = np.unique(pairs[complete], axis=0, return_inverse=True)
+    rows = np.flatnonzero(complete)
     for number, (count, spread) in enumerate(distinct.tolist()):
-        yield Layout(int(count), int(spread)), rows[place.reshape(-1) == number]
-
-
-def _inner(asked: _Question) -> Layout | None:
-    """The ranks of one node, or those that its own links hold where there are more; None of one alone."""
-    held = asked.layout.per_node
-    if asked.layout.nodes == 1:
-        domains = [each.devices_per_domain for each in asked.device.links if each.kind == "scale_up"]
-        held = max((each for each in domains if each < held), default=0)
-    return Layout(held, 1) if held > 1 and asked.op != "permute" else None
-
-
-# Fits of the device itself.
+        yield RankLayout(int(count), int(spread)), rows[index.reshape(-1) == number]
 
 
 def _preferred(fits: Iterable[Fit], scheme: str, library: str, *, exact: bool) -> list[Fit]:
-    """Fits that may cover a class, the best first: the number format asked before one as wide before any (a
-    collective moves bytes), the default, the most samples. A framework's own kernels only where they are
-    named or nothing else was fitted.
+    """Return the fits that may cover a class, the best first: the requested number format, one as wide, any
+    (a collective moves bytes); the default; the most samples. A framework's own kernels are used only if they
+    are named or nothing else was fitted.
     """
     wide = _bits(scheme)
-    mine = [fit for fit in fits if fit.form == SEGMENTS]
-    mine = [fit for fit in mine if (fit.variant == library if exact else library in fit.variant)]
-    general = [fit for fit in mine if not fit.variant.startswith(_OWN)]
+    matching = [fit for fit in fits if fit.form == SEGMENTS]
+    matching = [fit for fit in matching if (fit.variant == library if exact else library in fit.variant)]
+    general = [fit for fit in matching if not fit.variant.startswith(_OWN)]
     return sorted(
-        mine if library else general or mine,
+        matching if library else general or matching,
         key=lambda fit: (
             fit.variant.startswith(_OWN),
             fit.scheme != scheme,
@@ -358,40 +369,44 @@ def _preferred(fits: Iterable[Fit], scheme: str, library: str, *, exact: bool) -
 
 
 def _bits(scheme: str) -> float:
-    found = find_scheme(scheme)
-    return -1.0 if found is None else found.output_bits
+    known_scheme = find_scheme(scheme)
+    return -1.0 if known_scheme is None else known_scheme.output_bits
 
 
-def _exact(asked: _Question, device: Device) -> list[Fit]:
-    """Fits of the variant that is asked, or of the library where none is."""
-    fits = asked.shelf.fits(device, asked.op)
-    return _preferred(fits, asked.scheme, asked.variant or asked.library, exact=bool(asked.variant))
+def _exact(request: _CollectiveRequest, device: Device) -> list[Fit]:
+    """Return the fits of the requested variant, or of the library without one."""
+    fits = request.cache.fits(device, request.op)
+    return _preferred(fits, request.scheme, request.variant or request.library, exact=bool(request.variant))
 
 
-def _alike(asked: _Question, device: Device) -> list[Fit]:
-    """Fits that may be carried to a class that names a variant: of other releases of it, then any."""
-    fits = asked.shelf.fits(device, asked.op)
-    if not asked.variant:
-        return _preferred(fits, asked.scheme, asked.library, exact=False)
-    name = asked.variant.partition(" ")[0] + " "
-    same = _preferred(fits, asked.scheme, name, exact=False)
-    return [*same, *_preferred(fits, asked.scheme, "", exact=False)]
+def _transferable(request: _CollectiveRequest, device: Device) -> list[Fit]:
+    """Return the fits that may be transferred to a class that names a variant: of other releases of it, then
+    any.
+    """
+    fits = request.cache.fits(device, request.op)
+    if not request.variant:
+        return _preferred(fits, request.scheme, request.library, exact=False)
+    name = request.variant.partition(" ")[0] + " "
+    same = _preferred(fits, request.scheme, name, exact=False)
+    return [*same, *_preferred(fits, request.scheme, "", exact=False)]
 
 
-def _speaking(asked: _Question, fit: Fit, device: Device) -> Lines:
-    """Return the lines of a fit that apply to the links of its device: all of them where it is named."""
-    lines = asked.shelf.lines(fit, device)
-    if asked.variant or asked.library:
+def _applicable_lines(request: _CollectiveRequest, fit: Fit, device: Device) -> CollectiveLines:
+    """Return the lines of a fit that apply to the links of its device: all of them if the request
+    names it.
+    """
+    lines = request.cache.lines(fit, device)
+    if request.variant or request.library:
         return lines
-    held = {
+    applicable = {
         layout: line
         for layout, line in lines.by_layout.items()
-        if (layout.nodes == 1 or asked.clusters) and _is_on_stated_links(lines, layout, device)
+        if (layout.nodes == 1 or request.clusters) and _is_on_stated_links(lines, layout, device)
     }
-    return lines if len(held) == len(lines.by_layout) else replace(lines, by_layout=held)
+    return lines if len(applicable) == len(lines.by_layout) else replace(lines, by_layout=applicable)
 
 
-def _is_on_stated_links(lines: Lines, layout: Layout, device: Device) -> bool:
+def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Device) -> bool:
     """Return True if the largest message agrees with the links within the interval of their model."""
     wiring = wiring_of(device, layout)
     if lines.most == inf or wiring in ("switch", "mesh"):
@@ -407,35 +422,37 @@ def _is_on_stated_links(lines: Lines, layout: Layout, device: Device) -> bool:
         beyond = np.array([layout.nodes > 1])
         model = collective_time_ns(np.array([int(kind)]), ranks, size, device, beyond_node=beyond)
     measured = float(lines.by_layout[layout].time_ns(size)[0])
-    spread = OF_MODEL if layout.nodes > 1 else OF_MODEL.beside(OF_HOST[wiring])
+    spread = OF_MODEL if layout.nodes > 1 else OF_MODEL.combined(OF_HOST[wiring])
     return bool(np.isnan(model).any()) or measured <= float(model[0]) * exp(spread.above)
 
 
-def _by_fit(asked: _Question) -> _Answer | None:
-    """What a fit of the device says of a layout that it was fitted on, or of one between two."""
-    for fit in _exact(asked, asked.device):
-        lines = _speaking(asked, fit, asked.device)
-        time = lines.inside(asked.layout, asked.message_bytes)
+def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
+    """Return the times by a fit of the device on a fitted layout, or between two of them."""
+    for fit in _exact(request, request.device):
+        lines = _applicable_lines(request, fit, request.device)
+        time = lines.inside(request.layout, request.message_bytes)
         if time is not None:
-            between = BETWEEN[asked.wiring].times(lines.distance(asked.layout))
-            times = _beyond(widened(_banded(fit, time), between), lines, asked)
-            return _Answer(times, _FITTED, f"fitted for {fit.variant} in {fit.scheme}")
+            between = BETWEEN[request.wiring].times(lines.distance(request.layout))
+            times = _beyond(widened(_banded(fit, time), between), lines, request)
+            return _CollectiveTimes(times, _FITTED, f"fitted for {fit.variant} in {fit.scheme}")
     return None
 
 
-def _by_carrying(asked: _Question) -> _Answer | None:
-    """What a fit of the device says of a layout beyond, or of another release of its library."""
-    for fit in (*_exact(asked, asked.device), *_alike(asked, asked.device)):
-        lines = _speaking(asked, fit, asked.device)
-        parts = lines.parts(asked.layout, asked.message_bytes, asked.device)
+def _by_carrying(request: _CollectiveRequest) -> _CollectiveTimes | None:
+    """Return the times by a fit of the device for a layout beyond the fitted ones, or another release of its
+    library.
+    """
+    for fit in (*_exact(request, request.device), *_transferable(request, request.device)):
+        lines = _applicable_lines(request, fit, request.device)
+        parts = lines.parts(request.layout, request.message_bytes, request.device)
         if parts is None:
             continue
-        spread = PER_DOUBLING[asked.wiring].times(parts.doublings)
-        if asked.variant not in ("", fit.variant):
-            spread = spread.beside(OF_RELEASE)
-        times = _beyond(widened(_banded(fit, parts.time_ns), spread), lines, asked)
-        text = f"carried from other ranks of {fit.variant} in {fit.scheme}"
-        return _Answer(times, "collectives.carried", text)
+        spread = PER_DOUBLING[request.wiring].times(parts.doublings)
+        if request.variant not in ("", fit.variant):
+            spread = spread.combined(OF_RELEASE)
+        times = _beyond(widened(_banded(fit, parts.time_ns), spread), lines, request)
+        text = f"extrapolated from other ranks of {fit.variant} in {fit.scheme}"
+        return _CollectiveTimes(times, "collectives.carried", text)
     return None
 
 
@@ -448,120 +465,120 @@ def _certain(time_ns: FloatArray, spread: Spread) -> FloatArray:
     return widened(np.stack((time_ns, time_ns, time_ns)), spread)
 
 
-def _beyond(times: FloatArray, lines: Lines, asked: _Question) -> FloatArray:
-    """Wider by the octaves that messages leave the sizes that were fitted on."""
-    size = np.maximum(asked.message_bytes, 1.0)
+def _beyond(times: FloatArray, lines: CollectiveLines, request: _CollectiveRequest) -> FloatArray:
+    """Widen intervals by the octaves of messages beyond the fitted sizes."""
+    size = np.maximum(request.message_bytes, 1.0)
     octaves = np.maximum(np.log2(size / lines.most), np.log2(lines.least / size))
-    return widened(times, PER_OCTAVE[asked.wiring], np.maximum(octaves, 0.0))
+    return widened(times, PER_OCTAVE[request.wiring], np.maximum(octaves, 0.0))
 
 
-# Devices that another is like.
-
-
-def kin_of(device: Device, layout: Layout, names: Iterable[str] = MEASURED) -> list[tuple[str, str]]:
-    """Measured devices by name with their kinship to another, as far as a layout goes: a ``sibling`` is of
-    the same vendor and generation on links alike, a ``family`` has links of the same kind, topology and
-    vendor; of others whose links are of the same kind the ``link data`` tell.
+def reference_devices_of(
+    device: Device, layout: RankLayout, names: Iterable[str] = MEASURED
+) -> list[tuple[str, str]]:
+    """Return the reference devices of another device by name, with their relation, as far as a layout needs
+    it: a ``sibling`` is of the same vendor and generation on equal links, a ``family`` device has links of
+    the same kind, topology and vendor; ``link data`` is any other device with links of the same kind.
     """
     link = link_inside(device, layout.per_node)
-    found: list[tuple[str, str]] = []
+    references: list[tuple[str, str]] = []
     for name in names:
         other = load_device(name)
-        theirs = other.link("scale_up") or other.link("pcie")
+        other_link = other.link("scale_up") or other.link("pcie")
         if name in (device.name, device.fits_of) or other.kind != device.kind:
             continue
-        if link is not None and theirs is not None and theirs.kind == link.kind:
-            found.append((name, _kinship(device, link, other, theirs)))
-    return found
-
-
-def _kinship(device: Device, link: Link, other: Device, theirs: Link) -> str:
-    if other.vendor != device.vendor or theirs.topology != link.topology:
-        return "link data"
-    is_same = theirs.bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
-    return "sibling" if is_same and _generation(other) == _generation(device) else "family"
+        if link is None or other_link is None or other_link.kind != link.kind:
+            continue
+        relation = "family"
+        is_same_link = other_link.bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
+        if other.vendor != device.vendor or other_link.topology != link.topology:
+            relation = "link data"
+        elif is_same_link and _generation(other) == _generation(device):
+            relation = "sibling"
+        references.append((name, relation))
+    return references
 
 
 def _generation(device: Device) -> str:
     return device.family.partition(" ")[0]
 
 
-def _by_other(asked: _Question, other: Device) -> Parts | None:
-    """What the fits of another device make of the links of this one; None where its own are not stated."""
-    if link_of(other, asked.layout) is None:
+def _by_other(request: _CollectiveRequest, other: Device) -> StartAndMoved | None:
+    """Return the times by the fits of another device on the links of this one; None if its own links are not
+    stated.
+    """
+    if link_of(other, request.layout) is None:
         return None
-    for fit in _alike(asked, other):
-        lines = _speaking(asked, fit, other)
-        parts = lines.parts(asked.layout, asked.message_bytes, asked.device)
+    for fit in _transferable(request, other):
+        lines = _applicable_lines(request, fit, other)
+        parts = lines.parts(request.layout, request.message_bytes, request.device)
         if parts is not None:
             return parts
     return None
 
 
-def _of_kin(asked: _Question, tier: str, said: Mapping[str, Parts]) -> _Answer:
-    """The geometric mean of generations; beyond siblings, of that and NCCL's own model: on the devices that
-    were measured they err less together (medians 15-27 %) than either (15-41 and 16-32 %).
+def _of_references(
+    request: _CollectiveRequest, relation: str, by_name: Mapping[str, StartAndMoved]
+) -> _CollectiveTimes:
+    """Return the geometric mean over generations; beyond siblings, the mean of that and NCCL's own model: on
+    the measured devices this mean errs less (medians 15-27 %) than either (15-41 and 16-32 %).
     """
     families: dict[str, list[FloatArray]] = {}
-    for name, parts in said.items():
+    for name, parts in by_name.items():
         logs = np.log(np.maximum(parts.time_ns, _LEAST_NS))
         families.setdefault(_generation(load_device(name)), []).append(logs)
-    each = np.stack([np.stack(logs).mean(axis=0) for logs in families.values()])
-    time: FloatArray = np.exp(each.mean(axis=0))
-    doublings = min(parts.doublings for parts in said.values())
-    spread = OF_KIN[tier].beside(PER_DOUBLING[asked.wiring].times(doublings))
-    if tier != "sibling":
-        model = _tuned(asked).duration_ns
+    means = np.stack([np.stack(logs).mean(axis=0) for logs in families.values()])
+    time: FloatArray = np.exp(means.mean(axis=0))
+    doublings = min(parts.doublings for parts in by_name.values())
+    spread = OF_REFERENCE[relation].combined(PER_DOUBLING[request.wiring].times(doublings))
+    if relation != "sibling":
+        model = _tuned(request).duration_ns
         time = np.where(np.isnan(model), time, np.sqrt(time * model))
-        spread = spread.beside(_of_host(asked))
-    text = f"as fitted for {', '.join(said)} ({tier}), on links of its own"
-    return _Answer(_certain(time, spread), "collectives.kin", text)
+        spread = spread.combined(_of_host(request))
+    text = f"transferred from the fits of {', '.join(by_name)} ({relation}) to its own links"
+    return _CollectiveTimes(_certain(time, spread), "collectives.kin", text)
 
 
-def _of_host(asked: _Question) -> Spread:
-    """Two ranks share nothing of their host with others."""
-    is_pair = asked.wiring == "host" and asked.layout.ranks == 2
-    return Spread(0.0, 0.0) if is_pair else OF_HOST[asked.wiring]
+def _of_host(request: _CollectiveRequest) -> Spread:
+    """Return the spread by the host; two ranks share no host link with others."""
+    is_pair = request.wiring == "host" and request.layout.ranks == 2
+    return Spread(0.0, 0.0) if is_pair else OF_HOST[request.wiring]
 
 
-# Models without lines.
+def _tuned(request: _CollectiveRequest) -> Tuned:
+    count = len(request.message_bytes)
+    ranks, nodes = np.full(count, float(request.layout.ranks)), np.full(count, float(request.layout.nodes))
+    return tuned_times(request.op, ranks, nodes, request.message_bytes, request.device)
 
 
-def _tuned(asked: _Question) -> Tuned:
-    count = len(asked.message_bytes)
-    ranks, nodes = np.full(count, float(asked.layout.ranks)), np.full(count, float(asked.layout.nodes))
-    return tuned_times(asked.op, ranks, nodes, asked.message_bytes, asked.device)
-
-
-def _by_algorithm(asked: _Question) -> _Answer | None:
+def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
     """Return NCCL's model times the ratio that was fitted for the device inside one node. Across nodes the
-    model stands as it is: the ratio is of other links.
+    ratio is 1, since it is of other links.
     """
-    tuned = _tuned(asked)
+    tuned = _tuned(request)
     if np.isnan(tuned.duration_ns).any():
         return None
-    fits = asked.shelf.fits(asked.device, asked.op)
-    fit = next((each for each in fits if each.form == TUNED and each.variant == ANY), None)
-    is_inside = asked.layout.nodes == 1 and fit is not None and not isnan(fit.value("ratio"))
+    fits = request.cache.fits(request.device, request.op)
+    fit = next((entry for entry in fits if entry.form == TUNED and entry.variant == ANY), None)
+    is_inside = request.layout.nodes == 1 and fit is not None and not isnan(fit.value("ratio"))
     ratio = fit.value("ratio") if fit is not None and is_inside else 1.0
     numbers: list[int] = np.unique(tuned.algorithm).tolist()
     names = ", ".join(ALGORITHMS[number] for number in numbers)
-    times = _certain(tuned.duration_ns * ratio, OF_MODEL.beside(_of_host(asked)))
-    return _Answer(times, "collectives.tuned", f"NCCL's model of {names}, times {ratio:.3g}")
+    times = _certain(tuned.duration_ns * ratio, OF_MODEL.combined(_of_host(request)))
+    return _CollectiveTimes(times, "collectives.tuned", f"NCCL's model of {names}, times {ratio:.3g}")
 
 
-def _by_data_sheet(asked: _Question) -> _Answer | None:
-    """Latencies, and bytes over the bandwidth of the links."""
-    kind, count = _KINDS.get(asked.op, CollectiveKind.UNKNOWN), len(asked.message_bytes)
+def _by_data_sheet(request: _CollectiveRequest) -> _CollectiveTimes | None:
+    """Return latencies plus bytes over the bandwidth of the links."""
+    kind, count = _KINDS.get(request.op, CollectiveKind.UNKNOWN), len(request.message_bytes)
     time = collective_time_ns(
         np.full(count, int(kind)),
-        np.full(count, float(asked.layout.ranks)),
-        asked.message_bytes,
-        asked.device,
-        beyond_node=np.full(count, asked.layout.nodes > 1),
+        np.full(count, float(request.layout.ranks)),
+        request.message_bytes,
+        request.device,
+        beyond_node=np.full(count, request.layout.nodes > 1),
     )
     if np.isnan(time).any():
         return None
-    time = np.maximum(asked.device.launch_overhead_ns + time, _LEAST_NS)
-    times = _certain(time, OF_MODEL.beside(_of_host(asked)))
-    return _Answer(times, "collectives.data-sheet", "latencies and bandwidths of the data sheet")
+    time = np.maximum(request.device.launch_overhead_ns + time, _LEAST_NS)
+    times = _certain(time, OF_MODEL.combined(_of_host(request)))
+    return _CollectiveTimes(times, "collectives.data-sheet", "latencies and bandwidths of the data sheet")

@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from hespas.estimators import load_estimator
-from hespas.estimators.collective_lines import Line, lines_of, named
-from hespas.estimators.collective_links import ALGORITHMS, Layout, roof_ns, tuned_times
-from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
+from hespas.estimators.collective_lines import CollectiveLine, lines_of, named
+from hespas.estimators.collective_links import ALGORITHMS, RankLayout, roof_ns, tuned_times
+from hespas.estimators.collectives import MEASURED, RELATIONS, Collectives, reference_devices_of
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -44,9 +44,9 @@ from tests.sweeps import swept
 
 H100 = load_device("H100-SXM")
 LINES = {
-    Layout(2, 1): Line(5000.0, (65536.0,), (0.01, 0.002)),
-    Layout(8, 1): Line(16000.0, (), (0.004,)),
-    Layout(8, 2): Line(60000.0, (), (0.01,)),
+    RankLayout(2, 1): CollectiveLine(5000.0, (65536.0,), (0.01, 0.002)),
+    RankLayout(8, 1): CollectiveLine(16000.0, (), (0.004,)),
+    RankLayout(8, 2): CollectiveLine(60000.0, (), (0.01,)),
 }
 
 
@@ -114,7 +114,7 @@ def test_lines_survive_a_file(tmp_path: Path) -> None:
 
 
 def test_a_line_adds_up_its_segments() -> None:
-    line = Line(10.0, (100.0, 1000.0), (1.0, 0.5, 0.1))
+    line = CollectiveLine(10.0, (100.0, 1000.0), (1.0, 0.5, 0.1))
     assert line.time_ns(np.array([0.0, 50.0, 100.0, 300.0, 2000.0])).tolist() == [10, 60, 110, 210, 660]
 
 
@@ -134,16 +134,16 @@ def test_beyond_the_fitted_sizes_the_interval_widens() -> None:
 
 def test_ranks_between_two_fitted_numbers_lie_between_them() -> None:
     (four,) = times(asked([2.0**20], ranks=4), device(fit()))
-    two, eight = (float(LINES[Layout(ranks, 1)].time_ns(np.array([2.0**20]))[0]) for ranks in (2, 8))
+    two, eight = (float(LINES[RankLayout(ranks, 1)].time_ns(np.array([2.0**20]))[0]) for ranks in (2, 8))
     # Half way by ranks, ln 1.5 / ln 1.75 of it by what is sent: the nearer to that the more bytes there are.
     assert (two * eight) ** 0.5 < four < two ** (1 - 0.7246) * eight**0.7246
 
 
 def test_more_ranks_start_later_and_send_more() -> None:
     (sixteen,) = times(asked([2.0**20], ranks=16, per_node=16), device(fit()))
-    line = LINES[Layout(8, 1)]
+    line = LINES[RankLayout(8, 1)]
     least, whole = line.time_ns(np.array([1024.0, 2.0**20])).tolist()
-    few = float(LINES[Layout(2, 1)].time_ns(np.array([1024.0]))[0])
+    few = float(LINES[RankLayout(2, 1)].time_ns(np.array([1024.0]))[0])
     grown = (least / few - 1) / 2
     moved = (whole - least) * (15 / 16) / (7 / 8)
     # Sixteen do not fit into the node's NVLink: their bytes take the host's link.
@@ -283,8 +283,8 @@ PERMUTES = device(
         parameters=tuple(
             FitParameter(name=name, value=value)
             for layout, line in {
-                Layout(2, 1): Line(9e3, (), (0.003,)),
-                Layout(2, 2): Line(3e4, (), (0.03,)),
+                RankLayout(2, 1): CollectiveLine(9e3, (), (0.003,)),
+                RankLayout(2, 2): CollectiveLine(3e4, (), (0.03,)),
             }.items()
             for name, value in named(layout, line)
         ),
@@ -352,7 +352,7 @@ def test_the_measured_devices_are_those_with_lines() -> None:
     ],
 )
 def test_kin_by_vendor_links_and_generation(name: str, kinship: str, nearest: str) -> None:
-    assert dict(kin_of(load_device(name), Layout(8, 1)))[nearest] == kinship
+    assert dict(reference_devices_of(load_device(name), RankLayout(8, 1)))[nearest] == kinship
 
 
 def test_a_sibling_answers_as_the_measured_device_on_links_alike() -> None:
@@ -377,18 +377,18 @@ def test_links_of_half_the_bandwidth_move_half_as_much() -> None:
 
 def test_intervals_are_the_wider_the_further_the_kin() -> None:
     ops, widths = asked([2.0**20]), list[float]()
-    for tier in KINSHIPS:
+    for tier in RELATIONS:
         where = replace(load_device("A100-SXM-40GB"), name="mine")
         if tier == "family":
             where = replace(where, family="Other")
         if tier == "link data":
             where = replace(where, vendor="Else")
         diagnostics = Diagnostics()
-        said = Collectives(kin=("A100-SXM-80GB",)).predict(ops, where, diagnostics)
+        said = Collectives(reference_devices=("A100-SXM-80GB",)).predict(ops, where, diagnostics)
         assert [tier in finding.message for finding in diagnostics] == [True]
         widths.append(float(said.high_ns[0] / said.low_ns[0]))
     assert widths == sorted(widths)
-    assert len(set(widths)) == len(KINSHIPS)
+    assert len(set(widths)) == len(RELATIONS)
 
 
 def test_shipped_lines_carry_over_to_sixteen_ranks() -> None:
@@ -424,7 +424,7 @@ def test_parts_of_an_all_reduce_that_disagree_meet_half_way() -> None:
                 fit(op),
                 parameters=tuple(
                     FitParameter(name=name, value=value)
-                    for name, value in named(Layout(8, 1), Line(1.0, (), (rate * share,)))
+                    for name, value in named(RankLayout(8, 1), CollectiveLine(1.0, (), (rate * share,)))
                 ),
             )
             for op, rate, share in (
@@ -450,17 +450,17 @@ def test_parts_of_an_all_reduce_that_disagree_meet_half_way() -> None:
 @pytest.mark.parametrize(
     ("name", "op", "layout", "expected"),
     [
-        ("H100-SXM", "all_reduce", Layout(8, 1), 1 / 450),
-        ("A100-SXM-80GB", "all_reduce", Layout(8, 1), 2 * 7 / 8 / 300),
-        ("H100-SXM", "all_gather", Layout(8, 1), 7 / 450),
+        ("H100-SXM", "all_reduce", RankLayout(8, 1), 1 / 450),
+        ("A100-SXM-80GB", "all_reduce", RankLayout(8, 1), 2 * 7 / 8 / 300),
+        ("H100-SXM", "all_gather", RankLayout(8, 1), 7 / 450),
         # Of a node of 8 each interface brings an eighth.
-        ("H100-SXM", "all_reduce", Layout(16, 2), 1 / 8 / 50),
-        ("H100-SXM", "all_to_all", Layout(16, 2), 1 / 2 / 50),
-        ("L40S", "reduce_scatter", Layout(4, 1), 3 / 4 / 32),
-        ("H100-SXM", "permute", Layout(2, 2), 1 / 50),
+        ("H100-SXM", "all_reduce", RankLayout(16, 2), 1 / 8 / 50),
+        ("H100-SXM", "all_to_all", RankLayout(16, 2), 1 / 2 / 50),
+        ("L40S", "reduce_scatter", RankLayout(4, 1), 3 / 4 / 32),
+        ("H100-SXM", "permute", RankLayout(2, 2), 1 / 50),
     ],
 )
-def test_roofs_are_of_what_must_be_sent(name: str, op: str, layout: Layout, expected: float) -> None:
+def test_roofs_are_of_what_must_be_sent(name: str, op: str, layout: RankLayout, expected: float) -> None:
     (found,) = roof_ns(op, layout, np.array([1e9]), load_device(name)).tolist()
     assert found == pytest.approx(expected * 1e9)
 
@@ -510,7 +510,7 @@ def holds_at_random(where: Device, count: int) -> None:
     known = np.isfinite(said.duration_ns)
     assert known[nodes == 1].all()
     size, ranks = ops.dim("message_bytes"), ops.dim("ranks")
-    layouts = [Layout(int(number), int(several)) for number, several in zip(ranks, nodes, strict=True)]
+    layouts = [RankLayout(int(number), int(several)) for number, several in zip(ranks, nodes, strict=True)]
     roofs = [roof_ns(ops.op[row], layouts[row], size[row : row + 1], where)[0] for row in range(len(ops))]
     assert (said.duration_ns[known] >= np.array(roofs)[known] * (1 - 1e-9)).all()
     assert (said.low_ns[known] <= said.duration_ns[known]).all()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from hespas.estimators.collective_links import Layout, fill_ns
+from hespas.estimators.collective_links import RankLayout, fill_ns
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.interface import takes_no_time
 from hespas.graph import (
@@ -161,7 +161,9 @@ class Network:
             part = Footprint(inner, (inner, *alone), footprint.stride, (footprint.sharers[0], *alone))
             more = footprint.ranks / inner if op == "all_gather" else 1.0
             rate = self.system.dimensions[1].bandwidth_bytes_per_s
-            first = fill_ns(op, Layout(footprint.ranks, -(-footprint.ranks // inner)), message_bytes, rate)
+            first = fill_ns(
+                op, RankLayout(footprint.ranks, -(-footprint.ranks // inner)), message_bytes, rate
+            )
             return np.fmax(times, self.collectives(op, scheme, part, message_bytes * more) + first)
         nodes = -(-case.ranks // case.per_node)
         whole = self._as_system(measured.links, nodes)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hespas.estimators.collective_lines import Line, basis, named
-from hespas.estimators.collective_links import TUNED, Layout, tuned_times
+from hespas.estimators.collective_lines import CollectiveLine, basis, named
+from hespas.estimators.collective_links import TUNED, RankLayout, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.device_fits import SEGMENTS
@@ -131,7 +131,7 @@ def _fit_library(labels: Key, rows: Measurements, seed: int, fitted: str) -> Fit
     return fit_of(labels, SEGMENTS, parameters, rows, held_out, dims=_DIMS, fitted=fitted, seed=seed)
 
 
-def _layouts(rows: Measurements) -> Iterable[tuple[Layout, _SizeTimes]]:
+def _layouts(rows: Measurements) -> Iterable[tuple[RankLayout, _SizeTimes]]:
     """Yield the distinct sizes of each number of ranks and nodes, with their median times."""
     ranks, per_node = rows.ops.dim("ranks"), rows.ops.dim("ranks_per_node")
     nodes = np.where(np.isnan(per_node), 1.0, np.ceil(ranks / np.maximum(per_node, 1)))
@@ -147,10 +147,10 @@ def _layouts(rows: Measurements) -> Iterable[tuple[Layout, _SizeTimes]]:
         if len(size) > 2 and float(np.median(size[1:] / np.maximum(size[:-1], 1.0))) >= _COARSE:
             # A message never takes longer than a larger one: longer times are outliers.
             median = np.minimum.accumulate(median[::-1])[::-1]
-        yield Layout(int(key[0]), int(key[1])), _SizeTimes(size, median)
+        yield RankLayout(int(key[0]), int(key[1])), _SizeTimes(size, median)
 
 
-def _fitted_line(points: _SizeTimes) -> Line:
+def _fitted_line(points: _SizeTimes) -> CollectiveLine:
     """Return the line with the knees that improve the information criterion, and the best rates between
     them.
     """
@@ -173,7 +173,7 @@ def _fitted_line(points: _SizeTimes) -> Line:
             break
         best, knees = chosen
     start, *rates = _solved(points, knees)[0].tolist()
-    return Line(start, knees, tuple(rates))
+    return CollectiveLine(start, knees, tuple(rates))
 
 
 def _cost(points: _SizeTimes, knees: tuple[float, ...]) -> float:
@@ -193,7 +193,7 @@ def _solved(points: _SizeTimes, knees: tuple[float, ...]) -> tuple[FloatArray, F
     return values, columns @ values / points.time_ns - 1
 
 
-def _std_errors(points: _SizeTimes, line: Line) -> list[float]:
+def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
     """Return the standard errors of a line's parameters in the order of :func:`named`; NaN for knees."""
     matrix = basis(points.size, line.knees_bytes) / points.time_ns[:, None]
     values = np.array((line.t0_ns, *line.ns_per_byte))

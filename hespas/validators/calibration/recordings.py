@@ -298,7 +298,7 @@ def _matmul_classes(
     classes: dict[_ClassName, _RecordedClass] = {}
     for scheme in rows.ops.scheme.used():
         part = rows.take(rows.ops.scheme.where(scheme))
-        choice = index.choose(kind, "", scheme, "")
+        choice = index.select(kind, "", scheme, "")
         if choice is None or choice.quantizing or choice.assumed[0] == "calibrated.chip-wide":
             continue
         other = choice.fits[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.collective_lines import Line, lines_of
-from hespas.estimators.collective_links import Layout
+from hespas.estimators.collective_lines import CollectiveLine, lines_of
+from hespas.estimators.collective_links import RankLayout
 from hespas.estimators.collectives import Collectives
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
@@ -24,8 +24,8 @@ DATA = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 H100 = load_device("H100-SXM")
 SIZES = np.exp2(np.arange(9, 30, dtype=np.float64))
 TRUTH = {
-    Layout(2, 1): Line(6000.0, (2.0**18,), (0.02, 0.004)),
-    Layout(8, 1): Line(15000.0, (2.0**14, 2.0**21), (0.3, 0.02, 0.005)),
+    RankLayout(2, 1): CollectiveLine(6000.0, (2.0**18,), (0.02, 0.004)),
+    RankLayout(8, 1): CollectiveLine(15000.0, (2.0**14, 2.0**21), (0.3, 0.02, 0.005)),
 }
 
 
