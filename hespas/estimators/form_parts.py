@@ -1,4 +1,4 @@
-"""What forms of time are made of: parameters, the rates of a machine, and how times and caches combine.
+"""Building blocks of forms of time: parameters, the rates of a machine, and the overlap of times and caches.
 
 Times are in ns, rates in FLOP/ns and bytes/ns.
 """
@@ -20,7 +20,7 @@ from hespas.operations import MATRIX_KINDS, Operations, find_scheme
 __all__ = [
     "Columns",
     "Form",
-    "Machine",
+    "MachineRates",
     "Parameter",
     "Values",
     "hit_share",
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 _CACHE_RATE = 3.5
-"""Bandwidth of a cache over that of the memory behind it, where a device's file does not state it: the middle
-of those that do.
+"""Bandwidth of a cache over the memory's, where a device's file does not state it: the median of
+stated ones.
 """
 _VECTOR_BYTES = 16.0
-"""What a GPU's widest load takes."""
+"""Size of a GPU's widest load."""
 
 Columns = Mapping[str, FloatArray]
-"""What a form needs of operations: arrays whose last axis is ``(ops,)``, or constants."""
+"""Inputs of a form by name: arrays whose last axis is ``(ops,)``, or constants."""
 
 Values = Mapping[str, float]
 """Parameters by name."""
@@ -44,11 +44,11 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale), and how
-    closely it is expected there (``width``, in ln units).
+    """Positive parameter: start and bounds of its fit (on a logarithmic scale), and the expected distance
+    from the start (``width``, in ln units).
 
-    ``varies`` is false for what is set by the data's nature and never moved. ``absent`` is what fits mean
-    that were made before the parameter was known (NaN: all know it). Shares of a peak are at most 1.
+    ``varies`` is false for parameters that the data determine and the fit does not change. ``absent`` is the
+    value in fits made before the parameter existed (NaN: all fits have it). Shares of a peak are at most 1.
     """
 
     name: str
@@ -61,15 +61,15 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The rates of a device for one scheme; NaN where the device file does not say.
+class MachineRates:
+    """Rates of a device for one scheme; NaN where the device file states none.
 
-    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over that of the main memory, bytes
-    per element are those of the scheme. ``vector_elements`` is what loads and matrix units take at once:
-    shorter or unaligned rows waste a part of it. ``quantizes``: kernels of their own turn the activations
-    into the format of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the
-    scheme: what addresses and conversions run at. ``array``: matrix units that are systolic arrays.
-    ``tiles``: arrays lie in memory in whole tiles (:mod:`hespas.operations.tiles`).
+    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over the main memory's, bytes per
+    element are those of the scheme. ``vector_elements`` is the width of loads and matrix units: shorter or
+    unaligned rows waste a part of it. ``quantizes``: separate kernels convert the activations to the format
+    of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32 for any scheme, at which
+    addresses and conversions are computed. ``array``: matrix units that are systolic arrays. ``tiles``:
+    arrays are stored in whole tiles (:mod:`hespas.operations.tiles`).
     """
 
     flops_per_ns: float
@@ -89,7 +89,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
+    """Function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
     parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
     do not vary, of which a fit takes the best.
     """
@@ -97,24 +97,24 @@ class Form:
     name: str
     parameters: tuple[Parameter, ...]
     dims: tuple[str, ...]
-    columns: Callable[[Operations, Machine], Columns]
+    columns: Callable[[Operations, MachineRates], Columns]
     time_ns: Callable[[Values, Columns], FloatArray]
     choices: tuple[Values, ...] = ({},)
 
 
-def machine_of(device: Device, kind: str, scheme: str) -> Machine:
-    """The rates that operations of a kind and scheme meet."""
+def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
+    """Return the rates for operations of a kind and scheme."""
     rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
-    found = find_scheme(scheme)
+    known_scheme = find_scheme(scheme)
     caches = [memory for memory in device.memories if memory.level != "main" and memory.capacity_bytes > 0]
     cache = max(caches, key=lambda memory: memory.capacity_bytes, default=None)
     cache_rate = (
         np.nan if cache is None else cache.bandwidth_bytes_per_s / device.main_memory.bandwidth_bytes_per_s
     )
     bits = (np.nan,) * 3
-    if found is not None:
-        bits = (found.activation_bits, found.weight_bits, found.output_bits)
-    return Machine(
+    if known_scheme is not None:
+        bits = (known_scheme.activation_bits, known_scheme.weight_bits, known_scheme.output_bits)
+    return MachineRates(
         flops_per_ns=rate / 1e9,
         bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
         units=float(device.units) if device.units > 0 else np.nan,
@@ -124,7 +124,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> Machine:
         weight_bytes=bits[1] / 8,
         output_bytes=bits[2] / 8,
         vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
-        quantizes=found is not None and found.quantizes,
+        quantizes=known_scheme is not None and known_scheme.quantizes,
         lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
         array=device.systolic,
         tiles=device.kind == "tpu",
@@ -132,18 +132,18 @@ def machine_of(device: Device, kind: str, scheme: str) -> Machine:
 
 
 def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
-    """At least the longest of the times, at most their sum: the part that does not overlap.
+    """Return a time between the longest of the times and their sum: the part that does not overlap.
 
     The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
     """
     order = 1 + sharpness
     scale = np.maximum(reduce(np.maximum, times), 1e-300)
-    total = sum(((each / scale) ** order for each in times), np.zeros_like(scale))
+    total = sum(((time / scale) ** order for time in times), np.zeros_like(scale))
     return scale * total ** (1 / order)
 
 
 def hit_share(working_set: FloatArray, cache_bytes: float, steepness: float) -> FloatArray:
-    """The share of a working set that a cache of that size still holds when it is read again."""
+    """Return the share of a working set that a cache of that size still holds when it is read again."""
     if not cache_bytes > 0:
         return np.zeros_like(working_set)
     return 1 / (1 + np.minimum(working_set / cache_bytes, 1e6) ** steepness)

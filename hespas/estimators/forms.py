@@ -1,22 +1,36 @@
-"""What a form of time is: positive parameters, columns made once of operations, and a pure function of both.
+"""Forms of time: positive parameters, columns computed once per set of operations, and a pure function of
+both.
 
-Times are in ns, rates in FLOP/ns and bytes/ns. Forms see operations of one scheme at a time.
+Times are in ns, rates in FLOP/ns and bytes/ns. Forms are applied to operations of one scheme at a time.
+
+Products (and convolutions as the products they are equivalent to) run in waves of tiles: a kernel cuts (m, n)
+into tiles and k into splits and gives each to one unit of the device, wave after wave. A step of k costs a
+unit its arithmetic or its loads, whichever is longer; the shape of tile and the number of splits are the
+fastest of a few. The traffic to the main memory, less the cached part, overlaps with it.
+
+Products on systolic arrays run in passes over the arrays, with operands in the layout of a TPU: an array
+holds a block of one operand (or of the result) while the others stream through it. The unfilled part of a
+block is computed all the same, and every pass takes the depth of the array to fill and to drain; both are
+counted as SCALE-Sim counts them (:mod:`hespas.estimators.systolic.cycles`), at the peak of all arrays.
+
+Attention kernels process (head, query block) or (head, key split) pieces, wave after wave. Layers of experts
+are two grouped products whose experts get a few tokens each. Operations that stream their data overlap
+arithmetic, traffic and a cost per row after a fixed start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from itertools import product
 from types import MappingProxyType
 
 import numpy as np
 
-from hespas.estimators.array_form import ARRAYS
 from hespas.estimators.form_parts import (
     Columns,
     Form,
-    Machine,
+    MachineRates,
     Parameter,
     Values,
     hit_share,
@@ -25,9 +39,10 @@ from hespas.estimators.form_parts import (
 )
 from hespas.graph.columns import FloatArray
 from hespas.operations import KINDS, STRIDED, Operations
-from hespas.operations.tiles import padding_of
+from hespas.operations.tiles import SUBLANES, elements_in_tiles, padded, padding_of
 
 __all__ = [
+    "ARRAYS",
     "CHIP_WIDE_KINDS",
     "DECODE",
     "FORMS",
@@ -35,7 +50,7 @@ __all__ = [
     "PREFILL",
     "Columns",
     "Form",
-    "Machine",
+    "MachineRates",
     "Parameter",
     "Values",
     "form_time_ns",
@@ -45,20 +60,18 @@ __all__ = [
     "soft_max",
 ]
 
-# Attention kernels: units work through (head, query block) or (head, key split) pieces, wave after wave.
-
 _ATTENTION_START = Parameter(name="t0_ns", start=10000.0, low=50.0, high=1e6)
 _ATTENTION_OVERLAP = Parameter(name="overlap", start=1.5, low=0.05, high=20.0)
 _QUERY_BLOCK = 128.0
 
 
-def _prefill_columns(ops: Operations, machine: Machine) -> Columns:
+def _prefill_columns(ops: Operations, machine: MachineRates) -> Columns:
     batch, length, heads, size = (ops.dim(name) for name in ("batch", "q_len", "heads", "head_dim"))
     kv_heads, kv_len = ops.dim("kv_heads", heads), ops.dim("kv_len", length)
     pairs = ops.dim("pairs", length * kv_len)
     blocks = np.ceil(length / _QUERY_BLOCK)
     filled = batch * heads * blocks / machine.units
-    # The diagonal blocks of a causal mask are computed whole.
+    # The diagonal blocks of a causal mask are computed in full.
     whole = pairs + length * _QUERY_BLOCK / 2 * (pairs < length * kv_len)
     unit = machine.flops_per_ns / machine.units
     element_ns = size * machine.activation_bytes / machine.bytes_per_ns
@@ -85,7 +98,7 @@ def _prefill_ns(values: Values, columns: Columns) -> FloatArray:
     longest = columns["longest_ns"] * values["chain"] / values["compute"]
     share = hit_share(columns["of_cache"], values["cache_reach"], _CACHE_EDGE)
     traffic = columns["query_ns"] * values["query_passes"] + columns["key_ns"] * values["key_passes"]
-    # Keys and values of earlier prompts, of which no fit has seen any: each block of queries reads both once.
+    # Keys and values of earlier prompts, which no fit covers: each block of queries reads both once.
     most = max(values["key_passes"], 2.0)
     traffic = traffic + columns["more_keys_ns"] * np.minimum(2 * columns["blocks"], most)
     traffic = traffic / (1 + share * values["cache_gain"])
@@ -116,9 +129,9 @@ PREFILL = Form(
     columns=_prefill_columns,
     time_ns=_prefill_ns,
 )
-"""Whole prompts, causal or not, in blocks of 128 queries. ``score``: the exponential of a score in shares of
-128 FLOPs. ``query_passes``, ``key_passes``: how often queries and keys cross the memory, of which ``fused``
-overlaps.
+"""Whole prompts, causal or not, in blocks of 128 queries. ``score``: cost of the exponential of a score, in
+shares of 128 FLOPs. ``query_passes``, ``key_passes``: number of transfers of queries and keys through the
+memory, of which the share ``fused`` overlaps.
 """
 
 _HEAD = 128.0
@@ -127,7 +140,7 @@ _CACHE_EDGE = 5.0
 _KEY_SPLITS = 2.0 ** np.arange(8)
 
 
-def _decode_columns(ops: Operations, machine: Machine) -> Columns:
+def _decode_columns(ops: Operations, machine: MachineRates) -> Columns:
     batch, keys, heads, size = (ops.dim(name) for name in ("batch", "kv_len", "heads", "head_dim"))
     kv_heads = ops.dim("kv_heads")
     kv_bytes = np.maximum(ops.bytes_moved - 2 * batch * heads * size * machine.activation_bytes, 0.0)
@@ -186,21 +199,17 @@ DECODE = Form(
     time_ns=_decode_ns,
     choices=({"group_limit": 32.0}, {"group_limit": 1e6}),
 )
-"""One new token of each sequence. A piece is the keys, or a split of them, of one key head: ``key_ns`` is
-what a unit takes for one key of 128 elements, with a start per piece. Heads that share keys run in kernels of
-their own, slower by ``group_power`` once more than 8 do; more than ``group_limit`` run as if each had keys of
-its own.
+"""One new token of each sequence. A piece is the keys, or a split of them, of one key head: ``key_ns`` is the
+time of a unit for one key of 128 elements, with a start per piece. Heads that share keys run in separate
+kernels, slower by the exponent ``group_power`` beyond 8 heads; more than ``group_limit`` heads run as if each
+had keys of its own.
 """
 
-
-# The forms by name, and which one a kind of operation is fitted with.
-
-# Mixtures of experts: two grouped products whose experts each see a few tokens.
 
 _EXPERT_TILES = np.array([(16, 128), (32, 128), (64, 128), (64, 256), (128, 128), (128, 256)], np.float64)
 
 
-def _expert_columns(ops: Operations, machine: Machine) -> Columns:
+def _expert_columns(ops: Operations, machine: MachineRates) -> Columns:
     tokens, hidden, topk, experts = (ops.dim(name) for name in ("tokens", "hidden", "topk", "experts"))
     width = ops.dim("inter") / ops.dim("tensor_parallel")
     local = experts / ops.dim("expert_parallel")
@@ -229,7 +238,7 @@ def _expert_columns(ops: Operations, machine: Machine) -> Columns:
 
 
 def _expert_time_ns(values: Values, columns: Columns) -> FloatArray:
-    # Experts that see any token: independent draws, fewer where the draws are skewed.
+    # Experts with any token: independent draws, fewer if the draws are skewed.
     drawn = columns["tokens"] ** values["spread"]
     hit = columns["local"] * -np.expm1(drawn * np.log1p(-np.minimum(columns["chance"], 0.999999)))
     hit = np.maximum(hit, np.minimum(columns["pairs"], 1.0))
@@ -275,21 +284,19 @@ _EXPERTS = Form(
     time_ns=_expert_time_ns,
 )
 """Feed-forward layers of experts, routing and gathering included. ``imbalance``: tokens of the busiest
-experts over the mean; ``spread``: the exponent by which skewed routing hits fewer experts.
+experts over the mean; ``spread``: exponent by which skewed routing hits fewer experts.
 """
 
-
-# Operations that stream their data: arithmetic, traffic and a cost per row overlap, after a fixed start.
 
 _T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
 _COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=1.0, width=0.5)
 _MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=1.0, width=0.3)
 _OVERLAP = Parameter(name="overlap", start=2.0, low=0.05, high=20.0)
 _STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, absent=1.8)
-"""How much longer traffic takes whose operands are not walked in the order of the result."""
+"""Factor on the traffic of operands that are not read in the order of the result."""
 
 
-def _rates(ops: Operations, machine: Machine) -> Columns:
+def _rates(ops: Operations, machine: MachineRates) -> Columns:
     more = padding_of(ops) if machine.tiles else 1.0
     flops = (ops.flops + 8.0 * np.nan_to_num(ops.transcendentals)) * more
     with np.errstate(invalid="ignore"):
@@ -332,7 +339,7 @@ _ROOFLINE = Form(
     columns=_rates,
     time_ns=_roofline_ns,
 )
-"""Start, arithmetic and traffic, each at a share of its peak: what a whole chip is described by."""
+"""Start, arithmetic and traffic, each at a share of its peak: the description of a whole chip."""
 
 _STREAMS = Form(
     name="streams",
@@ -348,17 +355,10 @@ _STREAMS = Form(
     columns=_rates,
     time_ns=_streams_ns,
 )
-"""Vector, normalisation, pooling, gather and quantising operations. ``cache_share``: the share of the
-cache's bandwidth that traffic reaches which stays within ``cache_reach`` of its size.
+"""Vector, normalisation, pooling, gather and quantising operations. ``cache_share``: the share of the cache's
+bandwidth that traffic within ``cache_reach`` of the cache's size reaches.
 """
 
-
-# Products of matrices (and convolutions as the products they are): waves of tiles, and traffic.
-#
-# A kernel cuts (m, n) into tiles and k into splits and gives each to one unit of the device, wave after
-# wave. A step of k costs a unit its arithmetic or its loads, whichever is longer; the shape of tile and the
-# number of splits are the fastest of a few. Beside it runs the traffic to the main memory, less what caches
-# hold.
 
 _TILES = (
     "256x128 128x256 256x256 128x128 64x256 128x64 64x128 64x64 128x32 64x32 32x32 128x8 16x128 16x64 8x64"
@@ -367,14 +367,14 @@ _SPLITS = (1, 2, 4, 8, 16)
 _WIDE_TILES = "128x128 128x256 256x128 256x256 256x512 512x256 512x512 512x1024 1024x512 1024x1024"
 _WIDE_SPLITS = (1, 2, 4)
 _WIDE = 64
-"""Elements taken at once from which matrix units are systolic arrays, with buffers for wide tiles."""
+"""Vector elements from which matrix units are systolic arrays, with buffers for wide tiles."""
 _STEP = 32.0
-"""Elements of k that a kernel works on at once."""
+"""Elements of k that a kernel processes at once."""
 
 
 @cache
 def _candidates(wide: bool) -> FloatArray:
-    """Rows and columns of a tile and the number of splits, shape (3, candidates, 1)."""
+    """Return the rows and columns of a tile and the number of splits, shape (3, candidates, 1)."""
     tiles, splits = (_WIDE_TILES, _WIDE_SPLITS) if wide else (_TILES, _SPLITS)
     every = [(*map(int, tile.split("x")), split) for tile, split in product(tiles.split(), splits)]
     return np.array(every, np.float64).T[:, :, None]
@@ -402,19 +402,18 @@ _PARAMETERS = (
 )
 """``compute``, ``memory``: shares of the peaks. ``unit_load``: a unit's share of the bandwidth, in shares of
 bandwidth / units. ``tile_edge``: elements by which a tile's edge costs more than its area. ``fill``: steps of
-k that starting a tile and storing it take. ``wave_tail``: how much of the last, partly filled wave is paid.
-``ragged_k``, ``ragged_n``: what rows that do not fill whole vectors cost more, as shares.
-``weight_copies``: a benchmark turns through so many copies of the weights at most, until they exceed the
-cache. ``cache_share``: the rate at which it gives what it holds, as a share of its bandwidth.
-``quantizing_passes``: how often the activations cross the memory before the product, in schemes that
-quantise them.
+k that the start and the store of a tile take. ``wave_tail``: share of the last, partly filled wave that is
+paid. ``ragged_k``, ``ragged_n``: extra cost of rows that do not fill whole vectors, as shares.
+``weight_copies``: largest number of copies of the weights that a benchmark cycles through until they exceed
+the cache. ``cache_share``: rate of cached data, as a share of the cache's bandwidth. ``quantizing_passes``:
+number of transfers of the activations through the memory before the product, in schemes that quantise them.
 """
 
 _PIPELINE = 3.0
-"""Arithmetic and loads of one step overlap: the norm of this order."""
+"""Order of the norm by which arithmetic and loads of one step overlap."""
 
 
-def _columns(ops: Operations, machine: Machine) -> Columns:
+def _columns(ops: Operations, machine: MachineRates) -> Columns:
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     tile_m, tile_n, split = _candidates(machine.vector_elements >= _WIDE)
     filled = batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / machine.units
@@ -455,10 +454,7 @@ def _time_ns(values: Values, columns: Columns) -> FloatArray:
     tiled *= step
     tiled += columns["doublings"] * values["split_ns"]
     ragged = 1 + values["ragged_k"] * columns["ragged_k"] + values["ragged_n"] * columns["ragged_n"]
-    return _with_traffic(tiled.min(axis=0) * ragged, values, columns)
-
-
-def _with_traffic(tiled: FloatArray, values: Values, columns: Columns) -> FloatArray:
+    units_ns = tiled.min(axis=0) * ragged
     cache, weights = float(columns["cache"]), columns["weights"]
     turned = np.minimum(columns["copies"], values["weight_copies"]) * weights
     held = weights * hit_share(turned, cache * values["cache_reach"], values["cache_edge"])
@@ -467,7 +463,7 @@ def _with_traffic(tiled: FloatArray, values: Values, columns: Columns) -> FloatA
         values["cache_share"] * float(columns["cache_rate"])
     )
     traffic /= float(columns["bandwidth"])
-    total = soft_max(values["overlap"], tiled, np.maximum(traffic, 0.0))
+    total = soft_max(values["overlap"], units_ns, np.maximum(traffic, 0.0))
     total += values["quantizing_passes"] * columns["quantizing_ns"]
     return values["t0_ns"] + values["step_ns"] * columns["k"] + total
 
@@ -480,13 +476,82 @@ _PRODUCTS = Form(
     time_ns=_time_ns,
     choices=({"weight_copies": 5.0}, {"weight_copies": 1.0}),
 )
-"""The form of products and convolutions."""
+"""Form of products and convolutions."""
+
+
+def _passes_flops(ops: Operations, machine: MachineRates) -> FloatArray:
+    """Return the FLOPs that an array computes in whole passes, filling and draining included: for the operand
+    of the dataflow that needs the fewest.
+    """
+    batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
+    array = machine.array
+    if array is None:
+        return np.full(len(ops), np.nan)
+    fill = array.rows + array.columns - 2
+    # Sizes along the rows of the array, along its columns, and streamed through it.
+    mappings = [(m, n, k)]
+    if array.dataflow != "os":
+        mappings = [(k, n, m), (k, m, n)]
+        fill += array.rows  # the stationary operand is loaded first
+    tile = SUBLANES if machine.tiles else 1.0
+    steps = [
+        padded(rows, array.rows) * padded(columns, array.columns) * (padded(streamed, tile) + fill)
+        for rows, columns, streamed in mappings
+    ]
+    return 2 * batch * reduce(np.minimum, steps)
+
+
+def _array_columns(ops: Operations, machine: MachineRates) -> Columns:
+    batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
+
+    def elements(rows: FloatArray, columns: FloatArray) -> FloatArray:
+        return batch * (elements_in_tiles(rows, columns) if machine.tiles else rows * columns)
+
+    lhs = elements(m, k) * machine.activation_bytes
+    # A convolution reads its input once, not every window of it, unlike the equivalent product.
+    others = batch * (n * k * machine.weight_bytes + m * n * machine.output_bytes)
+    is_convolution = np.array([name == "convolution" for name in ops.kind.names])[ops.kind.row]
+    lhs = np.where(is_convolution, np.fmin(np.maximum(ops.bytes_moved - others, 0.0), lhs), lhs)
+    rhs = elements(k, n) * machine.weight_bytes
+    result = elements(m, n) * machine.output_bytes
+    return {
+        "passes_ns": _passes_flops(ops, machine) / machine.flops_per_ns,
+        "load_ns": (lhs + rhs) / machine.bytes_per_ns,
+        "store_ns": result / machine.bytes_per_ns,
+    }
+
+
+def _array_time_ns(values: Values, columns: Columns) -> FloatArray:
+    passes = columns["passes_ns"] / values["compute"]
+    loads = columns["load_ns"] / values["memory"]
+    pipelined = values["pipeline_ns"] + np.maximum(passes, loads)
+    work = np.minimum(passes + loads, pipelined)
+    return values["t0_ns"] + work + columns["store_ns"] / values["store"]
+
+
+ARRAYS = Form(
+    name="arrays",
+    parameters=(
+        Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
+        Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5),
+        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
+        Parameter(name="store", start=0.75, low=0.02, high=1.0, width=0.3),
+        Parameter(name="pipeline_ns", start=5000.0, low=50.0, high=1e6),
+    ),
+    dims=("batch", "m", "n", "k"),
+    columns=_array_columns,
+    time_ns=_array_time_ns,
+)
+"""Products of devices whose matrix units are systolic arrays. ``compute``: the share of the peak that passes
+reach; ``memory``, ``store``: shares of the bandwidth for operands and for the result. Operands are loaded
+before the first pass, or, after ``pipeline_ns`` more, during the passes: whichever is faster.
+"""
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(
     {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, ARRAYS, PREFILL, DECODE, _EXPERTS)}
 )
-"""The forms of operations as libraries run them, by name."""
+"""Forms of operations as libraries run them, by name."""
 
 FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
     {
@@ -499,12 +564,13 @@ FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
         **{kind: (_STREAMS,) for kind, dims in KINDS.items() if dims == _STREAMS.dims},
     }
 )
-"""Kind -> the forms that a fit chooses from by its error on held-out shapes."""
+"""Kind -> the forms among which a fit selects by its error on held-out shapes."""
 
 
-def forms_for(kind: str, machine: Machine) -> tuple[Form, ...]:
-    """The forms that a fit of a kind chooses from on a machine. Products on systolic arrays take passes over
-    them and no waves of tiles: within the sizes of a fit both err alike, beyond them the waves err by more.
+def forms_for(kind: str, machine: MachineRates) -> tuple[Form, ...]:
+    """Return the forms among which a fit of a kind selects on a machine. Products on systolic arrays use
+    passes over the arrays, not waves of tiles: within the sizes of a fit both err alike, beyond them the
+    waves err more.
     """
     forms = FORMS_OF_KIND.get(kind, ())
     return (ARRAYS,) if _PRODUCTS in forms and machine.array is not None else forms
@@ -513,19 +579,19 @@ def forms_for(kind: str, machine: Machine) -> tuple[Form, ...]:
 CHIP_WIDE_KINDS = frozenset(
     {"matmul", "convolution", "vector", "reduction", "normalization", "pooling", "gather", "move"}
 )
-"""Kinds that are one kernel, which a whole chip's roofline may speak of."""
+"""Kinds that are one kernel, to which a whole chip's roofline applies."""
 
 _CHUNK = 2048
 
 
-def form_time_ns(form: Form, values: Values, ops: Operations, machine: Machine) -> FloatArray:
-    """The time of operations of one scheme [ns]; NaN where a size or a rate is unknown. O(ops), in chunks
-    that stay in the processor's cache.
+def form_time_ns(form: Form, values: Values, ops: Operations, machine: MachineRates) -> FloatArray:
+    """Return the time of operations of one scheme [ns]; NaN where a size or a rate is unknown. O(ops), in
+    chunks that fit the processor's cache.
     """
-    found = np.empty(len(ops))
+    duration_ns = np.empty(len(ops))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for start in range(0, len(ops), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(ops)))
             part = ops if len(rows) == len(ops) else ops.take(rows)
-            found[rows] = form.time_ns(values, form.columns(part, machine))
-    return np.where(np.isfinite(found), found, np.nan)
+            duration_ns[rows] = form.time_ns(values, form.columns(part, machine))
+    return np.where(np.isfinite(duration_ns), duration_ns, np.nan)

@@ -32,7 +32,16 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, machine_of, soft_max
+from hespas.estimators.forms import (
+    FORMS,
+    Columns,
+    Form,
+    MachineRates,
+    Parameter,
+    Values,
+    machine_of,
+    soft_max,
+)
 from hespas.estimators.interface import Prediction, with_bands
 from hespas.estimators.rates import within_roof
 from hespas.graph import Diagnostics
@@ -92,7 +101,7 @@ _COPY_START = 0.5
 """Operations that copy without a kernel, and their share of a kernel's start."""
 
 
-def _columns(ops: Operations, machine: Machine) -> Columns:
+def _columns(ops: Operations, machine: MachineRates) -> Columns:
     rows, columns = ops.dim("rows"), ops.dim("columns")
     share = np.array([_ROWS_OF_KIND.get(name, 0.0) for name in ops.kind.names])[ops.kind.row]
     by_row = share > 0

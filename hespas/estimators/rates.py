@@ -1,7 +1,16 @@
-"""What a device's figures say of whole columns: rates of arithmetic and memory, times of links, energies.
+"""Rates of a device for whole columns of a graph: arithmetic, memory, links and energy by its data sheet.
 
-Rates are looked up once per distinct key: a graph of a million nodes has a handful of element types and
-operation classes, so the rules of :mod:`hespas.hardware.peaks` run a handful of times, the rest is indexing.
+Rates are looked up once per distinct key: a graph of a million nodes has a few element types and operation
+classes, so the rules of :mod:`hespas.hardware.peaks` run a few times, the rest is indexing.
+
+Energies of a step are a floor and a ceiling. The floor counts arithmetic (without transcendentals, registers
+and wires) and traffic to main memory, if the device's file has their energies; the ceiling is the board at
+its thermal design power while the operations run one after another.
+
+Collectives and messages take latency and bandwidth (alpha-beta) over the device's links. Sent bytes are those
+of bandwidth-optimal algorithms (Thakur, Rabenseifner, Gropp: "Optimization of collective communication
+operations in MPICH", 2005). A group inside the scale-up domain uses that link, any other the scale-out link
+for all of its bytes; contention and hierarchy are left to a simulator.
 """
 
 from __future__ import annotations
@@ -70,7 +79,7 @@ _BYTE = 8
 
 
 def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, products: int) -> float:
-    """The rate of one element type, NaN where it is unknown or the device has none."""
+    """Return the rate of one element type, NaN if it is unknown or the device has none."""
     if code == UNKNOWN_DTYPE:
         return nan
     result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
@@ -82,29 +91,31 @@ def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, produc
 
 
 def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
-    """FLOP/s of each row, shape ``(rows,)``; NaN where the device has no rate for the operands.
+    """Return the FLOP/s of each row, shape ``(rows,)``; NaN if the device has no rate for the operands.
 
-    The two operand types decide (:func:`~hespas.hardware.product_peak`); the accumulator only picks between
+    The two operand types decide (:func:`~hespas.hardware.product_peak`); the accumulator only selects between
     rates of one pair.
     """
-    choices, place = contraction_choices(table, device)
-    return np.array([nan if each is None else each.flops_per_s for each in choices], np.float64)[place]
+    choices, index = contraction_choices(table, device)
+    rates = [nan if choice is None else choice.flops_per_s for choice in choices]
+    return np.array(rates, np.float64)[index]
 
 
 def contraction_choices(
     table: ContractionTable, device: Device
 ) -> tuple[list[PeakChoice | None], NDArray[np.int64]]:
-    """The rates that distinct rows run at (None: the device has none), and which of them each row has."""
+    """Return the rates of distinct rows (None: the device has none), and the index of each row's rate."""
     columns = (table.lhs, table.rhs, table.accumulator, table.products)
     key = np.zeros(len(table), np.int64)
-    for column in columns:  # each fits 16 bits, so a row's key is one integer
+    for column in columns:  # a column fits 16 bits, so a row's key is one integer
         key = key << 16 | column.astype(np.int64) & 0xFFFF
-    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    _, first, index = np.unique(key, return_index=True, return_inverse=True)
     distinct = [tuple(int(column[row]) for column in columns) for row in first.tolist()]
-    return [_product_choice(device, *each) for each in distinct], place.reshape(-1).astype(np.int64)
+    return [_product_choice(device, *types) for types in distinct], index.reshape(-1).astype(np.int64)
 
 
 def _product_choice(device: Device, lhs: int, rhs: int, accumulator: int, products: int) -> PeakChoice | None:
+    """Return the rate of a product by the codes of its types; None if the device has none."""
     if UNKNOWN_DTYPE in (lhs, rhs):
         return None
     names = (DTYPES[lhs].name, DTYPES[rhs].name)
@@ -116,10 +127,10 @@ def _product_choice(device: Device, lhs: int, rhs: int, accumulator: int, produc
 
 
 def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
-    """Bytes read plus written per execution on this device, shape ``(nodes,)``.
+    """Return the bytes read plus written per execution on this device, shape ``(nodes,)``.
 
-    A graph counts elements of less than a byte packed. Where the device stores a byte each, a node's traffic
-    grows as the storage of its operands and results does.
+    A graph counts elements of less than a byte packed. If the device stores a byte for each, a node's traffic
+    grows in proportion to the storage of its operands and results.
     """
     if device.subbyte_storage == "packed":
         return graph.bytes_moved
@@ -136,14 +147,16 @@ def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
 
 
 def _unpacked(element: DType | None, elements: int) -> float:
-    """Bytes that elements take beyond their packed storage, a byte each."""
+    """Return the bytes of elements beyond their packed storage, with a byte for each."""
     if element is None or element.kind is DTypeKind.BOOL or not 0 < element.bits < _BYTE or elements < 0:
         return 0.0
     return float(elements - -(-elements * element.bits // _BYTE))
 
 
 def unit_rate(device: Device, unit: Unit) -> FloatArray:
-    """FLOP/s of each element type on one unit, shape ``(types + 1,)``; the last row (-1) is NaN."""
+    """Return the FLOP/s of each element type on one unit, shape ``(types + 1,)``; the last row
+    (-1) is NaN.
+    """
     codes = [entry.code for entry in DTYPES]
     return np.array([*(_flops_per_s(device, unit, code, UNKNOWN_DTYPE, 1) for code in codes), nan])
 
@@ -153,8 +166,7 @@ class Efficiencies:
     """Fitted efficiencies of a device as tables of shape ``(classes, types + 1)``; the last type is unknown.
 
     ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
-
-    ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` the time before work starts.
+    ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` is the time before the work starts.
     """
 
     compute: FloatArray
@@ -163,7 +175,9 @@ class Efficiencies:
 
     @classmethod
     def of(cls, device: Device, compute: float, memory: float) -> Efficiencies:
-        """The fits of ``device``; ``compute``, ``memory`` and its launch overhead stand in where none is."""
+        """Return the fits of ``device``; ``compute``, ``memory`` and its launch overhead where it
+        has no fit.
+        """
         shape = (len(OpClass), len(DTYPES) + 1)
         tables = cls(
             np.full(shape, compute), np.full(shape, memory), np.full(shape, device.launch_overhead_ns)
@@ -173,49 +187,47 @@ class Efficiencies:
         names = [*(entry.name for entry in DTYPES), ""]
         for op_class in OpClass:
             for column, name in enumerate(names):
-                tables._fill(device, op_class, column, name)
+                fit = device.efficiency(op_class.name.lower(), name)
+                if fit is None:
+                    continue
+                values = (fit.compute, fit.memory, fit.t0_ns)
+                for table, value in zip(
+                    (tables.compute, tables.memory, tables.overhead_ns), values, strict=True
+                ):
+                    if not isnan(value):
+                        table[int(op_class), column] = value
         return tables
-
-    def _fill(self, device: Device, op_class: OpClass, column: int, dtype: str) -> None:
-        fit = device.efficiency(op_class.name.lower(), dtype)
-        if fit is None:
-            return
-        pairs = ((self.compute, fit.compute), (self.memory, fit.memory), (self.overhead_ns, fit.t0_ns))
-        for table, value in pairs:
-            if not isnan(value):
-                table[int(op_class), column] = value
-
-
-# What published peaks say of operations: time of the arithmetic and of the memory traffic [ns].
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeakTimes:
-    """Columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak is unknown."""
+    """Times at the published peaks, columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak
+    is unknown.
+    """
 
     arithmetic_ns: FloatArray
     memory_ns: FloatArray
 
     @property
     def roofline_ns(self) -> FloatArray:
-        """The longer of the two, without any overhead; what is known where only one is."""
+        """Longer of the two, without overhead; the known one if only one is."""
         return np.fmax(self.arithmetic_ns, self.memory_ns)
 
 
 def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
-    """The peak that operations of a scheme run at; NaN where the device lists none."""
-    found = find_scheme(scheme)
-    if found is None:
+    """Return the peak for operations of a scheme; NaN if the device lists none."""
+    known_scheme = find_scheme(scheme)
+    if known_scheme is None:
         return nan
     try:
         unit: Unit = "matrix" if matrix else "vector"
-        return peak_for(device, unit, found.rate_dtype, products=found.products).flops_per_s
+        return peak_for(device, unit, known_scheme.rate_dtype, products=known_scheme.products).flops_per_s
     except UnsupportedError:
         return nan
 
 
 def peak_times(ops: Operations, device: Device, *, transcendental_weight: float = 8.0) -> PeakTimes:
-    """FLOPs over the peak of the scheme, bytes over the main memory's bandwidth. O(ops)."""
+    """Return FLOPs over the peak of the scheme, and bytes over the main memory's bandwidth. O(ops)."""
     matrix = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
     rates = np.array(
         [
@@ -231,20 +243,20 @@ def peak_times(ops: Operations, device: Device, *, transcendental_weight: float 
 
 
 _WINOGRAD = 4.0
-"""Multiplications that F(4x4, 3x3) saves (Lavin, Gray: "Fast algorithms for convolutional neural networks",
+"""Multiplications saved by F(4x4, 3x3) (Lavin, Gray: "Fast algorithms for convolutional neural networks",
 CVPR 2016); larger tiles lose too much accuracy to ship in libraries.
 """
 _CACHE_MARGIN = 1.3
-"""Some cache bandwidths are what a micro-benchmark reached, which lies up to a quarter below the peak."""
+"""Margin for cache bandwidths from micro-benchmarks, which are up to a quarter below the peak."""
 
 
 def roof_ns(ops: Operations, device: Device) -> FloatArray:
-    """The least time that each operation can take on a device [ns], shape ``(ops,)``; 0 where it is unknown.
+    """Return the least time of each operation on a device [ns], shape ``(ops,)``; 0 where it is unknown.
 
-    Its arithmetic at the dense peak (of convolutions what fast algorithms leave of it), what the largest
-    cache cannot hold at the bandwidth of the main memory, and everything at the bandwidth of that cache where
-    the file states it: operands that an earlier operation left there are never read from memory. Which
-    experts of a mixture are hit is not known: theirs are as many as one token is sent to. O(ops).
+    It is the longest of: its arithmetic at the dense peak (for convolutions after fast algorithms), its bytes
+    beyond the largest cache at the bandwidth of the main memory, and all its bytes at the bandwidth of that
+    cache if the file states it, since operands that an earlier operation left there are not read from memory.
+    The experts of a mixture that are hit are unknown: they count as those of one token. O(ops).
     """
     kinds = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
     rates = np.array(
@@ -253,13 +265,21 @@ def roof_ns(ops: Operations, device: Device) -> FloatArray:
             for unit in (False, True)
         ]
     ).reshape(2, len(ops.scheme.names))
-    # A fusion counts as what is around its matmuls.
+    # A fusion may run its matmuls on the matrix units and the rest on the vector units.
     most: FloatArray = np.fmax(rates[0], rates[1])
     rate: FloatArray = np.where(kinds, rates[1][ops.scheme.row], most[ops.scheme.row])
     saved = np.where(ops.dim("kernel", 1.0) > 1, _WINOGRAD, 1.0)
-    moved = _least_bytes(ops)
-    caches = [each for each in device.memories if each.level == "cache" and each.capacity_bytes > 0]
-    largest = max(caches, key=lambda each: each.capacity_bytes, default=None)
+    moved = ops.bytes_moved
+    mixtures = ops.kind.where("moe")
+    if len(mixtures):
+        part = ops.take(mixtures)
+        share = part.dim("tensor_parallel") * part.dim("expert_parallel")
+        weights = part.dim("matrices") * part.dim("hidden") * part.dim("inter") / share
+        least_bytes = part.dim("topk") * weights * element_bytes(part.scheme, "weight")
+        moved = moved.copy()
+        moved[mixtures] = np.fmin(moved[mixtures], least_bytes)
+    caches = [memory for memory in device.memories if memory.level == "cache" and memory.capacity_bytes > 0]
+    largest = max(caches, key=lambda memory: memory.capacity_bytes, default=None)
     held = 0.0 if largest is None else float(largest.capacity_bytes)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         times: list[FloatArray] = [ops.flops / rate / saved * 1e9]
@@ -270,37 +290,15 @@ def roof_ns(ops: Operations, device: Device) -> FloatArray:
     return least
 
 
-def _least_bytes(ops: Operations) -> FloatArray:
-    """Bytes that each operation moves at least."""
-    mixtures = ops.kind.where("moe")
-    if not len(mixtures):
-        return ops.bytes_moved
-    some = ops.take(mixtures)
-    share = some.dim("tensor_parallel") * some.dim("expert_parallel")
-    weights = some.dim("matrices") * some.dim("hidden") * some.dim("inter") / share
-    moved = ops.bytes_moved.copy()
-    moved[mixtures] = np.fmin(
-        moved[mixtures], some.dim("topk") * weights * element_bytes(some.scheme, "weight")
-    )
-    return moved
-
-
 def within_roof(times_ns: FloatArray, ops: Operations, device: Device) -> FloatArray:
-    """Times and intervals of shape ``(3, ops)`` [ns], none of them below :func:`roof_ns`. O(ops)."""
+    """Return times and intervals of shape ``(3, ops)`` [ns], none of them below :func:`roof_ns`. O(ops)."""
     return np.where(np.isnan(times_ns), times_ns, np.maximum(times_ns, roof_ns(ops, device)))
-
-
-# Energy of a step on a device whose file has figures for it: a floor and a ceiling, never a guess between.
-#
-# The floor counts arithmetic (without transcendentals, registers and wires) and traffic to main memory,
-# where the file has their energies; the ceiling is the board at its thermal design power while the
-# operations run one after another.
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnergy:
-    """Joules of one rank and step; NaN unknown. ``at_least_j`` is what is known of the parts the file has
-    figures for; ``at_tdp_j`` has the board at ``tdp_w`` watts for the work of the step.
+    """Joules of one rank and step; NaN unknown. ``at_least_j`` is the energy of the parts for which the file
+    has figures; ``at_tdp_j`` is the board at ``tdp_w`` watts for the work of the step.
     """
 
     at_least_j: Figure
@@ -310,50 +308,44 @@ class StepEnergy:
 
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnergy:
-    """Energy of one step that takes ``duration_ns``. O(nodes)."""
-    known = known_sum(node_energy_j(graph, device) * graph.multiplicity)
-    return StepEnergy(known, tdp_energy_j(device, duration_ns), device.tdp_w)
+    """Return the energy of one step that takes ``duration_ns``. O(nodes)."""
+    least_j = known_sum(node_energy_j(graph, device) * graph.multiplicity)
+    return StepEnergy(least_j, tdp_energy_j(device, duration_ns), device.tdp_w)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def node_energy_j(graph: OpGraph, device: Device) -> FloatArray:
-    """Joules of one execution of each node that the file's figures account for, shape ``(nodes,)``; NaN where
-    they account for nothing.
+    """Return the joules of one execution of each node by the file's figures, shape ``(nodes,)``; NaN without
+    any figure.
     """
     table = graph.contractions
     parts = [stored_bytes(graph, device) * device.main_memory.energy_pj_per_byte]
     in_products = np.zeros(len(graph))
     if len(table):
-        choices, place = contraction_choices(table, device)
-        each = [nan if one is None else one.peak.energy_pj_per_flop * one.products for one in choices]
+        choices, index = contraction_choices(table, device)
+        energies = [
+            nan if choice is None else choice.peak.energy_pj_per_flop * choice.products for choice in choices
+        ]
         in_products = np.bincount(table.node, table.flops, len(graph)).astype(np.float64)
-        products = np.bincount(table.node, table.flops * np.array(each)[place], len(graph))
+        products = np.bincount(table.node, table.flops * np.array(energies)[index], len(graph))
         parts.append(np.where(in_products > 0, products, 0.0))
     vector = [energy_pj_per_flop(device, "vector", entry.name) for entry in DTYPES]
     rest = np.maximum(graph.flops - in_products, 0.0)
     parts.append(np.where(rest == 0, 0.0, rest * np.array([*vector, nan])[arithmetic_dtype(graph, -1)]))
-    known = np.nansum(parts, axis=0)
-    # Nothing moved and nothing computed takes nothing; a part that is unknown is not nothing.
-    return np.where((known == 0) & np.isnan(parts).any(axis=0), nan, known) * 1e-12
+    total = np.nansum(parts, axis=0)
+    # A node without traffic and arithmetic takes no energy; an unknown part is unknown, not 0.
+    return np.where((total == 0) & np.isnan(parts).any(axis=0), nan, total) * 1e-12
 
-
-# Collectives and messages by latency and bandwidth (alpha-beta) over the device's links.
-#
-# Sent bytes are those of bandwidth-optimal algorithms (Thakur, Rabenseifner, Gropp: "Optimization of
-# collective communication operations in MPICH", 2005). A group that fits into the scale-up domain uses that
-# link, any other the scale-out link for all of its bytes; contention and hierarchy are a simulator's
-# business.
 
 Algorithm = Literal["auto", "ring", "tree"]
-"""How many latencies a collective waits for: N-1 hops of a ring, or log2 N exchanges; ``auto``: by topology
-of the link."""
+"""Latencies of a collective: N-1 hops of a ring, or log2 N exchanges; ``auto``: by topology of the link."""
 
 
 _MOST_GROUPS = 1 << 22
-"""More groups than any machine has: they are not listed to see whether each fits a domain."""
+"""Limit of groups that are tested one by one; more than any machine has."""
 
 
-class _Rule(NamedTuple):
+class _TrafficRule(NamedTuple):
     """Sent bytes ``(per_share (N-1)/N + per_peer (N-1) + whole) S``; latencies of the two algorithms."""
 
     per_share: float
@@ -364,29 +356,29 @@ class _Rule(NamedTuple):
     tree_steps: float
 
 
-# S is the payload in Chakra's sense: the shard for gathers, the whole buffer otherwise. All-to-alls exchange
-# with all peers at once where every pair has a path.
-_RULES: dict[CollectiveKind, _Rule] = {
-    CollectiveKind.ALL_REDUCE: _Rule(2, 0, 0, 2, 2, 0),
-    CollectiveKind.ALL_GATHER: _Rule(0, 1, 0, 1, 1, 0),
-    CollectiveKind.REDUCE_SCATTER: _Rule(1, 0, 0, 1, 1, 0),
-    CollectiveKind.REDUCE_SCATTER_BLOCK: _Rule(1, 0, 0, 1, 1, 0),
-    CollectiveKind.ALL_TO_ALL: _Rule(1, 0, 0, 1, 0, 1),
-    CollectiveKind.RAGGED_ALL_TO_ALL: _Rule(1, 0, 0, 1, 0, 1),
-    CollectiveKind.BROADCAST: _Rule(0, 0, 1, 1, 1, 0),
-    CollectiveKind.REDUCE: _Rule(0, 0, 1, 1, 1, 0),
-    CollectiveKind.GATHER: _Rule(0, 1, 0, 1, 1, 0),
-    CollectiveKind.SCATTER: _Rule(1, 0, 0, 1, 1, 0),
-    CollectiveKind.BARRIER: _Rule(0, 0, 0, 1, 1, 0),
+# S is the payload by Chakra's definition: the shard for gathers, the whole buffer otherwise. All-to-alls
+# exchange with all peers at once where every pair has a path.
+_RULES: dict[CollectiveKind, _TrafficRule] = {
+    CollectiveKind.ALL_REDUCE: _TrafficRule(2, 0, 0, 2, 2, 0),
+    CollectiveKind.ALL_GATHER: _TrafficRule(0, 1, 0, 1, 1, 0),
+    CollectiveKind.REDUCE_SCATTER: _TrafficRule(1, 0, 0, 1, 1, 0),
+    CollectiveKind.REDUCE_SCATTER_BLOCK: _TrafficRule(1, 0, 0, 1, 1, 0),
+    CollectiveKind.ALL_TO_ALL: _TrafficRule(1, 0, 0, 1, 0, 1),
+    CollectiveKind.RAGGED_ALL_TO_ALL: _TrafficRule(1, 0, 0, 1, 0, 1),
+    CollectiveKind.BROADCAST: _TrafficRule(0, 0, 1, 1, 1, 0),
+    CollectiveKind.REDUCE: _TrafficRule(0, 0, 1, 1, 1, 0),
+    CollectiveKind.GATHER: _TrafficRule(0, 1, 0, 1, 1, 0),
+    CollectiveKind.SCATTER: _TrafficRule(1, 0, 0, 1, 1, 0),
+    CollectiveKind.BARRIER: _TrafficRule(0, 0, 0, 1, 1, 0),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkCosts:
-    """One row per collective or message: its node, its time without launch overhead, and what it lacks.
+    """One row per collective or message: its node, its time without launch overhead, and the reason of a gap.
 
-    ``duration_ns`` is NaN where ``no_group``, ``no_link`` or an unknown size says why; ``local`` marks rows
-    that leave nothing to the network (groups of one rank, nobody to send to): their time is 0.
+    ``duration_ns`` is NaN for ``no_group``, ``no_link`` or an unknown size; ``local`` marks rows that use no
+    network (groups of one rank, messages without a receiver): their time is 0.
     """
 
     node: NDArray[np.int32]
@@ -397,7 +389,9 @@ class NetworkCosts:
 
 
 def _choose_link(device: Device, fits: bool) -> Link | None:
-    """The link of a group: scale-up inside the domain, else scale-out, else the host link if alone there."""
+    """Return the link of a group: scale-up inside the domain, else scale-out, else the host link if it is the
+    only one.
+    """
     scale_up, scale_out = device.link("scale_up"), device.link("scale_out")
     if fits and scale_up is not None:
         return scale_up
@@ -407,7 +401,7 @@ def _choose_link(device: Device, fits: bool) -> Link | None:
 
 
 def _domain(device: Device) -> int:
-    """Return the number of devices that scale-up links reach: 1 without such a link, -1 for no bound.
+    """Return the number of devices that scale-up links connect: 1 without such a link, -1 for no bound.
 
     A device whose only links are those of its host reaches all others through it.
     """
@@ -425,7 +419,7 @@ def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
 
 
 def _groups_fit(groups: GroupSet, domain: int) -> bool:
-    """Whether every group lies inside one block of ``domain`` consecutive ranks. O(groups)."""
+    """Return True if every group is inside one block of ``domain`` consecutive ranks. O(groups)."""
     if domain < 0 or groups.max_group_size <= 1:
         return True
     if groups.num_groups > _MOST_GROUPS:
@@ -438,7 +432,7 @@ def _groups_fit(groups: GroupSet, domain: int) -> bool:
 
 
 def _pairs_fit(permutation: Permutation, domain: int) -> bool:
-    """Whether every pair lies inside one domain. O(ranks)."""
+    """Return True if every pair is inside one domain. O(ranks)."""
     return domain < 0 or all(source // domain == target // domain for source, target in permutation)
 
 
@@ -449,18 +443,19 @@ def _is_ring(link: Link, algorithm: Algorithm) -> bool:
 
 
 def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> FloatArray:
-    """The most ranks that the first group of each set has in one node (the device's scale-up domain), shape
-    ``(group sets + 1,)`` as :func:`group_sizes`. A node holds all where no group leaves it. O(group sizes).
+    """Return the largest number of ranks of the first group of each set in one node (the device's scale-up
+    domain), shape ``(group sets + 1,)`` as :func:`group_sizes`: all ranks if no group leaves a node. O(group
+    sizes).
     """
     domain = _domain(device)
     sets: list[GroupSet | None] = [*graph.group_sets]
     sets.append(StridedGroups.all_ranks(num_ranks) if num_ranks > 0 else None)
-    found = group_sizes(graph, num_ranks=num_ranks)
+    most = group_sizes(graph, num_ranks=num_ranks)
     for row, groups in enumerate(sets):
         if groups is None or _groups_fit(groups, domain):
             continue
-        found[row] = _most_in_node(groups, domain)
-    return found
+        most[row] = _most_in_node(groups, domain)
+    return most
 
 
 def _most_in_node(groups: GroupSet, domain: int) -> float:
@@ -474,23 +469,23 @@ def _most_in_node(groups: GroupSet, domain: int) -> float:
 
 
 def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
-    """How many of two ranks share a node (the device's scale-up domain), shape ``(messages,)``: 2 where every
-    pair of a message does, else 1. One whose peer is not stated leaves the node, as in
-    :func:`message_costs`.
+    """Return the number of the two ranks that share a node (the device's scale-up domain), shape
+    ``(messages,)``: 2 if every pair of a message does, else 1. A message without a stated peer leaves the
+    node, as in :func:`message_costs`.
     """
     domain = _domain(device)
-    within = np.array([*(_pairs_fit(each, domain) for each in graph.permutations), False])
+    within = np.array([*(_pairs_fit(pairs, domain) for pairs in graph.permutations), False])
     return np.where(within[graph.p2p.permutation], 2.0, 1.0)
 
 
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:
-    """Time of each row of the collective table.
+    """Return the time of each row of the collective table.
 
-    ``num_ranks`` is the size of a group nobody stated (-1: such rows stay unknown). O(rows + groups).
+    ``num_ranks`` is the size of groups that are not stated (-1: such rows stay unknown). O(rows + groups).
     """
     table = graph.collectives
     domain = _domain(device)
-    # One more row than group sets: -1 (all ranks) indexes the last.
+    # One row more than group sets: -1 (all ranks) is the index of the last.
     sets: list[GroupSet | None] = [*graph.group_sets]
     sets.append(StridedGroups.all_ranks(num_ranks) if num_ranks > 0 else None)
     sizes = group_sizes(graph, num_ranks=num_ranks)
@@ -518,8 +513,9 @@ def collective_time_ns(
     beyond_node: BoolArray,
     algorithm: Algorithm = "auto",
 ) -> FloatArray:
-    """Time of collectives by numbers [ns], shape ``(rows,)``: a :class:`CollectiveKind`, ranks of the group,
-    payload in Chakra's sense, and whether the group leaves its node. NaN where there is no link or rule.
+    """Return the time of collectives [ns], shape ``(rows,)``, from columns: a :class:`CollectiveKind`, the
+    ranks of the group, the payload by Chakra's definition, and True if the group leaves its node. NaN without
+    a link or rule.
     """
     domain = _domain(device)
     fits = ~beyond_node & ((members <= domain) if domain >= 0 else np.ones(len(members), np.bool_))
@@ -527,18 +523,20 @@ def collective_time_ns(
     beta = np.array([nan if link is None else 1e9 / link.bandwidth_bytes_per_s for link in links])
     alpha = np.nan_to_num(np.array([nan if link is None else link.latency_ns for link in links]))
     ring = np.array([link is not None and _is_ring(link, algorithm) for link in links])
-    place = fits.astype(np.int64)
-    sent, hops = _traffic(kind, payload, members, ring[place])
-    return np.where(members <= 1, 0.0, hops * alpha[place] + sent * beta[place])
+    index = fits.astype(np.int64)
+    sent, hops = _traffic(kind, payload, members, ring[index])
+    return np.where(members <= 1, 0.0, hops * alpha[index] + sent * beta[index])
 
 
 def _traffic(
     kind: IntArray, payload: FloatArray, members: FloatArray, ring: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Bytes each rank sends and latencies it waits for, per row; NaN for kinds without a rule."""
-    rules: FloatArray = np.full((len(CollectiveKind), len(_Rule._fields)), nan)
-    for each, rule in _RULES.items():
-        rules[int(each)] = rule
+    """Return the bytes that each rank sends and the latencies on its path, per row; NaN for kinds without a
+    rule.
+    """
+    rules: FloatArray = np.full((len(CollectiveKind), len(_TrafficRule._fields)), nan)
+    for collective, rule in _RULES.items():
+        rules[int(collective)] = rule
     row: FloatArray = rules[kind]
     peers = members - 1
     whole = np.where(kind == int(CollectiveKind.BARRIER), 0.0, payload)
@@ -548,9 +546,10 @@ def _traffic(
 
 
 def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
-    """Time of each row of the point-to-point table: one latency plus the bytes over one link of the device.
+    """Return the time of each row of the point-to-point table: one latency plus the bytes over one link of
+    the device.
 
-    Host transfers use the host link; a message whose peer is not stated is taken to leave the domain.
+    Host transfers use the host link; a message without a stated peer is assumed to leave the domain.
     """
     table = graph.p2p
     domain = _domain(device)
@@ -565,13 +564,15 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
     local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]
     no_link = np.isnan(beta)[row] & ~local
-    nobody = np.zeros(len(table), np.bool_)
-    return NetworkCosts(table.node, np.where(local, 0.0, duration), nobody, no_link, local)
+    no_group = np.zeros(len(table), np.bool_)
+    return NetworkCosts(table.node, np.where(local, 0.0, duration), no_group, no_link, local)
 
 
 def _one_link(link: Link) -> float:
-    """What one message gets: all links of a device behind a switch, one link of a ring or torus."""
+    """Return the bandwidth of one message: all links of a device behind a switch, one link of a ring or
+    torus.
+    """
     if link.topology in ("switch", "fully_connected"):
         return link.bandwidth_bytes_per_s
-    one = link.link_bandwidth_bytes_per_s
-    return link.bandwidth_bytes_per_s if np.isnan(one) else one
+    single = link.link_bandwidth_bytes_per_s
+    return link.bandwidth_bytes_per_s if np.isnan(single) else single

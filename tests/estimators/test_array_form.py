@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hespas.estimators.array_form import ARRAYS
-from hespas.estimators.forms import FORMS, Machine, form_time_ns, forms_for, machine_of
+from hespas.estimators.forms import ARRAYS, FORMS, MachineRates, form_time_ns, forms_for, machine_of
 from hespas.estimators.rates import roof_ns
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations, build
@@ -30,11 +29,11 @@ def starts() -> dict[str, float]:
     return {each.name: each.start for each in ARRAYS.parameters}
 
 
-def machine(name: str = "TPU-v4", scheme: str = "bf16") -> Machine:
+def machine(name: str = "TPU-v4", scheme: str = "bf16") -> MachineRates:
     return machine_of(load_device(name), "matmul", scheme)
 
 
-def times(ops: Operations, on: Machine, **values: float) -> list[float]:
+def times(ops: Operations, on: MachineRates, **values: float) -> list[float]:
     found: list[float] = form_time_ns(ARRAYS, starts() | values, ops, on).tolist()
     return found
 

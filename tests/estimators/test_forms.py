@@ -15,7 +15,7 @@ from hespas.estimators.forms import (
     FORMS,
     FORMS_OF_KIND,
     Form,
-    Machine,
+    MachineRates,
     form_time_ns,
     hit_share,
     machine_of,
@@ -26,7 +26,7 @@ from hespas.hardware import load_device
 from hespas.hardware.device_fits import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
 
-MACHINE = Machine(
+MACHINE = MachineRates(
     flops_per_ns=1e6,
     bytes_per_ns=1e3,
     units=100.0,

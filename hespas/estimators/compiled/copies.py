@@ -1,8 +1,8 @@
-"""Operands that a product wants in another order than they lie in, and what is done while they are copied.
+"""Operands that a product reads in another order than they are stored in, and the work fused into their copy.
 
 A compiler brings several contracted dimensions together by a copy (XLA's ``DotDecomposer``; a single one is
-read as it lies, ``TransposeFolding``), and makes cheap work in that copy rather than before it, however
-slowly it then walks through memory: gradients of weights are such products.
+read in place, ``TransposeFolding``), and fuses cheap work into that copy, however slow its access to memory
+is: gradients of weights are such products.
 """
 
 from __future__ import annotations
@@ -19,74 +19,80 @@ from hespas.programs.text import Tensor
 __all__ = ["copies_of", "is_turned", "origins_of"]
 
 _EXPENSIVE = frozenset({"divide", "remainder"})
-"""Elementwise operations that are not done twice, as the transcendental are not (XLA's ``IsExpensive``)."""
+"""Elementwise operations that are not repeated, like the transcendental ones (XLA's ``IsExpensive``)."""
 _MOST_NODES = 64
 
 
 def origins_of(graph: OpGraph) -> Mapping[int, int]:
-    """Calls of one result, each with the node of the called body, or of what that calls, that makes it."""
+    """Return calls of one result, each with the node inside the called body (or a body that it calls) that
+    computes it.
+    """
     kinds: list[int] = graph.regions.kind.tolist()
     parents: list[int] = graph.regions.parent.tolist()
     region: list[int] = graph.region.tolist()
     deps = graph.data_deps.to_lists()
     results = graph.results.to_lists()
-    found: dict[int, int] = {}
+    origins: dict[int, int] = {}
     controls: list[int] = np.flatnonzero(graph.op_class == OpClass.CONTROL).tolist()
     for node in controls:
         inside = [dep for dep in deps[node] if region[dep] >= 0 and parents[region[dep]] == region[node]]
         called = [dep for dep in inside if kinds[region[dep]] == RegionKind.CALL]
         if len(called) == len(results[node]) == 1 and results[called[0]] == results[node]:
-            found[node] = called[0]
-    for node, first in found.items():
+            origins[node] = called[0]
+    for node, first in origins.items():
         made = first
-        while made in found:  # a body that ends in a call; regions nest, so this ends
-            made = found[made]
-        found[node] = made
-    return found
+        while made in origins:  # a body that ends in a call; regions nest, so this ends
+            made = origins[made]
+        origins[node] = made
+    return origins
 
 
 def copies_of(
     graph: OpGraph, origins: Mapping[int, int], turned: Callable[[int], int]
 ) -> Mapping[int, frozenset[int]]:
-    """Products whose operand is copied, each with the nodes whose work is done in the copy: what is cheap and
-    used by products and by the copy alone. ``turned`` names who makes such an operand of a product, or -1.
+    """Return products whose operand is copied, each with the nodes whose work is fused into the copy: cheap
+    nodes that only products and the copy use. ``turned`` returns the producer of such an operand of a
+    product, or -1.
 
-    What other products want as it lies is made for them, and once more in the copy. What turned products
-    alone want is made once: in the copy where that is of one product and next to it, before it otherwise.
+    Results that other products read in their stored order are computed for them, and once more in the copy.
+    Results of turned products only are computed once: in the copy if it is of one product and next to it,
+    before it otherwise.
     """
     classes: list[int] = graph.op_class.tolist()
     starts = {
         node: origins.get(first, first)
-        for node, each in enumerate(classes)
-        if each == OpClass.CONTRACTION and (first := turned(node)) >= 0
+        for node, op_class in enumerate(classes)
+        if op_class == OpClass.CONTRACTION and (first := turned(node)) >= 0
     }
     if not starts:
         return {}
-    deps = [[origins.get(dep, dep) for dep in each] for each in graph.data_deps.to_lists()]
+    deps = [[origins.get(dep, dep) for dep in producers] for producers in graph.data_deps.to_lists()]
     users: list[list[int]] = [[] for _ in deps]
     for node in (node for node in range(len(deps)) if node not in origins):
         for dep in deps[node]:
             users[dep].append(node)
-    place = _places(graph)
     region: list[int] = graph.region.tolist()
+    outer = _outer_regions(graph)
 
     def is_cheap(node: int) -> bool:
-        is_quick = classes[node] == OpClass.ELEMENTWISE and _name(graph, node) not in _EXPENSIVE
+        is_quick = (
+            classes[node] == OpClass.ELEMENTWISE and graph.op_name(node).rpartition(".")[2] not in _EXPENSIVE
+        )
         return is_quick or classes[node] == OpClass.FREE
 
     def copy_of(product: int, first: int) -> set[int]:
         products = {user for user in users[first] if classes[user] == OpClass.CONTRACTION}
-        others = any(starts.get(each) != first for each in products)
+        others = any(starts.get(other) != first for other in products)
         if not others and len(users[first]) > 1:
             return set()
         copy: set[int] = set()
         left = [first]
         while left and len(copy) < _MOST_NODES:
             node = left.pop()
-            if node in copy or place[node] != place[product] or not is_cheap(node):
+            if node in copy or outer[node] != outer[product] or not is_cheap(node):
                 continue
-            is_beside = len(users[node]) == 1 and region[node] == region[product]
-            if copy | products >= set(users[node]) and (others or is_beside):
+            is_adjacent = len(users[node]) == 1 and region[node] == region[product]
+            if copy | products >= set(users[node]) and (others or is_adjacent):
                 copy.add(node)
                 left += deps[node]
         return copy
@@ -96,25 +102,24 @@ def copies_of(
     return {product: copy for product, copy in copies.items() if copy & works}
 
 
-def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:
-    """Whether a product of these types has its left operand copied: contracted dimensions are last there."""
-    axes = likely_dot_axes(left.shape, right.shape, result.shape)
-    contracted = () if axes is None else axes.contracting[0]
-    return len(contracted) > 1 and max(contracted) < left.rank - 1
-
-
-def _places(graph: OpGraph) -> Sequence[int]:
-    """The region of each node that is run as a whole: bodies of calls are where the call is."""
+def _outer_regions(graph: OpGraph) -> Sequence[int]:
+    """Return the region of each node that runs as a whole: bodies of calls belong to the region
+    of the call.
+    """
     kinds: list[int] = graph.regions.kind.tolist()
     parents: list[int] = graph.regions.parent.tolist()
     whole: list[int] = []
-    for number, kind in enumerate(kinds):  # parents stand before what they enclose
-        parent = parents[number]
-        inner = kind == RegionKind.CALL
+    for number, (kind, parent) in enumerate(zip(kinds, parents, strict=True)):
+        inner = kind == RegionKind.CALL  # parents come before the regions that they enclose
         whole.append((whole[parent] if parent >= 0 else -1) if inner else number)
     regions: list[int] = graph.region.tolist()
     return [whole[region] if region >= 0 else -1 for region in regions]
 
 
-def _name(graph: OpGraph, node: int) -> str:
-    return graph.op_name(node).rpartition(".")[2]
+def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:
+    """Return True if a product of these types copies its left operand: contracted dimensions are last in the
+    copy.
+    """
+    axes = likely_dot_axes(left.shape, right.shape, result.shape)
+    contracted = () if axes is None else axes.contracting[0]
+    return len(contracted) > 1 and max(contracted) < left.rank - 1

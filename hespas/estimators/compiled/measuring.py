@@ -1,4 +1,9 @@
-"""Units measured once each: what is known is read, what is not is measured and kept."""
+"""Measurement of units in a process of its own, with saved results.
+
+Jobs and timings are messages between this process and the measuring process (:mod:`.worker`), one JSON
+document a line. The measuring process is started when it is needed, and started anew after a crash or a
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +28,39 @@ from hespas.files.processes import ROOT, clean_environment, isolated_python
 from hespas.graph.errors import UnsupportedError
 from hespas.programs.text import Tensor
 
-__all__ = ["Job", "Machine", "Measured", "Measuring", "Progress", "Session", "Timing", "worker_command"]
+__all__ = [
+    "MeasuringMachine",
+    "Progress",
+    "Timing",
+    "TimingJob",
+    "UnitMeasurement",
+    "UnitTimings",
+    "WorkerSession",
+    "worker_command",
+]
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many units are measured."""
+"""Callback with the number of measured units and of all units."""
 
 _METHOD = "loop difference 2"
-"""What decides a figure besides program and machine; another number makes all kept figures void."""
+"""Method of the measurement, a part of the cache key: another number makes all saved results void."""
 _WITHOUT_BARRIER = frozenset({"iree"})
 _WAIT_S = 3600.0
 _SPARE_S = 180.0
-"""What a job may take beside its time limit: to start the process anew."""
+"""Time beyond a job's limit in which the process may be started anew."""
 
 
-class Measured(NamedTuple):
-    """A timing of each unit, and who measured."""
+class UnitTimings(NamedTuple):
+    """Timing of each unit, and the machine that measured."""
 
-    machine: Machine
+    machine: MeasuringMachine
     timings: tuple[Timing, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measuring:
-    """How units are measured: with which compiler, how often, how long at most, kept where, and on how many
-    devices at once.
+class UnitMeasurement:
+    """Settings of a measurement: compiler, repeats, time limit per unit, folder of results, number of devices
+    at once.
     """
 
     toolchain: str
@@ -56,56 +70,53 @@ class Measuring:
     devices: int = 1
     command: tuple[str, ...] = ()
 
-    def run(self, units: Sequence[Unit], progress: Progress | None = None) -> Measured:
-        """A timing of each unit. Failures of a program are in its timing; a timeout is not kept.
+    def run(self, units: Sequence[Unit], progress: Progress | None = None) -> UnitTimings:
+        """Return a timing of each unit. Failures of a program are in its timing; a timeout is not saved.
 
-        Raises ``UnsupportedError`` where the compiler does not start, ``OutputError`` where the folder
-        cannot be written.
+        Raises ``UnsupportedError`` if the compiler does not start, ``OutputError`` if the folder cannot be
+        written.
         """
         command = self.command or worker_command(self.toolchain, self.devices)
-        with Session(self.toolchain, self.timeout_s, command) as session:
+        with WorkerSession(self.toolchain, self.timeout_s, command) as session:
             machine = session.machine()
             folder = self.folder or cache_folder("compiled")
             cache = ResultCache(folder / self.toolchain, Timing)
-            key = partial(_key, machine, self.repeats)
-            jobs = [_job(unit, self.repeats, self.toolchain) for unit in units]
-            keys = [key(job) for job in jobs]
-            timings = [cache.get(each) for each in keys]
-            missing = [place for place, timing in enumerate(timings) if timing is None]
+            jobs = [_timing_job(unit, self.repeats, self.toolchain) for unit in units]
+            identity = msgspec.json.encode(machine).decode()
+            keys = [
+                content_key((_METHOD, identity, str(self.repeats), job.program, job.baseline)) for job in jobs
+            ]
+            timings = [cache.get(key) for key in keys]
+            missing = [index for index, timing in enumerate(timings) if timing is None]
             done = len(units) - len(missing)
             if progress and units:
                 progress(done, len(units))
             if missing:
                 with cache.alone(_WAIT_S, self.timeout_s + _SPARE_S) as lock:
-                    for place in missing:
-                        # Who held the lock before may have measured the same.
-                        timing = cache.get(keys[place]) or session.time(jobs[place])
+                    for index in missing:
+                        # The previous holder of the lock may have measured the same unit.
+                        timing = cache.get(keys[index]) or session.time(jobs[index])
                         lock.touch()
-                        timings[place] = timing
+                        timings[index] = timing
                         if timing.is_known or timing.samples:
-                            cache.put(keys[place], timing)
+                            cache.put(keys[index], timing)
                         done += 1
                         if progress:
                             progress(done, len(units))
-        return Measured(machine, tuple(each or Timing(fault="not measured") for each in timings))
-
-
-def _key(machine: Machine, repeats: int, job: Job) -> str:
-    identity = msgspec.json.encode(machine).decode()
-    return content_key((_METHOD, identity, str(repeats), job.program, job.baseline))
+        return UnitTimings(machine, tuple(timing or Timing(fault="not measured") for timing in timings))
 
 
 _CALLED = {"xla": "stablehlo.convolution"}
-"""What a compiler makes something else of inside a loop: XLA for CPUs brings convolutions into the layout of
-its library at the top level of a program only (``ConvCanonicalization``).
+"""Operations that a compiler handles differently inside a loop: XLA for CPUs canonicalizes convolutions for
+its library only at the top level of a program (``ConvCanonicalization``).
 """
 
 
-def _job(unit: Unit, repeats: int, toolchain: str) -> Job:
+def _timing_job(unit: Unit, repeats: int, toolchain: str) -> TimingJob:
     empty = baseline_of(unit)
     called = toolchain in _CALLED and any(_CALLED[toolchain] in line for line in unit.lines)
     write = call_text if called else partial(loop_text, barrier=toolchain not in _WITHOUT_BARRIER)
-    return Job(
+    return TimingJob(
         program=write(unit),
         baseline=write(empty),
         looped=not called,
@@ -116,10 +127,8 @@ def _job(unit: Unit, repeats: int, toolchain: str) -> Job:
 
 
 def _types(tensors: Sequence[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((each.element.name, each.shape) for each in tensors)
+    return tuple((tensor.element.name, tensor.shape) for tensor in tensors)
 
-
-# The measuring process from outside: started when needed, given up on after a while, started anew.
 
 _START_S = 300.0
 _END_S = 60.0
@@ -127,12 +136,12 @@ _LISTED = 2000
 
 
 def worker_command(toolchain: str, devices: int = 1) -> tuple[str, ...]:
-    """What starts the measuring process: this Python, with the package as it is here, isolated."""
+    """Return the command of the measuring process: this Python with this package, isolated."""
     return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain, str(devices)))
 
 
-class Session:
-    """A context that answers jobs. ``command`` starts the process (default: this Python's own worker)."""
+class WorkerSession:
+    """Context that runs jobs. ``command`` starts the process (default: this Python's own worker)."""
 
     def __init__(self, toolchain: str, timeout_s: float, command: tuple[str, ...] = ()) -> None:
         self.toolchain = toolchain
@@ -143,8 +152,8 @@ class Session:
         self._errors: IO[bytes] | None = None
         self._starter = current_thread()
 
-    def __enter__(self) -> Session:
-        """Nothing is started yet."""
+    def __enter__(self) -> WorkerSession:
+        """Return the session; the process starts with the first job."""
         return self
 
     def __exit__(
@@ -153,19 +162,19 @@ class Session:
         """End the process."""
         self._end()
 
-    def machine(self) -> Machine:
-        """Who measures. Raises ``UnsupportedError`` where the compiler does not start."""
+    def machine(self) -> MeasuringMachine:
+        """Return the machine that measures. Raises ``UnsupportedError`` if the compiler does not start."""
         return self._start()
 
-    def time(self, job: Job) -> Timing:
-        """The answer to a job; a crash or a timeout is its fault, and the next gets a new process; so does a
-        job that finds the process ended.
+    def time(self, job: TimingJob) -> Timing:
+        """Return the timing of a job. A crash or a timeout is its fault, and the next job gets a new process;
+        so does a job that finds the process ended.
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
         process = self._process
         if process is None or process.stdin is None:
-            return Timing(fault="the measuring process is gone")
+            return Timing(fault="the measuring process has ended")
         try:
             process.stdin.write(msgspec.json.encode(job) + b"\n")
             process.stdin.flush()
@@ -174,18 +183,18 @@ class Session:
                 return msgspec.json.decode(line, type=Timing)
             if self._is_orphaned(process):
                 return self.time(job)
-            fault = f"the compiler ended the process (exit status {process.wait()}){self._last_words()}"
+            fault = f"the compiler ended the process (exit status {process.wait()}){self._error_output()}"
         except Empty:
             fault = f"no answer within {self.timeout_s:g} s"
         except (OSError, msgspec.DecodeError) as error:
             if self._is_orphaned(process):
                 return self.time(job)
-            fault = f"the measuring process is gone ({error}){self._last_words()}"
+            fault = f"the measuring process has ended ({error}){self._error_output()}"
         self._end()
         return Timing(fault=fault)
 
-    def _start(self) -> Machine:
-        """Start the process and hear who it is."""
+    def _start(self) -> MeasuringMachine:
+        """Start the process and return its machine."""
         self._end()
         self._answers = Queue()
         try:
@@ -198,12 +207,12 @@ class Session:
             raise self._not_started(str(error)) from error
         self._process = process
         self._starter = current_thread()
-        Thread(target=_listen, args=(process, self._answers), daemon=True).start()
+        Thread(target=_forward_lines, args=(process, self._answers), daemon=True).start()
         try:
-            machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=Machine)
+            machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=MeasuringMachine)
         except (Empty, msgspec.DecodeError):
-            machine = Machine(
-                compiler="", platform="", device="", flags="", fault=f"no answer{self._last_words()}"
+            machine = MeasuringMachine(
+                compiler="", platform="", device="", flags="", fault=f"no answer{self._error_output()}"
             )
         if machine.fault:
             self._end()
@@ -217,14 +226,17 @@ class Session:
         )
 
     def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether the process has ended because the thread that started it did: Linux ends both together."""
+        """Return True if the process ended because the thread that started it did: Linux ends
+        both together.
+        """
         if self._starter.is_alive():
             return False
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_END_S) == -signal.SIGKILL
         return False
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
+        """Return the end of the process's standard error."""
         if self._errors is None:
             return ""
         self._errors.seek(0)
@@ -244,8 +256,8 @@ class Session:
             self._errors = None
 
 
-def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
-    """Pass lines on; an empty one says that no more come, whatever the reason."""
+def _forward_lines(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
+    """Forward lines to the queue; an empty one marks the end, for any reason."""
     try:
         if process.stdout is not None:
             with process.stdout as lines:
@@ -255,12 +267,9 @@ def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
         answers.put(b"")
 
 
-# --- What the measuring process receives and answers: one JSON document a line.
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Programs to time: the loop with the work and the one without, and the types of their arguments. Not
-    ``looped``: they are called so many times instead.
+class TimingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Programs to time: the loop with the work and without it, and the types of their arguments. Programs
+    that are not ``looped`` are called as many times instead.
     """
 
     program: str
@@ -271,9 +280,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Who measures: a compiler with its version, on a device with its processor and flags, or on several of
-    them at once.
+class MeasuringMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """Machine that measures: a compiler with its version, on a device with its processor and flags, or on
+    several of them at once.
     """
 
     compiler: str
@@ -285,10 +294,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one turn [ns], or why nothing was (``fault``: the compiler's message).
+    """Time of one iteration [ns], or the reason of a failure (``fault``: the compiler's message).
 
-    ``clock_mhz`` is the processor's frequency meanwhile (0: not known), ``turns`` how many a sample had,
-    ``samples`` their number.
+    ``clock_mhz`` is the processor's frequency during the measurement (0: unknown), ``turns`` the iterations
+    of a sample, ``samples`` their number.
     """
 
     duration_ns: float = -1.0
@@ -302,5 +311,5 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a time: positive and finite."""
+        """True if there is a time: positive and finite."""
         return not self.fault and 0 < self.duration_ns < float("inf")

@@ -1,8 +1,8 @@
-"""The compiled estimators: each distinct region of a program, compiled and timed on the present device.
+"""Compiled estimators: each distinct region of a program is compiled and timed on this machine's device.
 
-What a compiler does across regions (fusing further, reusing memory in place, overlapping) is not seen.
-Communication is seen between the devices of one machine only. Times are of the machine this runs on, whatever
-device is asked for: that is told.
+Effects across regions (further fusion, reuse of memory in place, overlap) are not covered. Communication is
+covered between the devices of one machine only. Times are of this machine for any requested device, with a
+warning.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from hespas.estimators.compiled.measuring import Machine, Measured, Measuring, Progress, Timing
-from hespas.estimators.compiled.units import Unit, Units, units_of, units_of_table
+from hespas.estimators.compiled.measuring import (
+    Progress,
+    Timing,
+    UnitMeasurement,
+    UnitTimings,
+)
+from hespas.estimators.compiled.units import Unit, units_of, units_of_table
 from hespas.estimators.interface import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, Estimate, OpGraph
-from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.hardware import Device, find_device
 from hespas.operations import Operations
@@ -29,17 +33,17 @@ __all__ = ["Iree", "Xla"]
 
 _LISTED = 5
 _MOST_DEVICES = 64
-"""Devices of one machine."""
+"""Limit of devices of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Compiled:
-    """Fields are the options.
+class _CompiledEstimator:
+    """Options of estimators that compile regions.
 
     ``region``: ``fused`` (chains of elementwise work with their consumer, as compilers fuse them) or ``op``.
-    ``repeats``: samples per region. ``timeout_s``: for one region. ``cache``: the folder of kept results
-    (empty: the user's cache). ``failed``: what a region that does not compile or run is: an ``error``, or
-    ``unknown``. ``progress`` is told how many regions of how many are measured.
+    ``repeats``: samples per region. ``timeout_s``: limit for one region. ``cache``: folder of saved results
+    (empty: the user's cache). ``failed``: treat a region that does not compile or run as an ``error``, or as
+    ``unknown``. ``progress`` receives the number of measured regions and of all regions.
     """
 
     region: str = "fused"
@@ -56,47 +60,53 @@ class _Compiled:
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
         if self.region not in {"fused", "op"}:
-            raise UsageError(f"{self.name}: no region {self.region!r}", hint="fused or op")
+            raise UsageError(f"{self.name}: invalid region {self.region!r}", hint="fused or op")
         if self.failed not in {"error", "unknown"}:
             raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="error or unknown")
         if not (1 <= self.repeats <= 1000 and 0 < self.timeout_s < float("inf")):
             raise UsageError(f"{self.name}: repeats are 1 to 1000, timeout_s above 0")
         if self.progress is not None and not callable(self.progress):
-            raise UsageError(f"{self.name}: progress is a function", hint="it is given in Python only")
+            raise UsageError(f"{self.name}: progress is a function", hint="set it in Python only")
 
     @property
     def name(self) -> str:
-        """What the registry and reports call the model."""
+        """Name of the model in the registry and in reports."""
         return self.toolchain
 
     @property
     def _at_once(self) -> int:
-        """Devices that run a region at the same time."""
+        """Number of devices that run a region at the same time."""
         return 1
 
     @classmethod
     def available(cls) -> Availability:
-        """Whether the compiler is installed."""
+        """Probe if the compiler is installed."""
         missing = [module for module in cls.modules if not _is_installed(module)]
         why = f"not installed: {', '.join(missing)}" if missing else ""
         return Availability(not missing, why, f"pip install 'hespas[{cls.extra}]'" if missing else "")
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """The time of one execution of each node; members of a region share its time by the bytes they move.
+        """Return the time of one execution of each node; members of a region share its time by the bytes they
+        move.
 
-        Raises ``MissingExtraError`` without the compiler, and ``UnsupportedError`` with its message where a
+        Raises ``MissingExtraError`` without the compiler, and ``UnsupportedError`` with its message if a
         region fails (unless ``failed`` is ``unknown``).
         """
-        found = Diagnostics() if diagnostics is None else diagnostics
+        findings = Diagnostics() if diagnostics is None else diagnostics
         units = units_of(graph, fused=self.region == "fused", devices=self._at_once)
-        _tell_uncovered(self.name, graph.name, units.uncovered, found)
-        measured = self._measured(units.units, graph.name, device, found)
+        _report_uncovered(self.name, graph.name, units.uncovered, findings)
+        measured = self._measured(units.units, graph.name, device, findings)
         times = np.full((3, len(graph)), np.nan)
         times[:, takes_no_time(graph)] = 0.0
         if measured is not None:
-            self._settle(graph, units, measured.timings, found)
-            _spread(graph, units, measured.timings, times)
-        known = ~np.isnan(times[0])
+            moved = np.maximum(np.nan_to_num(graph.bytes_moved, nan=1.0, posinf=1.0), 1.0)
+            for number, nodes in units.members:
+                timing, last = measured.timings[number], nodes[-1]
+                source = graph.strings[int(graph.source_row[last])] or f"node {int(graph.id[last])}"
+                self._check(timing, graph.op_name(last), f"{graph.name}: {source}", findings)
+                figures, members = np.array(_figures(timing)), np.array(nodes, np.int64)
+                times[:, members] = figures[:, None] * (moved[members] / moved[members].sum())
+        estimated = ~np.isnan(times[0])
         return Estimate(
             hardware=device.name,
             estimators=(self.name,),
@@ -104,35 +114,37 @@ class _Compiled:
             duration_ns=times[0],
             low_ns=times[1],
             high_ns=times[2],
-            estimator=np.where(known, 0, -1).astype(np.int8),
-            bound=np.where(known, times[0] > 0, -1).astype(np.int8),
+            estimator=np.where(estimated, 0, -1).astype(np.int8),
+            bound=np.where(estimated, times[0] > 0, -1).astype(np.int8),
         )
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """The time of each operation of a table: products, elementwise operations and sums; others none."""
-        found = Diagnostics() if diagnostics is None else diagnostics
+        """Return the time of each operation of a table: products, elementwise operations and sums; NaN for
+        others.
+        """
+        findings = Diagnostics() if diagnostics is None else diagnostics
         units = units_of_table(ops)
         distinct = {unit: number for number, unit in enumerate(dict.fromkeys(filter(None, units)))}
         without = Counter(ops.op[row] or ops.kind[row] for row, unit in enumerate(units) if unit is None)
-        _tell_uncovered(self.name, "table", without, found)
+        _report_uncovered(self.name, "table", without, findings)
         times = np.full((3, len(ops)), np.nan)
-        measured = self._measured(tuple(distinct), "table", device, found)
+        measured = self._measured(tuple(distinct), "table", device, findings)
         if measured is not None:
             for row, unit in enumerate(units):
                 if unit is not None:
                     timing = measured.timings[distinct[unit]]
-                    self._check(timing, ops.op[row] or ops.kind[row], "table", found)
+                    self._check(timing, ops.op[row] or ops.kind[row], "table", findings)
                     times[:, row] = _figures(timing)
         return Prediction.of(self.name, times[0], times[1], times[2])
 
     def _measured(
         self, units: Sequence[Unit], where: str, device: Device, diagnostics: Diagnostics
-    ) -> Measured | None:
+    ) -> UnitTimings | None:
         if not units:
             return None
         if not self.available().is_available:
             raise MissingExtraError(f"estimator {self.name!r}", self.extra)
-        measuring = Measuring(
+        measuring = UnitMeasurement(
             toolchain=self.toolchain,
             repeats=self.repeats,
             timeout_s=self.timeout_s,
@@ -140,18 +152,11 @@ class _Compiled:
             devices=self._at_once,
         )
         measured = measuring.run(units, self.progress)
-        _tell_machine(self.name, where, measured, device, diagnostics)
+        _report_machine(self.name, where, measured, device, diagnostics)
         return measured
 
-    def _settle(
-        self, graph: OpGraph, units: Units, timings: Sequence[Timing], diagnostics: Diagnostics
-    ) -> None:
-        for number, nodes in units.members:
-            place = graph.strings[int(graph.source_row[nodes[-1]])] or f"node {int(graph.id[nodes[-1]])}"
-            self._check(timings[number], graph.op_name(nodes[-1]), f"{graph.name}: {place}", diagnostics)
-
     def _check(self, timing: Timing, op: str, where: str, diagnostics: Diagnostics) -> None:
-        """A failure is an error, or told; it never is a time."""
+        """Report a failure as an error or a diagnostic."""
         if timing.is_known:
             return
         text = f"{op}: {self.name} failed: {timing.fault or 'no time was measured'}"
@@ -162,9 +167,10 @@ class _Compiled:
 
 
 def _is_installed(module: str) -> bool:
+    """Return True if a module can be imported."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is not there
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
@@ -174,51 +180,41 @@ def _figures(timing: Timing) -> tuple[float, float, float]:
     return timing.duration_ns, timing.low_ns, timing.high_ns
 
 
-def _spread(graph: OpGraph, units: Units, timings: Sequence[Timing], times: FloatArray) -> None:
-    """Each region's time among its members, by the bytes they move."""
-    moved = np.maximum(np.nan_to_num(graph.bytes_moved, nan=1.0, posinf=1.0), 1.0)
-    for number, nodes in units.members:
-        figures = np.array(_figures(timings[number]))
-        members = np.array(nodes, np.int64)
-        times[:, members] = figures[:, None] * (moved[members] / moved[members].sum())
-
-
-def _tell_uncovered(name: str, where: str, uncovered: Counter[str], diagnostics: Diagnostics) -> None:
+def _report_uncovered(name: str, where: str, uncovered: Counter[str], diagnostics: Diagnostics) -> None:
+    """Warn of operations without a program."""
     if uncovered:
         listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
-        text = f"no duration: the types do not say enough to write a program of {listed}"
+        text = f"no duration: the types do not determine a program of {listed}"
         diagnostics.warning(f"{name}.no-program", where, text, count=uncovered.total())
 
 
-def _tell_machine(
-    name: str, where: str, measured: Measured, device: Device, diagnostics: Diagnostics
+def _report_machine(
+    name: str, where: str, measured: UnitTimings, device: Device, diagnostics: Diagnostics
 ) -> None:
-    """Where the times are from, and that they are not of the device asked for."""
+    """Report the machine of the times, and warn if it is not the requested device."""
     machine = measured.machine
-    clocks = sorted(each.clock_mhz for each in measured.timings if each.clock_mhz)
+    clocks = sorted(timing.clock_mhz for timing in measured.timings if timing.clock_mhz)
     at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""
     several = f"{machine.devices} at once of " if machine.devices > 1 else ""
     text = f"{several}{machine.device} ({machine.platform}, {machine.compiler}){at}"
     diagnostics.info(f"{name}.measured", where, f"measured on {text}")
-    if not _is_same(machine, device):
-        warning = f"times are of {text}, where this runs, not of {device.name}"
+    if device.kind == "cpu":
+        is_same = machine.platform in {"cpu", "local-task"}
+    else:
+        try:
+            is_same = find_device(machine.device) == device.name
+        except UsageError:
+            is_same = False
+    if not is_same:
+        warning = f"times are of this machine, {text}, not of {device.name}"
         diagnostics.warning(f"{name}.other-device", where, warning)
 
 
-def _is_same(machine: Machine, device: Device) -> bool:
-    if device.kind == "cpu":
-        return machine.platform in {"cpu", "local-task"}
-    try:
-        return find_device(machine.device) == device.name
-    except UsageError:
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Xla(_Compiled):
-    """XLA, on the device that JAX uses. Options: see :class:`_Compiled`; with ``devices`` above 1 each region
-    is timed while so many devices of this machine run it at once (those of a CPU share its cores), and so are
-    collectives over them.
+class Xla(_CompiledEstimator):
+    """XLA, on the device that JAX uses. Options: see :class:`_CompiledEstimator`. With ``devices`` above 1
+    each region, collectives over the devices included, is timed while that many devices of this machine run
+    it at once (the devices of a CPU share its cores).
     """
 
     devices: int = 1
@@ -230,7 +226,7 @@ class Xla(_Compiled):
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        _Compiled.__post_init__(self)
+        _CompiledEstimator.__post_init__(self)
         if not 1 <= self.devices <= _MOST_DEVICES:
             raise UsageError(f"xla: devices is {self.devices}", hint=f"1 to {_MOST_DEVICES}")
 
@@ -240,8 +236,8 @@ class Xla(_Compiled):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Iree(_Compiled):
-    """IREE's LLVM back end, on this CPU. Options: see :class:`_Compiled`."""
+class Iree(_CompiledEstimator):
+    """IREE's LLVM back end, on this CPU. Options: see :class:`_CompiledEstimator`."""
 
     toolchain: ClassVar[str] = "iree"
     what: ClassVar[str] = "Regions of the program, compiled by IREE's LLVM back end and timed on this CPU."

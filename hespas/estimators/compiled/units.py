@@ -1,9 +1,12 @@
-"""What is compiled and timed, as small programs of StableHLO: the operations of a graph, or of a table.
+"""GraphUnits to compile and time, as small programs of StableHLO: operations of a graph, or of a table of
+sizes.
 
-A program runs its operations ``%n`` times in a loop: the difference of two lengths is free of what it takes
-to start a program. In each turn an element of the largest operand is new, and all operands pass a barrier
-(not for IREE 3, which crashes on barriers of several values), so that no compiler may do the work once and
-for all.
+A program runs its operations ``%n`` times in a loop: the difference of two lengths does not include the start
+of a program. In each iteration an element of the largest operand is new, and all operands pass a barrier (not
+for IREE 3, which crashes on barriers of several values), so that a compiler cannot hoist the work out of the
+loop.
+
+The units of a graph are single operations, or chains that every compiler fuses.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from hespas.programs.operations import BINARY, UNARY, operator, reduce_window, s
 from hespas.programs.text import Operator, Tensor, Value, dense
 
 __all__ = [
+    "GraphUnits",
     "Unit",
-    "Units",
     "baseline_of",
     "call_text",
     "loop_text",
@@ -47,7 +50,9 @@ _PACKED_BITS = 8
 
 
 class Unit(NamedTuple):
-    """What is timed as one: lines that make ``results`` of arguments ``%p0``, ``%p1``, ..."""
+    """Operations that are timed as one: lines that compute ``results`` from arguments ``%p0``,
+    ``%p1``, ...
+    """
 
     lines: tuple[str, ...]
     arguments: tuple[Tensor, ...]
@@ -55,47 +60,51 @@ class Unit(NamedTuple):
 
 
 def renewed_argument(unit: Unit) -> int:
-    """The argument an element of which is new in each turn: the largest that can be; -1 where none can."""
-    able = [
-        place
-        for place, each in enumerate(unit.arguments)
-        if each.elements and each.element.kind in _RENEWED and each.element.bits >= _PACKED_BITS
+    """Return the argument of which an element is new in each iteration: the largest suitable one; -1 without
+    one.
+    """
+    suitable = [
+        index
+        for index, tensor in enumerate(unit.arguments)
+        if tensor.elements and tensor.element.kind in _RENEWED and tensor.element.bits >= _PACKED_BITS
     ]
-    return max(able, key=lambda place: unit.arguments[place].elements, default=-1)
+    return max(suitable, key=lambda index: unit.arguments[index].elements, default=-1)
 
 
 def baseline_of(unit: Unit) -> Unit:
-    """The loop of a unit without its work."""
-    place = renewed_argument(unit)
-    return Unit((), unit.arguments[place : place + 1] if place >= 0 else (), ())
+    """Return the loop of a unit without its work."""
+    index = renewed_argument(unit)
+    return Unit((), unit.arguments[index : index + 1] if index >= 0 else (), ())
 
 
 def loop_text(unit: Unit, *, barrier: bool = True) -> str:
-    """The program of a unit: ``@main`` takes the number of turns, then the arguments."""
+    """Return the program of a unit: ``@main`` takes the number of iterations, then the arguments."""
     renewed = renewed_argument(unit)
     arguments = list(map(str, unit.arguments))
-    results = [str(each.type) for each in unit.results]
-    places = range(len(arguments))
-    inside = ("%t", *(f"%q{place}" if place == renewed else f"%p{place}" for place in places))
-    before = ("%i", *(f"%c{place}" for place in places)) if barrier else inside
-    carried = [f"{name} = %a{place}" for place, name in enumerate(before[1:])]
-    carried += [f"%r{place} = %z{place}" for place in range(len(results))]
+    results = [str(value.type) for value in unit.results]
+    indexs = range(len(arguments))
+    inside = ("%t", *(f"%q{index}" if index == renewed else f"%p{index}" for index in indexs))
+    before = ("%i", *(f"%c{index}" for index in indexs)) if barrier else inside
+    carried = [f"{name} = %a{index}" for index, name in enumerate(before[1:])]
+    carried += [f"%r{index} = %z{index}" for index in range(len(results))]
     types = ", ".join((_INDEX, *arguments, *results))
     passed = f"{', '.join(inside)} = stablehlo.optimization_barrier {', '.join(before)} : "
     passed += ", ".join((_INDEX, *arguments))
     made = _counted(unit, renewed)
-    back = ", ".join(("%t1", *(f"%p{place}" for place in places), *made.names))
+    back = ", ".join(("%t1", *(f"%p{index}" for index in indexs), *made.names))
     outputs = len(arguments) + len(results) + 1
     first = 1 + len(arguments) if results else 0
-    returned = ", ".join(f"%o#{place}" for place in range(first, outputs)) if outputs > 1 else "%o"
+    returned = ", ".join(f"%o#{index}" for index in range(first, outputs)) if outputs > 1 else "%o"
     loop = f"%o:{outputs}" if outputs > 1 else "%o"
-    kept = results or [_INDEX, *arguments]
-    head = ", ".join(("%n: " + _INDEX, *(f"%a{place}: {each}" for place, each in enumerate(arguments))))
+    outputs_of_main = results or [_INDEX, *arguments]
+    head = ", ".join(
+        ("%n: " + _INDEX, *(f"%a{index}: {argument}" for index, argument in enumerate(arguments)))
+    )
     lines = [
-        f"func.func public @main({head}) -> ({', '.join(kept)}) {{",
+        f"func.func public @main({head}) -> ({', '.join(outputs_of_main)}) {{",
         f"%zero = stablehlo.constant dense<0> : {_INDEX}",
         f"%one = stablehlo.constant dense<1> : {_INDEX}",
-        *(f"%z{place} = stablehlo.constant {dense(each.type)}" for place, each in enumerate(unit.results)),
+        *(f"%z{index} = stablehlo.constant {dense(value.type)}" for index, value in enumerate(unit.results)),
         f"{loop} = stablehlo.while({', '.join((f'{before[0]} = %zero', *carried))}) : {types}",
         "cond {",
         f"%more = stablehlo.compare LT, {before[0]}, %n : ({_INDEX}, {_INDEX}) -> tensor<i1>",
@@ -108,14 +117,14 @@ def loop_text(unit: Unit, *, barrier: bool = True) -> str:
         f"%t1 = stablehlo.add %t, %one : {_INDEX}",
         f"stablehlo.return {back} : {types}",
         "}",
-        f"return {returned} : {', '.join(kept)}",
+        f"return {returned} : {', '.join(outputs_of_main)}",
         "}",
     ]
     return "module {\n" + "\n".join(lines) + "\n}\n"
 
 
 def call_text(unit: Unit) -> str:
-    """The program of a unit without a loop: ``@main`` takes its arguments."""
+    """Return the program of a unit without a loop: ``@main`` takes its arguments."""
     arguments = ", ".join(f"%p{place}: {each}" for place, each in enumerate(unit.arguments))
     results = unit.results or (Value("%one", Tensor(_INTEGER, ())),)
     types = ", ".join(str(each.type) for each in results)
@@ -130,19 +139,19 @@ def call_text(unit: Unit) -> str:
     return "module {\n" + "\n".join(lines) + "\n}\n"
 
 
-def _renewal(unit: Unit, place: int) -> list[str]:
-    """The turn's number as the first element of an argument."""
-    if place < 0:
+def _renewal(unit: Unit, index: int) -> list[str]:
+    """Return the lines that write the number of the iteration into the first element of an argument."""
+    if index < 0:
         return []
-    tensor = unit.arguments[place]
+    tensor = unit.arguments[index]
     scalar, one = tensor.scalar, tensor.reshaped([1] * tensor.rank)
-    name = f"%p{place}"
+    name = f"%p{index}"
     turn = name if not tensor.rank else "%turn"
     lines = [f"{turn} = stablehlo.convert %t : ({_INDEX}) -> {scalar}"]
     if tensor.rank:
         zeros = ", ".join(["%zero"] * tensor.rank)
         types = ", ".join((str(tensor), str(one), *[_INDEX] * tensor.rank))
-        update = f"stablehlo.dynamic_update_slice %q{place}, %turns, {zeros}"
+        update = f"stablehlo.dynamic_update_slice %q{index}, %turns, {zeros}"
         lines += [
             f"%turns = stablehlo.reshape %turn : ({scalar}) -> {one}",
             f"{name} = {update} : ({types}) -> {tensor}",
@@ -150,41 +159,40 @@ def _renewal(unit: Unit, place: int) -> list[str]:
     return lines
 
 
-class _Made(NamedTuple):
+class _CountedResults(NamedTuple):
     lines: Sequence[str]
     names: Sequence[str]
 
 
-def _counted(unit: Unit, renewed: int) -> _Made:
-    """The results; those made from nothing get the turn's number added, or every turn would be alike."""
-    names = [each.name for each in unit.results]
+def _counted(unit: Unit, renewed: int) -> _CountedResults:
+    """Return the results; to results without arguments the iteration number is added, or all iterations would
+    be equal.
+    """
+    names = [value.name for value in unit.results]
     if renewed >= 0 or not unit.results or unit.results[0].type.element.kind not in _RENEWED:
-        return _Made((), names)
+        return _CountedResults((), names)
     tensor = unit.results[0].type
     lines = [
         f"%turn = stablehlo.convert %t : ({_INDEX}) -> {tensor.scalar}",
         f"%turns = stablehlo.broadcast_in_dim %turn, dims = [] : ({tensor.scalar}) -> {tensor}",
         f"%counted = stablehlo.add {names[0]}, %turns : {tensor}",
     ]
-    return _Made(lines, ["%counted", *names[1:]])
-
-
-# --- operations of a graph, or chains of them that every compiler makes one of
+    return _CountedResults(lines, ["%counted", *names[1:]])
 
 
 def write_operation(
     op: str, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
 ) -> tuple[list[str], tuple[Value, ...]] | None:
-    """The lines of an operation (named without dialect) and its results, named from ``names``; None where
-    types do not say enough.
+    """Return the lines of an operation (named without dialect) and its results, with names from ``names``;
+    None if the types do not determine it.
     """
     before: list[str] = []
-    if op == "reduce":  # what a graph states as starts is not read: sums start with 0
+    if op == "reduce":  # the graph's start values are not read: sums start with 0
         operands = operands[: len(results)]
-        starts = [Value(f"%v{next(names)}", each.type.scalar) for each in operands]
-        before = [f"{each} = stablehlo.constant {dense(each.type)}" for each in starts]
+        starts = [Value(f"%v{next(names)}", operand.type.scalar) for operand in operands]
+        before = [f"{start} = stablehlo.constant {dense(start.type)}" for start in starts]
         operands = [*operands, *starts]
-    write = operator(op, tuple(each.type for each in operands), tuple(results))
+    write = operator(op, tuple(operand.type for operand in operands), tuple(results))
     if write is None:
         return None
     lines, made = _named(write(operands), results, names)
@@ -195,11 +203,11 @@ def _named(text: str, results: Sequence[Tensor], names: Iterator[int]) -> tuple[
     name = f"%v{next(names)}"
     if len(results) == 1:
         return [f"{name} = {text}"], (Value(name, results[0]),)
-    made = tuple(Value(f"{name}#{place}", each) for place, each in enumerate(results))
+    made = tuple(Value(f"{name}#{index}", tensor) for index, tensor in enumerate(results))
     return [f"{name}:{len(results)} = {text}"], made
 
 
-_JOIN = frozenset(
+_FUSED_PRODUCERS = frozenset(
     {
         OpClass.FREE,
         OpClass.ELEMENTWISE,
@@ -211,57 +219,61 @@ _JOIN = frozenset(
         OpClass.QUANTIZE,
     }
 )
-_TAKE = frozenset({OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.QUANTIZE, OpClass.REDUCTION})
+_FUSING_CONSUMERS = frozenset(
+    {OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.QUANTIZE, OpClass.REDUCTION}
+)
 _INTO_PRODUCT = frozenset({OpClass.FREE, OpClass.MOVE})
-"""What a compiler reads in place, when a product is the only one that wants it: transposed operands."""
+"""Producers that a compiler fuses into a product as their only consumer: transposed operands."""
 _REPEATED = frozenset({OpClass.GENERATE, OpClass.BROADCAST, OpClass.FREE})
-"""What a compiler makes anew for each of several users rather than keep."""
+"""Operations that a compiler computes again for each of several users."""
 _MOST_NODES = 64
 _MOST_REPEATED = 3
-_TALKS = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
-"""Communication that every device takes part in."""
+_COMMUNICATION = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
+"""Communication of all devices."""
 
 
-class Units(NamedTuple):
-    """The distinct units of a graph, which nodes each stands for (by its number), and what has none."""
+class GraphUnits(NamedTuple):
+    """Distinct units of a graph, the nodes of each (by its number), and the operations without a unit."""
 
     units: tuple[Unit, ...]
     members: tuple[tuple[int, tuple[int, ...]], ...]
-    """Unit, and the nodes that share its time; a unit that stands several times has several entries."""
+    """Unit number, and the nodes that share its time; a unit that occurs several times has
+    several entries.
+    """
     uncovered: Counter[str]
 
 
-def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> Units:
-    """The units of all nodes that take time. ``fused``: chains of elementwise work into their consumer.
-    Collectives are units where all of their groups are of ``devices`` and there are several of these.
+def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
+    """Return the units of all nodes that take time. ``fused``: chains of elementwise work join their
+    consumer. Collectives are units if all of their groups are of ``devices`` and there are several of these.
 
-    O(nodes + edges), in Python: what follows compiles.
+    O(nodes + edges), in Python: compilation takes longer.
     """
-    reader = _Reader(graph, devices)
-    wanted = reader.wanted
-    groups = _groups(graph, reader) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
+    writer = _UnitWriter(graph, devices)
+    wanted = writer.wanted
+    groups = _groups(graph, writer) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
     number: dict[Unit, int] = {}
     members: list[tuple[int, tuple[int, ...]]] = []
     uncovered: Counter[str] = Counter()
     for group in groups:
-        whole = reader.unit(group, repeats=fused)
-        parts = [(group, whole)] if whole is not None else [((node,), reader.unit((node,))) for node in group]
+        whole = writer.unit(group, repeats=fused)
+        parts = [(group, whole)] if whole is not None else [((node,), writer.unit((node,))) for node in group]
         for nodes, unit in parts:
             paid = tuple(node for node in nodes if wanted[node])
             if unit is None:
                 uncovered.update(graph.op_name(node) for node in paid)
             elif paid:
                 members.append((number.setdefault(unit, len(number)), paid))
-    return Units(tuple(number), tuple(members), uncovered)
+    return GraphUnits(tuple(number), tuple(members), uncovered)
 
 
-def _groups(graph: OpGraph, reader: _Reader) -> Iterator[tuple[int, ...]]:
-    """Chains by their last node: what only one consumer uses joins it."""
+def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
+    """Yield chains by their last node: a producer with one consumer joins it."""
     uses: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
-    held = np.zeros(len(graph), np.bool_)
-    held[graph.regions.carried_producer] = True
-    held |= np.bincount(graph.control_deps.values, minlength=len(graph)) > 0
-    kept: list[bool] = held.tolist()
+    pinned = np.zeros(len(graph), np.bool_)
+    pinned[graph.regions.carried_producer] = True
+    pinned |= np.bincount(graph.control_deps.values, minlength=len(graph)) > 0
+    stays: list[bool] = pinned.tolist()
     classes: list[int] = graph.op_class.tolist()
     kinds: list[int] = graph.kind.tolist()
     region: list[int] = graph.region.tolist()
@@ -271,29 +283,26 @@ def _groups(graph: OpGraph, reader: _Reader) -> Iterator[tuple[int, ...]]:
     size = [1] * len(graph)
     for node in reversed(order):
         root = owner[node]
-        joining = _joining(classes, node, root)
+        joining = frozenset[OpClass]()  # classes of producers that join the node
+        if classes[root] == OpClass.CONTRACTION:
+            joining = _INTO_PRODUCT
+        elif classes[node] in _FUSING_CONSUMERS or root != node:
+            joining = _FUSED_PRODUCERS
         for dep in deps[node]:
-            joins = classes[dep] in joining or dep in reader.copies.get(root, ())
-            joins = joins and uses[dep] == 1 and not kept[dep]
+            joins = classes[dep] in joining or dep in writer.copies.get(root, ())
+            joins = joins and uses[dep] == 1 and not stays[dep]
             joins = joins and kinds[dep] == NodeKind.COMPUTE
             if joins and owner[dep] == dep and region[dep] == region[root] and size[root] < _MOST_NODES:
                 owner[dep] = root
                 size[root] += 1
-    found: dict[int, list[int]] = {}
+    chains: dict[int, list[int]] = {}
     for node in order:
-        found.setdefault(owner[node], []).append(node)
-    yield from (tuple(nodes) for nodes in found.values() if any(reader.wanted[node] for node in nodes))
+        chains.setdefault(owner[node], []).append(node)
+    yield from (tuple(nodes) for nodes in chains.values() if any(writer.wanted[node] for node in nodes))
 
 
-def _joining(classes: Sequence[int], node: int, root: int) -> frozenset[OpClass]:
-    """The classes of producers that a node takes in."""
-    if classes[root] == OpClass.CONTRACTION:
-        return _INTO_PRODUCT
-    return _JOIN if classes[node] in _TAKE or root != node else frozenset()
-
-
-class _Writing:
-    """A unit under way."""
+class _UnitText:
+    """Lines, arguments and values of a unit while it is written."""
 
     __slots__ = ("arguments", "lines", "names", "outside", "values")
 
@@ -305,10 +314,12 @@ class _Writing:
         self.outside: dict[tuple[int, Tensor], Value] = {}
 
     def argument(self, producer: int, tensor: Tensor) -> Value:
-        """What a node outside makes; an unknown producer (-1) is another each time."""
-        known = self.outside.get((producer, tensor)) if producer >= 0 else None
-        if known is not None:
-            return known
+        """Return the argument for the result of a node outside; an unknown producer (-1) is a new argument
+        each time.
+        """
+        existing = self.outside.get((producer, tensor)) if producer >= 0 else None
+        if existing is not None:
+            return existing
         value = Value(f"%p{len(self.arguments)}", tensor)
         self.arguments.append(tensor)
         if producer >= 0:
@@ -316,21 +327,31 @@ class _Writing:
         return value
 
 
-class _Repeats(NamedTuple):
-    """What is done once more: so many steps back what compilers make anew, and what goes into a copy."""
+class _RepeatedNodes(NamedTuple):
+    """Nodes that are written once more: up to ``steps`` nodes back that compilers repeat, and the nodes in a
+    ``copy``.
+    """
 
     steps: int = 0
     copy: frozenset[int] = frozenset()
 
 
-class _Reader:
-    """A graph as its units are read from it."""
+class _UnitWriter:
+    """Writer of the units of a graph."""
 
     def __init__(self, graph: OpGraph, devices: int) -> None:
         self.graph, self.devices = graph, devices
         self.deps = graph.data_deps.to_lists()
         self.operands, self.results = graph.operands.to_lists(), graph.results.to_lists()
-        self.types = [_tensor(graph, row) for row in range(len(graph.types))]
+        # Types that a program can state: all extents known, and an element type of StableHLO.
+        self.types: list[Tensor | None] = []
+        for row in range(len(graph.types)):
+            element, shape = graph.types.dtype_of(row), graph.types.shape(row)
+            is_stated = element is not None and -1 not in shape and not element.block_elements
+            if element is None or not is_stated or element.name in {"tf32", "token", "opaque"}:
+                self.types.append(None)
+            else:
+                self.types.append(Tensor(element, shape))
         self.names: Mapping[int, str] = {
             row: graph.strings[row].rpartition(".")[2].replace("-", "_")  # as HLO spells it
             for row in np.unique(graph.op_row).tolist()
@@ -343,9 +364,9 @@ class _Reader:
         self.permutation: dict[int, int] = dict(zip(p2p.node.tolist(), p2p.permutation.tolist(), strict=True))
         of_product: list[int] = products.node.tolist()
         self.product = {node: row for row, node in reversed(list(enumerate(of_product)))}
-        """The first product of a node, by its row."""
+        """Row of the first product of a node."""
         self.classes: list[int] = graph.op_class.tolist()
-        kinds = [NodeKind.COMPUTE, *(_TALKS if devices > 1 else ())]
+        kinds = [NodeKind.COMPUTE, *(_COMMUNICATION if devices > 1 else ())]
         timed = np.isin(graph.kind, kinds) & (graph.resource == int(Resource.DEVICE))
         # A node of a branch that is not taken never runs.
         timed &= ~takes_no_time(graph) & (graph.multiplicity != 0)
@@ -354,36 +375,45 @@ class _Reader:
         self.copies = copies_of(graph, self.origins, self._turned)
 
     def unit(self, nodes: Sequence[int], *, repeats: bool = False) -> Unit | None:
-        """The program of some nodes, the last of which makes what others use; None where one has none."""
-        writing = _Writing()
+        """Return the program of some nodes, the last of which has the results; None if one of them has no
+        program.
+        """
+        writing = _UnitText()
         inside = frozenset(nodes)
-        again = _Repeats(_MOST_REPEATED, self.copies.get(nodes[-1], frozenset())) if repeats else _Repeats()
+        again = (
+            _RepeatedNodes(_MOST_REPEATED, self.copies.get(nodes[-1], frozenset()))
+            if repeats
+            else _RepeatedNodes()
+        )
         for node in nodes:
             if not self._write(writing, node, inside, again):
                 return None
         return Unit(tuple(writing.lines), tuple(writing.arguments), writing.values[nodes[-1]])
 
-    def _write(self, writing: _Writing, node: int, inside: frozenset[int], repeats: _Repeats) -> bool:
+    def _write(self, writing: _UnitText, node: int, inside: frozenset[int], repeats: _RepeatedNodes) -> bool:
+        """Write a node; False if its types are not known or not sufficient."""
         results = [self.types[row] for row in self.results[node]]
-        wanted = [self.types[row] for row in self.operands[node]]
-        stated = [each for each in results if each is not None]
-        known = [each for each in wanted if each is not None]
-        if len(stated) < len(results) or len(known) < len(wanted):
+        operand_types = [self.types[row] for row in self.operands[node]]
+        result_tensors = [tensor for tensor in results if tensor is not None]
+        operand_tensors = [tensor for tensor in operand_types if tensor is not None]
+        if len(result_tensors) < len(results) or len(operand_tensors) < len(operand_types):
             return False
-        operands = self._bound(writing, node, known, inside, repeats)
-        made = self._said(node, operands, stated, writing.names)
+        operands = self._bound(writing, node, operand_tensors, inside, repeats)
+        made = self._operation(node, operands, result_tensors, writing.names)
         if made is None:
             return False
         lines, writing.values[node] = made
         writing.lines += lines
         return True
 
-    def _said(
+    def _operation(
         self, node: int, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
     ) -> tuple[list[str], tuple[Value, ...]] | None:
-        """The lines of a node and what they make, with what the graph knows beside types."""
+        """Return the lines of a node and its results, with the graph's attributes in addition to
+        the types.
+        """
         op = self.names[self.op[node]]
-        types, made = tuple(each.type for each in operands), tuple(results)
+        types, made = tuple(operand.type for operand in operands), tuple(results)
         match op, int(self.graph.kind[node]):
             case _, NodeKind.COLLECTIVE:
                 groups = self._groups(node)
@@ -402,7 +432,7 @@ class _Reader:
     def _convolution(
         self, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """The convolution whose FLOPs are the node's, those on padding left out."""
+        """Return the convolution with the node's FLOPs, those on padding excluded."""
         if len(types) != 2 or len(results) != 1:
             return None
         shapes = types[0].shape, types[1].shape, results[0].shape
@@ -417,7 +447,9 @@ class _Reader:
     def _pool(
         self, op: str, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """A window of as many places as the node's FLOPs say: one fewer operations for each result."""
+        """Return a window operation with as many elements as the node's FLOPs imply: one operation fewer per
+        result.
+        """
         flops = float(self.graph.flops[node])
         if op == "reduce_window":
             return reduce_window(types, results, flops / max(results[0].elements, 1) + 1) if results else None
@@ -425,15 +457,15 @@ class _Reader:
         return select_and_scatter(types, results, flops / max(sources, 1))
 
     def _groups(self, node: int) -> list[list[int]] | None:
-        """Who takes part; None where others than the devices at hand do."""
+        """Return the groups of a collective; None if they include ranks beyond the available devices."""
         row, everyone = self.group_set.get(node, -1), list(range(self.devices))
         if row < 0:
             return [everyone]
-        found = [list(map(int, group)) for group in member_rows(self.graph.group_sets[row])]
-        return found if sorted(rank for group in found for rank in group) == everyone else None
+        groups = [list(map(int, group)) for group in member_rows(self.graph.group_sets[row])]
+        return groups if sorted(rank for group in groups for rank in group) == everyone else None
 
     def _pairs(self, node: int) -> list[tuple[int, int]] | None:
-        """Who sends to whom; None where nobody says, or others than the devices at hand do."""
+        """Return the senders and receivers; None if they are not stated, or beyond the available devices."""
         row = self.permutation.get(node, -1)
         if row < 0 or self.graph.permutations[row].num_ranks != self.devices:
             return None
@@ -442,13 +474,15 @@ class _Reader:
 
     def _bound(
         self,
-        writing: _Writing,
+        writing: _UnitText,
         node: int,
         wanted: Sequence[Tensor],
         inside: frozenset[int],
-        repeats: _Repeats,
+        repeats: _RepeatedNodes,
     ) -> tuple[Value, ...]:
-        """A value for each operand: of the first producer that makes such a one, in the order of both."""
+        """Return a value for each operand: of the first producer with a result of that type, in the order of
+        both.
+        """
         left = list(self.deps[node])
         bound: list[Value] = []
         for tensor in wanted:
@@ -466,43 +500,31 @@ class _Reader:
             )
         return tuple(bound)
 
-    def _repeats(self, producer: int, repeats: _Repeats) -> _Repeats | None:
-        """What is done once more before a producer outside; None: it is an argument."""
+    def _repeats(self, producer: int, repeats: _RepeatedNodes) -> _RepeatedNodes | None:
+        """Return the nodes to repeat before a producer outside; None if it is an argument."""
         if producer in repeats.copy:
             return repeats
         again = repeats.steps > 0 and self.classes[producer] in _REPEATED
         return repeats._replace(steps=repeats.steps - 1) if again else None
 
     def _turned(self, node: int) -> int:
-        """Who makes the operand of a product that is copied into another order; -1: none is."""
+        """Return the producer of the operand of a product that is copied into another order; -1 without a
+        copy.
+        """
         match [self.types[row] for row in (*self.operands[node], *self.results[node])]:
-            case [Tensor() as left, Tensor() as right, Tensor() as result] if self._is_product(node):
+            case [Tensor() as left, Tensor() as right, Tensor() as result] if self.names[self.op[node]] in {
+                "dot",
+                "dot_general",
+            }:
                 makers = (dep for dep in self.deps[node] if self._makes(dep, left))
                 return next(makers, -1) if is_turned(left, right, result) else -1
             case _:
                 return -1
 
-    def _is_product(self, node: int) -> bool:
-        return self.names[self.op[node]] in {"dot", "dot_general"}
-
     def _makes(self, node: int, tensor: Tensor) -> bool:
+        """Return True if a node has a result of that type."""
         return any(self.types[row] == tensor for row in self.results[node])
 
-
-def _tensor(graph: OpGraph, row: int) -> Tensor | None:
-    """A type that a program can state: element type and all extents known, and StableHLO's own."""
-    element, shape = graph.types.dtype_of(row), graph.types.shape(row)
-    if (
-        element is None
-        or -1 in shape
-        or element.block_elements
-        or element.name in {"tf32", "token", "opaque"}
-    ):
-        return None
-    return Tensor(element, shape)
-
-
-# Operations of a table as programs: what a row's sizes and number format say, and no more.
 
 _SPELLED = {
     "sub": "subtract",
@@ -522,11 +544,13 @@ _LARGEST = 1 << 31
 
 
 def units_of_table(ops: Operations) -> list[Unit | None]:
-    """A unit for each operation; None where a row is no product, elementwise operation or sum of rows."""
-    return [_unit(ops, row) for row in range(len(ops))]
+    """Return a unit for each operation; None for rows other than products, elementwise operations and sums of
+    rows.
+    """
+    return [_unit_of_row(ops, row) for row in range(len(ops))]
 
 
-def _unit(ops: Operations, row: int) -> Unit | None:
+def _unit_of_row(ops: Operations, row: int) -> Unit | None:
     element = find_dtype(ops.scheme[row].removesuffix("_full"))
     if element is None or element.block_elements or element.name == "tf32":
         return None
@@ -563,8 +587,8 @@ def _elementwise(ops: Operations, row: int, element: DType) -> Unit | None:
         return None
     whole = Tensor(element, sizes)
     if ops.kind[row] == "reduction":
-        known = ops.op[row] in {"sum", "reduce", "reduce_sum"}
-        return _written("reduce", (whole,), whole.reshaped(sizes[:1])) if known else None
+        is_sum = ops.op[row] in {"sum", "reduce", "reduce_sum"}
+        return _written("reduce", (whole,), whole.reshaped(sizes[:1])) if is_sum else None
     op = _SPELLED.get(ops.op[row], ops.op[row])
     if op in _VIEWS or op not in UNARY | BINARY:
         return None
@@ -572,6 +596,6 @@ def _elementwise(ops: Operations, row: int, element: DType) -> Unit | None:
 
 
 def _written(op: str, operands: tuple[Tensor, ...], result: Tensor) -> Unit | None:
-    values = tuple(Value(f"%p{place}", each) for place, each in enumerate(operands))
+    values = tuple(Value(f"%p{index}", tensor) for index, tensor in enumerate(operands))
     made = write_operation(op, values, (result,), count())
     return None if made is None else Unit(tuple(made[0]), operands, made[1])

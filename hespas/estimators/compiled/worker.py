@@ -1,7 +1,9 @@
-"""The measuring process: reads jobs, a line each, and answers each with a line; see :mod:`.messages`.
+"""Measuring process: reads jobs, one per line, and writes a line with the timing of each; see
+:mod:`.measuring`.
 
-It is a process of its own because what it runs is somebody else's compiler on a generated program: that may
-crash, hang or take all memory, and takes nobody with it.
+It is a separate process because it runs an external compiler on a generated program, which may crash, hang or
+use all memory. The time of one iteration of a loop is the median of differences between a long loop and a
+short one. Compilers are untyped packages behind one typed protocol.
 """
 
 from __future__ import annotations
@@ -22,9 +24,19 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 import msgspec
 import numpy as np
 
-from hespas.estimators.compiled.measuring import Job, Machine, Timing
+from hespas.estimators.compiled.measuring import MeasuringMachine, Timing, TimingJob
 
-__all__ = ["TOOLCHAINS", "Array", "Slope", "Toolchain", "clock_mhz", "main", "serve", "slope_of", "timing_of"]
+__all__ = [
+    "TOOLCHAINS",
+    "LoopTimes",
+    "NumpyArray",
+    "Toolchain",
+    "clock_mhz",
+    "main",
+    "serve",
+    "time_loop",
+    "timing_of",
+]
 
 _LONGEST = 4000
 _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
@@ -36,31 +48,31 @@ _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Say who measures, then answer job by job until the input ends."""
-    _say(answers, toolchain.machine())
-    empty: dict[str, Slope] = {}
+    """Send the machine, then run job by job until the input ends."""
+    _send(answers, toolchain.machine())
+    empty: dict[str, LoopTimes] = {}
     for line in requests:
-        job = msgspec.json.decode(line, type=Job)
+        job = msgspec.json.decode(line, type=TimingJob)
         try:
-            answer = _measured(toolchain, job, empty)
+            answer = _time_job(toolchain, job, empty)
         except Exception as error:
-            # Whatever a compiler raises is its verdict on this program, and the next may be sound.
+            # Any exception of a compiler is a failure of this program only.
             answer = Timing(fault=_text(error))
-        _say(answers, answer)
+        _send(answers, answer)
 
 
-def _measured(toolchain: Toolchain, job: Job, empty: dict[str, Slope]) -> Timing:
+def _time_job(toolchain: Toolchain, job: TimingJob, empty: dict[str, LoopTimes]) -> Timing:
     if job.baseline not in empty:
-        run = _turning(toolchain, job.baseline, job.baseline_arguments, looped=job.looped)
-        empty[job.baseline] = slope_of(run, job.repeats)
-    work = slope_of(_turning(toolchain, job.program, job.arguments, looped=job.looped), job.repeats)
+        run = _runner(toolchain, job.baseline, job.baseline_arguments, looped=job.looped)
+        empty[job.baseline] = time_loop(run, job.repeats)
+    work = time_loop(_runner(toolchain, job.program, job.arguments, looped=job.looped), job.repeats)
     return timing_of(work, empty[job.baseline])
 
 
-def _turning(
+def _runner(
     toolchain: Toolchain, program: str, types: Sequence[tuple[str, tuple[int, ...]]], *, looped: bool
 ) -> Callable[[int], object]:
-    """A function that runs a program so many turns: in its own loop, or called as often."""
+    """Return a function that runs a program a number of times: in its own loop, or by calls."""
     values = _arguments(types)
     if looped:
         return toolchain.compile(program, values, counted=True)
@@ -74,9 +86,9 @@ def _turning(
 
 
 def _arguments(types: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-    """Values that take the usual way through any operation: no zeros, no denormals, small integers."""
+    """Return values without special cases in any operation: no zeros, no denormals, small integers."""
     rng = np.random.default_rng(7)
-    found: list[np.ndarray[Any, np.dtype[Any]]] = []
+    arrays: list[np.ndarray[Any, np.dtype[Any]]] = []
     for name, shape in types:
         numpy_name = _NUMPY_NAMES.get(name, f"float8_{name[2:].lower()}")
         try:
@@ -84,8 +96,8 @@ def _arguments(types: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray[
         except TypeError:
             dtype = np.dtype(getattr(import_module("ml_dtypes"), numpy_name))
         values = rng.integers(0, 2, shape) if dtype.itemsize == 1 else rng.random(shape) + 0.5
-        found.append(np.asarray(values, dtype))
-    return found
+        arrays.append(np.asarray(values, dtype))
+    return arrays
 
 
 def _text(error: Exception) -> str:
@@ -93,31 +105,28 @@ def _text(error: Exception) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
-def _say(answers: BinaryIO, message: msgspec.Struct) -> None:
+def _send(answers: BinaryIO, message: msgspec.Struct) -> None:
     answers.write(msgspec.json.encode(message) + b"\n")
     answers.flush()
 
 
 def main() -> int:
-    """The process: measures with the toolchain that its first argument names, on as many devices at once as
-    its second says.
+    """Run the measuring process with the toolchain of the first argument, on as many devices at once as the
+    second.
     """
     name, devices = sys.argv[1], int(sys.argv[2])
-    # Libraries write to standard output what they like: the answers go to a copy of it.
+    # Libraries may write to standard output: the answers go to a copy of it.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         toolchain = TOOLCHAINS[name](devices)
         toolchain.machine()
     except Exception as error:
-        # A compiler that is installed and does not start is told as what it says itself.
-        _say(answers, Machine(compiler=name, platform="", device="", flags="", fault=_text(error)))
+        # A compiler that is installed and does not start is reported with its own message.
+        _send(answers, MeasuringMachine(compiler=name, platform="", device="", flags="", fault=_text(error)))
         return 0
     serve(toolchain, sys.stdin.buffer, answers)
     return 0
-
-
-# --- How long one turn of a loop takes: medians of differences between a long loop and a short one.
 
 
 _SAMPLE_NS = 10e6
@@ -125,21 +134,21 @@ _MOST_TURNS = 1 << 20
 _TICK_NS = 1.0
 
 
-class Slope(NamedTuple):
-    """Nanoseconds of one turn, sample by sample, and how many turns a sample had."""
+class LoopTimes(NamedTuple):
+    """Nanoseconds of one iteration per sample, and the iterations of a sample."""
 
     samples_ns: list[float]
     turns: int
 
 
-def slope_of(run: Callable[[int], object], repeats: int) -> Slope:
-    """Time ``run(turns)``, which returns when done; the first runs warm up."""
+def time_loop(run: Callable[[int], object], repeats: int) -> LoopTimes:
+    """Time ``run(turns)``, which returns when it is done; the first runs warm up."""
     run(1)
     turns = 2
     while (spent_ns := _spent_ns(run, turns)) < _SAMPLE_NS / 2 and turns < _MOST_TURNS:
         turns = min(turns * max(2, min(16, int(_SAMPLE_NS / max(spent_ns, 1.0)))), _MOST_TURNS)
     samples = [(_spent_ns(run, turns) - _spent_ns(run, 1)) / (turns - 1) for _ in range(repeats)]
-    return Slope(samples, turns)
+    return LoopTimes(samples, turns)
 
 
 def _spent_ns(run: Callable[[int], object], turns: int) -> float:
@@ -148,14 +157,14 @@ def _spent_ns(run: Callable[[int], object], turns: int) -> float:
     return float(perf_counter_ns() - start)
 
 
-def timing_of(work: Slope, empty: Slope) -> Timing:
-    """One turn's work without the loop around it: median, and the 5th and 95th percentile of samples."""
+def timing_of(work: LoopTimes, empty: LoopTimes) -> Timing:
+    """Return the time of one iteration without the loop around it: median, and the 5th and 95th percentile of
+    samples.
+    """
     loop_ns = max(median(empty.samples_ns), 0.0)
     samples = [sample - loop_ns for sample in work.samples_ns]
-    low, high = (
-        (quantiles(samples, n=20)[place] for place in (0, -1)) if len(samples) > 1 else (samples[0],) * 2
-    )
-    # What the clock cannot tell from nothing still took a tick.
+    low, high = (quantiles(samples, n=20)[end] for end in (0, -1)) if len(samples) > 1 else (samples[0],) * 2
+    # A time below the resolution of the clock counts as one tick.
     duration = max(median(samples), _TICK_NS)
     return Timing(
         duration_ns=duration,
@@ -169,7 +178,7 @@ def timing_of(work: Slope, empty: Slope) -> Timing:
 
 
 def clock_mhz() -> float:
-    """The mean frequency of the processors that Linux tells of, 0 where nobody does."""
+    """Return the mean frequency of the processors that Linux reports, 0 without a report."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
@@ -178,28 +187,27 @@ def clock_mhz() -> float:
     return sum(clocks) / len(clocks) if clocks else 0.0
 
 
-# --- The compilers, as the measuring process sees them: untyped packages behind one typed protocol.
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
+NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Toolchain(Protocol):
-    """A compiler and the device it compiles for."""
+    """Compiler and the device that it compiles for."""
 
-    def machine(self) -> Machine:
-        """Who measures."""
+    def machine(self) -> MeasuringMachine:
+        """Return the machine that measures."""
         ...
 
-    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
-        """A function that runs the program so many turns and returns when it is done; not ``counted``: the
-        program takes no number of turns, and is run once.
+    def compile(
+        self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
+    ) -> Callable[[int], object]:
+        """Return a function that runs the program a number of times and returns when it is done. A program
+        that is not ``counted`` takes no number, and runs once.
         """
         ...
 
 
 def _processor() -> str:
-    """The processor's name and how many of its threads may be used."""
+    """Return the processor's name and the number of its usable threads."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -210,9 +218,9 @@ def _processor() -> str:
     return f"{name}, {threads} threads"
 
 
-class _Xla:
-    """XLA through jaxlib, on JAX's default device; or on the first of them at once, each a replica: those of
-    a CPU are threads that share it.
+class _XlaToolchain:
+    """XLA through jaxlib, on JAX's default device; or on the first devices at once, each with a replica: the
+    devices of a CPU are threads that share it.
     """
 
     def __init__(self, devices: int) -> None:
@@ -222,17 +230,17 @@ class _Xla:
         self.jax: Any = import_module("jax")
         self.jax.config.update("jax_enable_x64", True)
         self.client: Any = import_module("jaxlib.xla_client")
-        found: Sequence[Any] = self.jax.devices()
-        if len(found) < devices:
-            raise ValueError(f"JAX has {len(found)} devices here, not {devices}")
-        self.devices = found[:devices]
+        available: Sequence[Any] = self.jax.devices()
+        if len(available) < devices:
+            raise ValueError(f"JAX has {len(available)} devices here, not {devices}")
+        self.devices = available[:devices]
         replicas = self.jax.sharding.Mesh(np.array(self.devices), ("replica",))
         self.everywhere: Any = self.jax.sharding.NamedSharding(replicas, self.jax.sharding.PartitionSpec())
 
-    def machine(self) -> Machine:
-        """JAX's device; a CPU by its own name."""
+    def machine(self) -> MeasuringMachine:
+        """Return JAX's device; a CPU by its own name."""
         device = self.devices[0]
-        return Machine(
+        return MeasuringMachine(
             compiler=f"jaxlib {version('jaxlib')}",
             platform=str(device.platform),
             device=_processor() if device.platform == "cpu" else str(device.device_kind),
@@ -240,17 +248,19 @@ class _Xla:
             devices=len(self.devices),
         )
 
-    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
-        """One executable for all devices; arguments are put on each once."""
+    def compile(
+        self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
+    ) -> Callable[[int], object]:
+        """Compile one executable for all devices; arguments are put on each once."""
         xla, count = self.client, len(self.devices)
         options = xla.CompileOptions()
         options.num_replicas = count
         options.device_assignment = xla.DeviceAssignment.create(
-            np.array([[each.id] for each in self.devices], np.int32)
+            np.array([[device.id] for device in self.devices], np.int32)
         )
         listed = xla.DeviceList(tuple(self.devices))
         loaded = self.devices[0].client.compile_and_load(program.encode(), listed, options)
-        buffers = [self.jax.device_put(each, self.everywhere) for each in arguments]
+        buffers = [self.jax.device_put(argument, self.everywhere) for argument in arguments]
         counts: dict[int, Any] = {}
 
         def run(turns: int) -> object:
@@ -263,7 +273,7 @@ class _Xla:
         return run
 
 
-class _Iree:
+class _IreeToolchain:
     """IREE's own compiler and runtime, on the CPU."""
 
     def __init__(self, devices: int) -> None:
@@ -272,17 +282,19 @@ class _Iree:
         self.compiler: Any = import_module("iree.compiler")
         self.runtime: Any = import_module("iree.runtime")
 
-    def machine(self) -> Machine:
-        """The processor."""
-        return Machine(
+    def machine(self) -> MeasuringMachine:
+        """Return the processor."""
+        return MeasuringMachine(
             compiler=f"iree {version('iree-base-compiler')}",
             platform="local-task",
             device=_processor(),
             flags="llvm-cpu host",
         )
 
-    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
-        """One module of the virtual machine."""
+    def compile(
+        self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
+    ) -> Callable[[int], object]:
+        """Compile one module of the virtual machine."""
         runtime = self.runtime
         made = self.compiler.compile_str(
             program,
@@ -292,15 +304,17 @@ class _Iree:
         )
         config = runtime.Config("local-task")
         module = runtime.load_vm_module(runtime.VmModule.copy_buffer(config.vm_instance, made), config)
-        buffers = [runtime.asdevicearray(config.device, each) for each in arguments]
+        buffers = [runtime.asdevicearray(config.device, argument) for argument in arguments]
 
         def run(turns: int) -> object:
             results: Any = module.main(*([np.int32(turns)] if counted else []), *buffers)
             parts: Sequence[Any] = (results,) if hasattr(results, "to_host") else results
-            # The whole waits for one: to fetch a result.
+            # Fetching one result waits for the whole program.
             return cast("object", parts[0].to_host())
 
         return run
 
 
-TOOLCHAINS: Mapping[str, Callable[[int], Toolchain]] = MappingProxyType({"xla": _Xla, "iree": _Iree})
+TOOLCHAINS: Mapping[str, Callable[[int], Toolchain]] = MappingProxyType(
+    {"xla": _XlaToolchain, "iree": _IreeToolchain}
+)

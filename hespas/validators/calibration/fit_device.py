@@ -17,7 +17,7 @@ from hespas.estimators.forms import (
     FORMS,
     Columns,
     Form,
-    Machine,
+    MachineRates,
     form_time_ns,
     forms_for,
     machine_of,
@@ -116,7 +116,7 @@ class ClassRows:
         """Return some rows of the class."""
         return ClassRows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
 
-    def machine(self, device: Device) -> Machine:
+    def machine(self, device: Device) -> MachineRates:
         """Return the machine model of the device for this class."""
         kind, _, scheme, _ = self.key
         return machine_of(device, kind, scheme)
@@ -259,7 +259,7 @@ def seed_of(rows: ClassRows, seed: int) -> int:
     return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
 
 
-def fit_class(rows: ClassRows, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
+def fit_class(rows: ClassRows, machine: MachineRates, prior: Prior, seed: int) -> FittedClass | None:
     """Return the form of the class's kind with the least held-out error; None without a rate of the
     device.
     """
@@ -272,7 +272,9 @@ def fit_class(rows: ClassRows, machine: Machine, prior: Prior, seed: int) -> Fit
     return min((candidate for candidate in fitted if candidate is not None), key=held_out_mape, default=None)
 
 
-def _fit_form(rows: ClassRows, form: Form, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
+def _fit_form(
+    rows: ClassRows, form: Form, machine: MachineRates, prior: Prior, seed: int
+) -> FittedClass | None:
     """Fit one form from two starts, and predict held-out groups of rows by fits to the others.
 
     Returns None if the device has no rate for the form.

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas.estimators.array_form import ARRAYS
-from hespas.estimators.forms import FORMS, form_time_ns
+from hespas.estimators.forms import ARRAYS, FORMS, form_time_ns
 from hespas.estimators.learned.bases import Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.graph.columns import BoolArray, FloatArray, IntArray

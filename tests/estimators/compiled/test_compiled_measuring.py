@@ -1,4 +1,4 @@
-"""Measuring in another process: its answers, its failures, and what is kept."""
+"""UnitMeasurement in another process: its answers, its failures, and what is kept."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from hespas.api import estimate, graph_estimator
 from hespas.estimators import load_estimator
 from hespas.estimators.compiled import Iree, Xla
 from hespas.estimators.compiled import model as compiled_model
-from hespas.estimators.compiled.measuring import Job, Machine, Measuring, Session, Timing
+from hespas.estimators.compiled.measuring import (
+    MeasuringMachine,
+    Timing,
+    TimingJob,
+    UnitMeasurement,
+    WorkerSession,
+)
 from hespas.estimators.compiled.units import Unit
-from hespas.estimators.compiled.worker import Array, Slope, serve, slope_of, timing_of
+from hespas.estimators.compiled.worker import LoopTimes, NumpyArray, serve, time_loop, timing_of
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import dtype
@@ -59,7 +65,7 @@ for line in sys.stdin:
     print(json.dumps(dict(duration_ns=float(os.getpid()))), flush=True)
     {after}
 """
-JOB = Job(program="", baseline="", arguments=(), baseline_arguments=(), repeats=1)
+JOB = TimingJob(program="", baseline="", arguments=(), baseline_arguments=(), repeats=1)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 
 
@@ -68,7 +74,7 @@ def answering(dying: str = "", after: str = "pass") -> tuple[str, ...]:
 
 
 def test_a_process_that_has_ended_between_two_jobs_is_started_anew() -> None:
-    with Session("stub", 60.0, answering(after="break")) as session:
+    with WorkerSession("stub", 60.0, answering(after="break")) as session:
         first = session.time(JOB)
         os.waitid(os.P_PID, int(first.duration_ns), os.WEXITED | os.WNOWAIT)  # it is gone by then
         second = session.time(JOB)
@@ -80,7 +86,7 @@ def test_a_process_that_has_ended_between_two_jobs_is_started_anew() -> None:
 def test_a_process_that_ends_with_the_thread_that_started_it_is_started_anew() -> None:
     tied = f"from hespas.files.sandbox import die_with_parent; die_with_parent({os.getpid()})"
     found: list[Timing] = []
-    with Session("stub", 60.0, answering(dying=tied)) as session:
+    with WorkerSession("stub", 60.0, answering(dying=tied)) as session:
         thread = Thread(target=lambda: found.append(session.time(JOB)))
         thread.start()
         thread.join()
@@ -121,8 +127,8 @@ def negation(size: int) -> Unit:
     return Unit((line,), (tensor,), (Value("%v0", tensor),))
 
 
-def measuring(folder: Path, timeout_s: float = SAFETY_S) -> Measuring:
-    return Measuring(toolchain="xla", repeats=3, timeout_s=timeout_s, folder=folder)
+def measuring(folder: Path, timeout_s: float = SAFETY_S) -> UnitMeasurement:
+    return UnitMeasurement(toolchain="xla", repeats=3, timeout_s=timeout_s, folder=folder)
 
 
 def graph(*sizes: int, times: int = 1) -> OpGraph:
@@ -297,10 +303,12 @@ def test_wrong_options_are_refused(spelling: str) -> None:
 class Fake:
     """A toolchain whose programs take as long as they are."""
 
-    def machine(self) -> Machine:
-        return Machine(compiler="fake", platform="cpu", device="fake", flags="")
+    def machine(self) -> MeasuringMachine:
+        return MeasuringMachine(compiler="fake", platform="cpu", device="fake", flags="")
 
-    def compile(self, program: str, arguments: Sequence[Array], *, counted: bool) -> Callable[[int], object]:
+    def compile(
+        self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
+    ) -> Callable[[int], object]:
         if "bad" in program:
             raise RuntimeError("bad program")
         assert [each.dtype for each in arguments] == [np.dtype("float32")]
@@ -309,29 +317,29 @@ class Fake:
 
 def test_the_worker_answers_each_job() -> None:
     sizes = (("f32", (2, 3)),)
-    good = Job(program="good", baseline="empty", arguments=sizes, baseline_arguments=sizes, repeats=3)
+    good = TimingJob(program="good", baseline="empty", arguments=sizes, baseline_arguments=sizes, repeats=3)
     asked = BytesIO(
         b"".join(msgspec.json.encode(replace_program(good, each)) + b"\n" for each in ("bad", "good"))
     )
     answers = BytesIO()
     serve(Fake(), asked, answers)
     lines = answers.getvalue().splitlines()
-    assert msgspec.json.decode(lines[0], type=Machine).compiler == "fake"
+    assert msgspec.json.decode(lines[0], type=MeasuringMachine).compiler == "fake"
     assert msgspec.json.decode(lines[1], type=Timing).fault == "bad program"
     timing = msgspec.json.decode(lines[2], type=Timing)
     assert timing.is_known
     assert timing.samples == 3
 
 
-def replace_program(job: Job, program: str) -> Job:
+def replace_program(job: TimingJob, program: str) -> TimingJob:
     return msgspec.structs.replace(job, program=program)
 
 
 def test_a_time_is_the_work_without_its_loop() -> None:
-    timing = timing_of(Slope([50.0, 52.0, 60.0], 100), Slope([10.0, 11.0, 30.0], 100))
+    timing = timing_of(LoopTimes([50.0, 52.0, 60.0], 100), LoopTimes([10.0, 11.0, 30.0], 100))
     assert timing.duration_ns == 41.0
     assert 0 <= timing.low_ns <= 41.0 <= timing.high_ns
-    assert timing_of(Slope([5.0, 5.0], 9), Slope([10.0, 10.0], 9)).duration_ns == 1.0, "never 0"
+    assert timing_of(LoopTimes([5.0, 5.0], 9), LoopTimes([10.0, 10.0], 9)).duration_ns == 1.0, "never 0"
 
 
 def test_a_slope_warms_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +351,7 @@ def test_a_slope_warms_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 1_000_000 + 500 * turns
 
     monkeypatch.setattr("hespas.estimators.compiled.worker.perf_counter_ns", lambda: now[0])
-    slope = slope_of(run, 5)
+    slope = time_loop(run, 5)
     assert ran[0] == 1
     assert slope.samples_ns == [500.0] * 5
     assert slope.turns >= 8000

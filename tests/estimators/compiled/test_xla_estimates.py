@@ -9,7 +9,7 @@ import pytest
 
 from hespas import read
 from hespas.estimators.compiled import Xla
-from hespas.estimators.compiled.measuring import Job, Session, Timing
+from hespas.estimators.compiled.measuring import Timing, TimingJob, WorkerSession
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
@@ -45,10 +45,10 @@ def test_a_program_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (first.duration_ns[~costs] == 0).all()
     assert found.counts() == {"xla.measured": 1, "xla.other-device": 1}
 
-    def refuse(self: Session, job: object) -> object:
+    def refuse(self: WorkerSession, job: object) -> object:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(Session, "time", refuse)
+    monkeypatch.setattr(WorkerSession, "time", refuse)
     again = model.estimate(graph, load_device("H100-SXM"))
     assert np.array_equal(again.duration_ns, first.duration_ns)
 
@@ -97,14 +97,14 @@ def test_a_convolution_is_timed_outside_of_loops(tmp_path: Path, monkeypatch: py
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     graph = graph_of(CONVOLVING, tmp_path)
-    given: list[Job] = []
-    time = Session.time
+    given: list[TimingJob] = []
+    time = WorkerSession.time
 
-    def seen(self: Session, job: Job) -> Timing:
+    def seen(self: WorkerSession, job: TimingJob) -> Timing:
         given.append(job)
         return time(self, job)
 
-    monkeypatch.setattr(Session, "time", seen)
+    monkeypatch.setattr(WorkerSession, "time", seen)
     said = Xla(cache=str(tmp_path / "kept"), repeats=2).estimate(graph, load_device("H100-SXM"))
     assert [job.looped for job in given] == [False]
     assert "stablehlo.while" not in given[0].program

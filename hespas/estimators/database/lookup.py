@@ -1,4 +1,10 @@
-"""The measurements of one class of operations on one device, looked up exactly and interpolated."""
+"""Lookup table of the measurements of one class of operations on one device: exact and interpolated times.
+
+Interpolation works on measured times divided by a reference (a start, FLOPs and bytes, each at its best
+rate), which bends far less than the times themselves. It goes along lines between the two measurements that
+differ from a query in one size only; where no line leads through a query, a plane through the nearest
+measurements is used.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +24,22 @@ __all__ = [
     "BETWEEN",
     "EXACT",
     "NEARBY",
-    "NOWHERE",
     "SPACES",
-    "Line",
-    "Move",
-    "Said",
-    "Shelf",
+    "UNKNOWN",
+    "Direction",
+    "LookupLine",
+    "LookupResult",
+    "LookupTable",
     "Space",
     "row_keys",
     "start_and_rates",
     "work_of",
 ]
 
-# In what coordinates measurements of one kind lie, and along which lines one may go from one to the next.
-
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A line: ``axis`` varies, the coordinates ``held`` do not, the others follow."""
+class Direction:
+    """Direction of interpolation: ``axis`` varies, the coordinates ``held`` do not, the others follow."""
 
     axis: str
     held: tuple[str, ...]
@@ -43,23 +47,25 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The coordinates that tell operations of a kind apart, the lines through them, and by which of them
-    (``curves``) the measurements fall into curves that share no start and no rate. ``rising``: on a coarse
-    grid a time above that of a larger size is an outlier, for the smaller fits into the larger.
+    """Coordinates that distinguish operations of a kind, the axes along which they are interpolated, and the
+    coordinates (``curves``) that split the measurements into curves with a start and rates of their own.
+    ``rising``: on a coarse grid a time above the time of a larger size is an outlier, since the smaller
+    operation is part of the larger one.
     """
 
     names: tuple[str, ...]
-    moves: tuple[Move, ...]
+    directions: tuple[Direction, ...]
     curves: tuple[str, ...] = ()
     rising: bool = False
 
     def of(self, ops: Operations) -> dict[str, FloatArray]:
-        """The coordinates of operations, shape ``(ops,)`` each; NaN where unknown."""
+        """Return the coordinates of operations, shape ``(ops,)`` each; NaN where unknown."""
         return {name: _DERIVED[name](ops) if name in _DERIVED else ops.dim(name) for name in self.names}
 
 
 def _window(ops: Operations) -> FloatArray:
-    """The tokens that each query sees at most, from the pairs of a causal prompt; its length where all.
+    """Return the largest number of tokens that a query attends to, from the pairs of a causal prompt; 0 for
+    all of them.
 
     A window of w over s tokens leaves w (w + 1) / 2 + (s - w) w pairs.
     """
@@ -76,14 +82,14 @@ def _group(ops: Operations) -> FloatArray:
 
 
 def _nodes(ops: Operations) -> FloatArray:
-    """Nodes that the ranks are spread over; one where nobody says."""
+    """Return the number of nodes that the ranks are spread over; one where it is not stated."""
     per_node = ops.dim("ranks_per_node")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.isnan(per_node), 1.0, np.ceil(ops.dim("ranks") / per_node))
 
 
 def _passes(ops: Operations) -> FloatArray:
-    """Bytes per element: tells operations that read more from those that read less."""
+    """Return the bytes per element, which distinguish operations that read more from those that read less."""
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.round(ops.bytes_moved / elements, 3)
@@ -93,10 +99,12 @@ _DERIVED = MappingProxyType({"window": _window, "group": _group, "nodes": _nodes
 
 
 def _space(names: str, axes: str, *, curves: tuple[str, ...] = (), rising: bool = False) -> Space:
-    """A space where each axis may vary with all other coordinates held."""
+    """Return a space where each axis may vary with all other coordinates held."""
     every = tuple(names.split())
-    moves = tuple(Move(axis, tuple(name for name in every if name != axis)) for axis in axes.split())
-    return Space(names=every, moves=moves, curves=curves, rising=rising)
+    directions = tuple(
+        Direction(axis, tuple(name for name in every if name != axis)) for axis in axes.split()
+    )
+    return Space(names=every, directions=directions, curves=curves, rising=rising)
 
 
 SPACES: Mapping[str, Space] = MappingProxyType(
@@ -120,21 +128,19 @@ SPACES: Mapping[str, Space] = MappingProxyType(
         ),
     }
 )
-"""Kind -> its space. Kinds that are not listed are looked up by nothing."""
+"""Kind -> its space. Kinds that are not listed have no lookup table."""
 
-
-# Interpolation along lines: between the two measurements next to a query that differ from it in one size.
 
 _FAR = 1000.0
-"""Further apart than any two logarithms: keeps lines apart in one sorted column."""
+"""Offset between lines in one sorted column, larger than any difference of logarithms."""
 _NEAR = 0.5
-"""Doublings that count as one step, however fine the grid."""
+"""Doublings that count as one step on any grid."""
 _NOISE = 0.01
 _FEWEST_BENT = 8
 
 
 def row_keys(columns: list[FloatArray], count: int) -> IntArray:
-    """One number per row of some columns, equal for equal rows (NaN equals NaN). Shape ``(rows,)``."""
+    """Return one number per row of some columns, equal for equal rows (NaN equals NaN). Shape ``(rows,)``."""
     key = np.full(count, 0x9E3779B97F4A7C15, np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -148,60 +154,60 @@ def row_keys(columns: list[FloatArray], count: int) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
-    """The measurements of a class sorted by line and place on it; columns of shape ``(points,)``.
+class LookupLine:
+    """Measurements of a class sorted by line and position; columns of shape ``(points,)``.
 
-    ``names`` are the keys of the lines in order; ``place`` is number of line x 1000 + log2 of the axis.
-    ``bend`` is by how much the logarithm of a time leaves the chord, per doubling squared, ``noise`` what is
-    left where points lie close.
+    ``names`` are the keys of the lines in order; ``position`` is number of line x 1000 + log2 of the axis.
+    ``bend`` is the distance of the logarithm of a time from the chord, per doubling squared, ``noise`` the
+    distance of close points.
     """
 
     names: IntArray
-    place: FloatArray
+    position: FloatArray
     log_time: FloatArray
     grid: FloatArray
     bend: float
     noise: float
 
     @classmethod
-    def of(cls, keys: IntArray, axis: FloatArray, log_time: FloatArray) -> Line:
-        """Sort measurements; each point is left out once to see how far chords lead astray."""
-        known = np.isfinite(axis) & (axis > 0)
-        x: FloatArray = np.log2(axis[known]).astype(np.float64)
-        names, number = np.unique(keys[known], return_inverse=True)
-        place: FloatArray = number.reshape(-1).astype(np.float64) * _FAR + x
-        order = np.argsort(place, kind="stable")
-        place, times = place[order], log_time[known][order]
-        bend, noise = _bend_and_noise(place, times)
-        return cls(names, place, times, np.unique(np.round(x, 9)), bend, noise)
+    def of(cls, keys: IntArray, axis: FloatArray, log_time: FloatArray) -> LookupLine:
+        """Sort measurements; each point is left out once to measure the error of chords."""
+        valid = np.isfinite(axis) & (axis > 0)
+        x: FloatArray = np.log2(axis[valid]).astype(np.float64)
+        names, number = np.unique(keys[valid], return_inverse=True)
+        position: FloatArray = number.reshape(-1).astype(np.float64) * _FAR + x
+        order = np.argsort(position, kind="stable")
+        position, times = position[order], log_time[valid][order]
+        bend, noise = _bend_and_noise(position, times)
+        return cls(names, position, times, np.unique(np.round(x, 9)), bend, noise)
 
     def between(self, keys: IntArray, axis: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The logarithm of the time at each query and its variance; NaN where the line has no measurement on
-        both sides, or none within a step of the grid. Shape ``(queries,)`` each.
+        """Return the logarithm of the time of each query and its variance; NaN where the line has no
+        measurement on both sides, or none within a step of the grid. Shape ``(queries,)`` each.
         """
-        said, variance = np.full(len(keys), np.nan), np.full(len(keys), np.inf)
-        if len(self.place) < 2:
-            return said, variance
+        log_time, variance = np.full(len(keys), np.nan), np.full(len(keys), np.inf)
+        if len(self.position) < 2:
+            return log_time, variance
         with np.errstate(divide="ignore", invalid="ignore"):
             x = np.log2(axis)
         number = np.minimum(np.searchsorted(self.names, keys), len(self.names) - 1)
         usable = (self.names[number] == keys) & np.isfinite(x)
-        place = np.where(usable, number * _FAR + x, 0.0)
-        high = np.searchsorted(self.place, place)
+        position = np.where(usable, number * _FAR + x, 0.0)
+        high = np.searchsorted(self.position, position)
         low = high - 1
-        usable &= (low >= 0) & (high < len(self.place))
-        low, high = np.maximum(low, 0), np.minimum(high, len(self.place) - 1)
-        below, above = place - self.place[low], self.place[high] - place
+        usable &= (low >= 0) & (high < len(self.position))
+        low, high = np.maximum(low, 0), np.minimum(high, len(self.position) - 1)
+        below, above = position - self.position[low], self.position[high] - position
         usable &= (below < _FAR / 2) & (above < _FAR / 2) & self._within_a_step(x, below, above)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = below / (below + above)
             value = self.log_time[low] + share * (self.log_time[high] - self.log_time[low])
-        said[usable] = value[usable]
+        log_time[usable] = value[usable]
         variance[usable] = (self.noise**2 + (self.bend * below * above) ** 2)[usable]
-        return said, variance
+        return log_time, variance
 
     def _within_a_step(self, x: FloatArray, below: FloatArray, above: FloatArray) -> BoolArray:
-        """Whether the nearer neighbour is at most one point of the class's grid away."""
+        """Return True where the nearer neighbour is at most one point of the class's grid away."""
         steps = np.arange(len(self.grid), dtype=np.float64)
         here = np.interp(x, self.grid, steps)
         nearer = np.minimum(
@@ -210,9 +216,9 @@ class Line:
         return (nearer <= 1 + 1e-6) | (np.minimum(below, above) <= _NEAR)
 
 
-def _bend_and_noise(place: FloatArray, log_time: FloatArray) -> tuple[float, float]:
-    """Medians over the points that have neighbours on both sides."""
-    below, above = place[1:-1] - place[:-2], place[2:] - place[1:-1]
+def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, float]:
+    """Return medians over the points that have neighbours on both sides."""
+    below, above = position[1:-1] - position[:-2], position[2:] - position[1:-1]
     inner = (below < _FAR / 2) & (above < _FAR / 2) & (below > 0) & (above > 0)
     if inner.sum() < _FEWEST_BENT:
         return 1.0, _NOISE
@@ -225,20 +231,16 @@ def _bend_and_noise(place: FloatArray, log_time: FloatArray) -> tuple[float, flo
     return max(bend, 0.02), noise
 
 
-# What time would follow from work alone: start, FLOPs and bytes, each at its best rate.
-#
-# Interpolation goes between measured times divided by this, which bends far less than the times themselves.
-
-
 def work_of(flops: FloatArray, bytes_moved: FloatArray) -> FloatArray:
-    """Columns of a reference: one, FLOPs, bytes; shape ``(ops, 3)``. What is unknown counts as none."""
+    """Return the columns of a reference: one, FLOPs, bytes; shape ``(ops, 3)``. Unknown values count as 0."""
     return np.stack((np.ones(len(flops)), np.nan_to_num(flops), np.nan_to_num(bytes_moved)), axis=1)
 
 
 def start_and_rates(work: FloatArray, duration_ns: FloatArray) -> FloatArray:
-    """Non-negative coefficients of :func:`work_of`, least squares of the relative error. Shape ``(3,)``.
+    """Return non-negative coefficients of :func:`work_of` by least squares of the relative error. Shape
+    ``(3,)``.
 
-    Three columns have seven subsets: the best of those whose solution has no negative coefficient.
+    Three columns have seven subsets: the best solution without a negative coefficient is taken.
     """
     scale = np.maximum(work.max(axis=0), 1e-300)
     matrix = work / scale / duration_ns[:, None]
@@ -247,19 +249,17 @@ def start_and_rates(work: FloatArray, duration_ns: FloatArray) -> FloatArray:
     for size in (1, 2, 3):
         for chosen in combinations(range(work.shape[1]), size):
             part = matrix[:, chosen]
-            found: FloatArray = np.asarray(np.linalg.lstsq(part, ones, rcond=None)[0], np.float64)
-            left = float(((part @ found - 1) ** 2).sum())
-            if (found >= 0).all() and found.any() and left < least:
+            solution: FloatArray = np.asarray(np.linalg.lstsq(part, ones, rcond=None)[0], np.float64)
+            left = float(((part @ solution - 1) ** 2).sum())
+            if (solution >= 0).all() and solution.any() and left < least:
                 best, least = np.zeros(3), left
-                best[list(chosen)] = found / scale[list(chosen)]
+                best[list(chosen)] = solution / scale[list(chosen)]
     return best
 
 
-# Interpolation where no line leads through a query: a plane through the nearest measurements around.
-
 _MOST = 24
 _REACH = 1.0
-"""Doublings of any size within which a measurement is near."""
+"""Doublings of any size within which a measurement counts as near."""
 _FEWEST = 6
 _RIDGE = 1e-3
 
@@ -274,8 +274,9 @@ class _Spatial(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Neighbours:
-    """The measurements of a class by what must be equal (``blocks``) and where they lie: ``points`` of shape
-    ``(points, axes)`` in doublings, sorted by block; ``log_ratio`` is of the time to the reference.
+    """Measurements of a class by the coordinates that must be equal (``blocks``) and by position: ``points``
+    of shape ``(points, axes)`` in doublings, sorted by block; ``log_ratio`` is the log of the time over the
+    reference.
     """
 
     axes: tuple[str, ...]
@@ -290,8 +291,8 @@ class _Neighbours:
     def of(
         cls, space: Space, coordinates: Mapping[str, FloatArray], log_time: FloatArray, work: FloatArray
     ) -> _Neighbours | None:
-        """None where there are fewer measurements than a plane needs."""
-        axes = tuple(dict.fromkeys(move.axis for move in space.moves))
+        """Sort measurements; None for fewer than a plane needs."""
+        axes = tuple(dict.fromkeys(direction.axis for direction in space.directions))
         axes = tuple(name for name in axes if len(np.unique(coordinates[name])) > 1)
         if not axes or len(log_time) < _FEWEST:
             return None
@@ -315,36 +316,42 @@ class _Neighbours:
     def around(
         self, coordinates: Mapping[str, FloatArray], work: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """The logarithm of the time of queries and the half width of its 90 % interval; NaN where
+        """Return the logarithm of the time of queries and the half width of its 90 % interval; NaN where
         measurements do not surround a query closely. Shape ``(queries,)`` each.
         """
         spatial = cast("_Spatial", import_module("scipy.spatial"))
-        said, half = np.full(len(work), np.nan), np.full(len(work), np.nan)
+        log_time, half = np.full(len(work), np.nan), np.full(len(work), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            place = np.log2(np.stack([coordinates[name] for name in self.axes], axis=1))
+            position = np.log2(np.stack([coordinates[name] for name in self.axes], axis=1))
         key = row_keys([coordinates[name] for name in self.equal], len(work))
         number = np.minimum(np.searchsorted(self.blocks, key), len(self.blocks) - 1)
-        usable = (self.blocks[number] == key) & np.isfinite(place).all(axis=1)
+        usable = (self.blocks[number] == key) & np.isfinite(position).all(axis=1)
         for block in np.unique(number[usable]).tolist():
             rows = np.flatnonzero(usable & (number == block))
-            mine = slice(int(self.starts[block]), int(self.starts[block + 1]))
-            if mine.stop - mine.start < _FEWEST:
+            points = slice(int(self.starts[block]), int(self.starts[block + 1]))
+            if points.stop - points.start < _FEWEST:
                 continue
-            tree = spatial.cKDTree(self.points[mine])
-            said[rows], half[rows] = _planes(tree, place[rows], self.points[mine], self.log_ratio[mine])
-        return said + np.log((work * self.coefficients).sum(axis=1)), half
+            tree = spatial.cKDTree(self.points[points])
+            log_time[rows], half[rows] = _planes(
+                tree, position[rows], self.points[points], self.log_ratio[points]
+            )
+        return log_time + np.log((work * self.coefficients).sum(axis=1)), half
 
 
 def _planes(
-    tree: _Tree, place: FloatArray, points: FloatArray, values: FloatArray
+    tree: _Tree, position: FloatArray, points: FloatArray, values: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """A plane through the nearest points of each place, weighted by nearness."""
+    """Fit a plane through the nearest points of each position, weighted by nearness."""
     count = min(_MOST, len(points))
-    distance, index = tree.query(place, k=count, p=np.inf)
-    index = index.reshape(len(place), count)
-    off = points[index] - place[:, None, :]
-    near = distance.reshape(len(place), count) <= _REACH
-    enough = _surrounded(off, near) & (near.sum(axis=1) >= _FEWEST)
+    distance, index = tree.query(position, k=count, p=np.inf)
+    index = index.reshape(len(position), count)
+    off = points[index] - position[:, None, :]
+    near = distance.reshape(len(position), count) <= _REACH
+    # Some near point must be on either side of a position (or on it) along every axis.
+    below = ((off <= 1e-9) & near[..., None]).any(axis=1)
+    above = ((off >= -1e-9) & near[..., None]).any(axis=1)
+    surrounded: BoolArray = np.logical_and.reduce(below & above, axis=1)
+    enough = surrounded & (near.sum(axis=1) >= _FEWEST)
     weight = near / (0.05 + (off**2).sum(axis=2))
     matrix = np.concatenate((np.ones((*off.shape[:2], 1)), off), axis=2)
     weighted = matrix * weight[..., None]
@@ -357,32 +364,24 @@ def _planes(
     plane: FloatArray = np.asarray(np.linalg.solve(normal, right[..., None]), np.float64)[..., 0]
     left = values[index] - np.einsum("qki,qi->qk", matrix, plane)
     spread = np.sqrt((weight * left**2).sum(axis=1) / scale)
-    said = np.where(enough, plane[:, 0], np.nan)
-    return said, np.where(enough, 0.02 + 1.645 * spread, np.nan)
+    log_ratio = np.where(enough, plane[:, 0], np.nan)
+    return log_ratio, np.where(enough, 0.02 + 1.645 * spread, np.nan)
 
 
-def _surrounded(off: FloatArray, near: BoolArray) -> BoolArray:
-    """Whether some near point lies on either side of a place (or on it) along every axis."""
-    below = ((off <= 1e-9) & near[..., None]).any(axis=1)
-    above = ((off >= -1e-9) & near[..., None]).any(axis=1)
-    surrounded: BoolArray = np.logical_and.reduce(below & above, axis=1)
-    return surrounded
-
-
-NOWHERE, EXACT, BETWEEN, NEARBY = range(4)
-"""Where a time is from: nowhere, a measurement, between two on a line, from several around."""
+UNKNOWN, EXACT, BETWEEN, NEARBY = range(4)
+"""Source of a time: none, a measurement, two measurements on a line, several measurements around."""
 
 _COARSE = 1.5
-"""Ratio of neighbouring sizes from which a time above that of a larger size is an outlier."""
+"""Ratio of neighbouring sizes from which a time above the time of a larger size is an outlier."""
 _EXACT_SHARE = 0.05
-"""Half width of a measured time's interval where nothing was measured twice."""
+"""Half width of a measured time's interval if nothing was measured twice."""
 _FEWEST_TESTED = 50
 _UNTESTED = 2.0
-"""Widening where there are too few measurements to tell."""
+"""Widening with too few measurements for a test."""
 
 
-class Said(NamedTuple):
-    """Time and 90 % interval of operations [ns], and where each is from. Shape ``(ops,)`` each."""
+class LookupResult(NamedTuple):
+    """Time and 90 % interval of operations [ns], and the source of each. Shape ``(ops,)`` each."""
 
     duration_ns: FloatArray
     low_ns: FloatArray
@@ -390,7 +389,7 @@ class Said(NamedTuple):
     source: IntArray
 
 
-class _Point(NamedTuple):
+class _MeasuredSizes(NamedTuple):
     """Coordinates and logarithms of distinct measured sizes."""
 
     coordinates: Mapping[str, FloatArray]
@@ -399,11 +398,11 @@ class _Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Shelf:
-    """Built once per class. ``keys`` are the distinct measured sizes, sorted; ``duration_ns`` their median
-    times. ``curve_names`` and ``coefficients`` are the references; ``widening`` is what intervals between
-    measurements are stretched by to hold 90 %, ``repeats`` by how much nine in ten repeats of a
-    size lie off their median.
+class LookupTable:
+    """Lookup table of one class. ``keys`` are the distinct measured sizes, sorted; ``duration_ns`` their
+    median times. ``curve_names`` and ``coefficients`` are the references; ``widening`` is the factor on
+    intervals between measurements that makes them hold 90 %, ``repeats`` the distance from their median
+    within which nine in ten repeats of a size are.
     """
 
     space: Space
@@ -412,37 +411,38 @@ class Shelf:
     duration_ns: FloatArray
     curve_names: IntArray
     coefficients: FloatArray
-    lines: tuple[tuple[Move, Line], ...]
+    lines: tuple[tuple[Direction, LookupLine], ...]
     neighbours: _Neighbours | None
     repeats: float
     widening: float = 1.0
 
     @classmethod
-    def of(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> Shelf:
-        """Sort the measurements of one class, and see how wide intervals must be: a fifth of the sizes is
-        asked of the rest. O(rows log rows).
+    def of(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
+        """Build the table of one class, and measure the necessary width of intervals: a fifth of the sizes is
+        predicted from the rest. O(rows log rows).
         """
         bare = cls._sorted(space, ops, duration_ns)
         if len(bare.keys) < _FEWEST_TESTED:
             return replace(bare, widening=_UNTESTED)
-        asked = row_keys(list(space.of(ops).values()), len(ops)) % 5 == 0
-        rest = cls._sorted(space, ops.take(np.flatnonzero(~asked)), duration_ns[~asked])
-        said = rest.look_up(ops.take(np.flatnonzero(asked)))
+        held_out = row_keys(list(space.of(ops).values()), len(ops)) % 5 == 0
+        rest = cls._sorted(space, ops.take(np.flatnonzero(~held_out)), duration_ns[~held_out])
+        result = rest.look_up(ops.take(np.flatnonzero(held_out)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            off = np.abs(np.log(said.duration_ns / duration_ns[asked])) / np.log(
-                said.high_ns / said.duration_ns
+            off = np.abs(np.log(result.duration_ns / duration_ns[held_out])) / np.log(
+                result.high_ns / result.duration_ns
             )
         off = off[np.isfinite(off)]
         widening = float(np.quantile(off, 0.9)) if len(off) >= _FEWEST_TESTED // 5 else _UNTESTED
         return replace(bare, widening=widening)
 
     @classmethod
-    def _sorted(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> Shelf:
+    def _sorted(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
+        """Sort the measurements of one class."""
         coordinates = space.of(ops)
-        keys, first, place = np.unique(
+        keys, first, position = np.unique(
             row_keys(list(coordinates.values()), len(ops)), return_index=True, return_inverse=True
         )
-        median = _median_by(place.reshape(-1), duration_ns, len(keys))
+        median = _median_by(position.reshape(-1), duration_ns, len(keys))
         coordinates = {name: column[first] for name, column in coordinates.items()}
         work = work_of(ops.flops[first], ops.bytes_moved[first])
         curve = row_keys([coordinates[name] for name in space.curves], len(keys))
@@ -454,25 +454,38 @@ class Shelf:
             ]
         )
         clean = _without_spikes(space, coordinates, median) if space.rising else median
-        points = _Point(
+        points = _MeasuredSizes(
             coordinates, np.log(clean), np.log((work * coefficients[number.reshape(-1)]).sum(axis=1))
         )
-        lines = tuple((move, _line(space, move, points)) for move in space.moves)
+        lines: list[tuple[Direction, LookupLine]] = []
+        for direction in space.directions:
+            times = points.log_time
+            if _has_reference(space, direction):
+                times = points.log_time - points.log_reference
+            line_keys = _held(direction, coordinates, len(keys))
+            lines.append((direction, LookupLine.of(line_keys, coordinates[direction.axis], times)))
         neighbours = _Neighbours.of(space, coordinates, np.log(clean), work)
+        size = position.reshape(-1)
+        again = np.bincount(size, minlength=len(median))[size] > 1
+        repeats = _EXACT_SHARE
+        if again.sum() >= _FEWEST_TESTED:
+            repeats = max(float(np.quantile(np.abs(np.log(duration_ns / median[size]))[again], 0.9)), 0.01)
         return cls(
             space=space,
             samples=len(ops),
             keys=keys,
             duration_ns=median,
-            repeats=_repeats(place.reshape(-1), duration_ns, median),
+            repeats=repeats,
             curve_names=curve_names,
             coefficients=coefficients,
-            lines=lines,
+            lines=tuple(lines),
             neighbours=neighbours,
         )
 
-    def look_up(self, ops: Operations) -> Said:
-        """The time of operations of this class; NaN where it would be extrapolated. O(ops log rows)."""
+    def look_up(self, ops: Operations) -> LookupResult:
+        """Return the time of operations of this class; NaN where it would be extrapolated. O(ops
+        log rows).
+        """
         coordinates = self.space.of(ops)
         keys = row_keys(list(coordinates.values()), len(ops))
         work = work_of(ops.flops, ops.bytes_moved)
@@ -483,58 +496,51 @@ class Shelf:
         duration[is_exact] = self.duration_ns[exact[is_exact]]
         source[is_exact] = EXACT
         half[is_exact] = self.repeats
-        return Said(duration, duration * np.exp(-half), duration * np.exp(half), source)
+        return LookupResult(duration, duration * np.exp(-half), duration * np.exp(half), source)
 
     def _between(
         self, coordinates: Mapping[str, FloatArray], work: FloatArray
     ) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Times between measurements, half widths of the logarithm's interval, and where they are from."""
+        """Return times between measurements, half widths of the logarithm's interval, and their sources."""
         count = len(work)
-        reference = self._log_reference(coordinates, work)
+        keys = row_keys([coordinates[name] for name in self.space.curves], count)
+        number = np.minimum(np.searchsorted(self.curve_names, keys), len(self.curve_names) - 1)
+        value = (work * self.coefficients[number]).sum(axis=1)
+        reference = np.log(np.where(self.curve_names[number] == keys, value, np.nan))  # NaN: unmeasured curve
         weight, total = np.zeros(count), np.zeros(count)
-        for move, line in self.lines:
-            said, variance = line.between(_held(move, coordinates, count), coordinates[move.axis])
-            said = said + reference if _has_reference(self.space, move) else said
-            usable = np.isfinite(said)
+        for direction, line in self.lines:
+            line_log_time, variance = line.between(
+                _held(direction, coordinates, count), coordinates[direction.axis]
+            )
+            line_log_time = (
+                line_log_time + reference if _has_reference(self.space, direction) else line_log_time
+            )
+            usable = np.isfinite(line_log_time)
             share = np.where(usable, 1 / variance, 0.0)
             weight += share
-            total += np.where(usable, said, 0.0) * share
+            total += np.where(usable, line_log_time, 0.0) * share
         with np.errstate(divide="ignore", invalid="ignore"):
             duration = np.where(weight > 0, np.exp(total / weight), np.nan)
             half = np.where(weight > 0, 1.645 * np.sqrt(1 / weight), np.nan)
-        source = np.where(weight > 0, BETWEEN, NOWHERE).astype(np.int64)
+        source = np.where(weight > 0, BETWEEN, UNKNOWN).astype(np.int64)
         missing = np.flatnonzero(weight == 0)
         if self.neighbours is not None and len(missing):
             part = {name: column[missing] for name, column in coordinates.items()}
             log_time, width = self.neighbours.around(part, work[missing])
-            found = np.isfinite(log_time)
-            duration[missing[found]] = np.exp(log_time[found])
-            half[missing[found]] = width[found]
-            source[missing[found]] = NEARBY
+            near = np.isfinite(log_time)
+            duration[missing[near]] = np.exp(log_time[near])
+            half[missing[near]] = width[near]
+            source[missing[near]] = NEARBY
         return duration, half, source
 
-    def _log_reference(self, coordinates: Mapping[str, FloatArray], work: FloatArray) -> FloatArray:
-        """The reference of each query's curve; NaN where nothing of its curve was measured."""
-        keys = row_keys([coordinates[name] for name in self.space.curves], len(work))
-        number = np.minimum(np.searchsorted(self.curve_names, keys), len(self.curve_names) - 1)
-        value = (work * self.coefficients[number]).sum(axis=1)
-        return np.log(np.where(self.curve_names[number] == keys, value, np.nan))
+
+def _has_reference(space: Space, direction: Direction) -> bool:
+    """Return True if a line stays on one curve, so that one reference applies to all of it."""
+    return set(space.curves) <= set(direction.held)
 
 
-def _has_reference(space: Space, move: Move) -> bool:
-    """Whether a line stays on one curve, so that one reference holds for all of it."""
-    return set(space.curves) <= set(move.held)
-
-
-def _held(move: Move, coordinates: Mapping[str, FloatArray], count: int) -> IntArray:
-    return row_keys([coordinates[name] for name in move.held], count)
-
-
-def _line(space: Space, move: Move, points: _Point) -> Line:
-    times = points.log_time - points.log_reference if _has_reference(space, move) else points.log_time
-    return Line.of(
-        _held(move, points.coordinates, len(points.log_time)), points.coordinates[move.axis], times
-    )
+def _held(direction: Direction, coordinates: Mapping[str, FloatArray], count: int) -> IntArray:
+    return row_keys([coordinates[name] for name in direction.held], count)
 
 
 def _groups(number: IntArray, count: int) -> list[IntArray]:
@@ -543,7 +549,7 @@ def _groups(number: IntArray, count: int) -> list[IntArray]:
 
 
 def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
-    """The median of the values of each number."""
+    """Return the median of the values of each number."""
     order = np.lexsort((values, number))
     ends = np.searchsorted(number[order], np.arange(count + 1))
     size = np.diff(ends)
@@ -552,22 +558,14 @@ def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
     return np.asarray((lower + upper) / 2, np.float64)
 
 
-def _repeats(number: IntArray, values: FloatArray, median: FloatArray) -> float:
-    """How far repeats lie from their median, as a logarithm; a guess where nothing was repeated."""
-    again = np.bincount(number, minlength=len(median))[number] > 1
-    if again.sum() < _FEWEST_TESTED:
-        return _EXACT_SHARE
-    return max(float(np.quantile(np.abs(np.log(values / median[number]))[again], 0.9)), 0.01)
-
-
 def _without_spikes(space: Space, coordinates: Mapping[str, FloatArray], times: FloatArray) -> FloatArray:
-    """Times no longer than those of the next larger sizes, where the grid is coarse."""
-    move = space.moves[0]
+    """Return times no longer than the times of the next larger sizes, where the grid is coarse."""
+    direction = space.directions[0]
     clean = times.copy()
-    number = np.unique(_held(move, coordinates, len(times)), return_inverse=True)[1].reshape(-1)
-    for mine in _groups(number, int(number.max()) + 1):
-        order = mine[np.argsort(coordinates[move.axis][mine])]
-        size = coordinates[move.axis][order]
+    number = np.unique(_held(direction, coordinates, len(times)), return_inverse=True)[1].reshape(-1)
+    for rows in _groups(number, int(number.max()) + 1):
+        order = rows[np.argsort(coordinates[direction.axis][rows])]
+        size = coordinates[direction.axis][order]
         if len(order) > 2 and float(np.median(size[1:] / np.maximum(size[:-1], 1))) >= _COARSE:
             clean[order] = np.minimum.accumulate(times[order][::-1])[::-1]
     return clean
