@@ -84,7 +84,7 @@ def test_a_process_that_has_ended_between_two_jobs_is_started_anew() -> None:
 
 @linux
 def test_a_process_that_ends_with_the_thread_that_started_it_is_started_anew() -> None:
-    tied = f"from hespas.files.sandbox import die_with_parent; die_with_parent({os.getpid()})"
+    tied = f"from hespas.files.processes import die_with_parent; die_with_parent({os.getpid()})"
     found: list[Timing] = []
     with WorkerSession("stub", 60.0, answering(dying=tied)) as session:
         thread = Thread(target=lambda: found.append(session.time(JOB)))
