@@ -339,7 +339,7 @@ _BOMBS: dict[str, _Bomb] = {
         ),
         _TABLE,
         3,
-        "column 'dtype' holds a text of more than 1,048,576",
+        "column 'dtype' contains a text of more than 1,048,576",
         module="validate",
     ),
     "a cell of megabytes of a profile": _Bomb(

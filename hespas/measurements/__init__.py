@@ -1,12 +1,12 @@
-"""Tables of measured operations, whatever their columns are called, as one value that models are fitted on.
+"""Package of tables of measured operations.
 
-Two kinds of rows share one vocabulary: hardware, op, dtype, and a time with its unit in its name. A row per
-device event is what profiles are written as (:data:`COLUMNS`): ``op_class`` is a name of
-:class:`hespas.graph.OpClass` in lower case; ``kernel`` what ran; ``rank`` and ``stream`` where; ``start_ns``
-counts from the first event; ``dtype`` and ``shapes`` describe the operands as the profiler spells them,
-``strides`` and ``values`` further what costs depend on; events of one ``operation`` number cost together what
-that operation costs. A row per operation states its ``kind`` and the sizes of that kind
-(:mod:`hespas.measurements.tidy`). Unknown is an empty text, or an empty field (Parquet: null).
+Tables share a vocabulary: hardware, op, dtype, and a time with its unit in its name. Profiles are written as
+tables of device events (:data:`COLUMNS`): ``op_class`` is a name of
+:class:`hespas.graph.OpClass` in lower case; ``kernel`` is the kernel name; ``start_ns`` counts from the first
+event; ``dtype`` and ``shapes`` describe the operands as the profiler writes them, ``strides`` and ``values``
+add inputs on which costs depend; events with the same ``operation`` number share the cost of that operation.
+A table of operations states the ``kind`` and the sizes of that kind (:mod:`hespas.measurements.tidy`). An
+empty text or field (Parquet: null) is unknown.
 
 Importing this module is cheap.
 """
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 ColumnKind = Literal["text", "whole number", "number"]
-"""What the fields of a column are."""
+"""Type of the fields of a column."""
 
 COLUMNS: MappingProxyType[str, ColumnKind] = MappingProxyType(
     {
@@ -57,18 +57,18 @@ COLUMNS: MappingProxyType[str, ColumnKind] = MappingProxyType(
         "operation": "whole number",
     }
 )
-"""A table of device events, in the order in which it is written."""
+"""Columns of a table of device events, in their order."""
 
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 DURATIONS: MappingProxyType[str, float] = MappingProxyType(
-    {f"{what}_{unit}": factor for unit, factor in _UNITS_NS.items() for what in ("duration", "latency")}
+    {f"{name}_{unit}": factor for unit, factor in _UNITS_NS.items() for name in ("duration", "latency")}
 )
-"""Names under which any table may state times -> ns per unit, the finest first."""
+"""Name of a column of times -> ns per unit, the finest first."""
 
 OF_OPERATIONS = frozenset({"hardware", "kind", "dtype"})
-"""Columns that together say that a row is one operation by its kind and sizes."""
+"""Columns that mark a table of operations by kind and sizes."""
 
-_HOMES = MappingProxyType(
+_MODULES = MappingProxyType(
     {
         **dict.fromkeys(("Columns", "text_batches"), "columns"),
         **dict.fromkeys(("LeftOut", "Measurements", "joined"), "model"),
@@ -78,6 +78,6 @@ _HOMES = MappingProxyType(
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return attribute_of(f"{__name__}.{_HOMES[name]}:{name}")
+    return attribute_of(f"{__name__}.{_MODULES[name]}:{name}")

@@ -1,4 +1,4 @@
-"""A table file as typed columns, some rows at a time: numbers with NaN for nothing, texts as labels."""
+"""Typed columns of table files, in batches: numbers with NaN where empty, texts as labels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -39,7 +40,7 @@ __all__ = ["Columns", "column_batches", "parquet_batches", "text_batches"]
 _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
 _ROW_BYTES = 256
-"""What a row takes in memory when estimates are compared with it or fitted on it, about."""
+"""Approximate memory of a row during evaluation or fitting [bytes]."""
 _MOST_CHARACTERS = 1 << 20
 _HINT = "CSV, CSV.gz or Parquet with one header row"
 
@@ -50,18 +51,19 @@ _TEXTS = frozenset(
         *("q_dtype_w", "q_dtype_a", "q_type", "layer"),
     )
 )
-"""Columns of CSV files that are texts whatever they hold, so that version 1.10 is not 1.1."""
+"""Columns of CSV files that are always texts, so that version 1.10 is not 1.1."""
 _PLAIN_TEXTS = frozenset(("string", "large_string"))
-"""Types of Parquet columns of texts."""
+"""Arrow types of text columns."""
 
 
 class Columns:
-    """Some rows of one table; ``FormatError`` names a column that is absent or of another kind. The index of
-    ``frame`` numbers the rows of the file from 0.
+    """Batch of rows of a table. The index of ``frame`` numbers the rows of the file from 0.
+
+    Methods raise ``FormatError`` for a missing column or one of another type.
     """
 
     def __init__(self, path: Path, frame: pd.DataFrame) -> None:
-        """Columns of a data frame read from ``path``."""
+        """Wrap a data frame read from ``path``."""
         self.path = path
         self._frame = frame
 
@@ -70,65 +72,73 @@ class Columns:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all columns."""
+        """Return the names of all columns."""
         return frozenset(str(name) for name in self._frame.columns)
 
-    def row(self, place: int) -> int:
-        """The row of the file, from 1, that stands at ``place`` here."""
-        return int(self._frame.index[place]) + 1
+    def row(self, index: int) -> int:
+        """Return the row number in the file, from 1, of a row of this batch."""
+        return int(self._frame.index[index]) + 1
 
     def take(self, rows: IntArray) -> Columns:
-        """Some rows."""
+        """Return the given rows."""
         return Columns(self.path, self._frame.iloc[rows])
 
     def with_rows_of(self, others: Iterable[Columns]) -> Columns:
-        """These rows and those of others, as one table."""
+        """Concatenate these rows and other batches."""
         import pandas as pd
 
-        return Columns(self.path, pd.concat([self._frame, *(each._frame for each in others)]))
+        return Columns(self.path, pd.concat([self._frame, *(other._frame for other in others)]))
 
     def folded(self) -> Columns:
-        """The same columns, their names without case and outer blanks. Raises ``FormatError`` where two then
-        have one name.
-        """
+        """Return the columns with case-folded and stripped names. Raises ``FormatError`` for equal names."""
         folded = self._frame.rename(columns=_folded)
         check_column_names([str(name) for name in folded.columns], self.path)
         return Columns(self.path, folded)
 
     def numbers(self, name: str, default: float | None = None) -> FloatArray:
-        """A column of numbers; ``default`` where the table has no such column."""
+        """Return a column of numbers; ``default`` where the column is missing."""
         if name not in self.names:
             if default is None:
                 raise self._absent(name)
             return np.full(len(self), default)
         column = self._frame[name]
         if column.dtype.kind == "b":
-            raise self._no_numbers(name, "it says true and false")
+            raise self._not_numbers(name, "it contains booleans")
         try:
             return np.asarray(column.astype("float64").to_numpy(), np.float64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise self._no_numbers(name, str(error)) from error
+            raise self._not_numbers(name, str(error)) from error
 
     def sizes(self, **names: str) -> dict[str, FloatArray]:
-        """Columns of numbers by what they are of an operation."""
+        """Return columns of numbers by the dimension of the operation that they contain."""
         return {size: self.numbers(name) for size, name in names.items()}
 
-    def _no_numbers(self, name: str, why: str) -> FormatError:
-        """The error, with the first row that holds something else than a number."""
+    def _not_numbers(self, name: str, reason: str) -> FormatError:
+        """Return the error, with the first row that is not a number."""
+
+        def is_wrong(value: object) -> bool:
+            if value is None or isinstance(value, float):
+                return False
+            try:
+                number = float(str(value))
+            except ValueError:
+                return True
+            return isinstance(value, bool) or (isinstance(value, int) and isinf(number))  # integer overflow
+
         return FormatError(
-            f"column {clipped(name)!r} holds no numbers: {clipped(why)}",
+            f"column {clipped(name)!r} is not numeric: {clipped(reason)}",
             path=str(self.path),
-            position=self._first(name, _is_no_number),
+            position=self._first(name, is_wrong),
             hint="write numbers as 1024 or 1.5e3; leave unknown ones empty",
         )
 
     def _first(self, name: str, is_wrong: Callable[[object], bool]) -> str:
-        found = (place for place, value in enumerate(self._frame[name].tolist()) if is_wrong(value))
-        place = next(found, None)
-        return f"column {name!r}" if place is None else f"row {self.row(place)}"
+        wrong = (index for index, value in enumerate(self._frame[name].tolist()) if is_wrong(value))
+        first = next(wrong, None)
+        return f"column {name!r}" if first is None else f"row {self.row(first)}"
 
     def texts(self, name: str, default: str | None = None) -> Labels:
-        """A column of texts; ``default`` where the table has no such column."""
+        """Return a column of texts; ``default`` where the column is missing."""
         import pandas as pd
 
         if name not in self.names:
@@ -137,46 +147,46 @@ class Columns:
             return Labels.constant(default, len(self))
         column = self._frame[name]
         if isinstance(column.dtype, pd.CategoricalDtype):
-            # By number: a long text is not compared row by row.
-            places, used = pd.factorize(column.cat.codes.to_numpy())
+            # By category code: long texts are not compared row by row.
+            rows, used = pd.factorize(column.cat.codes.to_numpy())
             names: list[object] = [*column.cat.categories.tolist(), ""]
             listed: list[int] = used.tolist()
-            return Labels(np.asarray(places, np.int32), self._bounded(name, [names[code] for code in listed]))
+            return Labels(np.asarray(rows, np.int32), self._bounded(name, [names[code] for code in listed]))
         try:
             codes, values = pd.factorize(column.astype("object"))
         except TypeError as error:
             raise FormatError(
-                f"column {name!r} holds no texts: {error}",
+                f"column {name!r} is not text: {error}",
                 path=str(self.path),
                 position=self._first(name, lambda value: isinstance(value, list | dict | np.ndarray)),
-                hint="one text per row",
+                hint="use one text per row",
             ) from error
         texts = self._bounded(name, values)
         row = np.asarray(codes, np.int32)
         return Labels(np.where(row < 0, len(texts), row).astype(np.int32), (*texts, ""))
 
     def _bounded(self, name: str, values: Iterable[object]) -> tuple[str, ...]:
-        """The distinct texts of a column: each is handed on through labels and messages."""
+        """Return the distinct texts of a column. Raises ``FormatError`` for a text that is too long."""
         texts = tuple(map(str, values))
         if max(map(len, texts), default=0) <= _MOST_CHARACTERS:
             return texts
         raise FormatError(
-            f"column {name!r} holds a text of more than {_MOST_CHARACTERS:,} characters",
+            f"column {name!r} contains a text of more than {_MOST_CHARACTERS:,} characters",
             path=str(self.path),
             position=self._first(name, lambda value: len(str(value)) > _MOST_CHARACTERS),
-            hint="shorten it; does a quote stay open?",
+            hint="shorten the text, or close an open quote",
         )
 
     def joined(self, *names: str) -> Labels:
-        """Several columns of texts as one, a space between."""
+        """Return columns of texts joined by spaces."""
         parts = [self.texts(name, "") for name in names]
         key = np.zeros(len(self), np.int64)
         for part in parts:
             key = key * len(part.names) + part.row
-        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
         rows: list[int] = first.tolist()
         texts = tuple(" ".join(text for part in parts if (text := part[row])) for row in rows)
-        return Labels(place.reshape(-1).astype(np.int32), texts)
+        return Labels(index.reshape(-1).astype(np.int32), texts)
 
     def _absent(self, name: str) -> FormatError:
         listed = ", ".join(sorted(self.names))
@@ -185,36 +195,28 @@ class Columns:
         )
 
 
-def _is_no_number(value: object) -> bool:
-    if value is None or isinstance(value, float):
-        return False
-    try:
-        number = float(str(value))
-    except ValueError:
-        return True
-    return isinstance(value, bool) or (isinstance(value, int) and isinf(number))  # past every real number
-
-
 def _folded(name: object) -> str:
     return str(name).strip().casefold()
 
 
 def column_batches(path: Path) -> Iterator[Columns]:
-    """The rows of a CSV(.gz) or Parquet file, some at a time; once without rows where there are none.
+    """Yield the rows of a CSV(.gz) or Parquet file in batches; one empty batch for a file without rows.
 
-    What is held at once does not grow with the file. Raises ``FormatError`` for anything else than a table.
+    Memory does not grow with the file. Raises ``FormatError`` for a file that is not a table.
     """
     yield from _batches(path, _parquet_frames if _is_parquet(path) else _csv_frames)
 
 
 def text_batches(path: Path) -> Iterator[pd.DataFrame]:
-    """The same as they are written: nothing of a CSV file is read as a number and back."""
-    for columns in _batches(path, _parquet_frames if _is_parquet(path) else _text_frames):
+    """Yield batches of rows without conversion: the fields of a CSV file stay texts."""
+    for columns in _batches(
+        path, _parquet_frames if _is_parquet(path) else partial(_csv_frames, as_texts=True)
+    ):
         yield columns._frame  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether a table is a Parquet file: by its suffix, and where there is none by its first bytes."""
+    """Return True for a Parquet file, by its suffix, or on standard input by its first bytes."""
     return first_bytes(path, 4) == b"PAR1" if str(path) == STANDARD_STREAM else path.suffix == ".parquet"
 
 
@@ -224,19 +226,19 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
     open_regular(path).close()
     size = input_location(path).stat().st_size
     if size > limits().table_bytes:
-        raise _too_large(path, f"{size:,} bytes, more than a table of operations may have")
+        raise _too_large(path, f"{size:,} bytes, above the limit of a table of operations")
     rows = 0
     try:
         for frame in read(path):
             yield Columns(path, frame)
             rows += len(frame)
-    except MemoryError:  # Arrow's is one of its own errors, too
+    except MemoryError:  # also a subclass of Arrow's errors
         raise
     except (ArrowException, ValueError, OSError, EOFError, OverflowError, RecursionError) as error:
-        told = (str(error).splitlines() or ["unreadable"])[0]
-        where = f"after row {rows}" if rows else "the first rows"
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        position = f"after row {rows}" if rows else "the first rows"
         raise FormatError(
-            f"not a table: {clipped(told)}", path=str(path), position=where, hint=_HINT
+            f"not a table: {clipped(reason)}", path=str(path), position=position, hint=_HINT
         ) from error
 
 
@@ -252,36 +254,38 @@ def parquet_batches(
     most_rows: int,
     most_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file. ``choose`` names the columns that are read, and those of them whose texts
-    are kept as numbers of distinct ones: a text that many rows repeat takes its space once, as in the file.
+    """Yield the rows of a Parquet file in batches.
 
-    Raises ``FormatError`` for what a few bytes blow up to, by rows or by bytes, and whatever Arrow raises.
+    ``choose`` returns the columns to read, and the text columns to read as dictionaries, in which a repeated
+    text takes its memory once.
+
+    Raises ``FormatError`` for files that unpack to too many rows or bytes, and Arrow's errors.
     """
     from pyarrow.parquet import ParquetFile
 
     with open_input(path) as stream:
         source = reopenable_path(stream, path)
         with closing(ParquetFile(source, memory_map=False)) as file:
-            stated: pq.FileMetaData = file.metadata
+            metadata: pq.FileMetaData = file.metadata
             columns, texts = choose(file.schema_arrow)
-        if stated.num_rows > most_rows:
+        if metadata.num_rows > most_rows:
             size = input_location(path).stat().st_size
             raise _too_large(
-                path, f"{stated.num_rows:,} rows in {size:,} bytes, at most {most_rows:,} are read"
+                path, f"{metadata.num_rows:,} rows in {size:,} bytes, at most {most_rows:,} are allowed"
             )
-        # Not a column's own metadata, which end the process where they are damaged.
-        groups = (stated.row_group(number) for number in range(stated.num_row_groups))
+        # Metadata of columns are not read: damaged ones end the process.
+        groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
         _check_unpacked(path, sum(group.total_byte_size for group in groups), most_bytes)
-        with closing(ParquetFile(source, memory_map=False, metadata=stated, read_dictionary=texts)) as file:
+        with closing(ParquetFile(source, memory_map=False, metadata=metadata, read_dictionary=texts)) as file:
             count, read = rows_at_once(len(columns)), cast("Any", file).iter_batches
             for batch in read(batch_size=count, columns=columns, use_threads=False):
-                _check_unpacked(path, batch.nbytes, most_bytes)  # it may be more than was stated
+                _check_unpacked(path, batch.nbytes, most_bytes)  # the file may state too little
                 yield batch
 
 
 def _check_unpacked(path: Path, unpacked: int, most: int) -> None:
     if unpacked > most:
-        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes, at most {most:,} are read")
+        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes, at most {most:,} are allowed")
 
 
 def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
@@ -311,22 +315,11 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame({name: [] for name in names})
 
 
-def _csv_frames(path: Path) -> Iterator[pd.DataFrame]:
-    header = _header(path)
-    texts = {name: str for name in header if _folded(name) in _TEXTS}
-    yield from _csv_read(path, header, texts, finds_unknown=True)
-
-
-def _text_frames(path: Path) -> Iterator[pd.DataFrame]:
-    yield from _csv_read(path, _header(path), str, finds_unknown=False)
-
-
-def _csv_read(
-    path: Path, header: list[str], dtype: type[str] | dict[str, type[str]], *, finds_unknown: bool
-) -> Iterator[pd.DataFrame]:
-    """pandas takes the first of too many fields as names of rows, unless it is told that there are none."""
+def _csv_frames(path: Path, *, as_texts: bool = False) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
+    header = _header(path)
+    dtype = str if as_texts else {name: str for name in header if _folded(name) in _TEXTS}
     rows = _rows_at_once(len(header))
     try:
         with (
@@ -334,11 +327,11 @@ def _csv_read(
             pd.read_csv(
                 stream,
                 low_memory=False,
-                index_col=False,
+                index_col=False,  # otherwise pandas uses an extra first field as the row name
                 chunksize=rows,
                 dtype=dtype,
-                keep_default_na=finds_unknown,
-                na_filter=finds_unknown,
+                keep_default_na=not as_texts,
+                na_filter=not as_texts,
             ) as reader,
         ):
             while True:
@@ -353,20 +346,18 @@ def _csv_read(
             f"rows have more fields than the {len(header)} of the header",
             path=str(path),
             position="row 1",
-            hint="name every column, and quote what holds commas",
+            hint="name every column, and quote fields with commas",
         ) from error
 
 
 def _header(path: Path) -> list[str]:
-    """The names of the columns: pandas renames the second of two that are called alike, and takes seconds for
-    thousands.
-    """
+    """Return the names of columns. pandas would rename duplicates, and takes seconds for thousands."""
     with _opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         try:
             header = next((row for row in csv.reader(text) if row), list[str]())
         except csv.Error as error:
             raise FormatError(
-                f"no names of columns: {error}", path=str(path), position="header", hint=_HINT
+                f"the header is not CSV: {error}", path=str(path), position="header", hint=_HINT
             ) from error
     _check_columns(header, path)
     return header
@@ -375,7 +366,7 @@ def _header(path: Path) -> list[str]:
 def _check_columns(names: list[str], path: Path) -> None:
     if len(names) > limits().table_columns:
         raise FormatError(
-            f"{len(names):,} columns: not a table of operations",
+            f"{len(names):,} columns, at most {limits().table_columns:,} are allowed",
             path=str(path),
             position="header",
             hint=_HINT,
@@ -386,11 +377,11 @@ def _check_columns(names: list[str], path: Path) -> None:
 def _opened(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
         return open_input(path)
-    return io.BufferedReader(_Unpacked(path), _BATCH_ROWS)
+    return io.BufferedReader(_GzipStream(path), _BATCH_ROWS)
 
 
-class _Unpacked(io.RawIOBase):
-    """A gzipped table as a stream that pandas reads."""
+class _GzipStream(io.RawIOBase):
+    """Gzipped table as a stream for pandas."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -418,5 +409,5 @@ def _too_large(path: Path, what: str) -> FormatError:
         what,
         path=str(path),
         position="the whole file",
-        hint="give a part of its rows; `max_input_bytes` where you trust it",
+        hint="use fewer rows, or raise `max_input_bytes` for a trusted file",
     )

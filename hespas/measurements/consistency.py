@@ -1,7 +1,7 @@
-"""Checks that a recording can be true, and that several recordings can be of one job.
+"""Consistency checks of a recording, and of the recordings of one job.
 
-Every command that reads recordings runs them. A finding changes no figure: it is a warning whose code is a
-rule of the checker (``PR...``), because the times of such a recording do not describe a run.
+All commands that read recordings run the checks. A finding is a warning with a rule code (``PR...``): the
+times of such a recording do not describe a run. Findings do not change results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
@@ -50,11 +50,11 @@ JOB_RULES: Mapping[str, str] = MappingProxyType({
 """Rules of several recordings of a job, by code."""
 
 _ROUNDED_NS, _ROUNDED_SHARE = 1e3, 0.25
-"""Overlap of kernels that is the rounding of their times, and its largest share of the shorter kernel: ROCm's
+"""Overlap of kernels from rounding of their times, and its largest share of the shorter kernel: ROCm's
 profiler has up to 0.57 us and 12 % on an MI350X.
 """
 _GPU_FORMATS = frozenset({"kineto", "nsys", "rocpd", "rocprofv3"})
-"""Formats whose streams run their kernels in order; lines of XLA's profiles hold asynchronous work too."""
+"""Formats whose streams run kernels in order; lines of XLA profiles also have asynchronous work."""
 _DEPENDENT_LAUNCH_NS, _DEPENDENT_LAUNCH_SHARE = 20e3, 0.5
 """Longest overlap with the kernel before that programmatic dependent launch explains, and its largest share
 of that kernel: a kernel starts its prologue while the one before it drains (CUDA programming guide).
@@ -62,17 +62,17 @@ of that kernel: a kernel starts its prologue while the one before it drains (CUD
 _WITH_DEPENDENT_LAUNCH = re.compile(r"\b(?:G?[HB]\d{2,3}|RTX (?:PRO|50\d\d))")
 """Names of devices of compute capability 9.0 and above."""
 _LEAST_GAP_NS = 60e9
-"""Time between recordings above which they are of different runs or clocks: profilers of one job start within
-seconds of each other.
+"""Time between recordings above which they are of different runs or clocks: the profilers of one job start
+within seconds.
 """
 _RAGGED = frozenset({"all_to_allv", "alltoallv", "all_to_all", "alltoall", "alltoall_base"})
-"""Collectives whose sizes may differ from rank to rank."""
+"""Collectives whose sizes may differ between ranks."""
 
 
 def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> None:
-    """Report what contradicts itself in a recording. O(events log events).
+    """Report contradictions within a recording. O(events log events).
 
-    Rows that aggregate several runs and events without a time are left out.
+    Rows that aggregate several runs and events without a time are not checked.
     """
     timed = np.isfinite(profile.start_ns) & (profile.duration_ns > 0) & (profile.repeats <= 1)
     twice = _stored_twice(profile, timed)
@@ -82,7 +82,10 @@ def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> No
             f"device events are stored twice, with the same stream and times: {share:.1%} of the device time"
         )
         _warn(diagnostics, "PR001", path, text, int(twice.sum()))
-    _report_early_start(profile, diagnostics, path)
+    first_ns = _number(profile.metadata.get("first_event_ns", ""))
+    if first_ns is not None and first_ns < 0:
+        text = f"the first event starts {-first_ns / 1e9:,.3f} s before the clock of the recording starts"
+        _warn(diagnostics, "PR002", path, text)
     _report_overlaps(profile, timed & ~twice, diagnostics, path)
     early_ns = profile.launch_start_ns - profile.start_ns
     with np.errstate(invalid="ignore"):
@@ -104,17 +107,9 @@ def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
     same = np.ones(max(len(order) - 1, 0), np.bool_)
     for column in columns:
         same &= np.diff(column[order]) == 0
-    found = np.zeros(len(profile), np.bool_)
-    found[order[1:][same]] = True
-    return found
-
-
-def _report_early_start(profile: Profile, diagnostics: Diagnostics, path: str) -> None:
-    """Report a first event before the time at which the profiler's clock starts."""
-    first_ns = _number(profile.metadata.get("first_event_ns", ""))
-    if first_ns is not None and first_ns < 0:
-        text = f"the first event starts {-first_ns / 1e9:,.3f} s before the clock of the recording starts"
-        _warn(diagnostics, "PR002", path, text)
+    is_duplicate = np.zeros(len(profile), np.bool_)
+    is_duplicate[order[1:][same]] = True
+    return is_duplicate
 
 
 def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostics, path: str) -> None:
@@ -128,8 +123,8 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
     ]
     if len(order) < 2:
         return
-    of = np.stack([profile.rank[order], profile.device_index[order], profile.stream[order]])
-    first = np.r_[True, np.any(np.diff(of, axis=1) != 0, axis=0)]
+    stream = np.stack([profile.rank[order], profile.device_index[order], profile.stream[order]])
+    first = np.r_[True, np.any(np.diff(stream, axis=1) != 0, axis=0)]
     end = start[order] + profile.duration_ns[order]
     earlier, latest = _ends_before(end, first)
     overlap = np.where(first, 0.0, np.minimum(latest, end) - start[order])
@@ -148,7 +143,7 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
 
 
 def _ends_before(end: FloatArray, first: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Return the latest end of all but the kernel before each kernel of a stream, and of that one too."""
+    """Return the latest end before each kernel of a stream, without and with the kernel directly before."""
     earlier, latest = np.full(len(end), -np.inf), np.full(len(end), -np.inf)
     second_last = last = -np.inf
     highest = -np.inf
@@ -168,9 +163,10 @@ def report_shared_ids(
     used: IntArray,
     findings: tuple[Diagnostics, str],
 ) -> None:
-    """Report launches that share the id by which device work finds them, where one starts after the other's
-    end: nested calls share theirs. ``keys`` are the columns of the id, ``used`` the launches of work
-    (-1: none), by row; ``findings`` takes the report, with the path of the recording.
+    """Report launches with the same correlation id, where one starts after the end of the other.
+
+    Nested calls may share an id. ``keys`` are the columns of the id; ``used`` are launches of device work, by
+    row (-1: none); ``findings`` are diagnostics and the path of the recording.
     """
     rows = np.flatnonzero(keys[-1] >= 0)
     order = rows[np.lexsort([start_ns[rows], *(key[rows] for key in keys)])]
@@ -186,11 +182,8 @@ def report_shared_ids(
         _warn(findings[0], "PR005", findings[1], text, int(shared.sum()))
 
 
-# Several recordings of one job.
-
-
-class _Collective(NamedTuple):
-    """Kind and bytes of a collective (-1: unknown, or not the same on all ranks), and its number (-1)."""
+class _RecordedCollective(NamedTuple):
+    """Kind, bytes (-1: unknown, or different between ranks) and sequence number (-1: none)."""
 
     kind: str
     size_bytes: float
@@ -199,10 +192,10 @@ class _Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingFacts:
-    """Facts of one recording that those of a job have to share.
+    """Facts of one recording that have to agree between the recordings of a job.
 
-    ``start_ns`` and ``end_ns`` are on the clock of all recordings (NaN: unknown). ``collectives`` lists, in
-    order of start, those of each process group, by the group's ranks as the profiler writes them.
+    ``start_ns`` and ``end_ns`` are on the clock of all recordings (NaN: unknown). ``collectives`` lists the
+    collectives of each process group in order of start; keys are its ranks as the profiler writes them.
     """
 
     path: str
@@ -210,7 +203,9 @@ class RecordingFacts:
     world_size: int | None
     start_ns: float = nan
     end_ns: float = nan
-    collectives: Mapping[str, list[_Collective]] = field(default_factory=dict[str, "list[_Collective]"])
+    collectives: Mapping[str, list[_RecordedCollective]] = field(
+        default_factory=dict[str, "list[_RecordedCollective]"]
+    )
 
 
 def facts_of(profile: Profile, path: str) -> RecordingFacts:
@@ -223,7 +218,7 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
     ends = profile.start_ns + profile.duration_ns
     span_ns = float(np.nanmax(ends)) if len(profile) and not np.all(np.isnan(ends)) else 0.0
     comms, strings = profile.comms, profile.strings
-    collectives: dict[str, list[_Collective]] = {}
+    collectives: dict[str, list[_RecordedCollective]] = {}
     order = np.argsort(profile.start_ns[comms.event], kind="stable")
     sizes = np.nan_to_num(np.fmax(comms.operand_bytes, comms.result_bytes), nan=-1.0)
     columns = (comms.ranks_row, comms.kind_row, sizes, comms.sequence)
@@ -232,8 +227,8 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
     ):
         if ranks_row:
             kind = strings[kind_row]
-            found = _Collective(kind, -1.0 if kind in _RAGGED else size, number)
-            collectives.setdefault(strings[ranks_row], []).append(found)
+            collective = _RecordedCollective(kind, -1.0 if kind in _RAGGED else size, number)
+            collectives.setdefault(strings[ranks_row], []).append(collective)
     return RecordingFacts(
         path=path,
         ranks=tuple(np.unique(profile.rank).tolist()),
@@ -247,8 +242,9 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
 def check_job(
     recordings: Sequence[RecordingFacts], diagnostics: Diagnostics, path: str, *, world: int = 0
 ) -> None:
-    """Report why recordings cannot be of one job, which has at least ``world`` ranks. A single recording is
-    not compared with anything.
+    """Report reasons why recordings cannot be of one job of at least ``world`` ranks.
+
+    A single recording is not checked.
     """
     if len(recordings) < 2:
         return
@@ -259,21 +255,15 @@ def check_job(
     if sizes or world:  # other formats number ranks by file
         _report_ranks(recordings, max([*sizes, world]), diagnostics, path)
     _report_collectives(recordings, diagnostics, path)
-    known = sorted((facts for facts in recordings if facts.start_ns == facts.start_ns), key=_start_of)
-    gaps = [(after.start_ns - before.end_ns, before, after) for before, after in pairwise(known)]
+    timed = [facts for facts in recordings if not isnan(facts.start_ns)]
+    timed.sort(key=lambda facts: facts.start_ns)
+    gaps = [(after.start_ns - before.end_ns, before, after) for before, after in pairwise(timed)]
     gap_ns, before, after = max(gaps, key=lambda gap: gap[0], default=(0.0, recordings[0], recordings[0]))
     if gap_ns > _LEAST_GAP_NS:
-        text = f"{after.path} starts {_spelt(gap_ns)} after the end of {before.path}"
+        days = gap_ns / 86_400e9
+        gap = f"{days:,.1f} days" if days >= 1 else f"{gap_ns / 1e9:,.0f} s"
+        text = f"{after.path} starts {gap} after the end of {before.path}"
         _warn(diagnostics, "PR013", path, f"recordings of the job do not overlap in time: {text}")
-
-
-def _start_of(facts: RecordingFacts) -> float:
-    return facts.start_ns
-
-
-def _spelt(gap_ns: float) -> str:
-    days = gap_ns / 86_400e9
-    return f"{days:,.1f} days" if days >= 1 else f"{gap_ns / 1e9:,.0f} s"
 
 
 def _report_ranks(
@@ -282,7 +272,8 @@ def _report_ranks(
     counts = Counter(rank for facts in recordings for rank in facts.ranks)
     repeated = sorted(rank for rank, count in counts.items() if count > 1)
     if repeated:
-        text = f"more than one recording is of rank {_listed(repeated)}"
+        shown = ", ".join(map(str, repeated[:5])) + (", ..." if len(repeated) > 5 else "")
+        text = f"more than one recording is of rank {shown}"
         _warn(diagnostics, "PR010", path, text, len(repeated))
     absent = world - sum(1 for rank in counts if 0 <= rank < world)
     if absent:
@@ -292,53 +283,42 @@ def _report_ranks(
 
 
 def _report_collectives(recordings: Sequence[RecordingFacts], diagnostics: Diagnostics, path: str) -> None:
-    """Report groups whose members recorded other collectives. Where a profiler numbers them, only numbers
-    that all members recorded are compared: recordings begin and end at different ones.
+    """Report groups whose members recorded different collectives.
+
+    Recordings start and end at different collectives. Where the profiler numbers collectives, only numbers
+    that all members recorded are compared.
     """
     for group in sorted({group for facts in recordings for group in facts.collectives}):
-        members = _members(group)
-        here = [facts for facts in recordings if members.intersection(facts.ranks)]
-        compared = [_within(facts, here, group) for facts in here]
-        if len(here) < 2 or all(each == compared[0] for each in compared):
+        try:
+            listed: object = json.loads(group)
+        except (ValueError, RecursionError):
+            continue
+        members = cast("list[object]", listed) if isinstance(listed, list) else []
+        ranks = frozenset(rank for rank in members if isinstance(rank, int))
+        in_group = [facts for facts in recordings if ranks.intersection(facts.ranks)]
+        compared = _comparable_collectives([facts.collectives.get(group, []) for facts in in_group])
+        if len(in_group) < 2 or all(collectives == compared[0] for collectives in compared):
             continue
         totals = sorted(set(map(len, compared)))
-        what = (
+        difference = (
             f"{totals[0]:,} to {totals[-1]:,} collectives"
             if len(totals) > 1
             else "collectives of other kinds or sizes, or in another order"
         )
-        text = f"ranks of the process group {group[:60]} recorded {what}"
+        text = f"ranks of the process group {group[:60]} recorded {difference}"
         _warn(diagnostics, "PR012", path, text)
 
 
-def _within(facts: RecordingFacts, here: Sequence[RecordingFacts], group: str) -> list[_Collective]:
-    """Return the collectives of a group in order, those with a number that all recordings have."""
-    all_numbers = [
-        [found.number for found in each.collectives.get(group, ()) if found.number >= 0] for each in here
-    ]
-    mine = facts.collectives.get(group, [])
-    if not all(all_numbers):
-        return [found for found in mine if found.number < 0]
-    low, high = max(map(min, all_numbers)), min(map(max, all_numbers))
-    return sorted((found for found in mine if low <= found.number <= high), key=_number_of)
-
-
-def _number_of(found: _Collective) -> int:
-    return found.number
-
-
-def _members(group: str) -> frozenset[int]:
-    try:
-        ranks: object = json.loads(group)
-    except (ValueError, RecursionError):
-        return frozenset()
-    listed = cast("list[object]", ranks) if isinstance(ranks, list) else []
-    return frozenset(rank for rank in listed if isinstance(rank, int))
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:5]))
-    return f"{shown}, ..." if len(ranks) > 5 else shown
+def _comparable_collectives(
+    recorded: Sequence[list[_RecordedCollective]],
+) -> list[list[_RecordedCollective]]:
+    """Return the collectives of each recording with a number that all recordings have, in order."""
+    numbers = [[call.number for call in collectives if call.number >= 0] for collectives in recorded]
+    if not all(numbers):
+        return [[call for call in collectives if call.number < 0] for collectives in recorded]
+    low, high = max(map(min, numbers), default=0), min(map(max, numbers), default=0)
+    shared = [[call for call in collectives if low <= call.number <= high] for collectives in recorded]
+    return [sorted(collectives, key=lambda call: call.number) for collectives in shared]
 
 
 def _number(text: str) -> int | None:

@@ -1,8 +1,8 @@
-"""Rows of device events and rows of operations as each other: what is measured, and what a profile holds.
+"""Conversion between tables of device events and tables of operations.
 
-An event's operation is told by its name and the operands that the profiler wrote, and costed by the table of
-PyTorch's operations. An operation of a known kind becomes one event; products and what PyTorch computes
-element by element have operands there, so that they are read back as what they were.
+An event is costed by its name and recorded operands, with the cost table of PyTorch operations. In the other
+direction, an operation becomes one event. Matrix products and PyTorch's elementwise operations are written
+with operands, and read back as the same operations.
 """
 
 from __future__ import annotations
@@ -16,102 +16,92 @@ import numpy as np
 from hespas.costs.aten import aten_cost, find_aten_rule
 from hespas.costs.operation import add_costed
 from hespas.graph import GraphBuilder, find_dtype
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
 from hespas.measurements.model import Measurements
-from hespas.measurements.tidy import Dialect, Made, made_of
+from hespas.measurements.tidy import Dialect, MeasuredRows, measured_rows
 from hespas.operations import CLASS_OF_KIND, KINDS, Operations, numbered, operations_of
 
 __all__ = ["EVENTS", "event_columns"]
 
-_CALL = ("op", "shapes", "dtype", "strides", "values")
+_CALL_COLUMNS = ("op", "shapes", "dtype", "strides", "values")
 _UNFIT = ("other", "collective")
-"""Kinds whose time the operation alone does not decide: messages wait for other ranks."""
+"""Kinds that cannot be fitted: collectives wait for other ranks."""
+_BINARY = frozenset({"add", "sub", "mul", "div", "pow", "maximum", "minimum"})
 
 
-def _events(columns: Columns) -> Made:
-    """Each operation once, at its first event, with the time of all its events."""
-    calls = [columns.texts(name, "") for name in _CALL]
-    place = numbered(each.row for each in calls)
-    _, first, place = np.unique(place, return_index=True, return_inverse=True)
-    rows: list[int] = first.tolist()
-    ops = _costed([tuple(each[row] for each in calls) for row in rows]).take(place.reshape(-1))
-    is_first, duration_ns = _summed(columns)
-    known = np.isfinite(ops.flops + ops.bytes_moved)
-    known[ops.kind.where(*_UNFIT)] = False
-    known[ops.scheme.where("")] = False
-    return replace(made_of(ops, duration_ns / 1e3, kept=is_first & known), duration_ns=duration_ns)
-
-
-def _costed(calls: Sequence[tuple[str, ...]]) -> Operations:
-    """Operations that a profiler recorded, by the cost table; what it does not know is of kind ``other``."""
+def _read_events(columns: Columns) -> MeasuredRows:
+    """Return each operation once, at its first event, with the total time of its events."""
+    calls = [columns.texts(name, "") for name in _CALL_COLUMNS]
+    _, first, index = np.unique(
+        numbered(column.row for column in calls), return_index=True, return_inverse=True
+    )
     graph = GraphBuilder("events")
-    for name, shapes, dtype, strides, values in calls:
-        priced = aten_cost(name, shapes, dtype, strides=strides, values=values)
-        add_costed(graph, name, priced.cost, operands=priced.operands, results=priced.results)
-    return operations_of(graph.build())
+    for row in first.tolist():
+        name, shapes, dtype, strides, values = (column[row] for column in calls)
+        answer = aten_cost(name, shapes, dtype, strides=strides, values=values)
+        add_costed(graph, name, answer.cost, operands=answer.operands, results=answer.results)
+    ops = operations_of(graph.build()).take(index.reshape(-1))
 
-
-def _summed(columns: Columns) -> tuple[BoolArray, FloatArray]:
-    """Whether each event is the first of its operation, and the time of all events of that [ns]."""
-    time, number = columns.numbers("duration_ns"), columns.numbers("operation", np.nan)
+    duration_ns, number = columns.numbers("duration_ns").copy(), columns.numbers("operation", np.nan)
     is_first = np.ones(len(columns), np.bool_)
-    mine = np.flatnonzero(number >= 0)
-    _, first, place = np.unique(number[mine], return_index=True, return_inverse=True)
-    is_first[mine] = False
-    is_first[mine[first]] = True
-    total = time.copy()
-    total[mine[first]] = np.bincount(place.reshape(-1), time[mine], len(first))
-    return is_first, total
+    numbered_rows = np.flatnonzero(number >= 0)
+    _, first, index = np.unique(number[numbered_rows], return_index=True, return_inverse=True)
+    is_first[numbered_rows] = False
+    is_first[numbered_rows[first]] = True
+    total_ns = np.bincount(index.reshape(-1), duration_ns[numbered_rows], len(first))
+    duration_ns[numbered_rows[first]] = total_ns
+
+    usable = np.isfinite(ops.flops + ops.bytes_moved)
+    usable[ops.kind.where(*_UNFIT)] = False
+    usable[ops.scheme.where("")] = False
+    rows = measured_rows(ops, duration_ns / 1e3, kept=is_first & usable)
+    return replace(rows, duration_ns=duration_ns)
 
 
 EVENTS = Dialect(
     title="a table of device events",
     marks=frozenset({"op_class", "kernel", "shapes", "duration_ns"}),
-    make=_events,
+    make=_read_events,
     provenance="the table itself",
-    left_out="a further event of an operation, or one whose cost is unknown or not its own",
+    left_out="a further event of an operation, or an event whose cost is unknown or depends on others",
     is_recording=True,
 )
-"""What profiles are written as: see :data:`hespas.measurements.COLUMNS`. Events of one operation belong
-together wherever they stand, so such a table is read as a whole.
+"""Table of device events, as profiles are written (:data:`hespas.measurements.COLUMNS`).
+
+It is read as a whole, because the events of one operation may be in any rows.
 """
 
 
-# An operation as an event: what PyTorch calls it, and the extents of its operands.
-
-_TWO_OPERANDS = frozenset({"add", "sub", "mul", "div", "pow", "maximum", "minimum"})
-
-
 def _call(ops: Operations, row: int) -> tuple[str, str, str]:
-    """Name, operands' types and extents. Without extents where PyTorch has no such operation."""
+    """Return PyTorch's name, and types and extents of operands; no extents for operations outside PyTorch."""
     kind, op, scheme = ops.kind[row], ops.op[row], ops.scheme[row]
     sizes = {name: float(ops.dim(name)[row]) for name in KINDS[kind]}
-    known = find_dtype(scheme) is not None and all(size.is_integer() for size in sizes.values())
+    is_exact = find_dtype(scheme) is not None and all(size.is_integer() for size in sizes.values())
     name = f"aten::{op}"
     operands: list[list[float]] = []
-    if known and kind == "matmul":
+    if is_exact and kind == "matmul":
         name = "aten::mm" if sizes["batch"] == 1 else "aten::bmm"
         batch = [] if sizes["batch"] == 1 else [sizes["batch"]]
         operands = [[*batch, sizes["m"], sizes["k"]], [*batch, sizes["k"], sizes["n"]]]
-    elif known and kind == "vector" and find_aten_rule(name) is not None:
-        operands = [[sizes["rows"], sizes["columns"]]] * (2 if op in _TWO_OPERANDS else 1)
+    elif is_exact and kind == "vector" and find_aten_rule(name) is not None:
+        operands = [[sizes["rows"], sizes["columns"]]] * (2 if op in _BINARY else 1)
     if not operands:
         return op or kind, scheme, ""
-    extents = [[int(size) for size in each] for each in operands]
-    types, shapes = (msgspec.json.encode(each).decode() for each in ([scheme] * len(extents), extents))
+    extents = [[int(size) for size in operand] for operand in operands]
+    types, shapes = (msgspec.json.encode(column).decode() for column in ([scheme] * len(extents), extents))
     return name, types, shapes
 
 
 def event_columns(table: Measurements) -> dict[str, Sequence[str] | FloatArray]:
-    """Columns of :data:`hespas.measurements.COLUMNS`, one event for each measured operation."""
+    """Return the columns of :data:`hespas.measurements.COLUMNS`, with one event per measured operation."""
     ops = table.ops
-    distinct, place = ops.distinct_rows()
+    distinct, index = ops.distinct_rows()
     calls = [_call(ops, row) for row in distinct.tolist()]
-    rows: list[int] = place.tolist()
+    rows: list[int] = index.tolist()
 
-    def texts(at: int) -> Sequence[str]:
-        return [calls[row][at] for row in rows]
+    def texts(field: int) -> Sequence[str]:
+        return [calls[row][field] for row in rows]
 
     return {
         "hardware": list(table.hardware),

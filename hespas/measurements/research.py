@@ -1,8 +1,9 @@
-"""Tables of NeuSight, Vidur, AITER and the SCALE-Sim TPU study.
+"""Published tables of NeuSight, Vidur, AITER, the SCALE-Sim TPU study and aiconfigurator.
 
 NeuSight (arXiv 2407.13853): PyTorch, float32 without TF32, CUDA events. Vidur (arXiv 2405.05465): layers of
 language models, float16. AITER (AMD): the best kernel of a tuning sweep, warm caches. TPU v4: XLA operations,
-float16.
+float16. aiconfigurator (NVIDIA): single kernels of serving libraries in CUDA graphs; rows of ``fp8``,
+``fp8_block``, ``nvfp4`` and ``sq`` include the kernels that quantise the activations.
 """
 
 from __future__ import annotations
@@ -14,28 +15,65 @@ import numpy as np
 
 from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
-from hespas.measurements.tidy import Dialect, Made, made_of, relabelled, scheme_of, usual_flops, usual_passes
+from hespas.measurements.tidy import (
+    Dialect,
+    MeasuredRows,
+    measured_rows,
+    relabelled,
+    scheme_of,
+    usual_flops,
+    usual_passes,
+)
 from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes
 from hespas.operations.tiles import TILED, padding_of_shape
 
-__all__ = ["AICONFIGURATOR", "RESEARCH"]
+__all__ = ["RESEARCH_TABLES"]
+
+_NEUSIGHT = "github.com/sitar-lab/NeuSight at 6945927d, MIT"
+_VIDUR = "github.com/microsoft/vidur at 7d475133, MIT, (c) Microsoft"
+_ROCM = "github.com/ROCm/aiter at e4048607, MIT, (c) AMD"
+_SCALE_SIM = "arXiv 2603.22535, github.com/scalesim-project/SCALE-Sim-validation before d6b88ca2"
+_AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, (c) NVIDIA"
+_GATED = 3.0
+_NOT_GATED = 2.0
 
 _NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
 
 
-def _row(
-    title: str, marks: str, make: Callable[[Columns], Made], provenance: str, hardware: str = "hardware"
-) -> Dialect:
-    marked = frozenset(marks.split())
-    return Dialect(title=title, marks=marked, make=make, provenance=provenance, hardware_column=hardware)
+_ReadTable = Callable[[Columns], MeasuredRows]
+
+RESEARCH_TABLES: list[Dialect] = []
+"""Known tables. The first one whose columns are present is used, so tables with more specific columns come
+first.
+"""
+
+
+def _table(
+    title: str, marks: str, provenance: str, *, hardware: str = "hardware"
+) -> Callable[[_ReadTable], _ReadTable]:
+    """Register the function that reads a table; ``marks`` are columns that no other table has together."""
+
+    def register(make: _ReadTable) -> _ReadTable:
+        RESEARCH_TABLES.append(
+            Dialect(
+                title=title,
+                marks=frozenset(marks.split()),
+                make=make,
+                provenance=provenance,
+                hardware_column=hardware,
+            )
+        )
+        return make
+
+    return register
 
 
 def _vectors(
     op: Labels, *, rows: FloatArray, width: FloatArray, scheme: Labels, variant: Labels
 ) -> Operations:
-    """Vector operations; norms are told from elementwise ones by name."""
+    """Return vector operations; their names distinguish norms, pooling and gathers from elementwise ones."""
     names = tuple(canonical_op(name) for name in op.names)
-    made = build.elementwise(
+    ops = build.elementwise(
         "vector",
         scheme,
         op=Labels(op.row, names),
@@ -47,8 +85,8 @@ def _vectors(
     )
     kinds = [_vector_kind(name) for name in names]
     distinct = tuple(dict.fromkeys(kinds))
-    kind = np.array([distinct.index(each) for each in kinds], np.int32)[op.row]
-    return replace(made, kind=Labels(kind, distinct))
+    kind = np.array([distinct.index(name) for name in kinds], np.int32)[op.row]
+    return replace(ops, kind=Labels(kind, distinct))
 
 
 def _vector_kind(name: str) -> str:
@@ -57,19 +95,21 @@ def _vector_kind(name: str) -> str:
     return {"max_pool": "pooling", "embedding": "gather"}.get(name, "vector")
 
 
-def _neusight(columns: Columns) -> Made:
+@_table("NeuSight operations", "hardware op b h m n k latency_us", _NEUSIGHT)
+def _neusight(columns: Columns) -> MeasuredRows:
     op, scheme = columns.texts("op"), scheme_of(columns)
     b, m, n, k, width = (columns.numbers(name) for name in ("b", "m", "n", "k", "h"))
-    # A linear layer has a bias: its kernels are others than those of a batched product.
+    # A linear layer has a bias, and therefore other kernels than a batched product.
     names = ("pytorch events", "pytorch events bmm", "pytorch events linear")
     number = {"bmm": 1, "linear": 2}
     variant = Labels.choice(names, np.array([number.get(name, 0) for name in op.names])[op.row])
     vectors = _vectors(op, rows=b, width=width, scheme=scheme, variant=variant)
     products = build.matmuls(scheme, batch=b, m=m, n=n, k=k, variant=variant)
-    return made_of(chosen(vectors, products, variant.row > 0), columns.numbers("latency_us"))
+    return measured_rows(chosen(vectors, products, variant.row > 0), columns.numbers("latency_us"))
 
 
-def _neusight_conv(columns: Columns) -> Made:
+@_table("NeuSight convolutions", "Input_Channel Output_Channel Kernel_Szie", _NEUSIGHT)
+def _neusight_conv(columns: Columns) -> MeasuredRows:
     size, kernel = columns.numbers("Input_Size"), columns.numbers("Kernel_Szie")
     stride, padding = columns.numbers("Stride"), columns.numbers("Padding")
     ops = build.convolutions(
@@ -80,32 +120,36 @@ def _neusight_conv(columns: Columns) -> Made:
         out_size=np.floor((size + 2 * padding - kernel) / stride) + 1,
         variant=Labels.constant("pytorch events", len(columns)),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _vidur(columns: Columns) -> Made:
+@_table("Vidur layers", "num_tokens num_tensor_parallel_workers n_embd latency_us_median", _VIDUR)
+def _vidur(columns: Columns) -> MeasuredRows:
     op, scheme, count = columns.texts("op"), scheme_of(columns), len(columns)
     tokens, parallel = columns.numbers("num_tokens"), columns.numbers("num_tensor_parallel_workers")
     n, k = columns.numbers("n"), columns.numbers("k")
     variant = Labels.constant("vidur", count)
     products = build.matmuls(scheme, batch=np.ones(count), m=tokens, n=n, k=k, variant=variant)
     embedding, heads = columns.numbers("n_embd"), columns.numbers("n_head")
-    place = {name: row for row, name in enumerate(op.names)}
+    code = {name: row for row, name in enumerate(op.names)}
     inner = columns.numbers("n_expanded_embd") / parallel
-    width = np.where(op.row == place.get("mlp_act", -1), inner, embedding)
+    width = np.where(op.row == code.get("mlp_act", -1), inner, embedding)
     rotated = (heads + columns.numbers("n_kv_head")) / parallel * embedding / np.maximum(heads, 1)
-    width = np.where(op.row == place.get("attn_rope", -1), rotated, width)
+    width = np.where(op.row == code.get("attn_rope", -1), rotated, width)
     vectors = _vectors(op, rows=tokens, width=width, scheme=scheme, variant=variant)
     is_product = ~np.isnan(n) & ~np.isnan(k)
-    return made_of(
+    return measured_rows(
         chosen(vectors, products, is_product),
         columns.numbers("latency_us_median"),
         spread_us=columns.numbers("latency_us_std"),
     )
 
 
-def _vidur_network(columns: Columns) -> Made:
-    """Collectives of one node or several; the system's wiring is part of the variant."""
+@_table(
+    "Vidur collectives", "system num_workers devices_per_node latency_us_median", _VIDUR, hardware="system"
+)
+def _vidur_network(columns: Columns) -> MeasuredRows:
+    """Return collectives of one or more nodes; the variant contains the interconnect of the system."""
     ops = build.collectives(
         Labels.constant("f16", len(columns)),
         op=relabelled(columns.texts("op"), {"send_recv": "permute"}),
@@ -115,23 +159,25 @@ def _vidur_network(columns: Columns) -> Made:
         variant=columns.joined("system"),
     )
     spread = columns.numbers("latency_us_std")
-    return made_of(ops, columns.numbers("latency_us_median"), spread_us=spread)
+    return measured_rows(ops, columns.numbers("latency_us_median"), spread_us=spread)
 
 
 _AITER = {"fp8": "a8w8_fp8", "fp8_block": "a8w8_fp8_block", "i8": "a8w8"}
-"""Activations come quantised already, unlike in the schemes of serving libraries."""
+"""Number formats of AITER, whose activations are quantised before, unlike in serving libraries."""
 
 
-def _aiter(columns: Columns) -> Made:
+@_table("AITER GEMM", "batch m n k n_entries tflops", _ROCM)
+def _aiter(columns: Columns) -> MeasuredRows:
     ops = build.matmuls(
         relabelled(scheme_of(columns), _AITER),
         **columns.sizes(batch="batch", m="m", n="n", k="k"),
         variant=Labels.constant("aiter tuned", len(columns)),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _aiter_moe(columns: Columns) -> Made:
+@_table("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _ROCM)
+def _aiter_moe(columns: Columns) -> MeasuredRows:
     weights = relabelled(
         columns.texts("q_dtype_w"), {"float8_e4m3fnuz": "a8w8_fp8", "bfloat16": "bf16", "int8": "a8w8"}
     )
@@ -146,24 +192,27 @@ def _aiter_moe(columns: Columns) -> Made:
         matrices=np.where(gated, 3.0, 2.0),
         variant=columns.joined("q_type"),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _tpu_matmul(columns: Columns) -> Made:
+@_table("TPU v4 products", "m n k module_us n_exec", _SCALE_SIM)
+def _tpu_matmul(columns: Columns) -> MeasuredRows:
     ops = build.matmuls(
         scheme_of(columns),
         batch=np.ones(len(columns)),
         **columns.sizes(m="m", n="n", k="k"),
         variant=Labels.constant("xla op", len(columns)),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _tpu_vectors(columns: Columns) -> Made:
+@_table("TPU v4 vector operations", "op shape op_us_mean module_us elements", _SCALE_SIM)
+def _tpu_vectors(columns: Columns) -> MeasuredRows:
     shapes = columns.texts("shape")
-    extents = [_extents(text) for text in shapes.names]
+    parts = [text.replace("x", ",").split(",") for text in shapes.names]
+    extents = [tuple(map(float, part)) if all(n.strip().isdigit() for n in part) else () for part in parts]
     rank = np.array([len(shape) for shape in extents])[shapes.row]
-    # XLA lays the longest dimension along the lanes wherever it stands; a norm reduces the last.
+    # XLA lays the longest dimension along the lanes; a norm reduces the last dimension.
     last = np.array([shape[-1] if shape else np.nan for shape in extents])[shapes.row]
     longest = np.array([max(shape, default=np.nan) for shape in extents])[shapes.row]
     op = columns.texts("op")
@@ -174,80 +223,33 @@ def _tpu_vectors(columns: Columns) -> Made:
     ops = _vectors(op, rows=elements / width, width=width, scheme=scheme_of(columns), variant=variant)
     tiled = np.array([padding_of_shape(shape) if shape else np.nan for shape in extents])[shapes.row]
     ops = replace(ops, dims={**ops.dims, TILED: tiled})
-    return made_of(ops, columns.numbers("op_us_mean"), kept=~np.isnan(width))
-
-
-def _extents(text: str) -> tuple[float, ...]:
-    parts = text.replace("x", ",").split(",")
-    return tuple(float(part) for part in parts) if all(part.strip().isdigit() for part in parts) else ()
-
-
-_NEUSIGHT = "github.com/sitar-lab/NeuSight at 6945927d, MIT"
-_VIDUR = "github.com/microsoft/vidur at 7d475133, MIT, (c) Microsoft"
-_ROCM = "github.com/ROCm/aiter at e4048607, MIT, (c) AMD"
-_SCALE_SIM = "arXiv 2603.22535, github.com/scalesim-project/SCALE-Sim-validation before d6b88ca2"
-
-RESEARCH = (
-    _row("NeuSight operations", "hardware op b h m n k latency_us", _neusight, _NEUSIGHT),
-    _row("NeuSight convolutions", "Input_Channel Output_Channel Kernel_Szie", _neusight_conv, _NEUSIGHT),
-    _row("Vidur layers", "num_tokens num_tensor_parallel_workers n_embd latency_us_median", _vidur, _VIDUR),
-    _row(
-        "Vidur collectives",
-        "system num_workers devices_per_node latency_us_median",
-        _vidur_network,
-        _VIDUR,
-        "system",
-    ),
-    _row("AITER GEMM", "batch m n k n_entries tflops", _aiter, _ROCM),
-    _row("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _aiter_moe, _ROCM),
-    _row("TPU v4 products", "m n k module_us n_exec", _tpu_matmul, _SCALE_SIM),
-    _row("TPU v4 vector operations", "op shape op_us_mean module_us elements", _tpu_vectors, _SCALE_SIM),
-)
-"""The known tables."""
-
-
-# Tables of aiconfigurator (NVIDIA, Apache-2.0): single kernels of serving libraries, in CUDA graphs.
-#
-# Rows of ``fp8``, ``fp8_block``, ``nvfp4`` and ``sq`` include the kernels that quantise the activations.
-
-_PROVENANCE = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, (c) NVIDIA"
-_GATED = 3.0
-_NOT_GATED = 2.0
+    return measured_rows(ops, columns.numbers("op_us_mean"), kept=~np.isnan(width))
 
 
 def _library(columns: Columns, *more: str) -> Labels:
     return columns.joined("framework", "framework_version", "kernel_source", *more)
 
 
-def _gemm(columns: Columns) -> Made:
-    ops = build.matmuls(
-        scheme_of(columns),
-        batch=np.ones(len(columns)),
-        **columns.sizes(m="m", n="n", k="k"),
-        variant=_library(columns),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
 def _cache_bytes(columns: Columns) -> FloatArray:
+    """Return bytes per element of the KV cache."""
     labels = scheme_of(columns, "kv_cache_dtype")
     return element_bytes(relabelled(labels, {"fp8": "f8E4M3FN"}), "output")
 
 
 def _element_scheme(columns: Columns) -> Labels:
-    """Attention in ``fp8`` multiplies what is 8 bits already: an element type, not a quantising scheme."""
+    """Return number formats of attention: ``fp8`` is an element type here, because q, k and v are 8-bit."""
     return relabelled(scheme_of(columns), {"fp8": "f8E4M3FN"})
 
 
 def _attention_library(columns: Columns) -> Labels:
-    """Library and cache type; windowed kernels are their own."""
+    """Return the library and the cache type as variant; kernels with a window are separate variants."""
     labels = _library(columns, "kv_cache_dtype")
     windowed = (columns.numbers("window_size") > 0).astype(np.int32)
     names = (*labels.names, *(f"{name} window" for name in labels.names))
     return Labels(labels.row + windowed * len(labels.names), names)
 
 
-def _context(columns: Columns) -> Made:
+def _context(columns: Columns) -> MeasuredRows:
     ops = build.attention_context(
         _element_scheme(columns),
         **columns.sizes(
@@ -261,10 +263,10 @@ def _context(columns: Columns) -> Made:
         kv_bytes=_cache_bytes(columns),
         variant=_attention_library(columns),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _generation(columns: Columns) -> Made:
+def _generation(columns: Columns) -> MeasuredRows:
     length, window = columns.numbers("step") + 1, columns.numbers("window_size")
     ops = build.attention_generation(
         _element_scheme(columns),
@@ -274,11 +276,16 @@ def _generation(columns: Columns) -> Made:
         kv_bytes=_cache_bytes(columns),
         variant=_attention_library(columns),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _attention(columns: Columns) -> Made:
-    """Prompts and new tokens have the same columns; only the latter start at step 1 with one token."""
+@_table(
+    "aiconfigurator attention",
+    "batch_size isl num_heads num_key_value_heads window_size step",
+    _AICONFIGURATOR,
+)
+def _attention(columns: Columns) -> MeasuredRows:
+    """Return attention of prompts (step 0) and of new tokens (step 1 and above), which share columns."""
     is_generation = columns.numbers("step") > 0
     if is_generation.all():
         return _generation(columns)
@@ -288,17 +295,23 @@ def _attention(columns: Columns) -> Made:
     return replace(prompts, ops=chosen(prompts.ops, _generation(columns).ops, is_generation))
 
 
-def _encoder(columns: Columns) -> Made:
+@_table(
+    "aiconfigurator attention of encoders", "framework batch_size isl num_heads head_dim", _AICONFIGURATOR
+)
+def _encoder(columns: Columns) -> MeasuredRows:
     ops = build.attention_encoder(
         scheme_of(columns),
         **columns.sizes(batch="batch_size", length="isl", heads="num_heads", head_dim="head_dim"),
-        # Each device was measured with another release candidate of one version: no reason for another fit.
+        # Devices differ in the release candidate of one version, which does not justify separate fits.
         variant=columns.joined("framework", "kernel_source"),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-def _moe(columns: Columns) -> Made:
+@_table(
+    "aiconfigurator mixture of experts", "num_tokens hidden_size inter_size topk moe_ep_size", _AICONFIGURATOR
+)
+def _moe(columns: Columns) -> MeasuredRows:
     source = columns.texts("kernel_source")
     matrices = np.array([_NOT_GATED if "nongated" in name else _GATED for name in source.names])[source.row]
     ops = build.mixtures_of_experts(
@@ -316,14 +329,15 @@ def _moe(columns: Columns) -> Made:
         matrices=matrices,
         variant=_library(columns),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
 _QUANTIZE_PASSES = {"compute_scale": 1.0, "scale_matrix": 1.5}
-"""Times 16 bits that an element is read or written: the scale needs one read, scaling writes 8 bits too."""
+"""Traffic per element in units of 16 bits: one read for the scale, a read and an 8-bit write for scaling."""
 
 
-def _quantize(columns: Columns) -> Made:
+@_table("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _AICONFIGURATOR)
+def _quantize(columns: Columns) -> MeasuredRows:
     op = columns.texts("op")
     passes = np.array([_QUANTIZE_PASSES.get(name, np.nan) for name in op.names])[op.row]
     ops = build.elementwise(
@@ -336,14 +350,15 @@ def _quantize(columns: Columns) -> Made:
         flops_per_element=np.ones(len(columns)),
         variant=columns.joined("framework", "kernel_source"),
     )
-    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(passes))
+    return measured_rows(ops, columns.numbers("latency_us"), kept=~np.isnan(passes))
 
 
 _MLA_SIZES = {"mla_gen_pre": (512.0, 128.0), "mla_gen_post": (128.0, 512.0)}
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): per head 128 wide, latent 512 wide."""
+"""Sizes (n, k) of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): head 128, latent 512."""
 
 
-def _mla_bmm(columns: Columns) -> Made:
+@_table("aiconfigurator MLA products", "framework op num_tokens num_heads", _AICONFIGURATOR)
+def _mla_bmm(columns: Columns) -> MeasuredRows:
     op = columns.texts("op")
     sizes = np.array([_MLA_SIZES.get(name, (np.nan, np.nan)) for name in op.names])[op.row].reshape(-1, 2)
     ops = build.matmuls(
@@ -354,16 +369,14 @@ def _mla_bmm(columns: Columns) -> Made:
         k=sizes[:, 1],
         variant=_library(columns, "op"),
     )
-    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(sizes[:, 0]))
+    return measured_rows(ops, columns.numbers("latency_us"), kept=~np.isnan(sizes[:, 0]))
 
 
-_COLLECTIVE = {"alltoall": "all_to_all"}
-
-
-def _collectives(columns: Columns) -> Made:
-    op = relabelled(columns.texts("op"), _COLLECTIVE)
+@_table("aiconfigurator collectives", "library op num_ranks message_bytes", _AICONFIGURATOR)
+def _collectives(columns: Columns) -> MeasuredRows:
+    op = relabelled(columns.texts("op"), {"alltoall": "all_to_all"})
     ranks, message = columns.numbers("num_ranks"), columns.numbers("message_bytes")
-    # NCCL's gathers are listed by the whole result, oneCCL's by what a rank gives: their bus rates show it.
+    # Bus bandwidths show that NCCL's tables list gathers by the whole result, and oneCCL's by the shard.
     whole = np.zeros(len(columns), np.bool_)
     whole[op.where("all_gather")] = True
     whole[columns.texts("library").where("oneccl")] = False
@@ -375,31 +388,15 @@ def _collectives(columns: Columns) -> Made:
         ranks_per_node=ranks,
         variant=columns.joined("library", "library_version"),
     )
-    return made_of(ops, columns.numbers("latency_us"))
+    return measured_rows(ops, columns.numbers("latency_us"))
 
 
-AICONFIGURATOR = (
-    _row(
-        "aiconfigurator attention",
-        "batch_size isl num_heads num_key_value_heads window_size step",
-        _attention,
-        _PROVENANCE,
-    ),
-    _row(
-        "aiconfigurator attention of encoders",
-        "framework batch_size isl num_heads head_dim",
-        _encoder,
-        _PROVENANCE,
-    ),
-    _row(
-        "aiconfigurator mixture of experts",
-        "num_tokens hidden_size inter_size topk moe_ep_size",
-        _moe,
-        _PROVENANCE,
-    ),
-    _row("aiconfigurator MLA products", "framework op num_tokens num_heads", _mla_bmm, _PROVENANCE),
-    _row("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _quantize, _PROVENANCE),
-    _row("aiconfigurator collectives", "library op num_ranks message_bytes", _collectives, _PROVENANCE),
-    _row("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _gemm, _PROVENANCE),
-)
-"""The known tables; the first whose columns are there is taken, so narrower ones stand first."""
+@_table("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _AICONFIGURATOR)
+def _gemm(columns: Columns) -> MeasuredRows:
+    ops = build.matmuls(
+        scheme_of(columns),
+        batch=np.ones(len(columns)),
+        **columns.sizes(m="m", n="n", k="k"),
+        variant=_library(columns),
+    )
+    return measured_rows(ops, columns.numbers("latency_us"))

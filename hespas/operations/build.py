@@ -7,6 +7,7 @@ and result once, in the bits of the scheme.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +15,12 @@ from hespas.graph.columns import FloatArray
 from hespas.operations.model import Labels, Operations, element_bytes
 
 __all__ = [
+    "ConvolutionProduct",
     "attention_context",
     "attention_encoder",
     "attention_generation",
     "collectives",
+    "convolution_product",
     "convolutions",
     "elementwise",
     "matmuls",
@@ -274,4 +277,43 @@ def collectives(
         bytes_moved=message_bytes,
         op=op,
         variant=variant,
+    )
+
+
+class ConvolutionProduct(NamedTuple):
+    """Sizes of ``batch`` sequential products (m, k) by (k, n)."""
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    batch: FloatArray
+
+
+def convolution_product(
+    *,
+    height: FloatArray,
+    width: FloatArray,
+    kernel_height: FloatArray,
+    kernel_width: FloatArray,
+    channels: FloatArray,
+    filters: FloatArray,
+    stride: FloatArray,
+    images: FloatArray | None = None,
+    groups: FloatArray | None = None,
+    dilation: FloatArray | None = None,
+) -> ConvolutionProduct:
+    """Return the product that SCALE-Sim makes of convolutions (im2col, every window read again).
+
+    Sizes are of padded inputs. ``m`` counts output positions of all ``images``; ``k`` is the window size.
+    Groups are sequential products; dilation only changes the number of positions. SCALE-Sim itself supports
+    one image and one group, without dilation.
+    """
+    one = np.ones_like(height)
+    spread, parts = one if dilation is None else dilation, one if groups is None else groups
+    positions = one if images is None else images
+    for size, kernel in ((height, kernel_height), (width, kernel_width)):
+        reach = spread * (kernel - 1) + 1
+        positions = positions * np.maximum(np.ceil((size - reach + stride) / stride), 0.0)
+    return ConvolutionProduct(
+        positions, filters / parts, kernel_height * kernel_width * channels / parts, parts
     )

@@ -166,7 +166,7 @@ def test_thresholds_hold_for_tables(table: Path) -> None:
         (["--table", "table.csv", "--estimator", "guess"], 2, "guess"),
         (["--table", "unknown.csv"], 2, "no hardware file for Abacus"),
         (["--table", "absent.csv"], 3, "absent.csv"),
-        (["--table", "broken.csv"], 3, "those of no known table"),
+        (["--table", "broken.csv"], 3, "do not match any known table"),
         (["--table", "table.csv", "--json", "no/a.json"], 2, "does not exist"),
         (["--table", "table.csv", "--json", "table.csv"], 2, "same file as an input"),
     ],

@@ -127,7 +127,7 @@ def test_a_recording_becomes_a_hardware_file(tmp_path: Path) -> None:
         (["--table", "table.csv", "--date", "soon"], 2, "invalid date"),
         (["--table", "table.csv", "--seed", "-1"], 2, "seed"),
         (["--table", "absent.csv"], 3, "absent.csv"),
-        (["--table", "broken.csv"], 3, "those of no known table"),
+        (["--table", "broken.csv"], 3, "do not match any known table"),
         (["--measured", "absent.csv"], 3, "no such file"),
     ],
 )

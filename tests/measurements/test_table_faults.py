@@ -39,9 +39,9 @@ def written(tmp_path: Path, text: str, name: str = "t.csv") -> Path:
         ("m,n,k\n0,256,512,1024\n1,64,64,64\n", "row 1", "more fields"),
         ("m,m,n,k\n1,2,3,4\n", "header", "called 'm'"),
         ("m,M,n,k\n1,2,3,4\n", "header", "called 'm'"),
-        ("m,n,k\n1,2,3\nx,2,3\n", "row 2", "no numbers"),
-        pytest.param(f"m,n,k\n1,2,3\n{'9' * 401},2,3\n", "row 2", "no numbers", id="past all reals"),
-        ("m,n,k\nTrue,False,True\n", "row 1", "true and false"),
+        ("m,n,k\n1,2,3\nx,2,3\n", "row 2", "not numeric"),
+        pytest.param(f"m,n,k\n1,2,3\n{'9' * 401},2,3\n", "row 2", "not numeric", id="past all reals"),
+        ("m,n,k\nTrue,False,True\n", "row 1", "booleans"),
         ("m,n,k\n1,2,3\n1e300,1e300,2\n", "row 2", "1e\\+300"),
         ("m,n,k\n-1,2,3\n", "row 1", "m is -1"),
         ("kind,dtype,op,elements,passes\nvector,bf16,add,8,-3\n", "row 1", "passes is -3"),
@@ -64,7 +64,7 @@ def test_what_would_be_misread_is_refused(
 def test_lists_where_texts_belong_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"kind": [["matmul"]], "dtype": ["bf16"], "m": [1], "n": [2], "k": [3]}).to_parquet(path)
-    with pytest.raises(FormatError, match="'kind' holds no texts"):
+    with pytest.raises(FormatError, match="'kind' is not text"):
         list(read_operations(path))
 
 
@@ -78,11 +78,11 @@ def test_a_comma_at_the_end_of_a_row_shifts_nothing(tmp_path: Path) -> None:
 SIZES = {
     "-128": "m is negative",
     "0": "m is 0",
-    "": "m is not stated, or no number",
-    "nan": "m is not stated, or no number",
-    "1e300": "m is beyond 2^63",
-    "inf": "m is beyond 2^63",
-    "8.5": "m is no whole number",
+    "": "m is missing, or not a number",
+    "nan": "m is missing, or not a number",
+    "1e300": "m is above 2^63",
+    "inf": "m is above 2^63",
+    "8.5": "m is not a whole number",
 }
 TIMES = {
     "": "no duration, or NaN",
@@ -92,8 +92,8 @@ TIMES = {
     "-3": "a negative duration",
     "inf": "an infinite duration",
     "-inf": "a negative duration",
-    "1e300": "a duration below 1 fs or beyond 292 years",
-    "1e-300": "a duration below 1 fs or beyond 292 years",
+    "1e300": "a duration below 1 fs or above 292 years",
+    "1e-300": "a duration below 1 fs or above 292 years",
 }
 
 

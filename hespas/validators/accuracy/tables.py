@@ -348,7 +348,7 @@ def _report_table(table: Measurements, is_scored: BoolArray, diagnostics: Diagno
     diagnostics.warning(
         "accuracy.left-out-rows",
         table.name,
-        f"rows skipped: {table.told_left_out()}",
+        f"rows skipped: {table.describe_left_out()}",
         count=sum(reason.count for reason in table.left_out),
     )
     fitted = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())

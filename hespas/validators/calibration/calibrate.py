@@ -288,7 +288,7 @@ def _table_uses(
         # Other work in a recording is normal.
         report = diagnostics.info if table.recorded else diagnostics.warning
         skipped = sum(reason.count for reason in table.left_out)
-        text = f"rows skipped: {table.told_left_out()}"
+        text = f"rows skipped: {table.describe_left_out()}"
         report("calibrate.left-out-rows", table.name, text, count=skipped)
         impossible = int((~is_possible(part.take(rows_on(part, device)), device)).sum())
         text = f"rows faster than the data sheet of {device.name} allows: not fitted"

@@ -183,7 +183,7 @@ def _operations_on(device: Device, table: Measurements, diagnostics: Diagnostics
     if not len(rows):
         listed = ", ".join(sorted(filter(None, table.hardware.used())))
         raise UsageError(f"no row of {table.name} is of {device.name}", hint=f"devices: {listed or 'none'}")
-    text = f"rows treated as not measured: {table.told_left_out()}"
+    text = f"rows treated as not measured: {table.describe_left_out()}"
     skipped = sum(reason.count for reason in table.left_out)
     diagnostics.warning("suggest.left-out-rows", table.name, text, count=skipped)
     return table.ops.take(rows)

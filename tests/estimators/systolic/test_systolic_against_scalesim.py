@@ -16,7 +16,7 @@ import pytest
 
 from hespas.estimators.systolic import fold_counts
 from hespas.estimators.systolic.cycles import Array, Dataflow
-from hespas.measurements.read import Product, convolution_product
+from hespas.operations.build import ConvolutionProduct, convolution_product
 from tests.limits import SAFETY_S
 
 PYTHON = os.environ.get("HESPAS_SCALESIM", "")
@@ -95,7 +95,7 @@ def simulated(folder: Path, array: Array, layers: list[str], kind: str) -> tuple
     return compute, accesses
 
 
-def agree(array: Array, product: Product, compute: pd.DataFrame, accesses: pd.DataFrame) -> None:
+def agree(array: Array, product: ConvolutionProduct, compute: pd.DataFrame, accesses: pd.DataFrame) -> None:
     found = fold_counts(product.m, product.n, product.k, array, batch=product.batch)
     assert (compute["Stall Cycles"] == 0).all()
     assert found.cycles.tolist() == compute["Total Cycles"].tolist()
@@ -120,7 +120,7 @@ def test_products_and_convolutions(flow: Dataflow, rows: int, columns: int, tmp_
     array = Array(rows, columns, flow)
     m, n, k = (np.array(column, np.float64) for column in zip(*PRODUCTS, strict=True))
     layers = [",".join(map(str, sizes)) for sizes in PRODUCTS]
-    agree(array, Product(m, n, k, np.ones_like(m)), *simulated(tmp_path, array, layers, "gemm"))
+    agree(array, ConvolutionProduct(m, n, k, np.ones_like(m)), *simulated(tmp_path, array, layers, "gemm"))
     columns_of = [np.array(column, np.float64) for column in zip(*CONVOLUTIONS, strict=True)]
     names = ("height", "width", "kernel_height", "kernel_width", "channels", "filters", "stride")
     product = convolution_product(**dict(zip(names, columns_of, strict=True)))

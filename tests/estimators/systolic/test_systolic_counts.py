@@ -21,7 +21,7 @@ from hespas.estimators.systolic import (
 from hespas.estimators.systolic.cycles import parse_array, parse_dataflow
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
-from hespas.measurements.read import convolution_product
+from hespas.operations.build import convolution_product
 
 ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "systolic_oracle.csv"
 FLOWS = ("os", "ws", "is")
