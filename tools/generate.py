@@ -104,6 +104,10 @@ exit code 3 and the name of the input. Files are read, never mapped: one that is
 """
 _LIMITS: dict[str, tuple[str, str]] = {
     "input_bytes": ("every format", "one file, decompressed"),
+    "reading_bytes": (
+        "every input",
+        "memory of reading, and 64 times the input (compressed bytes count tenfold)",
+    ),
     "trusted_bytes": ("every input", "treated as if it had at least so many bytes"),
     "packed_free_bytes": ("every gzip stream", "decompressed, whatever the ratio"),
     "packed_ratio": ("every gzip stream", "decompressed to compressed bytes read so far, beyond that"),

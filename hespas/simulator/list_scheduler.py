@@ -23,10 +23,7 @@ from hespas.simulator.results import (
     schedule_alone,
     simulation_of,
 )
-from hespas.simulator.schedule import (
-    Priority,
-    communication_order,
-)
+from hespas.simulator.schedule import Priority
 
 __all__ = ["ListScheduler"]
 
@@ -98,5 +95,4 @@ class ListScheduler:
             pressure=pressure,
         )
         rank = int(np.argmax(workload.rank_class == index))
-        order = communication_order(program.tasks)
-        return schedule_alone(graph, program, self.priority, RepresentedClass(index, rank, ranks), order)
+        return schedule_alone(graph, program, self.priority, RepresentedClass(index, rank, ranks))

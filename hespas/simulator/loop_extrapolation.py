@@ -45,7 +45,6 @@ from hespas.simulator.schedule import (
     TaskProgram,
     Tasks,
     busy_ns,
-    communication_order,
     critical_ns,
     exposed_ns,
     interference_ns,
@@ -374,7 +373,7 @@ class _LoopRuns:
             counts[self.region] = trips
             looped = with_trips(self.loop, counts)
             program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
-            schedule = list_schedule(program.tasks, self.priority, communication_order(program.tasks))
+            schedule = list_schedule(program.tasks, self.priority)
             self.runs[trips] = IterationTimes(
                 time_ns=schedule.finish_ns,
                 exposed_ns=exposed_ns(program, schedule),

@@ -416,13 +416,19 @@ class JointResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointSimulator:
-    """Matching rules of a job, and the joint simulation of its ranks."""
+    """Matching rules of a job, and the joint simulation of its ranks.
+
+    ``are_different``: ranks run different programs or speeds, so that their communication needs one order.
+    ``common_ns`` are the durations of the one program that all run (None: several programs).
+    """
 
     relations: Relations
     behaviours: BehaviourClasses
     priority: Priority
     protocol: Protocol
     differing: Differing
+    are_different: bool
+    common_ns: FloatArray | None
 
     def matched(
         self, sim_ranks: Sequence[RankProgram], diagnostics: Diagnostics
@@ -461,13 +467,14 @@ class JointSimulator:
         recordings. Raises ``CheckFailedError`` if they deadlock.
         """
         job, events = self.matched(sim_ranks, diagnostics)
+        common = self._common_order(sim_ranks[0])
         issued: dict[int, IntArray] = {}
         after: list[IntArray] = [job.deps.row_ids]
         before: list[IntArray] = [job.deps.values.astype(np.int64)]
-        for position, sim_rank in enumerate(job.sim_ranks):
+        for position, sim_rank in enumerate(job.sim_ranks if self.are_different else ()):
             deps = sim_rank.program.tasks.deps  # shared by ranks that run the same graph
             if id(deps) not in issued:
-                issued[id(deps)] = issue_order(deps)
+                issued[id(deps)] = issue_order(deps) if common is None else common
             first, end = int(job.first[position]), int(job.first[position + 1])
             pairs = communication_pairs(job.stream[first:end], issued[id(deps)])
             after.append(pairs[0] + first)
@@ -490,6 +497,20 @@ class JointSimulator:
         )
         check_finished(job, events, done, diagnostics)
         return JointResult(job, events, done)
+
+    def _common_order(self, sim_rank: RankProgram) -> IntArray | None:
+        """Return the tasks of the common program in order of their starts without differences between ranks;
+        None for different programs.
+        """
+        if self.common_ns is None:
+            return None
+        program = sim_rank.program
+        node_ns = np.append(self.common_ns, np.nan)[program.node]
+        takes_ns = np.where(program.node >= 0, node_ns, program.tasks.duration_ns)
+        tasks = replace(program.tasks, duration_ns=np.where(program.tasks.stream == FREE, 0.0, takes_ns))
+        start_ns = list_schedule(tasks, self.priority).start_ns[issued := issue_order(tasks.deps)]
+        common: IntArray = issued[np.argsort(start_ns, kind="stable")]
+        return common
 
 
 def _ready_positions(job: JobTasks, priority: Priority) -> IntArray | None:

@@ -5,8 +5,10 @@ The work of a rank is scheduled as by :mod:`hespas.simulator.list_scheduler`. A 
 stream when it is issued there and ends for all members at once: its duration after the last arrival. A
 receive ends when the message has been sent; a receive without a stream occupies none.
 
-Communication runs in program order on each stream, as on a device queue, for one rank and for many: this
-avoids deadlocks between ranks that run the same program at different speeds.
+Communication of different ranks runs in one order on each stream, as on a device queue, which avoids
+deadlocks. Ranks with different programs use program order. Ranks with equal programs use the order in which
+the communication becomes ready on a rank without jitter, so that a slightly slower rank hardly changes the
+step. Rank classes with equal programs are treated like one class.
 
 Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symmetry`).
 """
@@ -203,6 +205,27 @@ class _JobRun:
         return simulation_of(name, self.workload, [*parts, *ran], part_of[behaviours.behaviour], joined)
 
     @property
+    def _are_different(self) -> bool:
+        """Return True if ranks run different programs, or the same program at different speeds."""
+        options = self.options
+        return not self._is_one_program or self.idle.any or bool(options.jitter) or bool(options.stragglers)
+
+    @property
+    def _common_ns(self) -> FloatArray | None:
+        """Return the durations of the program that all ranks run at once; None if there are several."""
+        first = next(index for index, count in enumerate(self.workload.class_sizes) if count)
+        if not self._is_one_program or self.idle.any or _has_one_sided(self.workload.classes[first]):
+            return None
+        return self.workload.classes[first].duration_ns
+
+    @property
+    def _is_one_program(self) -> bool:
+        """Return True if the programs of all rank classes differ at most in groups, peers and names."""
+        used = [index for index, count in enumerate(self.workload.class_sizes) if count]
+        first, *others = [self.workload.classes[index] for index in used]
+        return all(_are_equal_programs(first, other) for other in others)
+
+    @property
     def _joint_simulator(self) -> JointSimulator:
         options = self.options
         return JointSimulator(
@@ -211,6 +234,8 @@ class _JobRun:
             options.priority,
             options.protocol,
             options.differing or "longest",
+            self._are_different,
+            self._common_ns,
         )
 
     def _rank_key(self, rank: int) -> _RankKey:
@@ -243,7 +268,10 @@ class _JobRun:
         )
         program = self._jittered(program, rank)
         whose = RepresentedClass(self._rank_key(rank)[0], rank, int(self.behaviours.count[alike].sum()))
-        return schedule_alone(graph, program, options.priority, whose, communication_order(program.tasks))
+        order = None
+        if self._are_different and self._common_ns is None:
+            order = communication_order(program.tasks)
+        return schedule_alone(graph, program, options.priority, whose, order)
 
     def _sim_ranks(self, chosen: IntArray) -> list[RankProgram]:
         """Return the simulated ranks of some classes with their programs; empty if they cannot be simulated
@@ -292,12 +320,30 @@ def _in_step(workload: Workload) -> bool:
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:
         return False
-    index = used[0]
-    table, kind = workload.classes[index].p2p, workload.classes[index].kind
-    sides = np.isin(kind[table.node], (int(NodeKind.SEND), int(NodeKind.RECV)))
-    return not bool((sides & (table.permutation >= 0) & ~table.host).any()) and not has_idle_parts(
-        workload, used[0]
-    )
+    return not _has_one_sided(workload.classes[used[0]]) and not has_idle_parts(workload, used[0])
+
+
+def _has_one_sided(graph: OpGraph) -> bool:
+    """Return True if a program has messages that its ranks only send or only receive."""
+    table = graph.p2p
+    sides = np.isin(graph.kind[table.node], (int(NodeKind.SEND), int(NodeKind.RECV)))
+    return bool((sides & (table.permutation >= 0) & ~table.host).any())
+
+
+def _are_equal_programs(one: OpGraph, other: OpGraph) -> bool:
+    """Return True if two programs have the same nodes, durations, streams, dependencies and loops."""
+    if len(one) != len(other):
+        return False
+    times = (one.duration_ns, other.duration_ns), (one.multiplicity, other.multiplicity)
+    codes = (one.kind, other.kind), (one.op_class, other.op_class), (one.resource, other.resource)
+    places = (one.stream, other.stream), (one.region, other.region)
+    tables = [
+        (getattr(getattr(one, deps), column), getattr(getattr(other, deps), column))
+        for deps in ("data_deps", "control_deps")
+        for column in ("offsets", "values")
+    ]
+    pairs = [*times, *codes, *places, *tables, (one.regions.trips, other.regions.trips)]
+    return all(np.array_equal(left, right, equal_nan=left.dtype.kind == "f") for left, right in pairs)
 
 
 def _jittered(program: TaskProgram, options: JobScheduler, rank: int) -> TaskProgram:
