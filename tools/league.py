@@ -16,9 +16,9 @@ import numpy as np
 from hespas import api
 from hespas.generators.llm.published import SETTINGS
 from hespas.validators.league.document import League
-from hespas.validators.league.judged import CALIBRATIONS, SHARED
-from hespas.validators.league.parts import COMPONENTS
-from hespas.validators.league.summaries import NOISE_FLOOR, Group
+from hespas.validators.league.evaluation import CALIBRATIONS, SHARED
+from hespas.validators.league.steps import COMPONENTS
+from hespas.validators.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT
 
 __all__ = ["league_page", "main"]
@@ -186,7 +186,7 @@ def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
                 yield (value, done.calibrate, *_figures(groups[value]))
 
 
-def _figures(each: Group) -> Iterator[str]:
+def _figures(each: RowGroupErrors) -> Iterator[str]:
     yield f"{each.n:,}"
     yield from (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
     yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}")

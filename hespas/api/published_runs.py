@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
 
     from hespas.validators.league.document import League
-    from hespas.validators.league.judged import CalibrateBy, Calibration, JudgedRow
+    from hespas.validators.league.evaluation import CalibrateBy, Calibration, EvaluatedRow
     from hespas.validators.serving import Calibrate, RunReplay, ServingErrors
 
 __all__ = [
@@ -40,7 +40,7 @@ class LeagueReport(Result):
     result = RenamedAttribute("details")
 
     @property
-    def rows(self) -> tuple[JudgedRow, ...]:
+    def rows(self) -> tuple[EvaluatedRow, ...]:
         """Return the rows of the table with their predictions."""
         return self.details.rows
 
@@ -75,7 +75,7 @@ class LeagueReport(Result):
         write_report(self.details, Path(folder), overwrite=overwrite)
 
 
-@checked(CalibrateBy="hespas.validators.league.judged:CalibrateBy")
+@checked(CalibrateBy="hespas.validators.league.evaluation:CalibrateBy")
 def league(
     table: str | Path,
     *,
@@ -100,7 +100,7 @@ def league(
     broken table, impossible measured figures and a file without factors, and if no row can be predicted
     (``UnsupportedError`` if no row has a fault).
     """
-    from hespas.validators.league.document import league_of, read_factors
+    from hespas.validators.league.document import evaluate_league, read_factors
     from hespas.validators.league.predict import predicted_rows
 
     if factors is not None and calibrate != "none":
@@ -123,7 +123,7 @@ def league(
             f"{', '.join(names)})",
             count=len(uncorrected),
         )
-    return LeagueReport(league_of(str(table), rows, mode, fitted, estimator=estimator))
+    return LeagueReport(evaluate_league(str(table), rows, mode, fitted, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -180,7 +180,7 @@ def calibrate_end_to_end(
     Raises ``UsageError`` if the table has no measured row of the device, and what :func:`league` raises.
     """
     from hespas.hardware import load_device
-    from hespas.validators.league.document import league_of
+    from hespas.validators.league.document import evaluate_league
     from hespas.validators.league.predict import predicted_rows
 
     name = load_device(hardware).name
@@ -188,7 +188,7 @@ def calibrate_end_to_end(
         Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics
     )
     before, after = (
-        league_of(str(table), rows, mode, estimator=estimator) for mode in ("none", "leave-group-out")
+        evaluate_league(str(table), rows, mode, estimator=estimator) for mode in ("none", "leave-group-out")
     )
     if not any(factor.accelerator == name for factor in after.factors):
         raise UsageError(

@@ -20,8 +20,9 @@ from hespas.cli.validate import app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
-from hespas.validators.league import predict, stamps
-from hespas.validators.league.judged import CalibrateBy
+from hespas.validators.league import predict
+from hespas.validators.league.evaluation import CalibrateBy
+from hespas.validators.league.rows import StepPrediction
 
 SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"
 ROW = {
@@ -98,7 +99,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     asked: list[int] = []
     of_row = predict._predicted  # pyright: ignore[reportPrivateUsage]
 
-    def counted(task: predict.Task) -> predict.Predicted:
+    def counted(task: predict.PredictionTask) -> StepPrediction:
         asked.append(task.number)
         if len(asked) == 2:
             raise KeyboardInterrupt
@@ -155,9 +156,9 @@ def test_an_edited_file_of_an_estimator_changes_what_was_kept(tmp_path: Path) ->
     keys: list[str] = []
     for text in ("a", "b"):
         measured.write_text(text)
-        keys.append(stamps.estimator_stamp(spelling))
+        keys.append(predict.estimator_digest(spelling))
     assert keys[0] != keys[1]
-    assert stamps.estimator_stamp(f"training:base={spelling}") == keys[1]
+    assert predict.estimator_digest(f"training:base={spelling}") == keys[1]
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,10 @@ def test_what_is_kept_and_is_no_prediction_is_made_again(tmp_path: Path, edit: d
 def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others_are_kept = Event()
 
-    def predicted(task: predict.Task) -> predict.Predicted:
+    def predicted(task: predict.PredictionTask) -> StepPrediction:
         if task.number == 0:
             assert others_are_kept.wait(10)
-        return predict.Predicted(time_ns=1.0)
+        return StepPrediction(time_ns=1.0)
 
     def pool(*_: object) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(2)
@@ -264,7 +265,7 @@ def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
     with_them = ["league", "--table", str(runs), "--factors", str(factors), "--jobs", "1"]
     other = run(*with_them)
     assert other.exit_code == 2
-    assert "factors of the estimator roofline, and rows are predicted with composite" in other.stderr
+    assert "the factors are for the estimator roofline, not for composite" in other.stderr
     assert "try: --estimator roofline, or fit them again" in other.stderr
     assert run(*with_them, "--estimator", "roofline").exit_code == 0
 
@@ -279,7 +280,7 @@ def test_factors_that_are_edited_are_refused(tmp_path: Path) -> None:
     good = cast("list[dict[str, object]]", document["factors"])
     edits: list[tuple[dict[str, object], str]] = [
         ({"schema": "hespas.league_factors/2"}, "schema"),
-        ({"factors": [*good, good[0]]}, "a second factor of here, TPU-v5e"),
+        ({"factors": [*good, good[0]]}, "duplicate factor of here, TPU-v5e"),
         ({"factors": [good[0] | {"factor": 1e308}]}, r"factor 1e\+308"),
         ({"factors": [good[0] | {"factor": 1e-308}]}, "factor 1e-308"),
         ({"factors": [good[0] | {"std_error": 1e308}]}, r"std_error 1e\+308"),
@@ -493,12 +494,12 @@ def test_what_an_estimator_assumes_and_leaves_out_is_told(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ({"step_time_ms": "0"}, "row 1, column step_time_ms: 0 is no measurement"),
-        ({"step_time_ms": "-5"}, "row 1, column step_time_ms: -5 is no measurement"),
-        ({"step_time_ms": "nan"}, "row 1, column step_time_ms: nan is no measurement"),
-        ({"step_time_ms": "1e300"}, "row 1, column step_time_ms: 1e300 is no measurement"),
-        ({"step_time_ms": "abc"}, "row 1, column step_time_ms: 'abc' is no number"),
-        ({"mfu_pct": "40%"}, "row 1, column mfu_pct: '40%' is no number"),
+        ({"step_time_ms": "0"}, "row 1, column step_time_ms: 0 is not a measurement"),
+        ({"step_time_ms": "-5"}, "row 1, column step_time_ms: -5 is not a measurement"),
+        ({"step_time_ms": "nan"}, "row 1, column step_time_ms: nan is not a measurement"),
+        ({"step_time_ms": "1e300"}, "row 1, column step_time_ms: 1e300 is not a measurement"),
+        ({"step_time_ms": "abc"}, "row 1, column step_time_ms: 'abc' is not a number"),
+        ({"mfu_pct": "40%"}, "row 1, column mfu_pct: '40%' is not a number"),
         ({"step_time_lo_ms": "1600"}, "column step_time_ms: step_time_ms is 1500, below step_time_lo_ms"),
         ({"step_time_hi_ms": "1400"}, "column step_time_hi_ms: step_time_hi_ms is 1400, below step_time_ms"),
     ],
@@ -596,8 +597,8 @@ _SCHEMA = {"schema": "hespas.league_factors/1"}
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}", "no factors"),
-        (json.dumps(_SCHEMA | {"factors": []}), "no factors in it"),
+        ("{}", "not a factors file"),
+        (json.dumps(_SCHEMA | {"factors": []}), "the file has no factors"),
         (json.dumps(_SCHEMA | {"factors": [MAGIC]}), "component 'magic'"),
     ],
 )

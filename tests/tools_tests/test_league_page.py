@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hespas.validators.league.document import league_of
-from hespas.validators.league.judged import CALIBRATIONS
-from hespas.validators.league.predict import LeagueRow, Predicted, Refusal
+from hespas.validators.league.document import evaluate_league
+from hespas.validators.league.evaluation import CALIBRATIONS
+from hespas.validators.league.rows import LeagueRow, Refusal, StepPrediction
 from tools.league import league_page
 
 
@@ -14,7 +14,7 @@ def _row(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: 
         "seq_len": "4096", "global_batch": "8", "precision": "bf16", "precision_class": "16bit",
         "mfu_pct": "40",
     }  # fmt: skip
-    predicted = Predicted(
+    predicted = StepPrediction(
         time_ns=predicted_ms * 1e6, parts={"products": 7.5e7, "attention": 2.5e7}, peak_memory_bytes=1.0,
         family="Hopper", kind="dense", layout=cells.get("tp", ""),
     )  # fmt: skip
@@ -26,9 +26,9 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
         _row(0, 125.0),
         _row(1, 80.0, tp="2"),
         _row(2, 125.0, num_accelerators="16", global_batch="16"),
-        LeagueRow(3, {"source": "there"}, Predicted(refusal=Refusal(message="nobody knows the model"))),
+        LeagueRow(3, {"source": "there"}, StepPrediction(refusal=Refusal(message="nobody knows the model"))),
     ]
-    page = league_page([league_of("runs.csv", rows, mode) for mode in CALIBRATIONS])
+    page = league_page([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])
     assert "3 of 4 rows are predicted, 0 of them need an assumption" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
@@ -47,7 +47,7 @@ def test_the_page_says_which_sets_are_lost_and_who_is_faster() -> None:
         _row(2, 110.0, 90.0, tp="4"),
         _row(3, 50.0, 60.0, accelerator="B200-SXM"),
     ]
-    page = league_page([league_of("runs.csv", rows, "none")])
+    page = league_page([evaluate_league("runs.csv", rows, "none")])
     assert "| none | 1 | 0% | 1 | 0% | -1.00 | 0 |  |" in page
     assert "| none | here | Llama-3.1-405B | H100-SXM | 8 | 3 |" in page
     assert "| none | 1 | 100% |" in page

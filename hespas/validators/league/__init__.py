@@ -1,1 +1,1 @@
-"""The league: step times of published runs, predicted from their settings alone, beside what was measured."""
+"""League of published training runs: predicted step times against measured ones."""

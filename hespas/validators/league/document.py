@@ -1,4 +1,4 @@
-"""The league as a value and as the JSON document ``hespas.league/1``."""
+"""Result of a league, and its JSON documents ``hespas.league/1`` and ``hespas.league_factors/1``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
 from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.league.fit import Factor, factors_of
-from hespas.validators.league.judged import Calibration, JudgedRow, Status, facts_of, judged
-from hespas.validators.league.parts import COMPONENTS
-from hespas.validators.league.predict import LeagueRow, league_rows
+from hespas.validators.league.evaluation import (
+    Calibration,
+    EvaluatedRow,
+    Status,
+    evaluate_rows,
+    fit_rows_of,
+)
+from hespas.validators.league.fit import ComponentFactor, factors_of
+from hespas.validators.league.rows import LeagueRow
+from hespas.validators.league.steps import COMPONENTS
 from hespas.validators.league.summaries import (
     NOISE_FLOOR,
-    Baseline,
-    Group,
-    LayoutSet,
-    Scaled,
-    Speedup,
-    baselines,
+    AcceleratorSpeedup,
+    BaselineErrors,
+    LayoutRanking,
+    RowGroupErrors,
+    ScalingPoint,
+    group_errors,
     group_of,
-    group_rows,
-    layout_sets,
-    scaling,
+    naive_baselines,
+    rank_layouts,
+    scaling_points,
     speedups,
 )
 
@@ -41,20 +47,19 @@ __all__ = [
     "FactorsDocument",
     "League",
     "LeagueDocument",
-    "MemoryErrors",
+    "PeakMemoryErrors",
+    "evaluate_league",
     "factors_json",
     "league_document",
     "league_json",
-    "league_of",
     "read_factors",
     "refusals",
-    "row_json",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryErrors:
-    """Relative errors of the peak of memory of ``n`` rows: mean and median of their sizes, and their mean."""
+class PeakMemoryErrors:
+    """Relative errors of the peak memory of ``n`` rows: mean and median of their sizes, and their mean."""
 
     n: int
     mean_ape: float
@@ -64,68 +69,68 @@ class MemoryErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class League:
-    """Rows of a table, judged in one mode of calibration, and what is said of them together."""
+    """Evaluated rows of a table with one calibration, and their summaries."""
 
     table: str
     estimator: str
     calibrate: Calibration
-    rows: tuple[JudgedRow, ...]
-    groups: tuple[Group, ...]
-    baselines: tuple[Baseline, ...]
-    layouts: tuple[LayoutSet, ...]
-    scaling: tuple[Scaled, ...]
-    speedups: tuple[Speedup, ...]
-    factors: tuple[Factor, ...]
+    rows: tuple[EvaluatedRow, ...]
+    groups: tuple[RowGroupErrors, ...]
+    baselines: tuple[BaselineErrors, ...]
+    layouts: tuple[LayoutRanking, ...]
+    scaling: tuple[ScalingPoint, ...]
+    speedups: tuple[AcceleratorSpeedup, ...]
+    factors: tuple[ComponentFactor, ...]
 
     @property
-    def whole(self) -> Group | None:
-        """The errors of all rows; None where none counts."""
-        return next((each for each in self.groups if each.by == "all"), None)
+    def whole(self) -> RowGroupErrors | None:
+        """Return the errors of all rows; None if no row is both predicted and measured."""
+        return next((group for group in self.groups if group.by == "all"), None)
 
     @property
-    def memory(self) -> MemoryErrors:
-        """How far the peak of memory is off where it was published."""
+    def memory(self) -> PeakMemoryErrors:
+        """Return the errors of the peak memory of the rows that publish it."""
         peaks = [(row.row.predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib"))
                  for row in self.rows]  # fmt: skip
-        error = np.array([said / real - 1 for said, real in peaks if said > 0 and real > 0])
-        figures = error_figures(error)
-        return MemoryErrors(
-            n=len(error),
+        errors = np.array([peak / published - 1 for peak, published in peaks if peak > 0 and published > 0])
+        figures = error_figures(errors)
+        return PeakMemoryErrors(
+            n=len(errors),
             mean_ape=figures["mape"],
             median_ape=figures["median_ape"],
             bias=figures["bias"],
         )
 
 
-def league_of(
+def evaluate_league(
     table: str,
     rows: Sequence[LeagueRow],
     calibrate: Calibration,
-    factors: Sequence[Factor] = (),
+    factors: Sequence[ComponentFactor] = (),
     *,
     estimator: str = "composite",
 ) -> League:
-    """Judge the rows of a table that ``estimator`` has predicted; ``factors`` are those of the mode of that
-    name.
+    """Evaluate the rows of a table that ``estimator`` has predicted; ``factors`` are for the calibration of
+    that name.
     """
-    found = judged(rows, calibrate, factors)
+    evaluated = evaluate_rows(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:
-        factors = factors_of(facts_of(league_rows(rows)))
+        factors = factors_of(fit_rows_of([row for row in rows if not row.predicted.refused]))
     return League(
         table=table,
         estimator=estimator,
         calibrate=calibrate,
-        rows=tuple(found),
-        groups=tuple(group_rows(found, calibrate)),
-        baselines=tuple(each for each in baselines(found) if each.n),
-        layouts=tuple(layout_sets(found, calibrate)),
-        scaling=tuple(scaling(found, calibrate)),
-        speedups=tuple(speedups(found, calibrate)),
+        rows=tuple(evaluated),
+        groups=tuple(group_errors(evaluated, calibrate)),
+        baselines=tuple(baseline for baseline in naive_baselines(evaluated) if baseline.n),
+        layouts=tuple(rank_layouts(evaluated, calibrate)),
+        scaling=tuple(scaling_points(evaluated, calibrate)),
+        speedups=tuple(speedups(evaluated, calibrate)),
         factors=tuple(factors),
     )
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
+class _LeagueRowJson(msgspec.Struct, frozen=True, kw_only=True):
     row: Count
     source: str
     model: str
@@ -152,7 +157,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     dominant: str
 
 
-class _Group(msgspec.Struct, frozen=True, kw_only=True):
+class _RowGroupJson(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Calibration
     by: str
     value: str
@@ -164,7 +169,7 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
     interval_coverage: Figure
 
 
-class _Baseline(msgspec.Struct, frozen=True, kw_only=True):
+class _BaselineJson(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     n: Count
     mean_ape: Figure
@@ -172,7 +177,7 @@ class _Baseline(msgspec.Struct, frozen=True, kw_only=True):
     p90_ape: Figure
 
 
-class _LayoutSet(msgspec.Struct, frozen=True, kw_only=True):
+class _LayoutRankingJson(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Calibration
     source: str
     model: str
@@ -183,7 +188,7 @@ class _LayoutSet(msgspec.Struct, frozen=True, kw_only=True):
     tau: Figure
 
 
-class _Scaled(msgspec.Struct, frozen=True, kw_only=True):
+class _ScalingPointJson(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Calibration
     source: str
     model: str
@@ -196,7 +201,7 @@ class _Scaled(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: Figure
 
 
-class _Speedup(msgspec.Struct, frozen=True, kw_only=True):
+class _SpeedupJson(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Calibration
     source: str
     model: str
@@ -211,7 +216,7 @@ class _Speedup(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: Figure
 
 
-class _Factor(msgspec.Struct, frozen=True, kw_only=True):
+class _ComponentFactorJson(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     accelerator: str
     component: str
@@ -222,13 +227,13 @@ class _Factor(msgspec.Struct, frozen=True, kw_only=True):
     n: Count
 
 
-class _Finding(msgspec.Struct, frozen=True, kw_only=True):
+class _LeagueDiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     count: Count
 
 
-class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+class _PeakMemoryJson(msgspec.Struct, frozen=True, kw_only=True):
     n: Count
     mean_ape: Figure
     median_ape: Figure
@@ -236,190 +241,209 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What hespas-validate league --json writes."""
+    """Result of hespas-validate league."""
 
     schema: Literal["hespas.league/1"] = "hespas.league/1"
     hespas_version: str = __version__
     inputs: list[str]
-    diagnostics: list[_Finding]
+    diagnostics: list[_LeagueDiagnosticJson]
     estimator: str
     calibrate: Calibration
     noise_floor: Figure
-    rows: list[_Row]
-    summary: list[_Group]
-    peak_memory: _Memory
-    baselines: list[_Baseline]
-    layouts: list[_LayoutSet]
-    scaling: list[_Scaled]
-    speedups: list[_Speedup]
-    factors: list[_Factor]
-
-
-def league_document(done: League) -> LeagueDocument:
-    """The document of a league."""
-    return LeagueDocument(
-        inputs=[done.table],
-        diagnostics=_findings(done.rows),
-        estimator=done.estimator,
-        calibrate=done.calibrate,
-        noise_floor=NOISE_FLOOR if any(map(_is_of_mlperf, done.rows)) else nan,
-        rows=[row_json(row) for row in done.rows],
-        summary=[_Group(**asdict(each)) for each in done.groups],
-        peak_memory=_Memory(**asdict(done.memory)),
-        baselines=[_Baseline(**asdict(each)) for each in done.baselines],
-        layouts=[_LayoutSet(**asdict(each)) for each in done.layouts],
-        scaling=[_Scaled(**asdict(each)) for each in done.scaling],
-        speedups=[_Speedup(**asdict(each)) for each in done.speedups],
-        factors=[_Factor(**asdict(each)) for each in done.factors],
-    )
-
-
-def _is_of_mlperf(row: JudgedRow) -> bool:
-    """Whether the noise floor, of submissions to MLPerf, says something of a row."""
-    return row.row.cells.get("source") == "MLPerf-Training"
-
-
-def league_json(done: League) -> bytes:
-    """The same as JSON text."""
-    return document_bytes(league_document(done))
+    rows: list[_LeagueRowJson]
+    summary: list[_RowGroupJson]
+    peak_memory: _PeakMemoryJson
+    baselines: list[_BaselineJson]
+    layouts: list[_LayoutRankingJson]
+    scaling: list[_ScalingPointJson]
+    speedups: list[_SpeedupJson]
+    factors: list[_ComponentFactorJson]
 
 
 class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What hespas-validate calibrate --end-to-end writes."""
+    """Result of hespas-validate calibrate --end-to-end."""
 
     schema: Literal["hespas.league_factors/1"] = "hespas.league_factors/1"
     hespas_version: str = __version__
     inputs: list[str]
-    diagnostics: list[_Finding]
+    diagnostics: list[_LeagueDiagnosticJson]
     hardware: str
     estimator: str
-    factors: list[_Factor]
-    summary: list[_Group]
+    factors: list[_ComponentFactorJson]
+    summary: list[_RowGroupJson]
 
 
-def read_factors(path: Path, estimator: str) -> list[Factor]:
-    """The factors of a document that ``hespas-validate calibrate --end-to-end`` or ``league`` wrote. Raises
-    ``FormatError`` for another, ``UsageError`` where they were fitted to what another estimator says.
-    """
-    content = read_document(path, limits().report_bytes, "factors")
-    try:
-        stated = msgspec.json.decode(content, type=_Stated)
-    except (ValueError, RecursionError) as error:
-        why = str(error).replace("`", "'")  # of what stands between backquotes the command makes an option
-        raise FormatError(f"no factors: {why}", path=str(path), hint=_WRITES_FACTORS) from error
-    rows, fitted = stated.factors, stated.estimator
-    if not rows:
-        raise FormatError("no factors in it", path=str(path), hint=_WRITES_FACTORS)
-    seen: set[tuple[str, str, str]] = set()
-    for number, each in enumerate(rows):
-        is_any = 1 / _MOST <= each.factor <= _MOST and 0 <= each.std_error <= _MOST
-        if each.component not in COMPONENTS or not is_any:
-            raise FormatError(
-                f"component {clipped(each.component)!r}, factor {each.factor}, std_error {each.std_error}",
-                path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
-            )  # fmt: skip
-        key = each.source, each.accelerator, each.component
-        if key in seen:
-            raise FormatError(
-                f"a second factor of {clipped(', '.join(key))}",
-                path=str(path), position=f"factors[{number}]", hint=_WRITES_FACTORS,
-            )  # fmt: skip
-        seen.add(key)
-    if fitted != estimator:
-        raise UsageError(
-            f"factors of the estimator {clipped(fitted)}, and rows are predicted with {clipped(estimator)}",
-            path=str(path),
-            hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_WRITES_FACTORS}",
-        )
-    known = [Factor(**{name: getattr(each, name) for name in Factor.__dataclass_fields__}) for each in rows]
-    return [replace(each, accelerator=canonical_name(each.accelerator) or each.accelerator) for each in known]
+class _StoredFactors(msgspec.Struct, frozen=True):
+    """Fields of a document of which the factors are read."""
 
-
-_WRITES_FACTORS = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
-
-
-_MOST = 1000.0
-"""Of a factor and what it is off by: no part of a step is so far from what is predicted."""
-
-
-class _Stated(msgspec.Struct, frozen=True):
     schema: Literal["hespas.league_factors/1", "hespas.league/1"]
-    factors: list[_Factor]
+    factors: list[_ComponentFactorJson]
     estimator: str = "composite"
-    """Documents of versions that had no other do not say it."""
+    """Documents of versions with one estimator do not have this field."""
+
+
+_FACTORS_COMMAND = "hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out FILE.json"
+_MAX_FACTOR = 1000.0
+"""Limit of a factor, its inverse and its standard error: larger ones are errors in the file."""
+
+
+def league_document(league: League) -> LeagueDocument:
+    """Return the JSON document of a league. Its noise floor is NaN without submissions to MLPerf."""
+    has_mlperf = any(row.row.cells.get("source") == "MLPerf-Training" for row in league.rows)
+    rows: list[_LeagueRowJson] = []
+    for row in league.rows:
+        cells, predicted = row.row.cells, row.row.predicted
+        rows.append(
+            _LeagueRowJson(
+                row=row.row.number,
+                source=cells.get("source", ""),
+                model=cells.get("model", ""),
+                accelerator=cells.get("accelerator", ""),
+                num_accelerators=row.row.number_of("num_accelerators"),
+                group=group_of(row),
+                status=row.status,
+                reason=predicted.refused,
+                position=row.row.position if predicted.refused else "",
+                assumptions=list(predicted.assumptions),
+                predicted_ms=row.predicted_ms,
+                low_ms=row.low_ms,
+                high_ms=row.high_ms,
+                published_ms=row.published_ms,
+                published_low_ms=row.published_low_ms,
+                published_high_ms=row.published_high_ms,
+                relative_error=row.relative_error,
+                peak_memory_gib=predicted.peak_memory_bytes / 2**30,
+                published_memory_gib=row.row.number_of("peak_memory_gib"),
+                capacity_gib=predicted.capacity_bytes / 2**30,
+                fits=predicted.fits,
+                parts=row.parts,
+                error_parts=row.error_parts,
+                dominant=row.dominant,
+            )
+        )
+    return LeagueDocument(
+        inputs=[league.table],
+        diagnostics=_diagnostics(league.rows),
+        estimator=league.estimator,
+        calibrate=league.calibrate,
+        noise_floor=NOISE_FLOOR if has_mlperf else nan,
+        rows=rows,
+        summary=[_RowGroupJson(**asdict(group)) for group in league.groups],
+        peak_memory=_PeakMemoryJson(**asdict(league.memory)),
+        baselines=[_BaselineJson(**asdict(baseline)) for baseline in league.baselines],
+        layouts=[_LayoutRankingJson(**asdict(ranking)) for ranking in league.layouts],
+        scaling=[_ScalingPointJson(**asdict(point)) for point in league.scaling],
+        speedups=[_SpeedupJson(**asdict(speedup)) for speedup in league.speedups],
+        factors=[_ComponentFactorJson(**asdict(factor)) for factor in league.factors],
+    )
+
+
+def league_json(league: League) -> bytes:
+    """Return the document of a league as JSON text."""
+    return document_bytes(league_document(league))
 
 
 def factors_json(before: League, after: League, hardware: str) -> bytes:
-    """Factors of an accelerator, and the errors before and on groups left out of the fit as JSON text."""
+    """Return JSON text of the factors of an accelerator, with the errors ``before`` and, on groups left out
+    of the fit, ``after`` their correction.
+    """
     groups = [
-        each
-        for done in (before, after)
-        for each in done.groups
-        if each.by == "all" or (each.by == "accelerator" and each.value == hardware)
+        group
+        for league in (before, after)
+        for group in league.groups
+        if group.by == "all" or (group.by == "accelerator" and group.value == hardware)
     ]
     return document_bytes(
         FactorsDocument(
             inputs=[after.table],
-            diagnostics=_findings(after.rows),
+            diagnostics=_diagnostics(after.rows),
             hardware=hardware,
             estimator=after.estimator,
-            factors=[_Factor(**asdict(each)) for each in after.factors if each.accelerator == hardware],
-            summary=[_Group(**asdict(each)) for each in groups],
+            factors=[
+                _ComponentFactorJson(**asdict(factor))
+                for factor in after.factors
+                if factor.accelerator == hardware
+            ],
+            summary=[_RowGroupJson(**asdict(group)) for group in groups],
         )
     )
 
 
-def refusals(rows: Iterable[JudgedRow]) -> list[tuple[str, str, int]]:
-    """Why rows are not predicted, where the first is, and how many for that reason."""
-    found: dict[str, list[LeagueRow]] = {}
+def read_factors(path: Path, estimator: str) -> list[ComponentFactor]:
+    """Read the factors in a document of ``hespas-validate calibrate --end-to-end`` or ``league``.
+
+    Raises ``FormatError`` for another document, ``UsageError`` for factors of another estimator.
+    """
+
+    def fault(message: str, position: str | None = None) -> FormatError:
+        return FormatError(
+            message, path=str(path), position=position, hint=f"write factors: {_FACTORS_COMMAND}"
+        )
+
+    content = read_document(path, limits().report_bytes, "factors")
+    try:
+        document = msgspec.json.decode(content, type=_StoredFactors)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).replace("`", "'")  # the command line shows text in backquotes as an option
+        raise fault(f"not a factors file: {reason}") from error
+    if not document.factors:
+        raise fault("the file has no factors")
+    keys: set[tuple[str, str, str]] = set()
+    factors: list[ComponentFactor] = []
+    for number, row in enumerate(document.factors):
+        position = f"factors[{number}]"
+        is_valid = 1 / _MAX_FACTOR <= row.factor <= _MAX_FACTOR and 0 <= row.std_error <= _MAX_FACTOR
+        if row.component not in COMPONENTS or not is_valid:
+            raise fault(
+                f"invalid component {clipped(row.component)!r}, factor {row.factor} or std_error "
+                f"{row.std_error}",
+                position,
+            )
+        key = row.source, row.accelerator, row.component
+        if key in keys:
+            raise fault(f"duplicate factor of {clipped(', '.join(key))}", position)
+        keys.add(key)
+        factor = ComponentFactor(
+            **{name: getattr(row, name) for name in ComponentFactor.__dataclass_fields__}
+        )
+        factors.append(replace(factor, accelerator=canonical_name(row.accelerator) or row.accelerator))
+    if document.estimator != estimator:
+        fitted = document.estimator
+        raise UsageError(
+            f"the factors are for the estimator {clipped(fitted)}, not for {clipped(estimator)}",
+            path=str(path),
+            hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_FACTORS_COMMAND}",
+        )
+    return factors
+
+
+def refusals(rows: Iterable[EvaluatedRow]) -> list[tuple[str, str, int]]:
+    """Return each reason for which rows are not predicted, the position of its first row, and its number of
+    rows.
+    """
+    refused: dict[str, list[LeagueRow]] = {}
     for row in rows:
         if row.row.predicted.refused:
-            found.setdefault(row.row.predicted.refused, []).append(row.row)
-    return [(reason, some[0].position, len(some)) for reason, some in found.items()]
+            refused.setdefault(row.row.predicted.refused, []).append(row.row)
+    return [(reason, members[0].position, len(members)) for reason, members in refused.items()]
 
 
-def _findings(rows: Sequence[JudgedRow]) -> list[_Finding]:
-    """Rows that are not predicted, by reason, and those of which something was assumed or left out."""
-    assumed: dict[str, _Finding] = {}
+def _diagnostics(rows: Sequence[EvaluatedRow]) -> list[_LeagueDiagnosticJson]:
+    """Return rows that are not predicted, by reason, and rows with assumptions or omissions, by code."""
+    assumed: dict[str, _LeagueDiagnosticJson] = {}
     for row in rows:
-        for each in row.row.predicted.assumed:
-            before = assumed.get(each.code)
-            code = f"league.{each.code}" if each.code.startswith("row.") else each.code
-            message, count = (before.message, before.count) if before else (each.message, 0)
-            assumed[each.code] = _Finding(code=code, message=message, count=count + 1)
-    refused = refusals(rows)
+        for assumption in row.row.predicted.assumed:
+            code = assumption.code
+            first = assumed.get(code)
+            assumed[code] = _LeagueDiagnosticJson(
+                code=f"league.{code}" if code.startswith("row.") else code,
+                message=first.message if first else assumption.message,
+                count=first.count + 1 if first else 1,
+            )
     return [
-        *(_Finding(code="league.refused", message=f"{place}: {why}", count=n) for why, place, n in refused),
+        *(
+            _LeagueDiagnosticJson(code="league.refused", message=f"{position}: {reason}", count=count)
+            for reason, position, count in refusals(rows)
+        ),
         *(assumed[code] for code in sorted(assumed)),
     ]
-
-
-def row_json(row: JudgedRow) -> _Row:
-    """A row of the document."""
-    cells, predicted = row.row.cells, row.row.predicted
-    return _Row(
-        row=row.row.number,
-        source=cells.get("source", ""),
-        model=cells.get("model", ""),
-        accelerator=cells.get("accelerator", ""),
-        num_accelerators=row.row.number_of("num_accelerators"),
-        group=group_of(row),
-        status=row.status,
-        reason=predicted.refused,
-        position=row.row.position if predicted.refused else "",
-        assumptions=list(predicted.assumptions),
-        predicted_ms=row.predicted_ms,
-        low_ms=row.low_ms,
-        high_ms=row.high_ms,
-        published_ms=row.published_ms,
-        published_low_ms=row.published_low_ms,
-        published_high_ms=row.published_high_ms,
-        relative_error=row.relative_error,
-        peak_memory_gib=predicted.peak_memory_bytes / 2**30,
-        published_memory_gib=row.row.number_of("peak_memory_gib"),
-        capacity_gib=predicted.capacity_bytes / 2**30,
-        fits=predicted.fits,
-        parts=row.parts,
-        error_parts=row.error_parts,
-        dominant=row.dominant,
-    )

@@ -1,10 +1,10 @@
-"""Calibration end to end: by how much the parts of a step take longer than they were predicted to.
+"""End-to-end calibration: effects on the errors of predicted steps, fitted to published runs.
 
-The logarithm of a row's error is what errors of its components add up to, each times the component's share of
-the step: derivatives along the critical path. Each component's error is a sum of effects: of the family of
-devices, the software stack, the accelerator in that stack, the number formats, the kind of model and the
-release. Effects are normal around none (shrinkage to the fits per operation), so their posterior has a closed
-form, with standard errors; rows far off count less (Student's t). No effect is of a row alone.
+The logarithm of a row's error is the sum of the errors of its components, each times the component's share of
+the step (a derivative along the critical path). The error of a component is a sum of effects: of the family
+of devices, the software stack, the accelerator in that stack, the number formats, the kind of model and the
+release. Effects are normal around 0 (shrinkage to the fits per operation), so their posterior has a closed
+form, with standard errors. Outliers have less weight (Student's t). No effect belongs to a single row.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import InvariantError
-from hespas.validators.league.parts import COMPONENTS
+from hespas.validators.league.steps import COMPONENTS
 
 __all__ = [
     "EFFECTS",
+    "CellCorrection",
+    "ComponentFactor",
     "Effect",
-    "Factor",
-    "Facts",
-    "Fit",
+    "EffectFit",
+    "FitRows",
     "Posterior",
-    "Strength",
-    "applied",
-    "applied_share",
+    "TextColumn",
+    "apply_factors",
+    "attribute_errors",
+    "cell_correction",
     "central_rows",
-    "dominating",
     "factors_of",
-    "fitted",
-    "share_of_others",
-    "strength_of",
+    "fit_effects",
+    "scale_posterior",
+    "share_from_other_cells",
 ]
 
-_Texts = np.ndarray[tuple[int], np.dtype[np.str_]]
-"""A column of texts."""
+TextColumn = np.ndarray[tuple[int], np.dtype[np.str_]]
+"""Column of texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Rows that agree in ``columns`` share it: ``spread`` is the standard deviation of the logarithm of a
-    component's factor, times the component's own of :data:`_SPREAD`, ``whole`` that of one for all together.
+    """Effect shared by rows that are equal in ``columns``.
+
+    ``spread`` is the standard deviation of the logarithm of a component's factor, relative to the component's
+    own in :data:`_SPREAD`. ``whole`` is that of one factor for all components.
     """
 
     name: str
@@ -61,7 +64,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("release", ("source", "release"), 0.0, 0.05),
     Effect("group", ("source", "model", "accelerator"), 0.0, 0.06),
 )
-"""What rows may err alike by. Round figures, set with the development rows in sight."""
+"""Effects that rows can share. Round figures, chosen with the development rows in view."""
 _SPREAD: Mapping[str, float] = {
     "products": 1.0,
     "products of 8 bits": 1.0,
@@ -81,24 +84,39 @@ _SPREAD: Mapping[str, float] = {
     "overlap": 3.0,
     "bubble": 1.0,
 }
-"""How much less is known of a component than of products, of which most was measured: round figures, set with
-the development rows in sight.
+"""Uncertainty of each component relative to matmuls, which have the most measurements. Round figures, chosen
+with the development rows in view.
 """
 _NOISE = 0.04
-"""Standard deviation of what nothing explains, of one row: between submitters it is 2.8 % in the median."""
+"""Standard deviation of the unexplained error of a row. The median between submitters is 2.8 %."""
 _FREEDOM = 4.0
-"""Degrees of freedom of Student's t, by which rows far off count less: the customary few, not fitted."""
+"""Degrees of freedom of Student's t, which lowers the weight of outliers. A customary value, not fitted."""
 _ROUNDS = 4
-"""Of weights and fits in turn."""
+"""Number of alternating updates of weights and fit."""
 _GROUP = ("source", "model", "accelerator")
 """Columns of a group, whose rows are held out together."""
+_STACK = ("family", "source", "accelerator")
+"""Columns that factors distinguish."""
+_MIN_SHARE = 0.005
+"""Components with a smaller share of the steps get no factor: their effect on a step is too small."""
+_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a correction that can be applied, in ascending order."""
+_CONFIDENCE = 1.645
+"""Standard errors by which a gain must exceed 0: 95 % confidence for a normal distribution."""
+_CELL_POOL, _SOURCE_POOL = 2.0, 4.0
+"""Number of groups of an accelerator and stack that have the weight of all other groups of the stack, and
+number of groups of a stack that have the weight of all other stacks. Round figures, chosen with the
+development rows in view.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """Rows of a fit: ``shares`` of the components in the predicted step, shape ``(rows, components)``,
-    ``log_error`` ln(measured / predicted), ``weight`` of a row, ``rounding`` of its logarithm, and ``keys``,
-    texts by column that effects are told apart by.
+class FitRows:
+    """Rows of a fit.
+
+    ``shares`` are the shares of the components in the predicted step, shape ``(rows, components)``,
+    ``log_error`` is ln(measured / predicted), ``rounding`` the rounding error of that logarithm. ``keys`` are
+    texts by column, by which effects distinguish rows.
     """
 
     shares: FloatArray
@@ -108,254 +126,247 @@ class Facts:
     keys: Mapping[str, Sequence[str]]
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.log_error)
 
+    def joined_keys(self, columns: Sequence[str]) -> list[str]:
+        """Return the texts of some columns of each row, joined."""
+        return ["\0".join(texts) for texts in zip(*(self.keys[name] for name in columns), strict=True)]
+
     def covariance(self, effects: Sequence[Effect] = EFFECTS) -> FloatArray:
-        """Prior covariance of the logarithms of errors of all rows. O(rows^2 effects)."""
+        """Return the prior covariance of the logarithms of the errors of all rows. O(rows^2 effects)."""
         spread = np.array([_SPREAD[name] for name in COMPONENTS])
         mixed = (self.shares * spread**2) @ self.shares.T
         total: FloatArray = np.zeros((len(self), len(self)))
         for effect in effects:
-            total = total + self.alike(effect) * (effect.spread**2 * mixed + effect.whole**2)
+            total = total + self.same_effect(effect) * (effect.spread**2 * mixed + effect.whole**2)
         return total
 
-    def alike(self, effect: Effect) -> BoolArray:
-        """Which rows an effect gives the same, shape ``(rows, rows)``."""
-        columns = (self.keys[name] for name in effect.columns)
-        texts = ["\0".join(parts) for parts in zip(*columns, strict=True)]
-        _, code = np.unique(texts, return_inverse=True)
+    def same_effect(self, effect: Effect) -> BoolArray:
+        """Return True for pairs of rows that share an effect, shape ``(rows, rows)``."""
+        _, code = np.unique(self.joined_keys(effect.columns), return_inverse=True)
         return np.asarray(code[:, None] == code[None, :])
 
-    def taken(self, rows: IntArray) -> Facts:
-        """Some of the rows."""
-        chosen: list[int] = rows.tolist()
-        return Facts(
+    def select(self, rows: IntArray) -> FitRows:
+        """Return some of the rows."""
+        indices: list[int] = rows.tolist()
+        return FitRows(
             shares=self.shares[rows],
             log_error=self.log_error[rows],
             weight=self.weight[rows],
             rounding=self.rounding[rows],
-            keys={name: [texts[place] for place in chosen] for name, texts in self.keys.items()},
+            keys={name: [texts[index] for index in indices] for name, texts in self.keys.items()},
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Of each row asked about: the logarithm of the factor that its prediction is off by, and its standard
-    deviation without what nothing explains.
-    """
+    """Logarithm of the correction factor of each row, and its deviation without unexplained noise."""
 
     mean: FloatArray
     deviation: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """What the rows ``here`` say of others: the inverse of their covariance with the noise of each, more of
-    which has what is far off.
+class EffectFit:
+    """Fit on some ``rows`` of a table: the inverse of their covariance with the ``noise`` of each row, which
+    is larger for outliers.
     """
 
     covariance: FloatArray
-    here: IntArray
+    rows: IntArray
     target: FloatArray
     noise: FloatArray
     inverse: FloatArray
 
-    def of(self, asked: BoolArray) -> Posterior:
-        """What is known of the rows asked about."""
-        across = self.covariance[np.ix_(np.flatnonzero(asked), self.here)]
+    def posterior(self, selected: BoolArray) -> Posterior:
+        """Return the posterior of the ``selected`` rows of the table."""
+        across = self.covariance[np.ix_(np.flatnonzero(selected), self.rows)]
         gain = across @ self.inverse
-        own = np.diag(self.covariance)[asked]
+        own = np.diag(self.covariance)[selected]
         return Posterior(gain @ self.target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
 
-    def left_out(self, groups: _Texts) -> tuple[FloatArray, FloatArray]:
-        """Of the rows of the fit, what it would leave of each without those of its own of ``groups``, and how
-        sure it would be, shapes ``(rows of the fit,)``: by blocks of the inverse (Rasmussen and Williams,
-        Gaussian Processes for Machine Learning, 5.4.2), with noise as it is.
+    def held_out(self, groups: TextColumn) -> tuple[FloatArray, FloatArray]:
+        """Return the residual of each row of the fit without the rows of its own group, and its standard
+        deviation, shapes ``(rows of the fit,)``.
+
+        The computation uses blocks of the inverse (Rasmussen and Williams, Gaussian Processes for Machine
+        Learning, 5.4.2), with the same noise.
         """
-        left, variance = np.zeros((2, len(self.here)))
-        pull, mine = self.inverse @ self.target, groups[self.here]
-        for group in np.unique(mine):
-            rows = np.flatnonzero(mine == group)
-            spread = np.linalg.inv(self.inverse[np.ix_(rows, rows)])
-            left[rows] = spread @ pull[rows]
-            variance[rows] = np.diag(spread) - self.noise[rows]
-        return left, np.sqrt(np.maximum(variance, 0.0))
+        residual, variance = np.zeros((2, len(self.rows)))
+        pull, group_of = self.inverse @ self.target, groups[self.rows]
+        for group in np.unique(group_of):
+            members = np.flatnonzero(group_of == group)
+            spread = np.linalg.inv(self.inverse[np.ix_(members, members)])
+            residual[members] = spread @ pull[members]
+            variance[members] = np.diag(spread) - self.noise[members]
+        return residual, np.sqrt(np.maximum(variance, 0.0))
 
 
-def fitted(covariance: FloatArray, facts: Facts, known: BoolArray, rounds: int = _ROUNDS) -> Fit:
-    """A fit on the rows ``known``. O(known^3)."""
-    here = np.flatnonzero(known)
-    inside, target = covariance[np.ix_(here, here)], facts.log_error[here]
-    stated = (_NOISE**2 + facts.rounding[here] ** 2) / facts.weight[here]
-    noise = stated
+def fit_effects(
+    covariance: FloatArray, table: FitRows, fitted: BoolArray, rounds: int = _ROUNDS
+) -> EffectFit:
+    """Fit the effects to the ``fitted`` rows of a table. O(fitted^3)."""
+    rows = np.flatnonzero(fitted)
+    inside, target = covariance[np.ix_(rows, rows)], table.log_error[rows]
+    base_noise = (_NOISE**2 + table.rounding[rows] ** 2) / table.weight[rows]
+    noise = base_noise
     inverse = _inverse(inside + np.diag(noise))
     for _ in range(rounds):
-        left = inverse @ target * noise  # what the fit leaves of each row
-        trust = (_FREEDOM + 1) / (_FREEDOM + left**2 / stated)
-        noise = stated / trust
+        residual = inverse @ target * noise
+        trust = (_FREEDOM + 1) / (_FREEDOM + residual**2 / base_noise)
+        noise = base_noise / trust
         inverse = _inverse(inside + np.diag(noise))
-    return Fit(covariance, here, target, noise, inverse)
+    return EffectFit(covariance, rows, target, noise, inverse)
 
 
 def _inverse(matrix: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
-_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of a correction that may be applied, from none on."""
-_SURE = 1.645
-"""Standard errors by which a gain has to be above 0: a normally distributed one is, in 95 of 100 cases."""
-_CELL_POOL, _SOURCE_POOL = 2.0, 4.0
-"""Groups of an accelerator and stack that count as much as all other groups of the stack together, and groups
-of a stack as much as all other stacks: round figures, set with the development rows in sight.
-"""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Strength:
-    """Share of its correction that a cell (a stack on an accelerator) gets, and the residual of each row of
-    the fit without its own group: ``left`` and ``deviation`` of shape ``(rows of the fit,)``.
+class CellCorrection:
+    """Share of its correction that a cell (a stack on an accelerator) gets, and the ``residual`` of each row
+    of the fit without its own group, with its standard deviation: shapes ``(rows of the fit,)``.
     """
 
     share: float
-    left: FloatArray
+    residual: FloatArray
     deviation: FloatArray
 
-    def posterior(self, said: Posterior, prior: FloatArray) -> Posterior:
-        """Return a posterior as it is applied; ``prior``: deviations where nothing is."""
-        return applied_share(said, prior, self.share)
+
+def scale_posterior(posterior: Posterior, prior: FloatArray, share: float) -> Posterior:
+    """Return a posterior of which a share is applied; ``prior`` are deviations without correction."""
+    return Posterior(posterior.mean * share, _mixed_deviation(posterior.deviation, prior, share))
 
 
-def applied_share(said: Posterior, prior: FloatArray, share: float) -> Posterior:
-    """Return a posterior of which a share is applied; ``prior``: deviations where nothing is."""
-    return Posterior(said.mean * share, _mixed(said.deviation, prior, share))
+def _mixed_deviation(deviation: FloatArray, prior: FloatArray, share: float) -> FloatArray:
+    return np.sqrt(share * deviation**2 + (1 - share) * prior**2)
 
 
-def strength_of(fit: Fit, facts: Facts, source: str, accelerator: str) -> Strength:
-    """Return the share of a correction to apply in a cell, decided on held-out rows of the fit alone.
+def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: str) -> CellCorrection:
+    """Return the share of a correction to apply in a cell, decided on held-out rows of the fit.
 
-    Each row is corrected by a fit without its group. Groups of the cell count most, then those of its stack.
-    A cell without rows gets no correction: with all rows of an accelerator left out, corrections by other
-    accelerators do not lower the mean error for sure. A fit on one group cannot be tested, and is applied.
+    Each row is corrected by a fit without its group. Groups of the cell have the most weight, then groups of
+    its stack. A cell without rows gets no correction: corrections from other accelerators do not reliably
+    lower the mean error of an accelerator without rows. A fit on one group cannot be tested and is applied.
     """
-    names = [np.array([facts.keys[name][row] for row in fit.here.tolist()]) for name in _GROUP]
-    in_source = names[0] == source
-    in_cell = in_source & (names[2] == accelerator)
-    prior = np.sqrt(np.diag(fit.covariance)[fit.here])
-    groups = np.array(["\0".join(parts) for parts in zip(*names, strict=True)])
+    keys = np.array(table.joined_keys(_GROUP))
+    sources, accelerators = (np.array(table.keys[name])[fit.rows] for name in ("source", "accelerator"))
+    in_source = sources == source
+    in_cell = in_source & (accelerators == accelerator)
+    prior = np.sqrt(np.diag(fit.covariance)[fit.rows])
+    groups = keys[fit.rows]
     several = len(set(groups.tolist())) > 1
     if several and not in_cell.any():
-        return Strength(0.0, fit.target, prior)
-    keys = np.array(["\0".join(parts) for parts in zip(*(facts.keys[name] for name in _GROUP), strict=True)])
-    left, deviation = fit.left_out(keys)
+        return CellCorrection(0.0, fit.target, prior)
+    residual, deviation = fit.held_out(keys)
     if not several:
-        return Strength(1.0, left, deviation)
-    correction = fit.target - left
-    share = _share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
-    return Strength(share, fit.target - share * correction, _mixed(deviation, prior, share))
+        return CellCorrection(1.0, residual, deviation)
+    correction = fit.target - residual
+    share = _best_share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
+    return CellCorrection(share, fit.target - share * correction, _mixed_deviation(deviation, prior, share))
 
 
-def share_of_others(
-    facts: Facts, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
+def share_from_other_cells(
+    table: FitRows, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
 ) -> float:
-    """Return the share of a correction to apply in a cell of which one row is known, decided on rows of other
-    cells that are corrected likewise: ``mean`` of the rows ``tested``. Cells of the stack count most. Without
-    other cells nothing can be tested, and the correction is applied.
+    """Return the share of a correction to apply in a cell that is corrected by one row.
+
+    The ``tested`` rows of other cells, which are corrected by ``mean`` in the same way, decide. Cells of the
+    stack have the most weight. Without other cells nothing can be tested, and the correction is applied.
     """
-    sources, accelerators = (np.array(facts.keys[name]) for name in ("source", "accelerator"))
+    sources, accelerators = (np.array(table.keys[name]) for name in ("source", "accelerator"))
     in_source = sources == source
     others = np.flatnonzero(tested & ~(in_source & (accelerators == accelerator)))
     if not len(others):
         return 1.0
-    cells = np.array(["\0".join(parts) for parts in zip(sources, accelerators, strict=True)])
+    cells = np.array(table.joined_keys(("source", "accelerator")))
     weight = _evidence(cells[others], np.zeros(len(others), np.bool_), in_source[others])
-    return _share(facts.log_error[others], mean[others], weight, cells[others])
+    return _best_share(table.log_error[others], mean[others], weight, cells[others])
 
 
-def _share(
-    error: FloatArray,
-    correction: FloatArray,
-    weight: FloatArray,
-    unit: _Texts,
-) -> float:
-    """Return the share of corrections with the greatest sure gain: the mean by which it lowers errors less
-    :data:`_SURE` standard errors of that mean over units (groups or cells), whose rows err alike. 0 where no
-    gain is sure.
+def _best_share(error: FloatArray, correction: FloatArray, weight: FloatArray, units: TextColumn) -> float:
+    """Return the share of corrections with the greatest reliable gain; 0 without a reliable gain.
+
+    The reliable gain is the mean reduction of errors less :data:`_CONFIDENCE` standard errors of that mean
+    over units (groups or cells), whose rows have similar errors.
     """
     errors = np.abs(np.expm1(np.multiply.outer(_STRENGTHS, correction) - error))
     gain = errors[0] - errors
-    _, number = np.unique(unit, return_inverse=True)
-    place = number.reshape(-1)
-    weight_of = np.bincount(place, weight)
-    spread = float((weight_of**2).sum())
+    _, number = np.unique(units, return_inverse=True)
+    unit = number.reshape(-1)
+    unit_weight = np.bincount(unit, weight)
+    spread = float((unit_weight**2).sum())
     if spread >= 1.0:
         return 0.0
     mean = gain @ weight
-    of_unit = np.array([np.bincount(place, weight * row) for row in gain]) / np.maximum(weight_of, 1e-300)
-    doubt = np.sqrt((weight_of**2 * (of_unit - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
-    return _STRENGTHS[int(np.argmax(mean - _SURE * doubt))]
+    unit_gain = np.array([np.bincount(unit, weight * row) for row in gain]) / np.maximum(unit_weight, 1e-300)
+    std_error = np.sqrt((unit_weight**2 * (unit_gain - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
+    return _STRENGTHS[int(np.argmax(mean - _CONFIDENCE * std_error))]
 
 
-def _evidence(groups: _Texts, cell: BoolArray, source: BoolArray) -> FloatArray:
-    """Return weights of rows, which sum to 1: groups alike, rows of a group alike."""
+def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> FloatArray:
+    """Return weights of rows that sum to 1: equal for groups of a level, and for rows of a group."""
     _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
-    alone = 1.0 / size[number.reshape(-1)]
-    weight, left = np.zeros(len(groups)), 1.0
-    for tier, pool in ((cell, _CELL_POOL), (source & ~cell, _SOURCE_POOL), (~source, 0.0)):
-        count = float(alone[tier].sum())
+    row_share = 1.0 / size[number.reshape(-1)]
+    weight, remaining = np.zeros(len(groups)), 1.0
+    levels = ((in_cell, _CELL_POOL), (in_source & ~in_cell, _SOURCE_POOL), (~in_source, 0.0))
+    for members, pool in levels:
+        count = float(row_share[members].sum())
         if count > 0:
-            share = left * count / (count + pool)
-            weight[tier] = share * alone[tier] / count
-            left -= share
-    whole = float(weight.sum())
-    return weight / whole if whole > 0 else weight
+            share = remaining * count / (count + pool)
+            weight[members] = share * row_share[members] / count
+            remaining -= share
+    total = float(weight.sum())
+    return weight / total if total > 0 else weight
 
 
-def _mixed(deviation: FloatArray, prior: FloatArray, share: float) -> FloatArray:
-    return np.sqrt(share * deviation**2 + (1 - share) * prior**2)
+def attribute_errors(table: FitRows, residual: FloatArray) -> FloatArray:
+    """Attribute residuals ln(measured / predicted) of rows to components: shape ``(rows, components + 1)``.
 
-
-def dominating(facts: Facts, left: FloatArray) -> FloatArray:
-    """What ``left`` of the rows, logarithms of measured over predicted, is put down to: shape ``(rows,
-    components + 1)``, the last for what all components share, and NaN for rows without a measurement. Rows
-    that err alike decide: the mean that the effects have given all of them. O(rows^2 effects components).
+    The last column is the part that all components share. Rows without a measurement are NaN. The result is
+    the posterior mean of the effects, so rows with similar errors decide. O(rows^2 effects components).
     """
-    here = np.flatnonzero(~np.isnan(left))
-    some = facts.taken(here)
-    shares, spread = some.shares, np.array([_SPREAD[name] for name in COMPONENTS])
-    found = np.full((len(facts), len(COMPONENTS) + 1), np.nan)
-    noise = (_NOISE**2 + some.rounding**2) / some.weight
-    pull = np.linalg.solve(some.covariance() + np.diag(noise), left[here]) if len(here) else left[here]
-    parts: FloatArray = np.zeros((len(here), len(COMPONENTS) + 1))
+    rows = np.flatnonzero(~np.isnan(residual))
+    measured = table.select(rows)
+    shares, spread = measured.shares, np.array([_SPREAD[name] for name in COMPONENTS])
+    attributed = np.full((len(table), len(COMPONENTS) + 1), np.nan)
+    noise = (_NOISE**2 + measured.rounding**2) / measured.weight
+    error = residual[rows]
+    pull = np.linalg.solve(measured.covariance() + np.diag(noise), error) if len(rows) else error
+    parts: FloatArray = np.zeros((len(rows), len(COMPONENTS) + 1))
     for effect in EFFECTS:
-        same = some.alike(effect)
+        same = measured.same_effect(effect)
         parts[:, :-1] += effect.spread**2 * (shares * spread**2) * (same @ (shares * pull[:, None]))
         parts[:, -1] += effect.whole**2 * (same @ pull)
-    found[here] = parts
-    return found
+    attributed[rows] = parts
+    return attributed
 
 
-def central_rows(covariance: FloatArray, facts: Facts, preferred: Sequence[BoolArray]) -> list[int]:
-    """Return for each accelerator and stack the row whose error predicts those of its other rows best. Only
-    settings decide, among the rows of the first of ``preferred`` that has any there.
+def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[BoolArray]) -> list[int]:
+    """Return for each accelerator and stack the row whose error predicts the errors of its other rows best.
+
+    Only settings decide. The row is chosen from the first set in ``preferred`` that has rows of the cell.
     """
-    texts = ["\0".join(parts) for parts in zip(facts.keys["source"], facts.keys["accelerator"], strict=True)]
-    found: list[int] = []
-    for name in dict.fromkeys(texts):
-        mine = np.array([text == name for text in texts])
-        choices = (np.flatnonzero(mine & rows) for rows in preferred)
-        among = next((rows for rows in choices if len(rows)), np.flatnonzero(mine))
-        said = covariance[np.ix_(among, np.flatnonzero(mine))] ** 2
-        worth = said.sum(axis=1) / (np.diag(covariance)[among] + _NOISE**2)
-        found.append(int(among[int(np.argmax(worth))]))
-    return found
+    texts = table.joined_keys(("source", "accelerator"))
+    chosen: list[int] = []
+    for cell in dict.fromkeys(texts):
+        members = np.array([text == cell for text in texts])
+        choices = (np.flatnonzero(members & rows) for rows in preferred)
+        candidates = next((rows for rows in choices if len(rows)), np.flatnonzero(members))
+        explained = covariance[np.ix_(candidates, np.flatnonzero(members))] ** 2
+        worth = explained.sum(axis=1) / (np.diag(covariance)[candidates] + _NOISE**2)
+        chosen.append(int(candidates[int(np.argmax(worth))]))
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """By how much one component takes longer on an accelerator in a software stack than predicted, with the
-    standard error of its logarithm and that of the prior. ``share`` is what the component is of the steps.
+class ComponentFactor:
+    """Ratio of measured to predicted time of a component on an accelerator in a software stack.
+
+    ``std_error`` is the standard error of its logarithm, ``prior_std`` that of the prior, ``share`` the mean
+    share of the component in the steps, ``n`` the number of rows.
     """
 
     source: str
@@ -368,88 +379,87 @@ class Factor:
     n: int
 
 
-def factors_of(facts: Facts) -> list[Factor]:
-    """The factors of each component that takes part in the steps of an accelerator and stack, fitted on all
-    rows that are measured.
-    """
-    known = np.flatnonzero(~np.isnan(facts.log_error))
-    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
-    found: list[Factor] = []
-    asked: list[tuple[int, int]] = []
+def factors_of(table: FitRows) -> list[ComponentFactor]:
+    """Return the factors of the components of each accelerator and stack, fitted on all measured rows."""
+    measured = np.flatnonzero(~np.isnan(table.log_error))
+    cells = list(zip(table.keys["source"], table.keys["accelerator"], strict=True))
     members: dict[tuple[str, str], list[int]] = {}
-    for place in known.tolist():
-        members.setdefault(cells[place], []).append(place)
+    for row in measured.tolist():
+        members.setdefault(cells[row], []).append(row)
+    pairs: list[tuple[int, int]] = []
     for rows in members.values():
-        share = facts.shares[rows].mean(axis=0)
-        asked += [(rows[0], component) for component in np.flatnonzero(share >= _LEAST_SHARE).tolist()]
-    whole = _with_units(facts, known, asked)
-    is_unit = np.arange(len(whole)) >= len(known)
-    fit = fitted(whole.covariance(), whole, ~is_unit)
-    said, prior = fit.of(is_unit), np.sqrt(np.diag(fit.covariance)[is_unit])
-    strengths = {cell: strength_of(fit, whole, *cell) for cell in members}
-    if not np.isfinite(said.mean).all():
-        raise InvariantError("a fit gives factors that are no numbers")
-    for place, (row, component) in enumerate(asked):
+        share = table.shares[rows].mean(axis=0)
+        pairs += [(rows[0], component) for component in np.flatnonzero(share >= _MIN_SHARE).tolist()]
+    extended = _with_unit_rows(table, measured, pairs)
+    is_unit = np.arange(len(extended)) >= len(measured)
+    fit = fit_effects(extended.covariance(), extended, ~is_unit)
+    posterior, prior = fit.posterior(is_unit), np.sqrt(np.diag(fit.covariance)[is_unit])
+    shares = {cell: cell_correction(fit, extended, *cell).share for cell in members}
+    if not np.isfinite(posterior.mean).all():
+        raise InvariantError("a fit has factors that are not finite")
+    factors: list[ComponentFactor] = []
+    for index, (row, component) in enumerate(pairs):
         source, accelerator = cells[row]
         rows = members[source, accelerator]
-        mine = Posterior(said.mean[place : place + 1], said.deviation[place : place + 1])
-        applied_to = strengths[source, accelerator].posterior(mine, prior[place : place + 1])
-        found.append(
-            Factor(
+        own = Posterior(posterior.mean[index : index + 1], posterior.deviation[index : index + 1])
+        scaled = scale_posterior(own, prior[index : index + 1], shares[source, accelerator])
+        factors.append(
+            ComponentFactor(
                 source=source,
                 accelerator=accelerator,
                 component=COMPONENTS[component],
-                factor=float(np.exp(applied_to.mean[0])),
-                std_error=float(applied_to.deviation[0]),
-                prior_std=float(prior[place]),
-                share=float(facts.shares[rows, component].mean()),
+                factor=float(np.exp(scaled.mean[0])),
+                std_error=float(scaled.deviation[0]),
+                prior_std=float(prior[index]),
+                share=float(table.shares[rows, component].mean()),
                 n=len(rows),
             )
         )
-    return found
+    return factors
 
 
-def applied(facts: Facts, factors: Sequence[Factor]) -> Posterior:
-    """What factors that were fitted before say of rows of their accelerator and software stack; of others,
-    that nothing is known. Deviations have in them what factors leave open: model, number format, release.
+def _with_unit_rows(table: FitRows, measured: IntArray, pairs: Sequence[tuple[int, int]]) -> FitRows:
+    """Return the measured rows, followed by one row per pair of a row and a component.
+
+    Such a row consists of the component only. It has the stack and accelerator of the row, and a model,
+    release and number format of its own.
     """
-    cells = list(zip(facts.keys["source"], facts.keys["accelerator"], strict=True))
-    place = {name: number for number, name in enumerate(COMPONENTS)}
-    mean, variance = np.zeros((2, len(facts)))
-    known = np.zeros(len(facts), np.bool_)
-    for each in factors:
-        rows = np.array([cell == (each.source, each.accelerator) for cell in cells], np.bool_)
-        share = facts.shares[:, place[each.component]] * rows
-        mean += share * np.log(each.factor)
-        variance += (share * each.std_error) ** 2
-        known |= rows
-    own = np.diag(facts.covariance()) if len(facts) else mean
-    left = sum(each.whole**2 for each in EFFECTS if not set(each.columns) <= set(_OF_STACK)) + _NOISE**2
-    return Posterior(mean, np.sqrt(np.where(known, variance + left, own + _NOISE**2)))
-
-
-_LEAST_SHARE = 0.005
-"""Components of less of the steps get no factor: of so little a step says nothing."""
-_OF_STACK = ("family", "source", "accelerator")
-
-
-def _with_units(facts: Facts, known: IntArray, asked: Sequence[tuple[int, int]]) -> Facts:
-    """The known rows, and behind them one for each that is asked about: all of it one component, of no model,
-    release or number format in particular.
-    """
-    units = np.zeros((len(asked), len(COMPONENTS)))
-    units[np.arange(len(asked)), [component for _, component in asked]] = 1.0
-    keys: dict[str, Sequence[str]] = {}
-    for name, texts in facts.keys.items():
-        own: list[str] = [
-            texts[row] if name in _OF_STACK else f"\0{place}" for place, (row, _) in enumerate(asked)
+    units = np.zeros((len(pairs), len(COMPONENTS)))
+    units[np.arange(len(pairs)), [component for _, component in pairs]] = 1.0
+    rows = table.select(measured)
+    keys: dict[str, Sequence[str]] = {
+        name: [
+            *rows.keys[name],
+            *(texts[row] if name in _STACK else f"\0{index}" for index, (row, _) in enumerate(pairs)),
         ]
-        here: list[int] = known.tolist()
-        keys[name] = [*(texts[place] for place in here), *own]
-    return Facts(
-        shares=np.concatenate([facts.shares[known], units]),
-        log_error=np.concatenate([facts.log_error[known], np.full(len(asked), np.nan)]),
-        weight=np.concatenate([facts.weight[known], np.ones(len(asked))]),
-        rounding=np.concatenate([facts.rounding[known], np.zeros(len(asked))]),
+        for name, texts in table.keys.items()
+    }
+    return FitRows(
+        shares=np.concatenate([rows.shares, units]),
+        log_error=np.concatenate([rows.log_error, np.full(len(pairs), np.nan)]),
+        weight=np.concatenate([rows.weight, np.ones(len(pairs))]),
+        rounding=np.concatenate([rows.rounding, np.zeros(len(pairs))]),
         keys=keys,
     )
+
+
+def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:
+    """Return corrections by factors of an earlier fit.
+
+    Rows of another accelerator or software stack are not corrected. Standard deviations include effects that
+    factors do not cover: model, number format and release.
+    """
+    cells = list(zip(table.keys["source"], table.keys["accelerator"], strict=True))
+    column = {name: number for number, name in enumerate(COMPONENTS)}
+    mean, variance = np.zeros((2, len(table)))
+    corrected = np.zeros(len(table), np.bool_)
+    for factor in factors:
+        rows = np.array([cell == (factor.source, factor.accelerator) for cell in cells], np.bool_)
+        share = table.shares[:, column[factor.component]] * rows
+        mean += share * np.log(factor.factor)
+        variance += (share * factor.std_error) ** 2
+        corrected |= rows
+    prior = np.diag(table.covariance()) if len(table) else mean
+    uncovered = sum(effect.whole**2 for effect in EFFECTS if not set(effect.columns) <= set(_STACK))
+    uncovered += _NOISE**2
+    return Posterior(mean, np.sqrt(np.where(corrected, variance + uncovered, prior + _NOISE**2)))

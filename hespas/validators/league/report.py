@@ -1,11 +1,11 @@
-"""The league as a folder: a page that needs nothing else, the document, and a CSV file of the rows."""
+"""League report: an HTML page without external files, the JSON document, and a CSV file of the rows."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil, floor, isfinite, isnan, log10
 from pathlib import Path
@@ -16,9 +16,9 @@ from hespas.files.documents import escape_cell
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph.errors import clipped
 from hespas.validators.league.document import League, league_json
-from hespas.validators.league.judged import SHARED, JudgedRow
-from hespas.validators.league.parts import COMPONENTS
-from hespas.validators.league.summaries import Scaled
+from hespas.validators.league.evaluation import SHARED, EvaluatedRow
+from hespas.validators.league.steps import COMPONENTS
+from hespas.validators.league.summaries import ScalingPoint
 
 __all__ = ["REPORT_FILES", "check_folder", "league_csv", "league_html", "write_report"]
 
@@ -44,25 +44,40 @@ svg { width: 100%; height: auto; display: block; } text { fill: var(--ink); font
 text.note { fill: var(--faint); }
 .note { color: var(--faint); }
 """
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
+"""Margins of a figure for its ticks and titles [SVG units]."""
 _SIDE = 560
+"""Width and height of the scatter plot."""
+_STRIP, _STRIPS_WIDTH, _LABELS_WIDTH = 26, 900, 150
+"""Height of the strip of a source in the error plot, width of the plot, and width of its labels."""
+_MAX_ERROR = 0.6
+"""Larger errors are drawn at the edge of the error plot."""
+_CHART, _CHARTS_PER_ROW = 200, 4
+"""Width and height of a scaling chart, and number of charts in a row."""
+_MIN_SCALING_POINTS = 2
+"""Numbers of accelerators, without the fewest, that a scaling chart needs."""
+_CSV_COLUMNS = ("source", "model", "accelerator", "num_accelerators", "precision", "release")
+_LEGEND = (
+    '<p><span class="key predicted">&#9679;</span> predicted from the row alone '
+    '<span class="key assumed">&#9679;</span> with an assumption '
+    '<span class="key calibrating">&#9675;</span> used for calibration. Hover over a dot for its row.</p>'
+)
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise ``OutputError`` where a file of the report could not be written, before anything is computed."""
+    """Raise ``OutputError`` if a file of the report cannot be written, before anything is computed."""
     check_report_files(folder, REPORT_FILES, overwrite=overwrite)
 
 
-def write_report(done: League, folder: Path, *, overwrite: bool) -> None:
-    """Write all of :data:`REPORT_FILES`, each whole or not at all."""
-    contents = (league_html(done).encode(), league_json(done), league_csv(done).encode("utf-8", "replace"))
+def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
+    """Write all of :data:`REPORT_FILES`, each one atomically."""
+    table = league_csv(league).encode("utf-8", "replace")
+    contents = (league_html(league).encode(), league_json(league), table)
     write_report_files(folder, dict(zip(REPORT_FILES, contents, strict=True)), overwrite=overwrite)
 
 
-_COLUMNS = ("source", "model", "accelerator", "num_accelerators", "precision", "release")
-
-
-def league_csv(done: League) -> str:
-    """One line per row: what it is, predicted, published, and shares of the predicted step."""
+def league_csv(league: League) -> str:
+    """Return one line per row: settings, prediction, published time and shares of the predicted step."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     figures = (
@@ -70,82 +85,110 @@ def league_csv(done: League) -> str:
         "relative_error",
     )  # fmt: skip
     writer.writerow(
-        ["row", "status", *_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib",
+        ["row", "status", *_CSV_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib",
          "capacity_gib", "fits", *COMPONENTS,
          "assumptions", "reason"]
     )  # fmt: skip
-    for row in done.rows:
+    for row in league.rows:
         predicted = row.row.predicted
         cells: list[object] = [row.row.number, row.status]
-        cells += [escape_cell(row.row.cells.get(name, "")) for name in _COLUMNS]
-        cells += [_plain(getattr(row, name)) for name in figures]
-        cells += map(_plain, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
+        cells += [escape_cell(row.row.cells.get(name, "")) for name in _CSV_COLUMNS]
+        cells += [_number(getattr(row, name)) for name in figures]
+        cells += map(_number, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
         fits = {True: "true", False: "false", None: ""}[predicted.fits]
-        cells += [_plain(predicted.capacity_bytes / 2**30), fits]
-        cells += [_plain(row.parts.get(name, 0.0)) for name in COMPONENTS]
+        cells += [_number(predicted.capacity_bytes / 2**30), fits]
+        cells += [_number(row.parts.get(name, 0.0)) for name in COMPONENTS]
         cells += [" ".join(predicted.assumptions), escape_cell(predicted.refused)]
         writer.writerow(cells)
     return text.getvalue()
 
 
-def _plain(value: float) -> str:
+def _number(value: float) -> str:
     return "" if isnan(value) else f"{value:.6g}"
-
-
-def league_html(done: League) -> str:
-    """The page: errors by what rows share, predicted beside published, scaling, what steps are made of."""
-    whole = done.whole
-    said = (
-        "no row counts" if whole is None else f"{whole.n:,} rows, median error {whole.median_ape:.1%}, mean "
-        f"{whole.mean_ape:.1%}, 90 % intervals hold {whole.interval_coverage:.1%}"
-    )  # fmt: skip
-    summary = [
-        (each.by, each.value, f"{each.n:,}", *map(_percent, (each.mean_ape, each.median_ape, each.p90_ape)),
-         f"{each.bias:+.1%}", _percent(each.interval_coverage))
-        for each in done.groups
-    ]  # fmt: skip
-    naive = [
-        (each.name, f"{each.n:,}", *map(_percent, (each.mean_ape, each.median_ape, each.p90_ape)))
-        for each in done.baselines
-    ]
-    sections = [
-        "<h2>Predicted beside published</h2>", _scatter(done.rows),
-        "<h2>Errors</h2>", _lanes(done.rows),
-        _table(("by", "value", "rows", "mean", "median", "P90", "bias", "interval holds"), summary, 2),
-        "<h2>Naive baselines</h2>", _table(("baseline", "rows", "mean", "median", "P90"), naive, 1),
-        "<h2>What steps are made of</h2>", _parts(done.rows),
-        "<h2>What dominates errors</h2>", _dominating(done.rows),
-        "<h2>Layouts</h2>", _layouts(done), "<h2>Scaling</h2>", _panels(done), _scaling(done),
-        "<h2>Speed-ups between accelerators</h2>", _speedups(done),
-        "<h2>Factors</h2>" if done.factors else "", _factors(done) if done.factors else "",
-        "<h2>Rows</h2>", _rows(done.rows),
-    ]  # fmt: skip
-    return "\n".join(
-        (
-            "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>League</title>',
-            f"<style>{_STYLE}</style></head><body>", "<h1>Published runs, predicted</h1>",
-            f"<p>{escape(done.table)}, calibration {done.calibrate}: {said}{_memory(done)}</p>", *sections,
-            f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
-        )
-    )  # fmt: skip
-
-
-def _memory(done: League) -> str:
-    memory = done.memory
-    return f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}" if memory.n else ""
 
 
 def _percent(share: float) -> str:
     return "" if isnan(share) else f"{share:.1%}"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
-    """Cells as a table; the first ``texts`` columns are texts."""
+def league_html(league: League) -> str:
+    """Return the page: predicted against published times, errors, components, scaling, rows."""
+    total, memory = league.whole, league.memory
+    summary = (
+        "no row is both predicted and measured" if total is None
+        else f"{total.n:,} rows, median error {total.median_ape:.1%}, mean {total.mean_ape:.1%}, coverage of "
+        f"90 % intervals {total.interval_coverage:.1%}"
+    )  # fmt: skip
+    if memory.n:
+        summary += f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}"
+    errors = [
+        (group.by, group.value, f"{group.n:,}", _percent(group.mean_ape), _percent(group.median_ape),
+         _percent(group.p90_ape), f"{group.bias:+.1%}", _percent(group.interval_coverage))
+        for group in league.groups
+    ]  # fmt: skip
+    baselines = [
+        (baseline.name, f"{baseline.n:,}", _percent(baseline.mean_ape), _percent(baseline.median_ape),
+         _percent(baseline.p90_ape))
+        for baseline in league.baselines
+    ]  # fmt: skip
+    layouts = [
+        (ranking.source, ranking.model, ranking.accelerator, ranking.num_accelerators, str(ranking.layouts),
+         "yes" if ranking.best_in_top_two else "no", "" if isnan(ranking.tau) else f"{ranking.tau:.2f}")
+        for ranking in league.layouts
+    ]  # fmt: skip
+    layout_titles = ("source", "model", "accelerator", "accelerators", "layouts", "best in top two", "tau")
+    scaling = [
+        (point.source, point.model, point.accelerator, point.precision, f"{point.base:,}",
+         f"{point.num_accelerators:,}", _percent(point.published_efficiency),
+         _percent(point.predicted_efficiency), f"{point.relative_error:+.1%}")
+        for point in league.scaling
+    ]  # fmt: skip
+    scaling_titles = ("source", "model", "accelerator", "precision", "fitted on", "accelerators", "published",
+                      "predicted", "error")  # fmt: skip
+    speedups = [
+        (speedup.source, speedup.model, speedup.precision, f"{speedup.base_accelerators:,} {speedup.base}",
+         f"{speedup.num_accelerators:,} {speedup.accelerator}", f"{speedup.published:.2f}",
+         f"{speedup.predicted:.2f}", "yes" if speedup.right_side else "no", f"{speedup.relative_error:+.1%}")
+        for speedup in league.speedups
+    ]  # fmt: skip
+    speedup_titles = ("source", "model", "precision", "from", "to", "published", "predicted", "right side",
+                      "error")  # fmt: skip
+    factors = [
+        (factor.source, factor.accelerator, factor.component, f"{factor.factor:.3f}",
+         f"{factor.std_error:.3f}", f"{factor.prior_std:.3f}", f"{factor.share:.0%}", str(factor.n))
+        for factor in league.factors
+    ]  # fmt: skip
+    factor_titles = ("source", "accelerator", "component", "factor", "std error", "prior", "share", "rows")
+    sections = [
+        "<h2>Predicted against published step times</h2>", _scatter_plot(league.rows),
+        "<h2>Errors</h2>", _error_plot(league.rows),
+        _table(("by", "value", "rows", "mean", "median", "P90", "bias", "interval coverage"), errors, 2),
+        "<h2>Naive baselines</h2>", _table(("baseline", "rows", "mean", "median", "P90"), baselines, 1),
+        "<h2>Step time by component</h2>", _component_table(league.rows),
+        "<h2>Dominant components of errors</h2>", _dominant_table(league.rows),
+        "<h2>Layouts</h2>", _table(layout_titles, layouts, 3),
+        "<h2>Scaling</h2>", _scaling_charts(league), _table(scaling_titles, scaling, 4),
+        "<h2>Speed-ups between accelerators</h2>", _table(speedup_titles, speedups, 5),
+        "<h2>Factors</h2>" if factors else "", _table(factor_titles, factors, 3) if factors else "",
+        "<h2>Rows</h2>", _row_table(league.rows),
+    ]  # fmt: skip
+    return "\n".join(
+        (
+            "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>League</title>',
+            f"<style>{_STYLE}</style></head><body>", "<h1>Predictions of published runs</h1>",
+            f"<p>{escape(league.table)}, calibration {league.calibrate}: {summary}</p>", *sections,
+            f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
+        )
+    )  # fmt: skip
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int) -> str:
+    """Return an HTML table. The first ``num_text_columns`` columns are aligned as text."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         parts = (
-            f"<{tag}{' class=text' if place < texts else ''}>{escape(cell)}</{tag}>"
-            for place, cell in enumerate(cells)
+            f"<{tag}{' class=text' if column < num_text_columns else ''}>{escape(cell)}</{tag}>"
+            for column, cell in enumerate(cells)
         )
         return f"<tr>{''.join(parts)}</tr>"
 
@@ -154,19 +197,8 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> 
     return f'<div class="wide">{table}</div>'
 
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
-"""Room beside a figure for its ticks and titles, in its units."""
-
-
-def _logarithmic(values: Sequence[float], length: float) -> tuple[Callable[[float], float], list[float]]:
-    """Places of values from 0 to ``length``, and the powers of ten among them."""
-    low, high = log10(min(values)) - 0.05, log10(max(values)) + 0.05
-    powers = [10.0**power for power in range(ceil(low), floor(high) + 1)]
-    return lambda value: (log10(value) - low) / (high - low) * length, powers
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "middle", attributes: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
@@ -176,18 +208,11 @@ def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     )
 
 
-_KEY = (
-    '<p><span class="key predicted">&#9679;</span> predicted from the row alone '
-    '<span class="key assumed">&#9679;</span> with an assumption '
-    '<span class="key calibrating">&#9675;</span> calibrated on. Names appear under the pointer.</p>'
-)
-
-
-def _known(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+def _comparable(rows: Sequence[EvaluatedRow]) -> list[EvaluatedRow]:
     return [row for row in rows if row.published_ms > 0 and isfinite(row.predicted_ms)]
 
 
-def _dot(row: JudgedRow, x: float, y: float) -> str:
+def _dot(row: EvaluatedRow, x: float, y: float) -> str:
     cells = row.row.cells
     title = (
         f"row {row.row.number}: {cells.get('model', '')} on {cells.get('num_accelerators', '')} "
@@ -197,155 +222,130 @@ def _dot(row: JudgedRow, x: float, y: float) -> str:
     return f"<circle {shape}><title>{escape(title)}</title></circle>"
 
 
-def _scatter(rows: Sequence[JudgedRow]) -> str:
-    """Predicted over published, logarithmic both."""
-    known = _known(rows)
-    if not known:
-        return '<p class="note">nothing to draw</p>'
-    values = [value for row in known for value in (row.published_ms, row.predicted_ms)]
-    place, powers = _logarithmic(values, _SIDE)
+def _scatter_plot(rows: Sequence[EvaluatedRow]) -> str:
+    """Return predicted over published times, on logarithmic axes."""
+    comparable = _comparable(rows)
+    if not comparable:
+        return '<p class="note">no row is both predicted and measured</p>'
+    times = [time for row in comparable for time in (row.published_ms, row.predicted_ms)]
+    low, high = log10(min(times)) - 0.05, log10(max(times)) + 0.05
+
+    def position(value: float) -> float:
+        return (log10(value) - low) / (high - low) * _SIDE
+
     base = _TOP + _SIDE
     parts = [f'<path class="same" d="M{_LEFT} {base}L{_LEFT + _SIDE} {_TOP}"/>']
-    for power in powers:
-        x, y, name = _LEFT + place(power), base - place(power), f"{power:,g}"
+    for power in range(ceil(low), floor(high) + 1):
+        tick = 10.0**power
+        x, y, label = _LEFT + position(tick), base - position(tick), f"{tick:,g}"
         parts.append(f'<path class="axis" d="M{x:.1f} {_TOP}V{base}M{_LEFT} {y:.1f}H{_LEFT + _SIDE}"/>')
-        parts += [_text(x, base + 16, name), _text(_LEFT - 8, y + 4, name, "end")]
+        parts += [_text(x, base + 16, label), _text(_LEFT - 8, y + 4, label, "end")]
     parts.append(_text(_LEFT + _SIDE / 2, base + 36, "published, ms"))
-    turned = f' transform="rotate(-90 14 {_TOP + _SIDE / 2:.1f})"'
-    parts.append(_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", turned))
-    parts += (_dot(row, _LEFT + place(row.published_ms), base - place(row.predicted_ms)) for row in known)
+    rotation = f' transform="rotate(-90 14 {_TOP + _SIDE / 2:.1f})"'
+    parts.append(_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", rotation))
+    parts += (
+        _dot(row, _LEFT + position(row.published_ms), base - position(row.predicted_ms)) for row in comparable
+    )
     figure = _svg(_LEFT + _SIDE + _RIGHT, base + _BOTTOM, "predicted over published step times", parts)
-    return _KEY + figure
+    return _LEGEND + figure
 
 
-_LANE, _WIDE, _NAMES = 26, 900, 150
-_FAR = 0.6
-"""Errors beyond are drawn at the edge."""
-
-
-def _lanes(rows: Sequence[JudgedRow]) -> str:
-    """The error of each row, a lane for each source, and the median of each lane."""
-    sources: dict[str, list[JudgedRow]] = {}
-    for row in _known(rows):
+def _error_plot(rows: Sequence[EvaluatedRow]) -> str:
+    """Return the error of each row, in one strip per source with its median."""
+    sources: dict[str, list[EvaluatedRow]] = {}
+    for row in _comparable(rows):
         sources.setdefault(row.row.cells.get("source", "") or "not stated", []).append(row)
-    base = _TOP + _LANE * len(sources)
+    base = _TOP + _STRIP * len(sources)
 
-    def place(error: float) -> float:
-        return _NAMES + (min(max(error, -_FAR), _FAR) / _FAR + 1) / 2 * (_WIDE - _NAMES - _RIGHT)
+    def position(error: float) -> float:
+        share = (min(max(error, -_MAX_ERROR), _MAX_ERROR) / _MAX_ERROR + 1) / 2
+        return _LABELS_WIDTH + share * (_STRIPS_WIDTH - _LABELS_WIDTH - _RIGHT)
 
     parts: list[str] = []
     for tick in range(-6, 7, 2):
-        kind, x = "axis" if tick else "same", place(tick / 10)
-        parts.append(f'<path class="{kind}" d="M{x:.1f} {_TOP}V{base}"/>')
+        line, x = "axis" if tick else "same", position(tick / 10)
+        parts.append(f'<path class="{line}" d="M{x:.1f} {_TOP}V{base}"/>')
         parts.append(_text(x, base + 16, f"{tick / 10:+.0%}" if tick else "0"))
-    for lane, (source, some) in enumerate(sorted(sources.items())):
-        y = _TOP + _LANE * (lane + 0.5)
-        parts.append(_text(_NAMES - 10, y + 4, source, "end"))
-        parts += (_dot(row, place(row.relative_error), y) for row in some)
-        middle = place(median(row.relative_error for row in some))
-        parts.append(f'<path class="middle" d="M{middle:.1f} {y - 10:.1f}V{y + 10:.1f}"/>')
-    parts.append(_text((_NAMES + _WIDE) / 2, base + 36, "predicted over published, less 1"))
-    return _svg(_WIDE, base + _BOTTOM, "errors of all rows by source, and their medians", parts)
+    for strip, (source, members) in enumerate(sorted(sources.items())):
+        y = _TOP + _STRIP * (strip + 0.5)
+        parts.append(_text(_LABELS_WIDTH - 10, y + 4, source, "end"))
+        parts += (_dot(row, position(row.relative_error), y) for row in members)
+        x = position(median(row.relative_error for row in members))
+        parts.append(f'<path class="middle" d="M{x:.1f} {y - 10:.1f}V{y + 10:.1f}"/>')
+    parts.append(_text((_LABELS_WIDTH + _STRIPS_WIDTH) / 2, base + 36, "relative error of predictions"))
+    return _svg(_STRIPS_WIDTH, base + _BOTTOM, "errors of all rows by source, with medians", parts)
 
 
-_PANEL, _ACROSS = 200, 4
-_FEWEST_COUNTS = 2
-"""Counts of accelerators beside the fewest from which a model's scaling is drawn."""
-
-
-def _panels(done: League) -> str:
-    """How throughput of an accelerator falls with their number, published and predicted: a panel for each
-    model that was published on three numbers of them and more.
+def _scaling_charts(league: League) -> str:
+    """Return throughput per accelerator over the number of accelerators, published and predicted: a chart
+    for each model that was published on three numbers of accelerators or more.
     """
-    curves: dict[tuple[str, ...], list[Scaled]] = {}
-    for each in done.scaling:
-        curves.setdefault((each.source, each.model, each.accelerator, each.precision), []).append(each)
-    drawn = [(key, some) for key, some in curves.items() if len(some) >= _FEWEST_COUNTS]
+    curves: dict[tuple[str, ...], list[ScalingPoint]] = {}
+    for point in league.scaling:
+        key = (point.source, point.model, point.accelerator, point.precision)
+        curves.setdefault(key, []).append(point)
+    drawn = [(key, points) for key, points in curves.items() if len(points) >= _MIN_SCALING_POINTS]
     if not drawn:
         return ""
     parts: list[str] = []
-    for number, (key, some) in enumerate(drawn):
-        left, top = (number % _ACROSS) * (_PANEL + 30) + 40, number // _ACROSS * (_PANEL + 30) + 40
-        parts += _panel(key, some, left, top)
-    height = ceil(len(drawn) / _ACROSS) * (_PANEL + 30) + 20
+    for number, (names, points) in enumerate(drawn):
+        left = (number % _CHARTS_PER_ROW) * (_CHART + 30) + 40
+        top = number // _CHARTS_PER_ROW * (_CHART + 30) + 40
+        parts += _scaling_chart(names, points, left, top)
+    height = ceil(len(drawn) / _CHARTS_PER_ROW) * (_CHART + 30) + 20
     legend = (
-        '<p>Throughput of an accelerator over that on the fewest: <span class="key measured">&#9472;</span> '
-        'published <span class="key predicted">&#9472;</span> predicted.</p>'
+        '<p>Throughput per accelerator relative to the fewest accelerators: <span class="key measured">'
+        '&#9472;</span> published <span class="key predicted">&#9472;</span> predicted.</p>'
     )
-    return legend + _svg(_ACROSS * (_PANEL + 30) + 20, height, "scaling, published and predicted", parts)
+    return legend + _svg(
+        _CHARTS_PER_ROW * (_CHART + 30) + 20, height, "scaling, published and predicted", parts
+    )
 
 
-def _panel(key: Sequence[str], some: Sequence[Scaled], left: float, top: float) -> Iterator[str]:
-    wide, tall = _PANEL - 20, _PANEL - 60
-    base = some[0].base
-    counts = [base, *(each.num_accelerators for each in some)]
-    across = log10(counts[-1] / base)
-    both = [(each.published_efficiency, each.predicted_efficiency) for each in some]
-    high = max(1.1, *(max(pair) for pair in both))
+def _scaling_chart(
+    key: Sequence[str], points: Sequence[ScalingPoint], left: float, top: float
+) -> Iterator[str]:
+    width, height = _CHART - 20, _CHART - 60
+    base = points[0].base
+    counts = [base, *(point.num_accelerators for point in points)]
+    decades = log10(counts[-1] / base)
+    efficiencies = [(point.published_efficiency, point.predicted_efficiency) for point in points]
+    highest = max(1.1, *(max(pair) for pair in efficiencies))
 
-    def at(count: int, efficiency: float) -> str:
-        return f"{left + log10(count / base) / across * wide:.1f} {top + tall * (1 - efficiency / high):.1f}"
+    def x_of(count: int) -> float:
+        return left + log10(count / base) / decades * width
+
+    def position(count: int, efficiency: float) -> str:
+        return f"{x_of(count):.1f} {top + height * (1 - efficiency / highest):.1f}"
 
     yield _text(left, top - 18, clipped(key[1]), "start")
     yield _text(left, top - 4, clipped(f"{key[2]}, {key[0]}"), "start", ' class="note"')
-    yield f'<path class="axis" fill="none" d="M{left} {top}V{top + tall}H{left + wide}"/>'
-    yield f'<path class="same" d="M{at(base, 1.0)}L{at(counts[-1], 1.0)}"/>'
-    yield _text(left - 4, top + tall * (1 - 1 / high) + 4, "1", "end")
+    yield f'<path class="axis" fill="none" d="M{left} {top}V{top + height}H{left + width}"/>'
+    yield f'<path class="same" d="M{position(base, 1.0)}L{position(counts[-1], 1.0)}"/>'
+    yield _text(left - 4, top + height * (1 - 1 / highest) + 4, "1", "end")
     for count in (counts[0], counts[-1]):
-        yield _text(float(at(count, 0).split()[0]), top + tall + 14, f"{count:,}")
-    for kind, column in (("measured", 0), ("predicted", 1)):
-        points = [at(base, 1.0), *(at(n, pair[column]) for n, pair in zip(counts[1:], both, strict=True))]
-        yield f'<path class="curve {kind}" d="M{"L".join(points)}"/>'
+        yield _text(round(x_of(count), 1), top + height + 14, f"{count:,}")
+    for curve, column in (("measured", 0), ("predicted", 1)):
+        line = [position(base, 1.0)]
+        line += [position(n, pair[column]) for n, pair in zip(counts[1:], efficiencies, strict=True)]
+        yield f'<path class="curve {curve}" d="M{"L".join(line)}"/>'
 
 
-def _parts(rows: Sequence[JudgedRow]) -> str:
-    """By source the mean share of each component in the predicted steps."""
-    sources: dict[str, list[JudgedRow]] = {}
+def _component_table(rows: Sequence[EvaluatedRow]) -> str:
+    """Return the mean share of each component in the predicted steps, by source."""
+    sources: dict[str, list[EvaluatedRow]] = {}
     for row in rows:
         if row.parts:
             sources.setdefault(row.row.cells.get("source", ""), []).append(row)
     lines: list[list[str]] = []
-    for source, some in sorted(sources.items()):
-        shares = [sum(row.parts.get(name, 0.0) for row in some) / len(some) for name in COMPONENTS]
+    for source, members in sorted(sources.items()):
+        shares = [sum(row.parts.get(name, 0.0) for row in members) / len(members) for name in COMPONENTS]
         lines.append([source, *(f"{share:.0%}" if share >= 0.005 else "" for share in shares)])
     return _table(("source", *COMPONENTS), lines, 1)
 
 
-def _layouts(done: League) -> str:
-    lines = [
-        (each.source, each.model, each.accelerator, each.num_accelerators, str(each.layouts),
-         "yes" if each.best_in_top_two else "no", "" if isnan(each.tau) else f"{each.tau:.2f}")
-        for each in done.layouts
-    ]  # fmt: skip
-    titles = ("source", "model", "accelerator", "accelerators", "layouts", "best in top two", "tau")
-    return _table(titles, lines, 3)
-
-
-def _scaling(done: League) -> str:
-    lines = [
-        (each.source, each.model, each.accelerator, each.precision, f"{each.base:,}",
-         f"{each.num_accelerators:,}", _percent(each.published_efficiency),
-         _percent(each.predicted_efficiency), f"{each.relative_error:+.1%}")
-        for each in done.scaling
-    ]  # fmt: skip
-    titles = ("source", "model", "accelerator", "precision", "fitted on", "accelerators", "published",
-              "predicted", "error")  # fmt: skip
-    return _table(titles, lines, 4)
-
-
-def _speedups(done: League) -> str:
-    lines = [
-        (each.source, each.model, each.precision, f"{each.base_accelerators:,} {each.base}",
-         f"{each.num_accelerators:,} {each.accelerator}", f"{each.published:.2f}", f"{each.predicted:.2f}",
-         "yes" if each.right_side else "no", f"{each.relative_error:+.1%}")
-        for each in done.speedups
-    ]  # fmt: skip
-    titles = ("source", "model", "precision", "of", "to", "published", "predicted", "right side", "error")
-    return _table(titles, lines, 5)
-
-
-def _dominating(rows: Sequence[JudgedRow]) -> str:
-    """By source, of how many rows each part of the step dominates the error."""
+def _dominant_table(rows: Sequence[EvaluatedRow]) -> str:
+    """Return the number of rows whose error each component dominates, by source."""
     sources: dict[str, Counter[str]] = {}
     for row in rows:
         if row.dominant:
@@ -355,24 +355,14 @@ def _dominating(rows: Sequence[JudgedRow]) -> str:
         [source, *(f"{counts[name]:,}" if counts[name] else "" for name in names)]
         for source, counts in sorted(sources.items())
     ]
-    about = (
-        '<p class="note">Rows by the part of the step that most of the error is put down to: what rows that '
-        f"err alike have in common. &ldquo;{SHARED}&rdquo;: no part in particular.</p>"
+    note = (
+        '<p class="note">Number of rows by the step component that explains most of their error. '
+        f"&ldquo;{SHARED}&rdquo;: the error is common to all components.</p>"
     )
-    return about + _table(("source", *names), lines, 1)
+    return note + _table(("source", *names), lines, 1)
 
 
-def _factors(done: League) -> str:
-    lines = [
-        (each.source, each.accelerator, each.component, f"{each.factor:.3f}", f"{each.std_error:.3f}",
-         f"{each.prior_std:.3f}", f"{each.share:.0%}", str(each.n))
-        for each in done.factors
-    ]  # fmt: skip
-    titles = ("source", "accelerator", "component", "factor", "std error", "prior", "share", "rows")
-    return _table(titles, lines, 3)
-
-
-def _rows(rows: Sequence[JudgedRow]) -> str:
+def _row_table(rows: Sequence[EvaluatedRow]) -> str:
     lines: list[tuple[str, ...]] = []
     for row in rows:
         cells = row.row.cells
@@ -382,13 +372,13 @@ def _rows(rows: Sequence[JudgedRow]) -> str:
                 str(row.row.number), row.status, cells.get("source", ""), cells.get("model", ""),
                 cells.get("accelerator", ""), ", ".join(f"{name} {share:.0%}" for name, share in largest),
                 row.dominant,
-                cells.get("num_accelerators", ""), _plain(row.predicted_ms), _plain(row.low_ms),
-                _plain(row.high_ms), _plain(row.published_ms),
+                cells.get("num_accelerators", ""), _number(row.predicted_ms), _number(row.low_ms),
+                _number(row.high_ms), _number(row.published_ms),
                 "" if isnan(row.relative_error) else f"{row.relative_error:+.1%}",
             )
         )  # fmt: skip
     titles = (
-        "row", "status", "source", "model", "accelerator", "most of it", "dominates the error",
+        "row", "status", "source", "model", "accelerator", "largest components", "dominates the error",
         "accelerators", "predicted, ms", "low", "high", "published, ms", "error",
     )  # fmt: skip
     return _table(titles, lines, 7)

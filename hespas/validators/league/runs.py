@@ -1,13 +1,13 @@
-"""A published run as a job of the simulator: its settings from its row, its system as stated or by its
-accelerator, times of kernels by an estimator and of communication by the network of the system.
-"""
+"""Published runs as simulator jobs: the system of a row, and its passes with kernel and network times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
 
 import numpy as np
+from msgspec import structs
 
 from hespas.estimators import as_run_on
 from hespas.estimators.configuration import training_estimator
@@ -18,17 +18,45 @@ from hespas.generators.llm.settings import Training
 from hespas.generators.llm.step import StagePasses, ordered_passes, stage_passes
 from hespas.graph import Diagnostics, StepFacts, Workload
 from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.graph.passes import with_durations
-from hespas.hardware import Device, System
+from hespas.hardware import Device, Dimension, System, load_system
+from hespas.hardware.system import DimensionTopology
+from hespas.hardware.typed_toml import FigureSource
 from hespas.simulator.network import Network, on_system
-from hespas.validators.league.places import system_of
 
-__all__ = ["RunSettings", "TimedRun", "settings_of", "timed_run"]
+__all__ = ["SYSTEMS", "RunSettings", "TimedRun", "settings_of", "system_of", "timed_run"]
+
+SYSTEMS: Mapping[str, str] = {
+    "A100-SXM-40GB": "dgx-a100",
+    "A100-SXM-80GB": "dgx-a100",
+    "H100-SXM": "dgx-h100",
+    "H200-SXM": "dgx-h200",
+    "B200-SXM": "dgx-b200",
+    "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+    "MI300X": "hgx-mi300x",
+    "TPU-v4": "tpu-v4",
+    "TPU-v5e": "tpu-v5e",
+    "TPU-v5p": "tpu-v5p",
+    "TPU-v6e": "tpu-v6e",
+    "TPU-v7x": "tpu-v7x",
+}
+"""Accelerator -> its usual system. Other accelerators are connected by the links of their device file."""
+_NODE_SIZE = 8
+"""Default number of devices in a node."""
+_SLICE_LATENCY_NS = 10_000.0
+"""Default latency between hosts of two slices: a round figure of data-center networks, without a source."""
+_FABRIC_BYTES_PER_S, _FABRIC_LATENCY_NS, _NODE_LATENCY_NS = 50.0e9, 2_700.0, 1_000.0
+"""Defaults for devices whose files have no fabric: a 400 Gb/s port per device, as in a DGX H100, and the
+latencies of networks and of PCIe inside a node in NCCL's tuning constants. The sources are in
+``hespas/hardware/systems/dgx-h100.toml``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """All settings that the step of a run depends on: rows with equal ones have equal steps."""
+    """All settings that the step of a run depends on. Rows with equal settings have equal steps."""
 
     model: Model
     layout: Layout
@@ -42,87 +70,177 @@ class RunSettings:
 def settings_of(
     run: PublishedRun, device: Device, estimator: str, system: System | None = None
 ) -> RunSettings:
-    """Return the settings of a run on a device; the default system is the usual one of the device. Raises
-    ``UsageError`` for layouts that break a rule.
+    """Return the settings of a run on a device; the default system is the usual one of the device.
+
+    Raises ``UsageError`` for an invalid layout.
     """
     check_layout(run.model, run.layout, run.training)
-    placed = system_of(run, system, device)
-    return RunSettings(run.model, run.layout, run.training, run.facts(device), device, placed, estimator)
+    sized = system_of(run, system, device)
+    return RunSettings(run.model, run.layout, run.training, run.facts(device), device, sized, estimator)
+
+
+def system_of(run: PublishedRun, system: System | None, device: Device) -> System:
+    """Return the system of a run, sized to its ranks; None selects the usual system of its device.
+
+    A torus that has fewer devices than the run has ranks is used in several slices. Raises ``FormatError``
+    for an invalid number of devices per node.
+    """
+    ranks = run.layout.ranks
+    if system is None:
+        name = SYSTEMS.get(device.name)
+        system = _system_of_links(device) if name is None else load_system(name)
+    node_cell = run.row.get("gpus_per_node", "")
+    try:
+        node_size = float(node_cell or 0)  # tables may write 4.0
+    except ValueError:
+        node_size = nan
+    if (node_cell and not node_size > 0) or not node_size.is_integer():
+        raise FormatError(
+            f"{clipped(node_cell)!r} is not a number of devices",
+            position="column gpus_per_node", hint="expected a whole number of 1 or more",
+        )  # fmt: skip
+    inner = system.dimensions[0]
+    if system.placement == "fill" and inner.size == _NODE_SIZE and 0 < node_size < _NODE_SIZE:
+        inner = structs.replace(inner, size=int(node_size))
+        system = replace(system, dimensions=(inner, *system.dimensions[1:]))
+    if 0 < system.most < ranks:
+        return _system_of_slices(system, device, ranks)
+    domain = system.shape[0]
+    if system.placement == "fill" and 0 <= domain < ranks and ranks % domain:
+        # a job that does not fill its domains uses equally many devices of each one, so that groups of a
+        # power of two stay inside a domain
+        domains = -(-ranks // domain)
+        if ranks % domains == 0:
+            return system.sized((ranks // domains, domains))
+    return system.sized(ranks)
+
+
+def _dimension(
+    name: str, topology: DimensionTopology, size: int, bandwidth: float, latency_ns: float
+) -> Dimension:
+    """Return a dimension with one link per device, whose figures are in the device file."""
+    return Dimension(
+        name=name, topology=topology, size=size, bandwidth_bytes_per_s=bandwidth, latency_ns=latency_ns,
+        links_per_device=1, source="device", latency_source="device",
+    )  # fmt: skip
+
+
+def _source(device: Device) -> FigureSource:
+    return FigureSource(key="device", text=f"the file of {device.name}")
+
+
+def _system_of_links(device: Device) -> System:
+    """Return a system of the links in a device file: scale-up links (or PCIe) inside a node, and a switch
+    between nodes, with 400 Gb/s per device if the file has no scale-out link.
+    """
+    inside, outside = device.link("scale_up") or device.link("pcie"), device.link("scale_out")
+    if inside is None:
+        raise UsageError(f"{device.name} has no links", hint="add them to its file")
+    node = _dimension(
+        inside.name,
+        "fully_connected" if inside.topology == "fully_connected" else "switch",
+        inside.devices_per_domain if inside.devices_per_domain > 1 else _NODE_SIZE,
+        inside.bandwidth_bytes_per_s,
+        _NODE_LATENCY_NS if isnan(inside.latency_ns) else inside.latency_ns,
+    )
+    if outside is None:
+        fabric = _dimension("fabric", "switch", -1, _FABRIC_BYTES_PER_S, _FABRIC_LATENCY_NS)
+    else:
+        latency_ns = _FABRIC_LATENCY_NS if isnan(outside.latency_ns) else outside.latency_ns
+        fabric = _dimension(outside.name, "switch", -1, outside.bandwidth_bytes_per_s, latency_ns)
+    return System(
+        name=f"nodes of {device.name}", description="", device=device.name, aliases=(), placement="fill",
+        max_devices=-1, dimensions=(node, fabric), sources=(_source(device),),
+    )  # fmt: skip
+
+
+def _system_of_slices(system: System, device: Device, ranks: int) -> System:
+    """Return the fewest equal slices of a torus with enough devices for all ranks, connected by the
+    data-center network.
+    """
+    outside = device.link("scale_out")
+    if outside is None:
+        raise UsageError(
+            f"{system.name} has at most {system.most:,} devices, and its device has no scale-out link",
+            hint="add a scale_out link to the device file",
+        )
+    count = next(number for number in range(-(-ranks // system.most), ranks + 1) if ranks % number == 0)
+    one = system.sized(ranks // count)
+    latency_ns = _SLICE_LATENCY_NS if isnan(outside.latency_ns) else outside.latency_ns
+    network = _dimension(outside.name, "switch", count, outside.bandwidth_bytes_per_s, latency_ns)
+    return replace(
+        one, dimensions=(*one.dimensions, network), devices=ranks, max_devices=-1,
+        sources=(*one.sources, _source(device)),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedRun:
-    """A run whose passes have times. ``passes`` are those of stages with equal layers on ranks with equal
-    network times, and ``part`` is the row of them that each rank runs, shape ``(ranks,)``.
+    """Run whose passes have durations.
+
+    ``passes`` has one entry for stages with equal layers on ranks with equal network times. ``part`` is the
+    entry that each rank runs, shape ``(ranks,)``.
     """
 
     settings: RunSettings
     passes: Sequence[StagePasses]
     part: IntArray
     unknown: int
-    """Nodes of passes without a time, which count as none."""
+    """Number of nodes without a duration, which are counted as 0."""
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Return the number of microbatches of a step."""
         return micro_batches(self.settings.layout, self.settings.training)
 
     def workload(self, count: int) -> Workload:
-        """Return a step with ``count`` micro-batches, with times. O(nodes of the step + ranks)."""
+        """Return a timed step with ``count`` microbatches. O(nodes of the step + ranks)."""
         run, layout = self.settings, self.settings.layout
         stage = np.repeat(np.arange(layout.pp), layout.ranks // layout.pp)
-        distinct, place = np.unique(np.stack([stage, self.part]), axis=1, return_inverse=True)
-        numbers: list[tuple[int, int]] = list(zip(*distinct.tolist(), strict=True))
+        distinct, rank_class = np.unique(np.stack([stage, self.part]), axis=1, return_inverse=True)
+        pairs: list[tuple[int, int]] = list(zip(*distinct.tolist(), strict=True))
         return Workload(
             name=run.model.name,
             classes=tuple(
-                ordered_passes(self.passes[part], layout, run.training, stage, count)
-                for stage, part in numbers
+                ordered_passes(self.passes[part], layout, run.training, stage, count) for stage, part in pairs
             ),
-            rank_class=place.reshape(-1).astype(np.int32),
+            rank_class=rank_class.reshape(-1).astype(np.int32),
             metadata=run.facts.metadata(),
         )
 
 
 def timed_run(run: RunSettings, diagnostics: Diagnostics) -> TimedRun:
-    """Return a run with the times that its estimator and the network of its system give its passes."""
+    """Return a run with the durations that its estimator and the network of its system give its passes."""
     device, network = run.device, Network(run.system, run.device)
-    like, first = _distinct(run)
-    passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first]
-    model = training_estimator(run.facts, device, run.estimator, run.layout.ranks)
-    graphs = tuple(each.graph for each in passes)
-    ranks = np.repeat(np.array(like, np.int32), run.layout.ranks // run.layout.pp)
-    job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
-    own = [as_run_on(graph, device, diagnostics) for graph in graphs]
-    estimates = [model.estimate(graph, device, diagnostics) for graph in own]
-    parted, placed = on_system(job, estimates, network, diagnostics)
-    timed: dict[int, StagePasses] = {}
-    silent: dict[int, int] = {}
-    for number, estimate in enumerate(placed or ()):
-        members = np.flatnonzero(parted.rank_class == number)
-        if len(members):
-            whose = int(ranks[members[0]])
-            unknown = np.isnan(estimate.duration_ns)
-            silent[whose] = max(silent.get(whose, 0), int(unknown.sum()))
-            times = np.where(unknown, 0.0, estimate.duration_ns)
-            timed[number] = passes[whose]._replace(graph=with_durations(graphs[whose], times))
-    row = np.full(max(timed, default=-1) + 1, -1, np.int64)
-    row[list(timed)] = np.arange(len(timed))
-    return TimedRun(run, tuple(timed.values()), row[parted.rank_class], sum(silent.values()))
-
-
-def _distinct(run: RunSettings) -> tuple[list[int], list[int]]:
-    """Return for each stage the number of the first stages that has the same layers, and those stages."""
-    layers = run.model.all_layers
-    found: dict[tuple[object, ...], int] = {}
-    like: list[int] = []
-    first: list[int] = []
-    last = run.layout.pp - 1
+    layers, last = run.model.all_layers, run.layout.pp - 1
+    number_of: dict[tuple[object, ...], int] = {}
+    stage_numbers: list[int] = []
+    first_stages: list[int] = []
     for stage, chunks in enumerate(layers_of_stages(run.model, run.layout)):
         kinds = tuple(tuple(layers[number] for number in chunk) for chunk in chunks)
         key = (kinds, stage == 0, stage == last)
-        if key not in found:
-            found[key] = len(found)
-            first.append(stage)
-        like.append(found[key])
-    return like, first
+        if key not in number_of:
+            number_of[key] = len(number_of)
+            first_stages.append(stage)
+        stage_numbers.append(number_of[key])
+    passes = [stage_passes(run.model, run.layout, run.training, stage) for stage in first_stages]
+    estimator = training_estimator(run.facts, device, run.estimator, run.layout.ranks)
+    graphs = tuple(stage.graph for stage in passes)
+    ranks = np.repeat(np.array(stage_numbers, np.int32), run.layout.ranks // run.layout.pp)
+    job = Workload(name=run.model.name, classes=graphs, rank_class=ranks, metadata={})
+    prepared = [as_run_on(graph, device, diagnostics) for graph in graphs]
+    estimates = [estimator.estimate(graph, device, diagnostics) for graph in prepared]
+    divided, placed = on_system(job, estimates, network, diagnostics)
+    timed: dict[int, StagePasses] = {}
+    untimed_nodes: dict[int, int] = {}
+    for number, estimate in enumerate(placed or ()):
+        members = np.flatnonzero(divided.rank_class == number)
+        if len(members):
+            stage = int(ranks[members[0]])
+            unknown = np.isnan(estimate.duration_ns)
+            untimed_nodes[stage] = max(untimed_nodes.get(stage, 0), int(unknown.sum()))
+            durations_ns = np.where(unknown, 0.0, estimate.duration_ns)
+            timed[number] = passes[stage]._replace(graph=with_durations(graphs[stage], durations_ns))
+    part = np.full(max(timed, default=-1) + 1, -1, np.int64)
+    part[list(timed)] = np.arange(len(timed))
+    return TimedRun(run, tuple(timed.values()), part[divided.rank_class], sum(untimed_nodes.values()))

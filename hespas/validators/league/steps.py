@@ -1,39 +1,131 @@
-"""The step of a published run by the simulator, and its parts by component.
+"""Simulated step of a published run, and its time by component.
 
-Once the pipeline is full, each group of micro-batches adds the same time to a step. So steps of few
-micro-batches are simulated and longer ones extrapolated.
+A component is the part of a step that one physical figure scales: the efficiency of one class of kernels, or
+the bandwidth of one kind of communication. The time of a step is a sum over its critical path, so over
+components.
+
+Once the pipeline is full, each further group of microbatches adds the same time to a step. So steps with few
+microbatches are simulated, and longer steps are extrapolated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import Diagnostics, Timeline
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import DTYPES, FloatArray, IntArray
 from hespas.graph.timeline import united
 from hespas.simulator import Simulation, Simulator, simulate
+from hespas.simulator.launches import LAUNCH
 from hespas.simulator.schedule import covered
 from hespas.simulator.streams import COMPUTE
-from hespas.validators.league import parts
-from hespas.validators.league.parts import COMPONENTS, components_of
 from hespas.validators.league.runs import TimedRun
 
-__all__ = ["Step", "step_of"]
+__all__ = ["BUBBLE", "COMPONENTS", "HOST", "OVERLAP", "StepTime", "components_of", "simulated_step"]
 
-_FEW = 4
-"""Micro-batches of a step without a pipeline behind which each adds the same time."""
-_EXACT = 1e-6
-"""Relative differences of times below are errors of rounding."""
+COMPONENTS = (
+    "products",
+    "products of 8 bits",
+    "products of 4 bits",
+    "experts",
+    "attention",
+    "vector",
+    "quantize",
+    "optimizer",
+    "tensor",
+    "context",
+    "data",
+    "expert",
+    "pipeline",
+    "copies",
+    "host",
+    "overlap",
+    "bubble",
+)
+"""Components of a step: matmuls by the bits of their operands, grouped matmuls of experts, attention,
+memory-bound kernels, conversions to narrow formats, the optimizer; collectives of tensor, context, data and
+expert parallelism, and messages between pipeline stages; copies to the host; waits for the host; slowdown of
+kernels by concurrent communication; idle time of the last stage to finish, which waits for other stages.
+"""
+_NUMBER_OF = {name: number for number, name in enumerate(COMPONENTS)}
+HOST, OVERLAP, BUBBLE = _NUMBER_OF["host"], _NUMBER_OF["overlap"], _NUMBER_OF["bubble"]
+
+_BY_OP_CLASS: Mapping[int, str] = {
+    int(OpClass.ATTENTION): "attention",
+    int(OpClass.QUANTIZE): "quantize",
+}
+_BY_BITS: Mapping[int, str] = {8: "products of 8 bits", 4: "products of 4 bits"}
+_BY_OP: Mapping[str, str] = {
+    "aten::bmm": "experts",
+    "absmax": "quantize",
+    "aten::_fused_adamw_": "optimizer",
+    "cpu_adam": "optimizer",
+}
+_BY_WORD: Sequence[tuple[str, str]] = (
+    ("pipeline.", "pipeline"),
+    ("dispatch", "expert"),
+    ("combine", "expert"),
+    ("weights", "data"),
+    ("gradients", "data"),
+    ("grad_norm", "data"),
+    ("ends.", "data"),
+    (".kv.", "context"),
+    ("attention.core.", "context"),
+    ("qkv.all_to_all", "context"),
+    ("qkv.grad.all_to_all", "context"),
+)
+"""Words in the names of communication nodes. Names without one of them belong to tensor parallelism."""
+_COMMUNICATION = frozenset(
+    (int(NodeKind.COLLECTIVE), int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE))
+)
+_COPIES = frozenset((int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
+_FEW_MICRO_BATCHES = 4
+"""Microbatches of a step without a pipeline after which each further one adds the same time."""
+_ROUNDING = 1e-6
+"""Limit of relative differences between times that are rounding errors."""
+
+
+def components_of(graph: OpGraph) -> IntArray:
+    """Return the index in :data:`COMPONENTS` of each node, shape ``(nodes,)``. O(nodes log nodes)."""
+    operand = np.full(len(graph), -1, np.int64)
+    operand[graph.contractions.node] = graph.contractions.lhs
+    key = graph.name_row.astype(np.int64) * len(graph.strings) + graph.op_row
+    for column, largest in (
+        (graph.kind, max(NodeKind)),
+        (graph.op_class, max(OpClass)),
+        (operand, len(DTYPES)),
+    ):
+        key = key * (int(largest) + 2) + column + 1
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    numbers: list[int] = []
+    for node in first.tolist():
+        kind, op, dtype_code = int(graph.kind[node]), graph.op_name(node), int(operand[node])
+        if op == LAUNCH:
+            name = "host"
+        elif kind in _COPIES:
+            name = "copies"
+        elif kind in _COMMUNICATION:
+            node_name = graph.node_name(node)
+            name = next((component for word, component in _BY_WORD if word in node_name), "tensor")
+        elif op in _BY_OP:
+            name = _BY_OP[op]
+        elif dtype_code >= 0:
+            name = _BY_BITS.get(DTYPES[dtype_code].bits, "products")
+        else:
+            name = _BY_OP_CLASS.get(int(graph.op_class[node]), "vector")
+        numbers.append(_NUMBER_OF[name])
+    return np.asarray(np.array(numbers, np.int64)[group.reshape(-1)], np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """A step [ns] and its parts by component [ns], shape ``(components,)``: ``path_ns`` of the critical path,
-    which crosses stages, and ``spent_ns`` of the rank that is the last to finish, with its idle time as its
-    bubble. Both are 0 or more and sum to the time.
+class StepTime:
+    """Time of a step [ns] and its split by component [ns], shape ``(components,)``.
+
+    ``path_ns`` splits the critical path, which crosses stages. ``spent_ns`` splits the time of the last rank
+    to finish, with its idle time as bubble. Both are 0 or more and sum to the time.
     """
 
     time_ns: float
@@ -41,128 +133,102 @@ class Step:
     spent_ns: FloatArray
 
 
-def step_of(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulator | None = None) -> Step:
-    """Return the step that :func:`hespas.simulator.simulate` gives a run. O(nodes of few micro-batches)."""
+def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulator | None = None) -> StepTime:
+    """Return the step of a run by :func:`hespas.simulator.simulate`. O(nodes of few microbatches)."""
+
+    def simulation(micro_batches: int) -> Simulation:
+        workload = timed.workload(micro_batches)
+        return simulate(workload, device=timed.settings.device, simulator=simulator, diagnostics=diagnostics)
+
     count, pp = timed.micro_batches, timed.settings.layout.pp
-    fewer = _FEW if pp == 1 else pp + count % pp
+    fewer = _FEW_MICRO_BATCHES if pp == 1 else pp + count % pp
     more = fewer + pp
     if count <= more + pp:
-        return _account(_simulated(timed, count, diagnostics, simulator))
-    longer = _simulated(timed, more, diagnostics, simulator)
-    last = int(np.argmax(longer.timeline.finish_ns))
-    high = _account(longer, last)
-    low = _account(_simulated(timed, fewer, diagnostics, simulator), last)
+        return _step_time(simulation(count))
+    longer = simulation(more)
+    last_rank = int(np.argmax(longer.timeline.finish_ns))
+    high = _step_time(longer, last_rank)
+    low = _step_time(simulation(fewer), last_rank)
     groups = (count - more) / pp
     time_ns = high.time_ns + groups * (high.time_ns - low.time_ns)
-    return Step(
+    return StepTime(
         time_ns,
-        _settled(high.path_ns + groups * (high.path_ns - low.path_ns), time_ns),
-        _settled(high.spent_ns + groups * (high.spent_ns - low.spent_ns), time_ns),
+        _normalized(high.path_ns + groups * (high.path_ns - low.path_ns), time_ns),
+        _normalized(high.spent_ns + groups * (high.spent_ns - low.spent_ns), time_ns),
     )
 
 
-def _simulated(
-    timed: TimedRun, count: int, diagnostics: Diagnostics, simulator: Simulator | None
-) -> Simulation:
-    return simulate(
-        timed.workload(count), device=timed.settings.device, simulator=simulator, diagnostics=diagnostics
-    )
+def _normalized(parts_ns: FloatArray, time_ns: float) -> FloatArray:
+    """Return parts that sum to the time, with negative ones (of differences of two steps) set to 0."""
+    positive_ns = np.maximum(parts_ns, 0.0)
+    total_ns = float(positive_ns.sum())
+    return positive_ns * (time_ns / total_ns) if total_ns > 0 else positive_ns
 
 
-def _settled(parts_ns: FloatArray, time_ns: float) -> FloatArray:
-    """Return parts with none below zero, which differences of two steps may have, that sum to the time."""
-    kept = np.maximum(parts_ns, 0.0)
-    whole = float(kept.sum())
-    return kept * (time_ns / whole) if whole > 0 else kept
-
-
-def _account(done: Simulation, rank: int = -1) -> Step:
-    """Return a simulated step; ``rank`` is the one whose parts are shown (-1: the last to finish)."""
-    spans = _spans(done)
+def _step_time(result: Simulation, rank: int = -1) -> StepTime:
+    """Return the split of a simulated step; ``spent_ns`` is of ``rank`` (-1: the last rank to finish)."""
+    timeline, workload = result.timeline, result.workload
     if rank < 0:
-        rank = int(np.argmax(done.timeline.finish_ns))
-    shown = done.timeline.rank == done.timeline.shown_by[rank]
-    return Step(
-        done.step_ns, _path(spans, done.critical_path, done.step_ns), _spent(spans, shown, done.step_ns)
-    )
-
-
-class _Spans(NamedTuple):
-    """A timeline with, for each span, the component of its node and the time of its node alone [ns]."""
-
-    timeline: Timeline
-    component: IntArray
-    alone_ns: FloatArray
-
-
-def _spans(done: Simulation) -> _Spans:
-    timeline, workload = done.timeline, done.workload
-    component = np.full(len(timeline.node), parts.BUBBLE, np.int64)
+        rank = int(np.argmax(timeline.finish_ns))
+    component = np.full(len(timeline.node), BUBBLE, np.int64)
     alone_ns = np.zeros(len(timeline.node))
     classes = workload.rank_class[timeline.rank]
     for number, graph in enumerate(workload.classes):
-        mine = np.flatnonzero(classes == number)
-        node = timeline.node[mine]
-        component[mine] = components_of(graph)[node]
-        alone_ns[mine] = graph.duration_ns[node]
-    return _Spans(timeline, component, alone_ns)
+        spans = np.flatnonzero(classes == number)
+        node = timeline.node[spans]
+        component[spans] = components_of(graph)[node]
+        alone_ns[spans] = graph.duration_ns[node]
+    # the critical path, from the start of a span to the start of the next
+    path = result.critical_path
+    path_start_ns = timeline.start_ns[path]
+    spent_ns = np.diff(np.append(path_start_ns, result.step_ns))
+    is_kernel = timeline.resource[path] == COMPUTE
+    own_ns = np.where(is_kernel, _uncontended(spent_ns, alone_ns[path]), spent_ns)
+    path_ns = _sums(component[path], own_ns)
+    path_ns[OVERLAP] += float((spent_ns - own_ns).sum())
+    path_ns[BUBBLE] += float(path_start_ns[0]) if len(path) else result.step_ns
+    spans_of_rank = np.flatnonzero(timeline.rank == timeline.shown_by[rank])
+    return StepTime(result.step_ns, path_ns, _rank_time(result, spans_of_rank, component, alone_ns))
 
 
 def _sums(component: IntArray, time_ns: FloatArray) -> FloatArray:
     return np.bincount(component, time_ns, len(COMPONENTS)).astype(np.float64)
 
 
-def _own(lasts_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the time of kernels without what communication beside them adds. Times are differences of sums,
-    so that a kernel may seem slightly longer than it is.
+def _uncontended(duration_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
+    """Return the time of kernels without the slowdown by concurrent communication. Times are differences of
+    sums, so a kernel may seem slightly longer than it is.
     """
-    return np.where(lasts_ns <= alone_ns * (1.0 + _EXACT), lasts_ns, alone_ns)
+    return np.where(duration_ns <= alone_ns * (1.0 + _ROUNDING), duration_ns, alone_ns)
 
 
-def _path(spans: _Spans, path: IntArray, time_ns: float) -> FloatArray:
-    """Return the time that the critical path spends in each component: from the start of a span to that of
-    the next.
+def _rank_time(result: Simulation, spans: IntArray, component: IntArray, alone_ns: FloatArray) -> FloatArray:
+    """Return the time of a rank by component: its kernels, its communication and copies while no kernel
+    runs, its waits for launches by the host, and its waits for other ranks.
     """
-    start_ns = spans.timeline.start_ns[path]
-    spent_ns = np.diff(np.append(start_ns, time_ns))
-    kernel = spans.timeline.resource[path] == COMPUTE
-    own_ns = np.where(kernel, _own(spent_ns, spans.alone_ns[path]), spent_ns)
-    found = _sums(spans.component[path], own_ns)
-    found[parts.OVERLAP] += float((spent_ns - own_ns).sum())
-    found[parts.BUBBLE] += float(start_ns[0]) if len(path) else time_ns
-    return found
-
-
-def _spent(spans: _Spans, shown: BoolArray, time_ns: float) -> FloatArray:
-    """Return the time of one rank by component: its kernels, communication and copies while none of them
-    runs, waits for the host that launches the next of these, and waits for other ranks.
-    """
-    timeline = spans.timeline
+    timeline = result.timeline
     start_ns, end_ns = timeline.start_ns + timeline.wait_ns, timeline.end_ns
-    kernels = np.flatnonzero(shown & (timeline.resource == COMPUTE))
-    lasts_ns = end_ns[kernels] - start_ns[kernels]
-    own_ns = _own(lasts_ns, spans.alone_ns[kernels])
-    found = _sums(spans.component[kernels], own_ns)
-    found[parts.OVERLAP] += float((lasts_ns - own_ns).sum())
-    talks = np.flatnonzero(shown & (timeline.resource != COMPUTE) & (spans.component != parts.HOST))
-    talks = talks[np.argsort(start_ns[talks], kind="stable")]
-    until_ns = end_ns[talks]
+    is_kernel = timeline.resource[spans] == COMPUTE
+    kernels = spans[is_kernel]
+    duration_ns = end_ns[kernels] - start_ns[kernels]
+    own_ns = _uncontended(duration_ns, alone_ns[kernels])
+    rank_ns = _sums(component[kernels], own_ns)
+    rank_ns[OVERLAP] += float((duration_ns - own_ns).sum())
+    transfers = spans[~is_kernel & (component[spans] != HOST)]
+    transfers = transfers[np.argsort(start_ns[transfers], kind="stable")]
+    until_ns = end_ns[transfers]
     before_ns = np.maximum.accumulate(np.append(0.0, until_ns))[:-1]
-    from_ns = np.minimum(np.maximum(start_ns[talks], before_ns), until_ns)
-    busy = united(start_ns[kernels], end_ns[kernels])
-    beside_ns = covered(*busy, until_ns) - covered(*busy, from_ns)
-    found += _sums(spans.component[talks], np.maximum(until_ns - from_ns - beside_ns, 0.0))
-    works = np.concatenate([kernels, talks])
-    found[parts.HOST] += _waits_for_host(spans, works, united(start_ns[works], end_ns[works]))
-    found[parts.BUBBLE] += max(time_ns - float(found.sum()), 0.0)
-    return _settled(found, time_ns)
-
-
-def _waits_for_host(spans: _Spans, works: IntArray, busy: tuple[FloatArray, FloatArray]) -> float:
-    """Return the idle time before work that starts when the host has launched it."""
-    cause = spans.timeline.cause[works]
-    launched = (cause >= 0) & (spans.component[cause] == parts.HOST)
-    starts_ns = np.unique(spans.timeline.start_ns[works[launched]])
-    from_ns, until_ns = busy
-    idle_ns = from_ns - np.append(0.0, until_ns[:-1])[: len(from_ns)]
-    return float(idle_ns[np.isin(from_ns, starts_ns)].sum())
+    from_ns = np.minimum(np.maximum(start_ns[transfers], before_ns), until_ns)
+    kernel_busy = united(start_ns[kernels], end_ns[kernels])
+    hidden_ns = covered(*kernel_busy, until_ns) - covered(*kernel_busy, from_ns)
+    rank_ns += _sums(component[transfers], np.maximum(until_ns - from_ns - hidden_ns, 0.0))
+    # idle time before work that starts when the host has launched it
+    work = np.concatenate([kernels, transfers])
+    busy_from_ns, busy_until_ns = united(start_ns[work], end_ns[work])
+    idle_ns = busy_from_ns - np.append(0.0, busy_until_ns[:-1])[: len(busy_from_ns)]
+    cause = timeline.cause[work]
+    is_launched = (cause >= 0) & (component[cause] == HOST)
+    launched_ns = np.unique(timeline.start_ns[work[is_launched]])
+    rank_ns[HOST] += float(idle_ns[np.isin(busy_from_ns, launched_ns)].sum())
+    rank_ns[BUBBLE] += max(result.step_ns - float(rank_ns.sum()), 0.0)
+    return _normalized(rank_ns, result.step_ns)

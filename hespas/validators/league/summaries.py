@@ -1,9 +1,9 @@
-"""Figures of a league: errors by what rows share, naive baselines beside them, order of layouts, scaling."""
+"""Summaries of evaluated rows: errors by group, naive baselines, ranking of layouts, scaling, speed-ups."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import isnan
@@ -11,33 +11,42 @@ from statistics import median
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
 from hespas.validators.accuracy.statistics import error_figures, kendall_tau
-from hespas.validators.league.judged import Calibration, JudgedRow
+from hespas.validators.league.evaluation import Calibration, EvaluatedRow
 
 __all__ = [
-    "BY",
+    "GROUPINGS",
     "NOISE_FLOOR",
-    "Baseline",
-    "Group",
-    "LayoutSet",
-    "Scaled",
-    "Speedup",
-    "baselines",
+    "AcceleratorSpeedup",
+    "BaselineErrors",
+    "LayoutRanking",
+    "RowGroupErrors",
+    "ScalingPoint",
+    "group_errors",
     "group_of",
-    "group_rows",
-    "layout_sets",
-    "scaling",
+    "naive_baselines",
+    "rank_layouts",
+    "scaling_points",
     "speedups",
 ]
 
 NOISE_FLOOR = 0.028
 """Median difference of the step between submitters with the same layout in the same round of MLPerf."""
+_LAYOUT_KEYS = (
+    "source", "model", "accelerator", "num_accelerators", "precision_class", "seq_len", "train_type",
+)  # fmt: skip
+_SCALING_KEYS = ("source", "model", "accelerator", "precision", "train_type", "seq_len")
+_SPEEDUP_KEYS = ("source", "model", "precision_class", "train_type", "seq_len")
+"""Columns in which the rows of a layout set, of a scaling curve and of a speed-up are equal."""
+_MAX_COUNT_RATIO = 2.0
+"""Limit of the ratio of two numbers of accelerators: beyond it, a speed-up would include scaling effects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Errors of the rows that share ``value``; ``interval_coverage`` is the share whose interval holds."""
+class RowGroupErrors:
+    """Errors of the rows that share ``value``. ``interval_coverage`` is the share of published times inside
+    the 90 % intervals.
+    """
 
     calibrate: Calibration
     by: str
@@ -50,22 +59,19 @@ class Group:
     interval_coverage: float
 
 
-def _scale(row: JudgedRow) -> str:
-    """Powers of eight accelerators: a node, a rack, a pod."""
-    count = row.row.number_of("num_accelerators")
-    if isnan(count):
-        return "not stated"
-    for most in (8, 64, 512):
-        if count <= most:
-            return f"up to {most}"
-    return "over 512"
-
-
-def _cell(column: str) -> Callable[[JudgedRow], str]:
+def _cell(column: str) -> Callable[[EvaluatedRow], str]:
     return lambda row: row.row.cells.get(column, "") or "not stated"
 
 
-BY: dict[str, Callable[[JudgedRow], str]] = {
+def _scale(row: EvaluatedRow) -> str:
+    """Return the range of the number of accelerators, by powers of eight: a node, a rack, a pod."""
+    count = row.row.number_of("num_accelerators")
+    if isnan(count):
+        return "not stated"
+    return next((f"up to {limit}" for limit in (8, 64, 512) if count <= limit), "over 512")
+
+
+GROUPINGS: dict[str, Callable[[EvaluatedRow], str]] = {
     "all": lambda _: "all",
     "source": _cell("source"),
     "accelerator": _cell("accelerator"),
@@ -74,37 +80,34 @@ BY: dict[str, Callable[[JudgedRow], str]] = {
     "precision": _cell("precision_class"),
     "status": lambda row: row.status,
 }
-"""What rows are put together by."""
+"""Groupings of rows."""
 
 
-def group_rows(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Group]:
-    """The errors of all rows, and by each of :data:`BY`."""
+def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[RowGroupErrors]:
+    """Return the errors of all rows, and of each group of :data:`GROUPINGS`."""
     counted = [row for row in rows if row.counts]
-    for by, value_of in BY.items():
-        parts: defaultdict[str, list[JudgedRow]] = defaultdict(list)
+    for by, value_of in GROUPINGS.items():
+        groups: defaultdict[str, list[EvaluatedRow]] = defaultdict(list)
         for row in counted:
-            parts[value_of(row)].append(row)
-        for value, some in sorted(parts.items()):
-            figures = error_figures(np.array([row.relative_error for row in some]))
-            yield Group(
+            groups[value_of(row)].append(row)
+        for value, members in sorted(groups.items()):
+            figures = error_figures(np.array([row.relative_error for row in members]))
+            yield RowGroupErrors(
                 calibrate=calibrate,
                 by=by,
                 value=value,
-                n=len(some),
+                n=len(members),
                 mean_ape=figures["mape"],
                 median_ape=figures["median_ape"],
                 p90_ape=figures["p90_ape"],
                 bias=figures["bias"],
-                interval_coverage=sum(row.inside for row in some) / len(some),
+                interval_coverage=sum(row.inside for row in members) / len(members),
             )
 
 
-# --- Naive baselines
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A constant MFU per accelerator and number format: the median of the other rows."""
+class BaselineErrors:
+    """Errors of a constant MFU per accelerator and number format: the median of the other rows."""
 
     name: str
     n: int
@@ -113,19 +116,25 @@ class Baseline:
     p90_ape: float
 
 
-def baselines(rows: Sequence[JudgedRow]) -> Iterator[Baseline]:
-    """Leaving out the row alone, and its source, model and accelerator; rows without a peer do not count."""
-    known = [row for row in rows if not isnan(row.row.number_of("mfu_pct"))]
-    rate = np.array([row.row.number_of("mfu_pct") for row in known])
-    cells = np.array([f"{_cell('accelerator')(row)} {_cell('precision_class')(row)}" for row in known])
-    groups = np.array([group_of(row) for row in known])
+def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
+    """Return the errors of the baseline with the row left out, and with its source, model and accelerator
+    left out. Rows without other rows of their accelerator and number format are not included.
+    """
+    measured = [row for row in rows if not isnan(row.row.number_of("mfu_pct"))]
+    mfu = np.array([row.row.number_of("mfu_pct") for row in measured])
+    cells = np.array([f"{_cell('accelerator')(row)} {_cell('precision_class')(row)}" for row in measured])
+    groups = np.array([group_of(row) for row in measured])
     for name, left_out in (
-        ("constant MFU, row left out", np.arange(len(known))),
+        ("constant MFU, row left out", np.arange(len(measured))),
         ("constant MFU, group left out", groups),
     ):
-        errors = np.array(list(_of_constant(rate, cells, left_out)))
-        figures = error_figures(errors)
-        yield Baseline(
+        errors: list[float] = []
+        for index in range(len(mfu)):
+            others = mfu[(cells == cells[index]) & (left_out != left_out[index])]
+            if len(others):
+                errors.append(float(mfu[index] / np.median(others) - 1))
+        figures = error_figures(np.array(errors))
+        yield BaselineErrors(
             name=name,
             n=len(errors),
             mean_ape=figures["mape"],
@@ -134,28 +143,30 @@ def baselines(rows: Sequence[JudgedRow]) -> Iterator[Baseline]:
         )
 
 
-def _of_constant(
-    rate: FloatArray, cells: np.ndarray[tuple[int], np.dtype[np.str_]], left_out: np.ndarray
-) -> Iterator[float]:
-    for place in range(len(rate)):
-        peers = rate[(cells == cells[place]) & (left_out != left_out[place])]
-        if len(peers):
-            yield float(rate[place] / np.median(peers) - 1)
-
-
-def group_of(row: JudgedRow) -> str:
-    """What is left out together."""
+def group_of(row: EvaluatedRow) -> str:
+    """Return the source, model and accelerator of a row, whose rows are left out together."""
     return " | ".join(_cell(column)(row) for column in ("source", "model", "accelerator"))
 
 
-# --- What a decision needs
+def _comparable(rows: Sequence[EvaluatedRow]) -> Iterator[EvaluatedRow]:
+    return (row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms))
+
+
+def _published(row: EvaluatedRow) -> float:
+    return row.published_ms
+
+
+def _predicted(row: EvaluatedRow) -> float:
+    return row.predicted_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSet:
-    """Layouts and number formats of one model on as many of one accelerator: whether the best of those
-    published is among the two predicted best, and how far the orders agree (Kendall's tau, NaN where all are
-    alike). Rows that differ in software alone are one layout, for nothing that is predicted tells them apart.
+class LayoutRanking:
+    """Ranking of the layouts and number formats of one model on one number of accelerators.
+
+    ``best_in_top_two`` is True if the best published layout is among the two best predicted ones. ``tau`` is
+    Kendall's tau of both orders (NaN if all times are equal). Rows that differ in software only are one
+    layout, because their predictions are equal.
     """
 
     calibrate: Calibration
@@ -168,27 +179,28 @@ class LayoutSet:
     tau: float
 
 
-_SAME = ("source", "model", "accelerator", "num_accelerators", "precision_class", "seq_len", "train_type")
-
-
-def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[LayoutSet]:
-    """Sets of two layouts and more, by time a sequence: of one layout the median of its rows counts."""
-    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, str], list[JudgedRow]]] = defaultdict(
+def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[LayoutRanking]:
+    """Return sets of two layouts and more, ranked by the time per sequence (the median of their rows)."""
+    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, str], list[EvaluatedRow]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for row in rows:
-        if row.published_ms > 0 and not isnan(row.predicted_ms):
-            cells = row.row.cells
-            key = tuple(cells.get(name, "") for name in _SAME)
-            sets[key][row.row.predicted.layout, cells.get("precision", "")].append(row)
+    for row in _comparable(rows):
+        cells = row.row.cells
+        key = tuple(cells.get(name, "") for name in _LAYOUT_KEYS)
+        sets[key][row.row.predicted.layout, cells.get("precision", "")].append(row)
     for key, layouts in sets.items():
         if len(layouts) < 2:
             continue
-        published = _per_sequence(layouts.values(), lambda row: row.published_ms)
-        predicted = _per_sequence(layouts.values(), lambda row: row.predicted_ms)
+        published, predicted = (
+            [
+                median(time_of(row) / row.row.number_of("global_batch") for row in members)
+                for members in layouts.values()
+            ]
+            for time_of in (_published, _predicted)
+        )
         best = min(range(len(published)), key=published.__getitem__)
         top = sorted(range(len(predicted)), key=predicted.__getitem__)[:2]
-        yield LayoutSet(
+        yield LayoutRanking(
             calibrate=calibrate,
             source=key[0],
             model=key[1],
@@ -200,14 +212,10 @@ def layout_sets(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[L
         )
 
 
-def _per_sequence(layouts: Iterable[list[JudgedRow]], time_of: Callable[[JudgedRow], float]) -> list[float]:
-    return [median(time_of(row) / row.row.number_of("global_batch") for row in rows) for rows in layouts]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
-    """A model on ``num_accelerators`` after one factor was fitted on the fewest of its rows, ``base``: the
-    throughput of an accelerator over that on the fewest, published and predicted.
+class ScalingPoint:
+    """Scaling efficiency of a model on ``num_accelerators``: throughput per accelerator relative to the
+    fewest accelerators, ``base``, published and predicted.
     """
 
     calibrate: Calibration
@@ -222,31 +230,27 @@ class Scaled:
     relative_error: float
 
 
-_SCALED = ("source", "model", "accelerator", "precision", "train_type", "seq_len")
-
-
-def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scaled]:
-    """Every model that was published on several numbers of one accelerator; medians of the rows of each. The
-    error is that of the step on more after one factor was fitted on the fewest.
+def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[ScalingPoint]:
+    """Return the scaling of every model that was published on several numbers of one accelerator, by the
+    medians of the rows of each number. The error is the error of the step with one factor, fitted on the
+    fewest accelerators.
     """
-    curves: defaultdict[tuple[str, ...], defaultdict[int, list[JudgedRow]]] = defaultdict(
+    curves: defaultdict[tuple[str, ...], defaultdict[int, list[EvaluatedRow]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for row in rows:
-        if row.published_ms > 0 and not isnan(row.predicted_ms):
-            key = tuple(_cell(column)(row) for column in _SCALED)
-            curves[key][int(row.row.number_of("num_accelerators"))].append(row)
+    for row in _comparable(rows):
+        key = tuple(_cell(column)(row) for column in _SCALING_KEYS)
+        curves[key][int(row.row.number_of("num_accelerators"))].append(row)
     for key, points in curves.items():
         base = min(points)
-        first = [_rate(points[base], time_of) for time_of in (_published, _predicted)]
-        for count, some in sorted(points.items()):
+        for count, members in sorted(points.items()):
             if count == base:
                 continue
             published, predicted = (
-                _rate(some, time_of) / before
-                for time_of, before in zip((_published, _predicted), first, strict=True)
+                median(_rates(members, time_of)) / median(_rates(points[base], time_of))
+                for time_of in (_published, _predicted)
             )
-            yield Scaled(
+            yield ScalingPoint(
                 calibrate=calibrate,
                 source=key[0],
                 model=key[1],
@@ -261,10 +265,12 @@ def scaling(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speedup:
-    """Throughput of an accelerator of ``accelerator`` over that of one of ``base`` for the same model, number
-    format and sequence, where counts of both are the nearest that were published: at most twice as many.
-    ``right_side``: the prediction names the same one as faster, or both are within the noise floor.
+class AcceleratorSpeedup:
+    """Throughput of one ``accelerator`` relative to one ``base`` for the same model, number format and
+    sequence length, at the nearest published numbers of both (a ratio of at most 2).
+
+    ``right_side`` is True if the prediction has the same faster accelerator, or both speed-ups are within the
+    noise floor.
     """
 
     calibrate: Calibration
@@ -281,33 +287,29 @@ class Speedup:
     relative_error: float
 
 
-_COMPARED = ("source", "model", "precision_class", "train_type", "seq_len")
-_FARTHEST = 2.0
-"""Counts of accelerators that are farther apart are not compared: scaling would be part of it."""
-
-
-def speedups(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Speedup]:
-    """Every two accelerators that a source published the same model on, by the best throughput of each count:
-    whoever chooses hardware lays his job out well on both.
+def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[AcceleratorSpeedup]:
+    """Return the speed-up for every two accelerators on which a source published the same model, by the best
+    throughput on each number of accelerators: a buyer chooses the best layout on both.
     """
-    models: defaultdict[tuple[str, ...], defaultdict[tuple[str, int], list[JudgedRow]]] = defaultdict(
+    models: defaultdict[tuple[str, ...], defaultdict[tuple[str, int], list[EvaluatedRow]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for row in rows:
-        if row.published_ms > 0 and not isnan(row.predicted_ms):
-            key = tuple(_cell(column)(row) for column in _COMPARED)
-            models[key][_cell("accelerator")(row), int(row.row.number_of("num_accelerators"))].append(row)
+    for row in _comparable(rows):
+        key = tuple(_cell(column)(row) for column in _SPEEDUP_KEYS)
+        models[key][_cell("accelerator")(row), int(row.row.number_of("num_accelerators"))].append(row)
     for key, points in models.items():
         for base, other in combinations(sorted({name for name, _ in points}), 2):
-            pairs = product(*([each for each in points if each[0] == name] for name in (base, other)))
-            apart, first, second = min((_apart(one, two), one, two) for one, two in pairs)
-            if apart > _FARTHEST:
+            pairs = product(*([point for point in points if point[0] == name] for name in (base, other)))
+            ratio, first, second = min(
+                (max(one[1], two[1]) / min(one[1], two[1]), one, two) for one, two in pairs
+            )
+            if ratio > _MAX_COUNT_RATIO:
                 continue
             published, predicted = (
-                _best(points[second], time_of) / _best(points[first], time_of)
+                max(_rates(points[second], time_of)) / max(_rates(points[first], time_of))
                 for time_of in (_published, _predicted)
             )
-            yield Speedup(
+            yield AcceleratorSpeedup(
                 calibrate=calibrate,
                 source=key[0],
                 model=key[1],
@@ -324,29 +326,8 @@ def speedups(rows: Sequence[JudgedRow], calibrate: Calibration) -> Iterator[Spee
             )
 
 
-def _apart(one: tuple[str, int], two: tuple[str, int]) -> float:
-    return max(one[1], two[1]) / min(one[1], two[1])
-
-
-def _published(row: JudgedRow) -> float:
-    return row.published_ms
-
-
-def _predicted(row: JudgedRow) -> float:
-    return row.predicted_ms
-
-
-def _rate(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
-    """Tokens a second and accelerator, the median of some rows."""
-    return median(_rates(rows, time_of))
-
-
-def _best(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> float:
-    """The same of the row that is the fastest by that time."""
-    return max(_rates(rows, time_of))
-
-
-def _rates(rows: Sequence[JudgedRow], time_of: Callable[[JudgedRow], float]) -> Iterator[float]:
+def _rates(rows: Sequence[EvaluatedRow], time_of: Callable[[EvaluatedRow], float]) -> Iterator[float]:
+    """Return the tokens per second and accelerator of rows."""
     for row in rows:
         sequences, accelerators = row.row.number_of("global_batch"), row.row.number_of("num_accelerators")
         yield sequences * row.row.number_of("seq_len") / time_of(row) / accelerators

@@ -18,7 +18,7 @@ from hespas.generators.llm.settings import recompute_of
 from hespas.generators.llm.step import LlmStep
 from hespas.generators.spec import Generator
 from hespas.graph import PROGRAM_BYTES
-from hespas.validators.league.predict import Predicted
+from hespas.validators.league.rows import StepPrediction
 from tests.generators.llm.small_models import DENSE, MIXTURE, training
 
 SHORT = replace(DENSE, layers=DENSE.layers[:4])
@@ -93,5 +93,5 @@ def test_a_simulation_beyond_the_memory_warns() -> None:
 
 @pytest.mark.parametrize(("peak", "capacity", "fits"), [(2.0, 1.0, False), (1.0, 1.0, True)])
 def test_a_league_row_says_whether_it_fits(peak: float, capacity: float, fits: bool) -> None:
-    assert Predicted(peak_memory_bytes=peak, capacity_bytes=capacity).fits is fits
-    assert Predicted(peak_memory_bytes=peak).fits is None
+    assert StepPrediction(peak_memory_bytes=peak, capacity_bytes=capacity).fits is fits
+    assert StepPrediction(peak_memory_bytes=peak).fits is None

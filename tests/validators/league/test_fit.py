@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hespas.graph.columns import FloatArray
-from hespas.validators.league.fit import Facts, central_rows, factors_of, fitted
-from hespas.validators.league.parts import COMPONENTS
+from hespas.validators.league.fit import FitRows, central_rows, factors_of, fit_effects
+from hespas.validators.league.steps import COMPONENTS
 
 PRODUCTS, ATTENTION = COMPONENTS.index("products"), COMPONENTS.index("attention")
 
 
-def facts(shares: FloatArray, log_error: FloatArray, sources: list[str] | None = None) -> Facts:
+def facts(shares: FloatArray, log_error: FloatArray, sources: list[str] | None = None) -> FitRows:
     """Rows of one accelerator, half products and half attention or as said."""
     count = len(log_error)
     constant = {
@@ -25,7 +25,7 @@ def facts(shares: FloatArray, log_error: FloatArray, sources: list[str] | None =
     keys = {name: [value] * count for name, value in constant.items()}
     keys["source"] = sources or ["here"] * count
     keys["model"] = [f"model {number % 5}" for number in range(count)]
-    return Facts(
+    return FitRows(
         shares=shares, log_error=log_error, weight=np.ones(count), rounding=np.zeros(count), keys=keys
     )
 
@@ -49,7 +49,7 @@ def test_a_component_that_takes_longer_is_found_and_the_other_left() -> None:
 
 def test_no_row_leaves_everything_as_it_was() -> None:
     rows = facts(mixed(4), np.full(4, np.nan))
-    said = fitted(rows.covariance(), rows, np.zeros(4, np.bool_)).of(np.ones(4, np.bool_))
+    said = fit_effects(rows.covariance(), rows, np.zeros(4, np.bool_)).posterior(np.ones(4, np.bool_))
     assert said.mean.tolist() == [0.0] * 4
     assert (said.deviation > 0.05).all()
     assert factors_of(rows) == []
@@ -61,7 +61,7 @@ def test_one_row_far_off_does_not_carry_the_others_with_it() -> None:
     rows = facts(mixed(30), errors)
     known = np.ones(30, np.bool_)
     known[0] = False
-    said = fitted(rows.covariance(), rows, known).of(~known)
+    said = fit_effects(rows.covariance(), rows, known).posterior(~known)
     assert said.mean[0] == pytest.approx(0.1, abs=0.03)
 
 
@@ -70,7 +70,7 @@ def test_another_stack_is_believed_less_than_ones_own() -> None:
     sources = ["one"] * 5 + ["two"] * 5 + ["one", "two"]
     rows = facts(shares, np.array([0.2] * 5 + [np.nan] * 7), sources)
     known = np.arange(12) < 5
-    said = fitted(rows.covariance(), rows, known).of(np.arange(12) >= 10)
+    said = fit_effects(rows.covariance(), rows, known).posterior(np.arange(12) >= 10)
     assert said.mean[0] > said.mean[1] > 0
     assert said.deviation[0] < said.deviation[1]
 
@@ -79,9 +79,9 @@ def test_what_is_left_without_a_group_is_what_a_fit_without_it_leaves() -> None:
     rows = facts(mixed(20), np.random.default_rng(3).normal(0.1, 0.05, 20))
     covariance, groups = rows.covariance(), np.array(rows.keys["model"])
     everything = np.ones(20, np.bool_)
-    left, deviation = fitted(covariance, rows, everything, rounds=0).left_out(groups)
+    left, deviation = fit_effects(covariance, rows, everything, rounds=0).held_out(groups)
     asked = groups == "model 2"
-    said = fitted(covariance, rows, ~asked, rounds=0).of(asked)
+    said = fit_effects(covariance, rows, ~asked, rounds=0).posterior(asked)
     assert left[asked] == pytest.approx(rows.log_error[asked] - said.mean)
     assert deviation[asked] == pytest.approx(said.deviation)
 

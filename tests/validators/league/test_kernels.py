@@ -14,7 +14,7 @@ from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.hardware import Device, load_device
-from hespas.validators.league.places import system_of
+from hespas.validators.league.runs import system_of
 
 
 def run(layout: Layout | None = None, **cells: str) -> PublishedRun:
@@ -101,5 +101,5 @@ def test_nodes_of_fewer_devices_than_the_system_has() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-4", "4.5", "nan", "inf", "1e400", "four"])
 def test_devices_of_a_node_that_are_no_count(text: str) -> None:
-    with pytest.raises(FormatError, match="is no count"):
+    with pytest.raises(FormatError, match="is not a number of devices"):
         system_of(run(Layout(dp=16), gpus_per_node=text), None, load_device("H100-SXM"))

@@ -17,9 +17,8 @@ from hespas.generators.llm.step import training_workload
 from hespas.graph import Diagnostics
 from hespas.hardware import load_device
 from hespas.simulator import simulate
-from hespas.validators.league.parts import BUBBLE, COMPONENTS, HOST
 from hespas.validators.league.runs import TimedRun, settings_of, timed_run
-from hespas.validators.league.steps import Step, step_of
+from hespas.validators.league.steps import BUBBLE, COMPONENTS, HOST, StepTime, simulated_step
 
 
 def timed(layout: Layout, micro_batches: int, **settings: Any) -> TimedRun:
@@ -37,8 +36,8 @@ def timed(layout: Layout, micro_batches: int, **settings: Any) -> TimedRun:
     return timed_run(settings_of(run, load_device("H100-SXM"), "roofline"), Diagnostics())
 
 
-def step(layout: Layout, micro_batches: int, **settings: Any) -> Step:
-    return step_of(timed(layout, micro_batches, **settings), Diagnostics())
+def step(layout: Layout, micro_batches: int, **settings: Any) -> StepTime:
+    return simulated_step(timed(layout, micro_batches, **settings), Diagnostics())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_a_host_that_is_slower_than_kernels_is_a_part() -> None:
 def test_steps_of_many_micro_batches_are_extrapolated_exactly() -> None:
     run = timed(Layout(dp=2, pp=2, zero=1), 23)
     simulated = simulate(run.workload(23), device=run.settings.device)
-    assert step_of(run, Diagnostics()).time_ns == pytest.approx(simulated.step_ns, rel=1e-6)
+    assert simulated_step(run, Diagnostics()).time_ns == pytest.approx(simulated.step_ns, rel=1e-6)
 
 
 def test_files_of_the_job_say_what_the_job_does(tmp_path: Path) -> None:

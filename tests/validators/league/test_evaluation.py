@@ -1,4 +1,4 @@
-"""Rows beside what was published: calibration, intervals, summaries, baselines, orders of layouts."""
+"""Rows beside what was published: calibration, intervals, summaries, naive_baselines, orders of layouts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from hespas.estimators.step_intervals import step_intervals
+from hespas.validators.league.evaluation import CALIBRATIONS, Calibration, evaluate_rows, fit_rows_of
 from hespas.validators.league.fit import factors_of
-from hespas.validators.league.judged import CALIBRATIONS, Calibration, facts_of, judged
-from hespas.validators.league.predict import Assumed, LeagueRow, Predicted, Refusal
-from hespas.validators.league.summaries import baselines, group_rows, layout_sets, scaling, speedups
+from hespas.validators.league.rows import LeagueRow, Refusal, RowAssumption, StepPrediction
+from hespas.validators.league.summaries import (
+    group_errors,
+    naive_baselines,
+    rank_layouts,
+    scaling_points,
+    speedups,
+)
 
 BASE = {
     "source": "here", "model": "one", "accelerator": "H100-SXM", "num_accelerators": "8", "seq_len": "4096",
@@ -22,7 +28,7 @@ BASE = {
 def made(number: int, measured_ms: float, predicted_ms: float = 100.0, **cells: str) -> LeagueRow:
     """A row of one component."""
     parts = {"products": predicted_ms * 1e6}
-    predicted = Predicted(
+    predicted = StepPrediction(
         time_ns=predicted_ms * 1e6, parts=parts, path=parts, peak_memory_bytes=2.0**30, family="Hopper",
         kind="dense", layout=cells.get("tp", ""),
     )  # fmt: skip
@@ -35,34 +41,34 @@ def league(count: int = 30) -> list[LeagueRow]:
 
 
 def test_nothing_is_changed_without_calibration() -> None:
-    found = judged(league(), "none")
+    found = evaluate_rows(league(), "none")
     assert {row.predicted_ms for row in found} == {100.0}
     assert found[0].relative_error == pytest.approx(100 / 120 - 1)
 
 
 @pytest.mark.parametrize("calibrate", ["one-per-accelerator", "leave-group-out"])
 def test_calibration_finds_what_all_rows_share(calibrate: Calibration) -> None:
-    found = [row for row in judged(league(), calibrate) if row.counts]
+    found = [row for row in evaluate_rows(league(), calibrate) if row.counts]
     assert max(abs(row.relative_error) for row in found) < 0.06
 
 
 def test_one_row_of_an_accelerator_is_calibrated_on_and_not_counted() -> None:
-    found = judged(league(), "one-per-accelerator")
+    found = evaluate_rows(league(), "one-per-accelerator")
     assert [row.status for row in found].count("calibrating") == 1
-    assert next(iter(group_rows(found, "one-per-accelerator"))).n == 29
+    assert next(iter(group_errors(found, "one-per-accelerator"))).n == 29
 
 
 @pytest.mark.parametrize("column", ["step_time_ms", "step_time_lo_ms", "step_time_hi_ms"])
 def test_what_a_group_measured_does_not_reach_its_own_predictions(column: str) -> None:
     rows = league()
-    before = judged(rows, "leave-group-out")
+    before = evaluate_rows(rows, "leave-group-out")
     other = [
         LeagueRow(row.number, {**row.cells, column: "400"}, row.predicted)
         if row.cells["model"] == "model 2"
         else row
         for row in rows
     ]
-    after = judged(other, "leave-group-out")
+    after = evaluate_rows(other, "leave-group-out")
     for one, two in zip(before, after, strict=True):
         if one.row.cells["model"] == "model 2":
             assert one.predicted_ms == two.predicted_ms
@@ -71,7 +77,7 @@ def test_what_a_group_measured_does_not_reach_its_own_predictions(column: str) -
 
 def test_intervals_have_their_predictions_in_them() -> None:
     for mode in CALIBRATIONS:
-        assert all(row.low_ms <= row.predicted_ms <= row.high_ms for row in judged(league(), mode))
+        assert all(row.low_ms <= row.predicted_ms <= row.high_ms for row in evaluate_rows(league(), mode))
 
 
 def test_rows_without_prediction_or_measurement_do_not_count() -> None:
@@ -81,11 +87,13 @@ def test_rows_without_prediction_or_measurement_do_not_count() -> None:
         *league(),
         LeagueRow(30, {**unmeasured.cells, "step_time_ms": ""}, unmeasured.predicted),
         LeagueRow(
-            31, BASE | {"step_time_ms": "5"}, Predicted(refusal=Refusal(message="the model is not known"))
+            31,
+            BASE | {"step_time_ms": "5"},
+            StepPrediction(refusal=Refusal(message="the model is not known")),
         ),
     ]
     for mode in CALIBRATIONS:
-        found = judged(rows, mode)
+        found = evaluate_rows(rows, mode)
         assert [row.row.number for row in found] == list(range(32))
         assert found[31].status == "refused"
         assert isnan(found[31].predicted_ms)
@@ -96,31 +104,31 @@ def test_rows_without_prediction_or_measurement_do_not_count() -> None:
 @pytest.mark.parametrize("calibrate", CALIBRATIONS)
 def test_a_time_that_cannot_be_reaches_no_other_row(calibrate: Calibration) -> None:
     rows = league()
-    found = judged([*rows, made(30, 0.0, model="broken"), made(31, -1.0, model="broken")], calibrate)
+    found = evaluate_rows([*rows, made(30, 0.0, model="broken"), made(31, -1.0, model="broken")], calibrate)
     assert not any(isnan(row.predicted_ms) for row in found)
 
 
 def test_an_assumption_is_marked() -> None:
     row = made(0, 100.0)
-    predicted = Predicted(
+    predicted = StepPrediction(
         time_ns=1e8,
         parts={"products": 1e8},
         path={"products": 1e8},
-        assumed=[Assumed(code="row.recompute", message="none")],
+        assumed=[RowAssumption(code="row.recompute", message="none")],
     )
-    assert judged([LeagueRow(0, row.cells, predicted)], "none")[0].status == "assumed"
+    assert evaluate_rows([LeagueRow(0, row.cells, predicted)], "none")[0].status == "assumed"
 
 
 def test_intervals_hold_nine_rows_of_ten_and_follow_the_spread() -> None:
     spread = [made(n, 100.0 * 1.004 ** ((n * 37) % 61 - 30), model=f"model {n % 10}") for n in range(120)]
-    found = judged(spread, "leave-group-out")
+    found = evaluate_rows(spread, "leave-group-out")
     assert 0.85 <= sum(row.inside for row in found) / len(found) <= 0.95
     assert all(row.low_ms < row.predicted_ms < row.high_ms for row in found)
 
 
 def test_without_calibration_a_row_has_the_interval_of_every_training_step() -> None:
     shipped = step_intervals()["training", "measured"]
-    for row in judged(league(), "none"):
+    for row in evaluate_rows(league(), "none"):
         assert row.low_ms == pytest.approx(row.predicted_ms * shipped.low)
         assert row.high_ms == pytest.approx(row.predicted_ms * shipped.high)
 
@@ -128,15 +136,15 @@ def test_without_calibration_a_row_has_the_interval_of_every_training_step() -> 
 def test_an_interval_of_rounding_counts_as_measured() -> None:
     rows = league()
     wide = made(0, 300.0, step_time_lo_ms="110", step_time_hi_ms="310", model="wide")
-    alone = judged([*rows, made(0, 300.0, model="wide")], "leave-group-out")[-1]
-    found = judged([*rows, wide], "leave-group-out")[-1]
+    alone = evaluate_rows([*rows, made(0, 300.0, model="wide")], "leave-group-out")[-1]
+    found = evaluate_rows([*rows, wide], "leave-group-out")[-1]
     assert (alone.inside, found.inside) == (False, True)
 
 
 def test_the_baseline_takes_the_median_of_its_peers() -> None:
     rates = ("40", "50", "60")
-    rows = judged([made(n, 100.0, mfu_pct=rate) for n, rate in enumerate(rates)], "none")
-    row, group = baselines(rows)
+    rows = evaluate_rows([made(n, 100.0, mfu_pct=rate) for n, rate in enumerate(rates)], "none")
+    row, group = naive_baselines(rows)
     assert row.n == 3
     assert row.mean_ape == pytest.approx((15 / 55 + 0 + 15 / 45) / 3)
     assert (group.n, isnan(group.mean_ape)) == (0, True)
@@ -146,7 +154,7 @@ def _sets(predicted: list[float]) -> list[Any]:
     measured = (100.0, 110.0, 120.0)
     pairs = enumerate(zip(measured, predicted, strict=True))
     rows = [made(n, real, guess, tp=str(n + 1)) for n, (real, guess) in pairs]
-    return list(layout_sets(judged(rows, "none"), "none"))
+    return list(rank_layouts(evaluate_rows(rows, "none"), "none"))
 
 
 def test_the_order_of_layouts() -> None:
@@ -161,7 +169,7 @@ def test_layouts_of_another_batch_compare_by_sequence() -> None:
         made(1, 180.0, 180.0, tp="2", global_batch="16"),
         made(2, 99.0, 99.0, tp="4", global_batch="8"),
     ]
-    (found,) = layout_sets(judged(rows, "none"), "none")
+    (found,) = rank_layouts(evaluate_rows(rows, "none"), "none")
     assert (found.best_in_top_two, found.tau) == (True, 1.0)
 
 
@@ -170,7 +178,7 @@ def test_scaling_is_told_after_a_fit_on_the_fewest() -> None:
         made(0, 100.0, 80.0),
         made(1, 120.0, 80.0, num_accelerators="16", global_batch="16"),
     ]
-    (found,) = scaling(judged(rows, "none"), "none")
+    (found,) = scaling_points(evaluate_rows(rows, "none"), "none")
     assert (found.base, found.num_accelerators) == (8, 16)
     assert found.published_efficiency == pytest.approx(100 / 120)
     assert found.relative_error == pytest.approx(100 / 120 - 1)
@@ -182,7 +190,7 @@ def test_rows_of_other_software_are_one_layout() -> None:
         made(1, 80.0, 100.0, tp="1", release="newer"),
         made(2, 95.0, 90.0, tp="2"),
     ]
-    (found,) = layout_sets(judged(rows, "none"), "none")
+    (found,) = rank_layouts(evaluate_rows(rows, "none"), "none")
     assert (found.layouts, found.best_in_top_two) == (2, True)
 
 
@@ -196,7 +204,7 @@ def _two_devices(predicted_ms: float, count: str = "8") -> list[LeagueRow]:
 
 @pytest.mark.parametrize(("predicted_ms", "right"), [(40.0, True), (110.0, False)])
 def test_an_accelerator_is_faster_than_another_by_its_best_runs(predicted_ms: float, right: bool) -> None:
-    rows = judged(_two_devices(predicted_ms), "none")
+    rows = evaluate_rows(_two_devices(predicted_ms), "none")
     (found,) = speedups(rows, "none")
     assert (found.base, found.accelerator) == ("B200-SXM", "H100-SXM")
     assert found.published == 0.5
@@ -206,7 +214,7 @@ def test_an_accelerator_is_faster_than_another_by_its_best_runs(predicted_ms: fl
 
 
 def test_accelerators_of_far_counts_are_not_compared() -> None:
-    assert not list(speedups(judged(_two_devices(40.0, "64"), "none"), "none"))
+    assert not list(speedups(evaluate_rows(_two_devices(40.0, "64"), "none"), "none"))
 
 
 def of_accelerators(**measured_ms: float) -> list[LeagueRow]:
@@ -226,14 +234,14 @@ def of_accelerators(**measured_ms: float) -> list[LeagueRow]:
 def test_a_row_that_is_unlike_others_makes_no_prediction_worse(calibrate: Calibration) -> None:
     """A single row moved all others of its accelerator: from 10.6 to 27.5 % off."""
     rows = of_accelerators(A=130.0)
-    plain = {row.row.number: abs(row.relative_error) for row in judged(rows, "none")}
-    for row in judged(rows, calibrate):
+    plain = {row.row.number: abs(row.relative_error) for row in evaluate_rows(rows, "none")}
+    for row in evaluate_rows(rows, calibrate):
         assert abs(row.relative_error) <= plain[row.row.number] + 1e-9
 
 
 def test_a_correction_that_shows_on_held_out_rows_is_applied() -> None:
     rows = [made(number, 130.0, model=f"model {number}") for number in range(30)]
-    assert max(abs(row.relative_error) for row in judged(rows, "leave-group-out")) < 0.05
+    assert max(abs(row.relative_error) for row in evaluate_rows(rows, "leave-group-out")) < 0.05
 
 
 def test_one_row_corrects_an_accelerator_where_that_helps_others() -> None:
@@ -243,7 +251,7 @@ def test_one_row_corrects_an_accelerator_where_that_helps_others() -> None:
             made(number, 130.0 if number % 4 < share else 100.0, accelerator=f"A{number // 4}", model="one")
             for number in range(24)
         ]
-        found = [row for row in judged(rows, "one-per-accelerator") if row.counts]
+        found = [row for row in evaluate_rows(rows, "one-per-accelerator") if row.counts]
         assert max(abs(row.relative_error) for row in found) < (0.1 if helps else 1e-9)
 
 
@@ -253,19 +261,19 @@ def test_an_accelerator_without_rows_keeps_its_predictions() -> None:
         made(number, 100.0 if number < 4 else 130.0, accelerator=f"A{number // 4}", model=f"{number // 4}")
         for number in range(24)
     ]
-    assert all(row.predicted_ms == 100.0 for row in judged(rows, "leave-group-out"))
+    assert all(row.predicted_ms == 100.0 for row in evaluate_rows(rows, "leave-group-out"))
 
 
 def test_a_setting_that_many_rows_share_is_calibrated_on() -> None:
     """The one row of another setting was, and moved the others from 10.6 to 27.5 %."""
     rows = [made(number, 90.0, rows_with_same_config="8", model="one") for number in range(8)]
     rows.append(made(8, 120.0, model="one", precision_class="other"))
-    [chosen] = [row for row in judged(rows, "one-per-accelerator") if row.status == "calibrating"]
+    [chosen] = [row for row in evaluate_rows(rows, "one-per-accelerator") if row.status == "calibrating"]
     assert chosen.published_ms == 90.0
 
 
 def test_factors_without_evidence_are_none() -> None:
-    found = factors_of(facts_of(of_accelerators(A=130.0)))
+    found = factors_of(fit_rows_of(of_accelerators(A=130.0)))
     assert {factor.factor for factor in found} == {1.0}
 
 
@@ -275,11 +283,11 @@ def test_an_error_is_put_down_to_what_rows_that_err_have_in_common() -> None:
     for number in range(24):
         second = ("data", "attention", "vector")[number % 3]
         parts = {"products": 50e6, second: 50e6}
-        predicted = Predicted(time_ns=100e6, parts=parts, path=parts, family="Hopper", kind="dense")
+        predicted = StepPrediction(time_ns=100e6, parts=parts, path=parts, family="Hopper", kind="dense")
         measured = 200.0 if second == "data" else 100.0
         cells = BASE | {"step_time_ms": f"{measured}", "model": f"model {number}"}
         rows.append(LeagueRow(number, cells, predicted))
-    found = judged(rows, "none")
+    found = evaluate_rows(rows, "none")
     assert {row.dominant for row in found[::3]} == {"data"}
     assert all(row.error_parts["data"] < -0.2 for row in found[::3])
     assert {round(sum(row.error_parts.values()), 1) for row in found} == {-0.7, 0.0}  # -ln 2, and none
@@ -292,9 +300,9 @@ def test_intervals_are_those_of_the_own_source_where_it_has_many_rows() -> None:
         made(100 + number, 100.0 if number % 5 else 180.0, model=f"m{number % 11}", source="there")
         for number in range(100)
     ]
-    found = judged([*calm, *wild], "leave-group-out")
+    found = evaluate_rows([*calm, *wild], "leave-group-out")
     width = {row.row.cells["source"]: row.high_ms / row.low_ms for row in found}
     assert width["there"] > 1.7
     assert width["here"] < 1.4 < width["there"]
-    few = judged([*calm[:4], *wild], "leave-group-out")
+    few = evaluate_rows([*calm[:4], *wild], "leave-group-out")
     assert few[0].high_ms / few[0].low_ms > 1.5, "four rows say little"

@@ -1,0 +1,151 @@
+"""Rows of a league table: cells, checked measurements, and the prediction of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isnan, nan
+from pathlib import Path
+
+import msgspec
+
+from hespas.estimators.step_intervals import Level
+from hespas.generators.llm.published import rows_of
+from hespas.graph.errors import FormatError, clipped
+
+__all__ = ["NEEDED", "LeagueRow", "Refusal", "RowAssumption", "StepPrediction", "read_runs"]
+
+NEEDED = ("accelerator", "global_batch", "model", "num_accelerators", "seq_len")
+"""Required columns, whose values cannot be assumed."""
+_TIMES = ("step_time_lo_ms", "step_time_ms", "step_time_hi_ms")
+"""Columns of step times, in ascending order of their values."""
+_MEASURED = (*_TIMES, "mfu_pct", "peak_memory_gib", "rows_with_same_config")
+_MAX_VALUE = 1e12
+"""Limit of a measured value: 30 years in milliseconds."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Reason why a row is not predicted, with its position in the row or another file, and a fix.
+
+    ``supported`` is True if the row is at fault, and False if this version does not support it.
+    """
+
+    message: str
+    position: str = ""
+    hint: str = ""
+    supported: bool = True
+
+
+class RowAssumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Assumption or omission in the prediction of a row, as the code and message of a diagnostic."""
+
+    code: str
+    message: str
+
+
+class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted time of a step [ns] with its split by component [ns], or the refusal.
+
+    ``parts`` splits the time of the last stage to finish, with its bubble. ``path`` splits the critical path,
+    by which errors of components change the time. Both sum to the time. ``layout`` is a text that is equal
+    for rows with the same layout, however they write it. ``level`` is the extrapolation level of the device.
+    ``assumed`` lists settings that the row does not have, and assumptions of its estimator.
+    ``capacity_bytes`` is the memory of a device (NaN: unknown).
+    """
+
+    time_ns: float = nan
+    parts: dict[str, float] = {}
+    path: dict[str, float] = {}
+    peak_memory_bytes: float = nan
+    capacity_bytes: float = nan
+    assumed: list[RowAssumption] = []
+    refusal: Refusal | None = None
+    family: str = ""
+    kind: str = ""
+    layout: str = ""
+    level: Level = "measured"
+
+    @property
+    def refused(self) -> str:
+        """Return the reason why the row is not predicted; empty if it is predicted."""
+        return self.refusal.message if self.refusal else ""
+
+    @property
+    def fits(self) -> bool | None:
+        """Return True if the peak fits in the memory of the device; None if one of them is unknown."""
+        if isnan(self.peak_memory_bytes) or isnan(self.capacity_bytes):
+            return None
+        return self.peak_memory_bytes <= self.capacity_bytes
+
+    @property
+    def assumptions(self) -> list[str]:
+        """Return the codes that mark the row: settings that it does not have, and kernels without a time."""
+        return [assumption.code for assumption in self.assumed if assumption.code.startswith("row.")]
+
+
+@dataclass(frozen=True, slots=True)
+class LeagueRow:
+    """Row of the table, numbered from 0, with its prediction. The cell ``accelerator`` has the name of the
+    device, however the table spells it.
+    """
+
+    number: int
+    cells: Mapping[str, str]
+    predicted: StepPrediction
+
+    @property
+    def position(self) -> str:
+        """Return the position of a refusal: the row, and the column or key in it."""
+        refusal = self.predicted.refusal
+        return f"row {self.number}{refusal.position if refusal else ''}"
+
+    def number_of(self, column: str) -> float:
+        """Return a number of the row; NaN if the cell is empty. Raises ``FormatError`` for another text."""
+        text = self.cells.get(column, "")
+        try:
+            return float(text) if text else nan
+        except ValueError:
+            raise FormatError(
+                f"{text!r} is not a number", position=f"row {self.number}, column {column}"
+            ) from None
+
+
+def read_runs(table: Path) -> list[Mapping[str, str]]:
+    """Read the rows of a table of runs, with stripped cells.
+
+    Raises ``FormatError`` for another file, a table without rows, a measured value that is not a number above
+    0, and step times out of order.
+    """
+
+    def fault(message: str, number: int, column: str) -> FormatError:
+        return FormatError(
+            message, path=str(table), position=f"row {number}, column {column}",
+            hint="correct the cell, or leave it empty; rows are numbered from 0 after "
+            "the header",
+        )  # fmt: skip
+
+    rows: list[Mapping[str, str]] = []
+    for number, cells in enumerate(rows_of(table, NEEDED)):
+        row = {column: text.strip() for column, text in cells.items()}
+        values: dict[str, float] = {}
+        for column in _MEASURED:
+            if not (text := row.get(column, "")):
+                continue
+            try:
+                value = float(text)
+            except ValueError:
+                raise fault(f"{clipped(text)!r} is not a number", number, column) from None
+            if not 0 < value < _MAX_VALUE:
+                raise fault(
+                    f"{clipped(text)} is not a measurement: expected a number above 0", number, column
+                )
+            values[column] = value
+        for lower, upper in pairwise(column for column in _TIMES if column in values):
+            if values[lower] > values[upper]:
+                message = f"{upper} is {values[upper]:g}, below {lower} with {values[lower]:g}"
+                raise fault(message, number, upper)
+        rows.append(row)
+    if not rows:
+        raise FormatError("no row below the header", path=str(table), hint="write one row per run")
+    return rows
