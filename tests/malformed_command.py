@@ -45,6 +45,7 @@ _OF_THE_WHOLE = (
     "permission denied",
     "no rank files here",
     "is in this folder",
+    "the folder has no ",
     "rank files of",
     "is no object of rank lists",
     "expands to more than",

@@ -125,7 +125,7 @@ def test_a_profile_without_device_work_cannot_be_simulated() -> None:
     nothing = np.empty(0)
     profile = Profile.of("p", (), strings, start_ns=nothing, duration_ns=nothing)
     for function in (api.simulate, api.estimate):
-        with pytest.raises(UnsupportedError, match="does not hold a device event") as refused:
+        with pytest.raises(UnsupportedError, match="lacks device events") as refused:
             function(profile, "L4")
         assert (refused.value.path, "record what the device does" in (refused.value.hint or "")) == (
             "p",

@@ -58,7 +58,7 @@ def test_ranks_of_a_thousand_can_be_checked_alone(tmp_path: Path) -> None:
     """Find no error in the trace of one rank but that the other ranks are not here."""
     for rank in (0, 517):
         convert(_LARGE, tmp_path / f"{rank}.et", ranks=range(rank, rank + 1), hardware=_HARDWARE)
-    absent = "ET022 1 of 1,024 ranks are here: ASTRA-sim runs whole jobs only"
+    absent = "ET022 only 1 of 1,024 ranks are given: ASTRA-sim runs whole jobs only"
     assert _errors(tmp_path / "0.et", tmp_path / "517.et") == [absent, absent]
 
 
