@@ -59,10 +59,10 @@ CALLEE_KEYS = (
 _CALLEES = frozenset(CALLEE_KEYS)
 
 PAIRS_KEY = "_xla_send_recv_source_target_pairs"
-"""The frontend attribute that says who sends to whom."""
+"""Frontend attribute with the source-target pairs of a send or receive."""
 
 _FIELD = re.compile(rf"""([A-Za-z_][\w.\-]*)(?:\s*=\s*({STRING}|\{{[^{{}}]*\}}|[^\s,"'{{}}]+))?""", re.DOTALL)
-"""A name with its value; a name without one is passed in one piece, so that its end is looked for once."""
+"""A name with an optional value; a name without a value is matched as a whole, so that matching is linear."""
 
 _ALIAS = re.compile(r"\{([\d,\s]*)\}\s*:\s*\(\s*(\d+)\s*,\s*\{([\d,\s]*)\}")
 _DONOR = re.compile(r"\(\s*(\d+)\s*,")
@@ -70,7 +70,7 @@ _MAX_DIGITS = 18
 
 
 def integer(text: str) -> int:
-    """One integer of at most 18 digits."""
+    """Parse an integer of at most 18 digits."""
     digits = text.strip().removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > _MAX_DIGITS:
         raise ValueError(f"expected an integer, found {text.strip()[:40]!r}")
@@ -78,7 +78,7 @@ def integer(text: str) -> int:
 
 
 def _inside(value: str) -> str:
-    """What stands between the braces, comments removed."""
+    """Return the text between the braces, without comments."""
     clean = strip_comments(value).strip()
     if not (clean.startswith("{") and clean.endswith("}")):
         raise ValueError(f"expected a list in braces, found {value[:40]!r}")
@@ -86,7 +86,7 @@ def _inside(value: str) -> str:
 
 
 def ints(value: str | None) -> tuple[int, ...]:
-    """``{1,2}`` -> (1, 2); an absent attribute is an empty list."""
+    """Parse ``{1,2}`` to (1, 2); an absent attribute is an empty list."""
     if value is None:
         return ()
     inner = _inside(value)
@@ -94,12 +94,12 @@ def ints(value: str | None) -> tuple[int, ...]:
 
 
 def int_rows(value: str) -> list[list[int]]:
-    """``{{0,1},{2,3}}`` -> rows. O(text)."""
+    """Parse ``{{0,1},{2,3}}`` to rows. O(text)."""
     rows: list[list[int]] = []
     parts = _inside(value).split("}")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         lead, brace, inner = part.partition("{")
-        if not brace and place == len(parts) - 1 and not lead.strip():
+        if not brace and index == len(parts) - 1 and not lead.strip():
             break
         if not brace or "{" in inner or lead.strip() not in {"", ","}:
             raise ValueError(f"expected a list of lists such as {{{{0,1}},{{2,3}}}}, found {value[:40]!r}")
@@ -108,7 +108,7 @@ def int_rows(value: str) -> list[list[int]]:
 
 
 def names(value: str | None) -> tuple[str, ...]:
-    """``%a`` or ``{%a, %b}`` -> names without ``%``."""
+    """Parse ``%a`` or ``{%a, %b}`` to names without ``%``."""
     if value is None:
         return ()
     if not value.startswith("{"):
@@ -118,19 +118,19 @@ def names(value: str | None) -> tuple[str, ...]:
 
 
 def callee_names(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Every computation an instruction names, in the order of :data:`CALLEE_KEYS`."""
+    """Return all computations that an instruction names, in the order of :data:`CALLEE_KEYS`."""
     if _CALLEES.isdisjoint(attributes):
         return ()
     return tuple(name for key in CALLEE_KEYS if key in attributes for name in names(attributes[key]))
 
 
 def fields(value: str) -> dict[str, str]:
-    """``{op_name="a b" stack_frame_id=3}`` -> its fields, strings without quotes and escapes."""
+    """Parse ``{op_name="a b" stack_frame_id=3}`` to its fields; strings are unquoted."""
     return {match[1]: unquote(match[2]) for match in _FIELD.finditer(value) if match[2]}
 
 
 def frontend_pairs(attributes: Mapping[str, str]) -> str | None:
-    """The pairs a send or receive states for its channel."""
+    """Return the text of the source-target pairs of a send or receive, None if missing."""
     text = attributes.get("frontend_attributes", "")
     start = text.find(PAIRS_KEY)
     if start < 0:
@@ -143,12 +143,12 @@ def frontend_pairs(attributes: Mapping[str, str]) -> str | None:
 
 
 def is_true(value: str | None) -> bool:
-    """Whether a flag is set."""
+    """Return True if a flag is set."""
     return value in {"true", "1"}
 
 
 def _by(value: str, rank: int, name: str) -> list[list[int]]:
-    """``1_1x0_2`` -> [[1, 1], [0, 2]], one entry per dimension."""
+    """Parse ``1_1x0_2`` to [[1, 1], [0, 2]], one entry per dimension."""
     parts = [[integer(item) for item in part.split("_")] for part in value.split("x")]
     if len(parts) != rank:
         raise ValueError(f"expected {rank} window dimensions in {name}, found {value[:40]!r}")
@@ -156,20 +156,20 @@ def _by(value: str, rank: int, name: str) -> list[list[int]]:
 
 
 def window(value: str | None) -> tuple[WindowDim, ...]:
-    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=1x1 rhs_dilate=1x1}`` -> one entry per dimension."""
+    """Parse ``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=1x1 rhs_dilate=1x1}``, one entry per dimension."""
     if value is None:
         return ()
-    found = fields(value)
-    size = found.get("size", "")
+    texts = fields(value)
+    size = texts.get("size", "")
     if not size:
         return ()
     rank = size.count("x") + 1
     ones = "x".join(["1"] * rank)
     columns = [
-        [row[0] for row in _by(found.get(name, ones), rank, name)]
+        [row[0] for row in _by(texts.get(name, ones), rank, name)]
         for name in ("size", "stride", "lhs_dilate", "rhs_dilate")
     ]
-    pads = _by(found.get("pad", "x".join(["0_0"] * rank)), rank, "pad")
+    pads = _by(texts.get("pad", "x".join(["0_0"] * rank)), rank, "pad")
     if any(len(pad) < 2 for pad in pads) or min(min(column) for column in columns) < 0:
         raise ValueError(f"expected a window such as {{size=3x3 pad=1_1x1_1}}, found {value[:60]!r}")
     return tuple(
@@ -179,35 +179,41 @@ def window(value: str | None) -> tuple[WindowDim, ...]:
 
 
 def dim_labels(value: str) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """``b01f_01io->b01f`` -> the place of each label in input, kernel and output."""
+    """Parse ``b01f_01io->b01f`` to the position of each label in input, kernel and output."""
     left, arrow, output = value.partition("->")
     source, underscore, kernel = left.partition("_")
     if not arrow or not underscore:
         raise ValueError(f"expected dimension labels such as b01f_01io->b01f, found {value[:40]!r}")
-    places = tuple({label: place for place, label in enumerate(part)} for part in (source, kernel, output))
+    positions = tuple(
+        {label: position for position, label in enumerate(part)} for part in (source, kernel, output)
+    )
     required = ("bf", "io", "bf")
-    if any(label not in found for found, labels in zip(places, required, strict=True) for label in labels):
+    if any(
+        label not in labels_of
+        for labels_of, labels in zip(positions, required, strict=True)
+        for label in labels
+    ):
         raise ValueError(f"expected dimension labels such as b01f_01io->b01f, found {value[:40]!r}")
-    return places[0], places[1], places[2]
+    return positions[0], positions[1], positions[2]
 
 
 def donated_parameters(header: Mapping[str, str]) -> frozenset[int]:
-    """Numbers of entry parameters whose buffer the program may overwrite."""
+    """Return the numbers of entry parameters whose buffer the program may overwrite."""
     aliases = [match[2] for match in _ALIAS.finditer(header.get("input_output_alias", ""))]
     donors = _DONOR.findall(header.get("buffer_donor", ""))
     return frozenset(int(number) for number in (*aliases, *donors) if len(number) <= _MAX_DIGITS)
 
 
 def written_over(header: Mapping[str, str]) -> dict[int, int]:
-    """Per entry parameter over which a result is written, the place of that among the results. Left out are
-    parameters and results that are tuples, or part of one within the tuple of all results.
+    """Return, by entry parameter, the index of the result that overwrites it. Tuple parameters and nested
+    tuples of results are left out.
     """
-    found: dict[int, int] = {}
+    result_of: dict[int, int] = {}
     for result, number, part in _ALIAS.findall(header.get("input_output_alias", "")):
-        place = result.strip() or "0"
-        if place.isdigit() and not part.strip() and max(len(place), len(number)) <= _MAX_DIGITS:
-            found[int(number)] = int(place)
-    return found
+        result_index = result.strip() or "0"
+        if result_index.isdigit() and not part.strip() and max(len(result_index), len(number)) <= _MAX_DIGITS:
+            result_of[int(number)] = int(result_index)
+    return result_of
 
 
 class _TripCountConfig(msgspec.Struct, frozen=True):
@@ -219,7 +225,7 @@ class _CollectiveConfig(msgspec.Struct, frozen=True):
 
 
 class HloBackendConfig(msgspec.Struct, frozen=True):
-    """The fields of a JSON backend configuration that matter here; numbers may be spelled as strings."""
+    """Fields of a JSON backend configuration that the reader uses; numbers may be strings."""
 
     known_trip_count: _TripCountConfig | None = None
     is_sync: bool = False
@@ -227,12 +233,12 @@ class HloBackendConfig(msgspec.Struct, frozen=True):
 
     @property
     def trips(self) -> int:
-        """The trip count of a loop, -1 where not stated."""
+        """Trip count of a loop, -1 if missing."""
         return -1 if self.known_trip_count is None else self.known_trip_count.n
 
     @property
     def synchronous(self) -> bool:
-        """Whether an asynchronous collective was made synchronous."""
+        """True if an asynchronous collective was made synchronous."""
         nested = self.collective_backend_config
         return self.is_sync or (nested is not None and nested.is_sync)
 
@@ -241,7 +247,7 @@ _NO_CONFIG = HloBackendConfig()
 
 
 def backend_config(attributes: Mapping[str, str]) -> HloBackendConfig:
-    """The configuration of one instruction; one in another syntax reads as empty."""
+    """Return the backend configuration of one instruction; one in another syntax is empty."""
     text = attributes.get("backend_config")
     if text is None:
         return _NO_CONFIG
@@ -250,11 +256,6 @@ def backend_config(attributes: Mapping[str, str]) -> HloBackendConfig:
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return _NO_CONFIG
 
-
-# --- The spellings of ``replica_groups`` -> groups of ids as written (not yet global device ids).
-#
-# ``{{0,1},{2,3}}``, ``{}``, ``[4,2]<=[8]``, ``[4,2]<=[2,4]T(1,0)``, ``mesh['a'=2,'b'=4] {'a'}`` with sub-axes
-# ``'a':(1)2`` and ``device_ids=([4,2]T(1,0))`` or a list, and ``@mesh {'a'}`` for a mesh named in the header.
 
 Mesh = dict[str, int]
 """Axis name -> extent, in order."""
@@ -273,7 +274,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _axes(text: str) -> Mesh:
-    """``'a'=2,'b'=4`` -> extents by name."""
+    """Parse ``'a'=2,'b'=4`` to extents by name."""
     axes: Mesh = {}
     position = 0
     while position < len(text):
@@ -286,15 +287,17 @@ def _axes(text: str) -> Mesh:
 
 
 def header_meshes(header: Mapping[str, str]) -> dict[str, Mesh]:
-    """The meshes a module's header names (``xla.sdy.meshes`` of its frontend attributes)."""
+    """Return the meshes in a module's header (``xla.sdy.meshes`` of its frontend attributes)."""
     text = header.get("frontend_attributes", "").replace('\\"', '"')
     return {match[1]: _axes(match[2]) for match in _HEADER_MESH.finditer(text) if match[2] is not None}
 
 
 def parse_groups(text: str | None, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet | None:
-    """The groups as written; None for an absent or empty list (everybody).
+    """Parse ``replica_groups`` to groups of ids as written; None for an absent or empty list (all devices).
 
-    ``num_devices`` bounds what a symbolic spelling may list. Raises ``ValueError`` naming what was expected.
+    Accepted forms: ``{{0,1},{2,3}}``, ``{}``, ``[4,2]<=[8]``, ``[4,2]<=[2,4]T(1,0)``, ``mesh['a'=2,'b'=4]
+    {'a'}`` with sub-axes ``'a':(1)2`` and ``device_ids=([4,2]T(1,0))`` or a list, and ``@mesh {'a'}`` for a
+    mesh in the header. ``num_devices`` limits the ids of a symbolic form. Raises ``ValueError``.
     """
     if text is None:
         return None
@@ -339,25 +342,25 @@ def _bound(named: int, num_devices: int) -> None:
 
 
 def _references(text: str, axes: Mesh) -> list[tuple[int, int, int]]:
-    """``{'a', 'b':(1)2}`` -> (axis, pre-size, size) in the order written."""
+    """Parse ``{'a', 'b':(1)2}`` to (axis, pre-size, size) in the order of the text."""
     if not (text.startswith("{") and text.endswith("}")):
         raise ValueError(f"expected the axes of a group such as {{'a'}}, found {text[:60]!r}")
     order = list(axes)
     inner, position = text[1:-1].rstrip(), 0
-    found: list[tuple[int, int, int]] = []
+    references: list[tuple[int, int, int]] = []
     while position < len(inner):
         match = _AXIS_REFERENCE.match(inner, position)
         if match is None or match[1] not in axes:
             raise ValueError(f"expected axes of the mesh {order}, found {text[:60]!r}")
         whole = (1, axes[match[1]])
         pre, size = (int(match[2]), int(match[3])) if match[2] else whole
-        found.append((order.index(match[1]), pre, size))
+        references.append((order.index(match[1]), pre, size))
         position = match.end()
-    return found
+    return references
 
 
 def _device_ids(text: str, num_devices: int) -> IntArray:
-    """``[4,4]T(1,0)`` or ``0,2,1,3``: the devices of a mesh in its row-major order."""
+    """Parse ``[4,4]T(1,0)`` or ``0,2,1,3`` to the devices of a mesh in row-major order."""
     match = _DEVICE_IOTA.fullmatch(text.strip())
     if match is None:
         return np.array(_numbers(text), np.int64)

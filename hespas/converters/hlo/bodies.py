@@ -1,7 +1,14 @@
-"""What one run of a computation costs: bodies of fusions, reducers, comparators and branches, callees first.
+"""Costs of one run of a computation (fusion, reducer, comparator, branch), and trip counts of loops.
 
-Arithmetic is the sum over the body, nested fusions included; a loop counts its trips, a conditional its
-costliest branch. A fusion moves the bytes of its operands that it needs.
+Arithmetic is the sum over the body with nested fusions; a loop is multiplied by its trip count, a conditional
+has the cost of its most expensive branch. A fusion reads only the parts of its operands that it needs. The
+need is propagated from the root to the parameters, so that a table read through ``gather`` or ``slice``
+counts the selected elements. A root ``dynamic-update-slice`` or ``scatter`` of a parameter that may be
+overwritten counts the elements that it touches.
+
+The trip count comes from the compiler, or from the condition and the body: the condition compares (``LT LE GT
+GE NE``) an element of the state with a constant or with an element that the loop does not change, the element
+starts at a constant, and the body adds a constant. Views, copies, conversions and fusions are followed.
 """
 
 from __future__ import annotations
@@ -33,12 +40,6 @@ __all__ = [
 ]
 
 
-# --- Which bytes a fusion moves: its operands and results, where only what is needed counts.
-#
-# Need is followed from the root to the parameters, so a table read through ``gather`` or ``slice``, alone
-# or behind elementwise operations, counts what is picked. A root ``dynamic-update-slice`` or ``scatter``
-# over a parameter that may be overwritten counts what it touches.
-
 STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
 """Opcodes that neither compute nor move."""
 
@@ -53,8 +54,8 @@ _WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while",
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Result ``leaf`` is parameter ``parameter`` with a part replaced: in place, ``read_bytes`` of the
-    parameter are read and ``written_bytes`` of the result written.
+    """Result ``leaf`` that is parameter ``parameter`` with a part replaced. In place, ``read_bytes`` of the
+    parameter are read and ``written_bytes`` of the result are written.
     """
 
     parameter: int
@@ -64,15 +65,16 @@ class Alias:
 
 
 InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
-"""What the body of a nested fusion needs of its parameters."""
+"""Function that returns the needed fractions of the parameters of a nested fusion."""
 
 
 def _body_needs(
     program: HloProgram, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
 ) -> tuple[float, ...]:
-    """The fraction (0 .. 1) of each parameter that the root needs, but for ``carried`` results. O(nodes).
+    """Return the fraction (0 .. 1) of each parameter that the root needs, without ``carried`` results.
+    O(nodes).
 
-    Raises ``FormatError`` where parameters are not numbered 0, 1, 2, ....
+    Raises ``FormatError`` if parameters are not numbered 0, 1, 2, ....
     """
     needed = [0.0] * len(computation)
     needed[computation.root] = 1.0
@@ -81,27 +83,27 @@ def _body_needs(
         if part <= 0:
             continue
         inner_needs = inner(computation, index) if computation.opcodes[index] in {"fusion", "call"} else ()
-        for place, operand in enumerate(computation.operands[index]):
-            if index == computation.root and place in carried:
+        for number, operand in enumerate(computation.operands[index]):
+            if index == computation.root and number in carried:
                 continue
-            factor = _need(program, computation, index, place, inner_needs)
+            factor = _need(program, computation, index, number, inner_needs)
             needed[operand] += 1.0 if isnan(factor) else part * factor
     parameters = [index for index, opcode in enumerate(computation.opcodes) if opcode == "parameter"]
     needs = [-1.0] * len(parameters)
     for index in parameters:
-        number = program.parameter_number(computation, index)
-        if number >= len(needs) or needs[number] >= 0:
+        parameter = program.parameter_number(computation, index)
+        if parameter >= len(needs) or needs[parameter] >= 0:
             raise program.error(
                 computation, index, f"expected parameters numbered 0 to {len(needs) - 1}, each once"
             )
-        needs[number] = needed[index]
+        needs[parameter] = needed[index]
     return tuple(needs)
 
 
 def _need(
     program: HloProgram, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
 ) -> float:
-    """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
+    """Return the fraction of one operand for the whole result; NaN if any part of the result needs it all."""
     opcode = computation.opcodes[index]
     if hands_on(computation, index):
         return 0.0
@@ -123,7 +125,7 @@ def _elements(program: HloProgram, computation: Computation, index: int) -> floa
 def _alias(
     program: HloProgram, computation: Computation, leaf: int, index: int, readers: list[int]
 ) -> Alias | None:
-    """Follow updates and views from one result down to the parameter they change."""
+    """Follow updates and views from one result to the parameter that they change."""
     written, read, current = 0.0, 0.0, index
     while computation.opcodes[current] in UPDATING or computation.opcodes[current] in _RESHAPES:
         if (current != index and readers[current] > 1) or not computation.operands[current]:
@@ -161,9 +163,10 @@ def fusion_bytes(
     index: int,
     body: BodyCost,
 ) -> tuple[float, float]:
-    """Bytes that the fusion at ``index`` moves to and from main memory; an operand passed twice is read once.
+    """Return the bytes that the fusion at ``index`` reads from and writes to main memory. An operand that is
+    passed twice is read once.
 
-    What lies in memory on the chip moves nothing there, unless that is all the fusion does.
+    Arrays in on-chip memory do not count, unless the fusion does nothing else.
     """
     away = _fusion_bytes(program, computation, index, body, program.main_bytes)
     return (
@@ -180,7 +183,7 @@ def _fusion_bytes(
     body: BodyCost,
     bytes_of: Callable[[int], tuple[float, ...]],
 ) -> tuple[float, float]:
-    """Bytes read and written, as ``bytes_of`` counts the arrays of a shape."""
+    """Return the bytes read and written; ``bytes_of`` counts the arrays of a shape."""
     operands = computation.operands[index]
     in_place = {
         alias.leaf: alias
@@ -189,12 +192,12 @@ def _fusion_bytes(
     }
     overwritten = {alias.parameter: alias for alias in in_place.values()}
     reads: dict[int, float] = {}
-    for place, operand in enumerate(operands):
+    for number, operand in enumerate(operands):
         stored = sum(bytes_of(computation.shapes[operand]))
-        need = body.needs[place] if place < len(body.needs) else 1.0
+        need = body.needs[number] if number < len(body.needs) else 1.0
         part = (
-            min(overwritten[place].read_bytes, stored)
-            if place in overwritten
+            min(overwritten[number].read_bytes, stored)
+            if number in overwritten
             else stored * need
             if need
             else 0.0
@@ -209,22 +212,16 @@ def _fusion_bytes(
     return sum(reads.values()), written
 
 
-# --- How often a loop runs: what the compiler states, else what condition and body say, else unknown.
-#
-# Recognised is a loop that counts: the condition compares (``LT LE GT GE NE``) an element of the state with
-# a constant or with an element the loop does not change, the element starts at a constant, and the body
-# adds a constant. Views, copies, conversions and fusions on the way are looked through.
-
 _VIEWS = frozenset({"bitcast", "copy", "convert", "reshape", "opt-barrier"})
 _MAX_STEPS = 64
-"""Instructions looked through before giving up; real loops need fewer than ten."""
+"""Maximum number of instructions that are followed; real loops need fewer than ten."""
 
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopTrips:
-    """``count`` is NaN where unknown; ``stated`` says that the compiler wrote it down."""
+    """Trip count of a loop, NaN if unknown; ``stated`` is True if the compiler recorded it."""
 
     count: float
     stated: bool = False
@@ -232,18 +229,18 @@ class LoopTrips:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """An integer: element ``element`` of the loop state plus ``offset``, or a constant (``element`` None)."""
+    """Integer: element ``element`` of the loop state plus ``offset``, or a constant (``element`` is None)."""
 
     element: int | None
     offset: int
 
 
 _Frame = tuple[Computation, "_Frame | None", tuple[int, ...]]
-"""A computation and, for the body of a fusion, the caller and the operands it got there."""
+"""Computation and, for the body of a fusion, the caller and the operands of the call."""
 
 
 class _LoopTermReader:
-    """Reads integer terms out of one computation of a loop."""
+    """Reader of integer terms in one computation of a loop."""
 
     __slots__ = ("module", "steps")
 
@@ -252,7 +249,7 @@ class _LoopTermReader:
         self.steps = 0
 
     def settle(self, frame: _Frame, index: int) -> tuple[_Frame, int] | None:
-        """Follow views and fusion boundaries to the instruction that makes a value."""
+        """Follow views and fusion boundaries to the instruction that computes a value."""
         while self.steps < _MAX_STEPS:
             self.steps += 1
             computation, caller, arguments = frame
@@ -276,7 +273,7 @@ class _LoopTermReader:
         return None
 
     def term(self, frame: _Frame, index: int) -> _Term | None:
-        """The integer an instruction makes, None where it is neither constant nor state plus constant."""
+        """Return the integer that an instruction makes, None if it is not constant or state plus constant."""
         settled = self.settle(frame, index)
         if settled is None:
             return None
@@ -315,7 +312,7 @@ def _combined(opcode: str, left: _Term | None, right: _Term | None) -> _Term | N
 
 
 def _counted(direction: str, start: int, limit: int, step: int) -> float:
-    """Trips of ``for (i = start; i <direction> limit; i += step)``, NaN where it does not end."""
+    """Return the trips of ``for (i = start; i <direction> limit; i += step)``, NaN for an infinite loop."""
     distance = limit - start
     if direction in {"GT", "GE"}:
         direction, distance, step = _MIRRORED[direction], -distance, -step
@@ -332,10 +329,10 @@ def _counted(direction: str, start: int, limit: int, step: int) -> float:
 def loop_trips(
     module: HloModule, computation: Computation, index: int, condition: Computation, body: Computation
 ) -> LoopTrips:
-    """The trip count of the ``while`` at ``index`` of ``computation``."""
-    stated = backend_config(computation.attributes[index]).trips
-    if stated >= 0:
-        return LoopTrips(float(stated), stated=True)
+    """Return the trip count of the ``while`` at ``index`` of ``computation``."""
+    recorded = backend_config(computation.attributes[index]).trips
+    if recorded >= 0:
+        return LoopTrips(float(recorded), stated=True)
     try:
         return LoopTrips(_inferred(module, (computation, index), condition, body))
     except (ValueError, IndexError):
@@ -364,7 +361,7 @@ def _inferred(
     if start is None or limit is None or step is None:
         return nan
     trips = _counted(direction, start + left.offset, limit, step)
-    # What the counter's type holds: past its last value a count starts over, and trips are not inferred.
+    # Do not infer trips of a counter that overflows its type.
     state = module.shape_of(*loop)
     array = (state if left.element < 0 else state.element(left.element)).array
     dtype = None if array is None else array.dtype
@@ -378,14 +375,14 @@ def _inferred(
 
 
 def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> int | None:
-    """What an element of the state starts from, where that is a constant."""
+    """Return the initial value of an element of the state, None if it is not a constant."""
     computation, index = loop
     term = _element(_LoopTermReader(module), (computation, None, ()), computation.operands[index][0], element)
     return term.offset if term is not None and term.element is None else None
 
 
 def _step(module: HloModule, body: Computation, element: int) -> int | None:
-    """What the body adds to an element of the state, where that is a constant."""
+    """Return the constant that the body adds to an element of the state, None for other updates."""
     term = _element(_LoopTermReader(module), (body, None, ()), body.root, element)
     return term.offset if term is not None and term.element == element else None
 
@@ -400,7 +397,7 @@ def _limit(module: HloModule, loop: tuple[Computation, int], body: Computation, 
 
 
 def _element(reader: _LoopTermReader, frame: _Frame, index: int, element: int) -> _Term | None:
-    """One element of a tuple value (-1: the value itself)."""
+    """Return one element of a tuple value (-1: the value itself)."""
     if element < 0:
         return reader.term(frame, index)
     settled = reader.settle(frame, index)
@@ -420,13 +417,13 @@ _CALLERS = frozenset({"fusion", "call", "async-start", "fusion-start", "call-sta
 
 @dataclass(frozen=True, slots=True)
 class BodyCost:
-    """One run of a computation.
+    """Cost of one run of a computation.
 
-    ``needs`` is the fraction of each parameter that is read; ``moved_bytes`` the traffic of its operations if
-    each were a kernel, ``about_ns`` their time, to rank branches only; ``unknown`` and ``collectives`` list
-    (computation, instruction) of operations whose arithmetic nobody knows, each once, and of those that
-    communicate; ``rate_dtype`` is the type of most of the arithmetic. ``carried`` are the places of results
-    that a body around a collective only hands on.
+    ``needs`` is the fraction of each parameter that is read. ``moved_bytes`` and ``about_ns`` are traffic and
+    time of its operations if each were a kernel; they only rank branches. ``unknown`` lists (computation,
+    instruction) of operations with unknown arithmetic, ``collectives`` of communicating operations.
+    ``rate_dtype`` is the type of most of the arithmetic. ``carried`` are the indices of results that a body
+    around a collective only passes on.
     """
 
     flops: float = 0.0
@@ -448,7 +445,7 @@ _EMPTY = BodyCost()
 
 
 def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
-    """The branches of a ``conditional``; of the two-way form the true branch comes first."""
+    """Return the branches of a ``conditional``; the true branch comes first in the two-way form."""
     attributes = computation.attributes[index]
     if "branch_computations" in attributes:
         return names(attributes["branch_computations"])
@@ -456,7 +453,7 @@ def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
 
 
 def _scaled(body: BodyCost, times: float) -> BodyCost:
-    """A body run several times; its contractions become longer batches where the number is known."""
+    """Scale a body that runs several times; its contractions get a larger batch if the number is known."""
     if times == 1.0:
         return body
     contractions = () if isnan(times) else body.contractions
@@ -481,7 +478,7 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
 
 @dataclass(slots=True)
 class _BodyTotals:
-    """Adds up a body."""
+    """Accumulator of the costs of a body."""
 
     flops: float = 0.0
     useful_flops: float = 0.0
@@ -495,7 +492,7 @@ class _BodyTotals:
     collectives: list[tuple[Computation, int]] = field(default_factory=list[tuple[Computation, int]])
 
     def add(self, part: Cost | BodyCost) -> None:
-        """Add the figures that an operation and a body share."""
+        """Add the costs that an operation and a body have in common."""
         self.flops += part.flops
         self.useful_flops += part.useful_flops
         self.transcendentals += part.transcendentals
@@ -514,7 +511,7 @@ class _BodyTotals:
         self.contraction_class = self.contraction_class or body.contraction_class
 
     def rate_dtype(self) -> int:
-        """The type of the largest contraction, else of most of the arithmetic."""
+        """Return the type of the largest contraction, else of most of the arithmetic."""
         if self.contractions:
             return max(self.contractions, key=lambda part: part.flops).lhs
         return max(self.rates, key=lambda code: self.rates[code], default=-1)
@@ -524,34 +521,34 @@ class Bodies:
     """Costs of computations by name; fill with :meth:`add`, callees first."""
 
     def __init__(self, program: HloProgram) -> None:
-        """Start with none."""
+        """Start without costs."""
         self.program = program
         self.costs: dict[str, BodyCost] = {}
 
     def add(self, computation: Computation) -> None:
-        """Cost one computation. O(instructions)."""
+        """Compute the cost of one computation. O(instructions)."""
         total = _BodyTotals()
         for index, opcode in enumerate(computation.opcodes):
             if opcode not in STRUCTURE:
                 self._add_instruction(total, computation, index)
         carried = carried_results(self.program, computation) if total.collectives else frozenset[int]()
-        needs = _body_needs(self.program, computation, self._inner_needs, carried)
-        # Results that are a parameter with parts replaced, the parameter having no other reader.
-        # O(instructions).
-        if not any(opcode in UPDATING for opcode in computation.opcodes):
-            body_aliases: list[Alias] = []
-        else:
+        needs = _body_needs(
+            self.program, computation, lambda caller, at: self.callee(caller, at).needs, carried
+        )
+        # Find results that are a parameter with parts replaced; the parameter has no other reader.
+        body_aliases: list[Alias] = []
+        if any(opcode in UPDATING for opcode in computation.opcodes):
             root = computation.root
             leaves = computation.operands[root] if computation.opcodes[root] == "tuple" else (root,)
             readers = [0] * len(computation)
             for operands in computation.operands:
                 for operand in operands:
                     readers[operand] += 1
-            found: dict[int, Alias | None] = {}
+            alias_of: dict[int, Alias | None] = {}
             for leaf, index in enumerate(leaves):
-                if index not in found:
-                    found[index] = _alias(self.program, computation, leaf, index, readers)
-            aliases = ((leaf, found[index]) for leaf, index in enumerate(leaves))
+                if index not in alias_of:
+                    alias_of[index] = _alias(self.program, computation, leaf, index, readers)
+            aliases = ((leaf, alias_of[index]) for leaf, index in enumerate(leaves))
             body_aliases = [replace(alias, leaf=leaf) for leaf, alias in aliases if alias is not None]
         body = BodyCost(
             total.flops,
@@ -575,12 +572,9 @@ class Bodies:
         self.program.bodies[computation.name] = Body(body.flops, body.transcendentals, name, reads_first)
 
     def callee(self, computation: Computation, index: int) -> BodyCost:
-        """The cost of the computation a fusion or call names. Raises ``FormatError`` where it names none."""
+        """Return the cost of the computation of a fusion or call. Raises ``FormatError`` if it names none."""
         key = "to_apply" if "to_apply" in computation.attributes[index] else "calls"
         return self.costs.get(self.program.callee(computation, index, key).name, _EMPTY)
-
-    def _inner_needs(self, computation: Computation, index: int) -> tuple[float, ...]:
-        return self.callee(computation, index).needs
 
     def _add_instruction(self, total: _BodyTotals, computation: Computation, index: int) -> None:
         opcode = computation.opcodes[index]
@@ -589,10 +583,13 @@ class Bodies:
         if opcode in _CALLERS:
             total.add_body(self.callee(computation, index))
         elif opcode == "while":
-            total.add_body(self._loop(computation, index))
+            condition = self.program.callee(computation, index, "condition")
+            body = self.program.callee(computation, index, "body")
+            trips = loop_trips(self.program.module, computation, index, condition, body).count
+            total.add_body(_scaled(self.costs.get(body.name, _EMPTY), trips))
         elif opcode == "conditional":
             branches = [self.costs.get(name, _EMPTY) for name in branch_names(computation, index)]
-            total.add_body(max(branches, key=lambda body: body.about_ns, default=_EMPTY))
+            total.add_body(max(branches, key=lambda branch: branch.about_ns, default=_EMPTY))
         else:
             cost = self.program.cost(computation, index, in_place=True)
             total.add(cost)
@@ -604,9 +601,3 @@ class Bodies:
                 total.collectives.append((computation, index))
             elif cost.contractions:
                 total.contraction_class = total.contraction_class or cost.op_class
-
-    def _loop(self, computation: Computation, index: int) -> BodyCost:
-        condition = self.program.callee(computation, index, "condition")
-        body = self.program.callee(computation, index, "body")
-        trips = loop_trips(self.program.module, computation, index, condition, body).count
-        return _scaled(self.costs.get(body.name, _EMPTY), trips)

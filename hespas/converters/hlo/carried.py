@@ -1,7 +1,7 @@
-"""Fusions of TPUs around collectives: what is the collective's, not the fusion's own.
+"""Collectives inside TPU fusions: instructions and results that belong to the collective, not to the fusion.
 
-XLA for TPUs begins a collective in one fusion, carries it on in others beside their own work, and completes
-it in a last one. Each has the whole collective in its body again.
+XLA for TPUs starts a collective in one fusion, continues it in other fusions that overlap it with their own
+work, and completes it in a last one. Each of these fusions has the whole collective in its body.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hespas.costs.table import canonical_name
 __all__ = ["carried_results", "hands_on", "keeps_a_slice"]
 
 _HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
-"""Targets of custom calls: the ends of a collective that goes on beside other work."""
+"""Targets of custom calls for the ends of a collective that overlaps with other work."""
 
 
 def hands_on(computation: Computation, index: int) -> bool:
-    """Whether an instruction in a fusion is a collective, or the buffer of one that is under way: what it
-    moves is counted with the start.
+    """Return True if an instruction in a fusion is a collective or the buffer of a pending one; its traffic
+    is counted with the start.
     """
     opcode = computation.opcodes[index]
     if opcode == "custom-call":
@@ -30,7 +30,7 @@ def hands_on(computation: Computation, index: int) -> bool:
 
 
 def carried_results(program: HloProgram, computation: Computation) -> frozenset[int]:
-    """Of a body around a collective, the places of results that it only hands on, or that the collective
+    """Return the indices of results that a body around a collective only passes on, or that the collective
     makes.
     """
     root = computation.root
@@ -47,7 +47,7 @@ def carried_results(program: HloProgram, computation: Computation) -> frozenset[
 
 
 def keeps_a_slice(computation: Computation, index: int) -> bool:
-    """Whether of an instruction's results nothing but slices at a computed place are used."""
+    """Return True if all uses of an instruction's results are slices at computed offsets."""
     sources = {index}
     sliced = False
     for user, operands in enumerate(computation.operands):

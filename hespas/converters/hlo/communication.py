@@ -1,5 +1,6 @@
-"""Collectives, permutations and point-to-point messages of HLO: groups in global device ids, payloads,
-links.
+"""Graph nodes of HLO instructions, their communication, and findings.
+
+Groups of collectives and peers of permutations and messages are converted to global device ids.
 """
 
 from __future__ import annotations
@@ -28,12 +29,8 @@ from hespas.costs.operation import Cost
 from hespas.costs.payloads import COLLECTIVE_KINDS, payload
 from hespas.costs.table import canonical_name
 from hespas.graph import DYNAMIC, CollectiveKind, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
-from hespas.graph.errors import FormatError
 
 __all__ = ["Communication", "HloFindings", "NodeEmitter", "communication_kind"]
-
-
-# --- Findings, gathered while the graph is built and reported once, each kind with its count.
 
 
 @dataclass(slots=True)
@@ -51,9 +48,7 @@ _SHOWN_NAME = 120
 
 @dataclass(slots=True)
 class HloFindings:
-    """Findings by code and subject (an opcode, a custom call target): one diagnostic each, with all
-    counts.
-    """
+    """Findings by code and subject (an opcode, a custom call target), each reported once with its count."""
 
     program: HloProgram
     _kinds: dict[tuple[str, str], _FindingGroup] = field(default_factory=dict[tuple[str, str], _FindingGroup])
@@ -75,7 +70,7 @@ class HloFindings:
             kind.names.append(f"%{place[0].names[place[1]][:_SHOWN_NAME]}")
 
     def report(self, diagnostics: Diagnostics) -> None:
-        """Hand everything over. O(kinds)."""
+        """Add all findings to ``diagnostics``."""
         path = self.program.module.source.path
         for (code, subject), kind in self._kinds.items():
             listed = ", ".join(dict.fromkeys(kind.names))
@@ -92,23 +87,19 @@ class HloFindings:
             )
 
 
-# --- Nodes of the graph from instructions: names, types, provenance, verbatim attributes.
-
 _HOST_MEMORY = "S(5)"
 _TEXT = 0
-"""The tag of plain text in ``extra``, which every format can write."""
+"""Tag of plain text in ``extra``, which every format can write."""
 
 _DECODED = frozenset({"metadata"})
-"""Attributes that a graph column holds; all others are kept verbatim in ``extra``."""
+"""Attributes that have a graph column; all others are copied verbatim to ``extra``."""
 
 
 class NodeEmitter:
-    """A :class:`GraphBuilder` that knows HLO. Rows of texts and types are looked up once per distinct
-    value.
-    """
+    """Wrapper of :class:`GraphBuilder` for HLO instructions, with caches of type rows and metadata."""
 
     def __init__(self, program: HloProgram, findings: HloFindings, *, locations: bool) -> None:
-        """Start an empty graph named after the module."""
+        """Start an empty graph with the module's name."""
         self.program = program
         self.findings = findings
         self.builder = GraphBuilder(program.module.name)
@@ -118,12 +109,12 @@ class NodeEmitter:
         self._provenance: dict[str, tuple[int, int]] = {}
 
     def types(self, row: int, place: tuple[Computation, int]) -> tuple[int, ...]:
-        """Type rows of the arrays of one shape, tuples flattened; ``place`` is where it stands first."""
-        found = self._type_rows.get(row)
-        if found is None:
+        """Return type rows of the arrays of one shape, tuples flattened; findings refer to ``place``."""
+        type_rows = self._type_rows.get(row)
+        if type_rows is None:
             leaves = self.program.shapes[row].leaves
-            found = self._type_rows[row] = tuple(self._array_row(leaf, place) for leaf in leaves)
-        return found
+            type_rows = self._type_rows[row] = tuple(self._array_row(leaf, place) for leaf in leaves)
+        return type_rows
 
     def _array_row(self, leaf: ArrayShape, place: tuple[Computation, int]) -> int:
         row = self._array_rows.get(leaf)
@@ -158,7 +149,7 @@ class NodeEmitter:
         """Add the node of one instruction, with its contractions, provenance and attributes."""
         builder = self.builder
         strings = builder.strings
-        place = (computation, index)
+        where = (computation, index)
         node = builder.add_node(
             name_row=strings.add(computation.names[index]),
             op_row=strings.add(computation.opcodes[index]),
@@ -166,8 +157,8 @@ class NodeEmitter:
             kind=kind,
             data_deps=deps,
             control_deps=control,
-            operands=[row for shape in operand_rows for row in self.types(shape, place)],
-            results=self.types(result_row, place),
+            operands=[row for shape in operand_rows for row in self.types(shape, where)],
+            results=self.types(result_row, where),
             flops=cost.flops,
             transcendentals=cost.transcendentals,
             bytes_read=cost.bytes_read,
@@ -214,17 +205,17 @@ class NodeEmitter:
             builder.set(node, source_row=source)
 
     def _read_metadata(self, metadata: str) -> tuple[int, int]:
-        """String rows of the framework's op name and of ``file:line``, 0 where not stated."""
-        found = fields(metadata)
+        """Return string rows of the framework's op name and of ``file:line``, 0 if missing."""
+        texts = fields(metadata)
         strings = self.builder.strings
-        framework = strings.add(found.get("op_name", ""))
-        source = self.program.module.frames.stated(found) if self._locations else ""
+        framework = strings.add(texts.get("op_name", ""))
+        source = self.program.module.frames.stated(texts) if self._locations else ""
         rows = (framework, strings.add(source))
         self._provenance[metadata] = rows
         return rows
 
     def in_host_memory(self, row: int) -> bool:
-        """Whether a shape's first array lives in host memory."""
+        """Return True if a shape's first array is in host memory."""
         shape = self.program.shapes[row]
         while shape.elements:
             shape = shape.elements[0]
@@ -241,7 +232,7 @@ _DEVICES_HINT = "state the number of devices the program was compiled for with `
 
 
 def communication_kind(opcode: str) -> NodeKind | None:
-    """The node kind of an operation that talks to other devices, None for any other and for ``-done``."""
+    """Return the node kind of a communicating operation, None for others and for ``-done``."""
     base, suffix = base_opcode(opcode)
     if suffix not in {"", "-start"}:
         return None
@@ -259,9 +250,7 @@ class _ResolvedGroups:
 
 
 class Communication:
-    """Writes the collective and point-to-point rows of nodes; each distinct group spelling is resolved
-    once.
-    """
+    """Writer of the collective and point-to-point rows of nodes, with a cache of resolved groups."""
 
     def __init__(self, emitter: NodeEmitter, num_replicas: int, num_partitions: int) -> None:
         """Set up for a program of ``num_replicas`` x ``num_partitions`` devices."""
@@ -284,8 +273,8 @@ class Communication:
         result_row: int,
         fusion_row: int = -1,
     ) -> None:
-        """Add the side-table row of a communicating node made from the instruction at ``place``, in a fusion
-        whose result has shape ``fusion_row`` where it stands in one.
+        """Add the side-table row of a communicating node of the instruction at ``place``; ``fusion_row`` is
+        the result shape of the fusion around it (-1: none).
         """
         base, _ = base_opcode(place[0].opcodes[place[1]])
         if base in {"send", "recv"}:
@@ -308,7 +297,7 @@ class Communication:
                 "hlo.synchronous-collective",
                 base,
                 place,
-                "asynchronous in form only: nothing overlaps with it",
+                "asynchronous in form only; it does not overlap with other work",
                 Severity.INFO,
             )
 
@@ -330,10 +319,8 @@ class Communication:
         mode = self._checked(place, lambda: group_mode(name, channel, use_global_device_ids=flattened))
         text = attributes.get("replica_groups")
         key = (text, mode)
-        found = self._groups.get(key)
-        if found is not None:
-            group = found
-        else:
+        group = self._groups.get(key)
+        if group is None:
             devices, meshes = self.num_devices, self._header_meshes(place)
             written = self._checked(place, lambda: parse_groups(text, devices, meshes))
             groups = self._checked(
@@ -347,14 +334,14 @@ class Communication:
                     place,
                     f"{idle} of {devices} devices are in no group of this collective",
                 )
-            found = _ResolvedGroups(self.emitter.builder.group_set(groups), groups.group_size)
-            self._groups[key] = found
-            group = found
+            group = self._groups[key] = _ResolvedGroups(
+                self.emitter.builder.group_set(groups), groups.group_size
+            )
         program = self.emitter.program
         operand_bytes, result_bytes = _total(program, operand_rows), _total(program, (result_row,))
         if kind is CollectiveKind.ALL_REDUCE and fusion_row >= 0 and keeps_a_slice(*place):
             kept_bytes = _total(program, (fusion_row,))
-            if kept_bytes * group.size == operand_bytes:  # XLA for TPUs spells a reduce-scatter so
+            if kept_bytes * group.size == operand_bytes:  # XLA for TPUs writes reduce-scatters in this form
                 kind, result_bytes = CollectiveKind.REDUCE_SCATTER, kept_bytes
         sizes = payload(kind, operand_bytes, result_bytes, group.size)
         named = names(place[0].attributes[place[1]].get("to_apply"))
@@ -387,7 +374,9 @@ class Communication:
     def _message(
         self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int
     ) -> None:
-        """``send`` (data, token) and ``recv`` (token): the message is the first operand, or the result."""
+        """Add the row of a ``send`` (data, token) or ``recv`` (token); the message is the first operand or
+        the result.
+        """
         computation, index = place
         attributes = computation.attributes[index]
         program = self.emitter.program
@@ -400,7 +389,7 @@ class Communication:
         pairs = None if host else self._pairs(place, frontend_pairs(attributes), mode)
         if pairs is None and not host:
             self.emitter.findings.add(
-                "hlo.unknown-peer", "", place, "the program does not say who the peer is"
+                "hlo.unknown-peer", "", place, "the peer is unknown: the program has no source-target pairs"
             )
         self.emitter.builder.add_p2p(
             node,
@@ -428,17 +417,15 @@ class Communication:
         return -1 if text is None else self._checked(place, lambda: integer(text))
 
     def _checked(self, place: tuple[Computation, int], make: Callable[[], _Result]) -> _Result:
-        """What ``make`` returns; its ``ValueError`` becomes an error that names the instruction."""
+        """Call ``make``; convert a ``ValueError`` to an error with the instruction."""
         try:
             return make()
         except ValueError as error:
-            raise self._error(place, str(error)) from error
-
-    def _error(self, place: tuple[Computation, int], message: str) -> FormatError:
-        stated = {"num_partitions", "replica_count"} & set(self.emitter.program.module.attributes)
-        return self.emitter.program.error(*place, message, None if stated else _DEVICES_HINT)
+            program = self.emitter.program
+            has_counts = {"num_partitions", "replica_count"} & set(program.module.attributes)
+            raise program.error(*place, str(error), None if has_counts else _DEVICES_HINT) from error
 
 
 def _total(program: HloProgram, rows: tuple[int, ...]) -> float:
-    """Bytes of all arrays; tokens count nothing."""
+    """Return the bytes of all arrays; tokens have none."""
     return sum(tensor.bytes for row in rows for tensor in program.tensors(row))

@@ -1,7 +1,7 @@
-"""Which operands a fusion may write its result over: those it only reads element by element.
+"""Operands of fusions whose buffer the result may overwrite, because they are only read element by element.
 
 The rule is that of XLA's buffer assignment (``HloDataflowAnalysis::CanShareOperandBufferWithUser``): a loop
-fusion may, where all that is made of the parameter in its body is made elementwise.
+fusion may overwrite an operand if all values derived from it in the body are computed elementwise.
 """
 
 from __future__ import annotations
@@ -71,32 +71,34 @@ _KINDS = frozenset({"kLoop", "kInput"})
 
 
 class OverwrittenOperands:
-    """Answers for the fusions of one program; each body is looked at once."""
+    """Overwritable operands of the fusions of one program, with a cache by body."""
 
     def __init__(self, program: HloProgram) -> None:
-        """Start with no answers."""
+        """Start with an empty cache."""
         self.program = program
-        self._known: dict[str, frozenset[int]] = {}
+        self._parameters: dict[str, frozenset[int]] = {}
 
     def of(self, computation: Computation, index: int) -> tuple[int, ...]:
-        """The places of those operands of a fusion, ascending; without those it is given twice."""
+        """Return the positions of the overwritable operands of a fusion; repeated operands are left out."""
         operands = computation.operands[index]
         if computation.attributes[index].get("kind") not in _KINDS:
             return ()
         body = self.program.callee(computation, index, "calls")
-        found = self._known.get(body.name)
-        if found is None:
-            # Numbers of the parameters of which only elementwise work is made. O(instructions).
+        parameters = self._parameters.get(body.name)
+        if parameters is None:
+            # Find the parameters whose values are only used elementwise. O(instructions).
             elementwise = [True] * len(body)
             for user in reversed(range(len(body))):
                 through = elementwise[user] and body.opcodes[user] in _ELEMENTWISE
                 for operand in body.operands[user]:
                     elementwise[operand] &= through
-            found = self._known[body.name] = frozenset(
+            parameters = self._parameters[body.name] = frozenset(
                 self.program.parameter_number(body, index)
                 for index, opcode in enumerate(body.opcodes)
                 if opcode == "parameter" and elementwise[index]
             )
         return tuple(
-            place for place, operand in enumerate(operands) if place in found and operands.count(operand) == 1
+            number
+            for number, operand in enumerate(operands)
+            if number in parameters and operands.count(operand) == 1
         )

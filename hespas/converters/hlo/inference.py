@@ -1,8 +1,8 @@
-"""What shape an operation makes of its operands, and which operands fit it: XLA's shape inference.
+"""Shape inference of operations on arrays, as in XLA: result shapes, and checks of the operands.
 
-Rules are those of ``xla/service/shape_inference.cc`` and ``hlo_verifier.cc`` of openxla/xla. Extents are held
-exactly; of element types only what tells one kind from another, since optimised modules mix precisions.
-Layouts do not count. An extent that is known at run time only fits any other.
+The rules are those of ``xla/service/shape_inference.cc`` and ``hlo_verifier.cc`` of openxla/xla. Extents are
+compared exactly, element types by kind only, since optimised modules mix precisions. Layouts are ignored. A
+dynamic extent matches any other.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ __all__ = [
 ]
 
 _MIXED = frozenset({DTypeKind.FLOAT, DTypeKind.COMPLEX})
-"""Kinds of types whose precisions optimised modules mix."""
+"""Kinds of types whose precisions are mixed in optimised modules."""
 COMPLEX_PARTS = {"c64": "f32", "c128": "f64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """What a computation takes, in order, and makes. A parameter that is nowhere in it is None.
+    """Parameter shapes and result shape of a computation. A missing parameter is None.
 
-    ``known`` are operands found to fit a parameter, by its place, so that a large tuple passed many times is
-    walked through once; at -1 stand results found to fit its own.
+    ``matches`` has pairs of a parameter number and a matching operand, so that a large tuple that is passed
+    often is compared once; the number -1 stands for the result.
     """
 
     parameters: tuple[Shape | None, ...]
     result: Shape
-    known: set[tuple[int, Shape]] = field(default_factory=set[tuple[int, Shape]])
+    matches: set[tuple[int, Shape]] = field(default_factory=set[tuple[int, Shape]])
 
 
 class _CalleeFinder(Protocol):
-    def __call__(self, key: str, place: int = 0) -> Callee:
-        """The computation at ``place`` of those that attribute ``key`` names. Raises ``ValueError``."""
+    def __call__(self, key: str, index: int = 0) -> Callee:
+        """Return the computation at ``index`` in the attribute ``key``. Raises ``ValueError``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TypedInstruction:
-    """What a rule may use. ``result`` is what the program states, None where it leaves that out;
-    ``group_size`` how many devices talk to one another (1 where that is not stated).
+    """Input of a rule. ``result`` is the result shape in the program, None where it is omitted;
+    ``group_size`` is the number of devices in a group of a collective (1: not stated).
     """
 
     operands: tuple[Shape, ...]
@@ -72,28 +72,28 @@ class TypedInstruction:
     result: Shape | None = None
     group_size: int = 1
 
-    def array(self, place: int) -> ArrayShape:
-        """An operand that has to be an array."""
-        if place >= len(self.operands):
+    def array(self, index: int) -> ArrayShape:
+        """Return an operand that must be an array."""
+        if index >= len(self.operands):
             raise ValueError(f"expected more than {len(self.operands)} operands")
-        return array_of(self.operands[place], f"operand {place}")
+        return array_of(self.operands[index], f"operand {index}")
 
     def stated(self) -> Shape:
-        """The result of an operation whose result is not given by its operands."""
+        """Return the result shape in the program, for operations whose operands do not determine it."""
         if self.result is None:
             raise ValueError("expected a result shape: it does not follow from the operands")
         return self.result
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """A list attribute, empty where absent."""
+        """Return a list attribute, empty if absent."""
         return ints(self.attributes.get(key))
 
     def number(self, key: str, default: int) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         return integer(self.attributes[key]) if key in self.attributes else default
 
     def dimension(self, key: str, rank: int, default: int | None = None) -> int:
-        """An attribute that names one of ``rank`` dimensions, alone or in a list."""
+        """Return an attribute that names one of ``rank`` dimensions, alone or in a list."""
         text = self.attributes.get(key)
         if text is None and default is not None:
             return default
@@ -107,31 +107,31 @@ Rule = Callable[[TypedInstruction], Shape]
 
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
-    """The one array a shape is. Raises ``ValueError`` for a tuple."""
+    """Return the array of a shape. Raises ``ValueError`` for a tuple."""
     if shape.array is None:
         raise ValueError(f"expected {what} to be an array, found {shown_shape(shape)}")
     return shape.array
 
 
 def tuple_of(parts: Sequence[Shape]) -> Shape:
-    """A tuple of these."""
+    """Return a tuple shape."""
     return Shape(None, tuple(parts))
 
 
 def with_dims(like: ArrayShape, dims: Sequence[int], element: str = "") -> Shape:
-    """An array of other extents, of the same type or of ``element``."""
+    """Return an array shape with other extents, of the same type or of ``element``."""
     if element:
         return Shape(ArrayShape(find_dtype(element), element, tuple(dims), like.bounded))
     return Shape(ArrayShape(like.dtype, like.element, tuple(dims), like.bounded))
 
 
 def one_or_tuple(parts: Sequence[Shape]) -> Shape:
-    """The shape of several values: of one, itself."""
+    """Return the tuple of several shapes, or the only shape itself."""
     return parts[0] if len(parts) == 1 else tuple_of(parts)
 
 
 def agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether two lists of extents fit: each equal, or known at run time only."""
+    """Return True if two lists of extents match: each pair is equal or has a dynamic extent."""
     if left == right:
         return True
     return len(left) == len(right) and all(
@@ -139,16 +139,9 @@ def agree(left: Sequence[int], right: Sequence[int]) -> bool:
     )
 
 
-def _alike(left: ArrayShape, right: ArrayShape) -> bool:
-    """Whether XLA lets a type stand for the other; one that nobody knows may stand for any."""
-    if left.dtype is None or right.dtype is None:
-        return True
-    return left.dtype.kind is right.dtype.kind and left.dtype.kind in _MIXED
-
-
 def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
-    """Whether two shapes have the same structure and extents and, with ``kinds``, types of the same kind. No
-    recursion.
+    """Return True if two shapes have the same structure and extents and, with ``kinds``, compatible types:
+    equal, unknown, or of the same floating-point kind. No recursion.
     """
     pending = [(left, right)]
     seen: set[tuple[int, int]] = set()
@@ -160,24 +153,23 @@ def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
             one, other = a.array, b.array
             if not agree(one.dims, other.dims):
                 return False
-            if kinds and one.element != other.element and not _alike(one, other):
-                return False
+            if kinds and one.element != other.element and one.dtype is not None and other.dtype is not None:
+                kind = one.dtype.kind
+                if kind is not other.dtype.kind or kind not in _MIXED:
+                    return False
         elif a.elements is None or b.elements is None or len(a.elements) != len(b.elements):
             return False
-        elif (id(a), id(b)) not in seen:  # elements are shared: each pair once
+        elif (id(a), id(b)) not in seen:  # elements are shared: compare each pair once
             seen.add((id(a), id(b)))
             pending.extend(zip(a.elements, b.elements, strict=True))
     return True
 
 
 def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
-    """Raise ``ValueError`` with the shapes found where something does not fit."""
+    """Raise ``ValueError`` with the expectation and the shapes found unless ``fits``."""
     if not fits:
         shapes = [part if isinstance(part, Shape) else Shape(part) for part in found]
         raise ValueError(f"expected {expected}, found {' and '.join(map(shown_shape, shapes))}")
-
-
-# --- element by element ---
 
 
 def _elementwise(op: TypedInstruction) -> Shape:
@@ -191,10 +183,6 @@ def _compare(op: TypedInstruction) -> Shape:
     return with_dims(array_of(_elementwise(op), "operand 0"), op.array(0).dims, "pred")
 
 
-def _is_finite(op: TypedInstruction) -> Shape:
-    return with_dims(op.array(0), op.array(0).dims, "pred")
-
-
 def _complex(op: TypedInstruction) -> Shape:
     first = array_of(_elementwise(op), "operand 0")
     return with_dims(first, first.dims, "c128" if first.element == "f64" else "c64")
@@ -206,12 +194,12 @@ def _real(op: TypedInstruction) -> Shape:
 
 
 def _converted(op: TypedInstruction) -> Shape:
-    """The operand's extents in the type the program states."""
+    """Return the operand's extents with the element type of the stated result."""
     return with_dims(op.array(0), op.array(0).dims, array_of(op.stated(), "the result").element)
 
 
 def bits_of(array: ArrayShape) -> int:
-    """Bits of an element in memory, 0 where unknown."""
+    """Return the bits of an element in memory, 0 if unknown."""
     if array.dtype is None:
         return 0
     return 8 if array.dtype.kind is DTypeKind.BOOL else array.dtype.bits
@@ -251,19 +239,12 @@ def _clamp(op: TypedInstruction) -> Shape:
     return op.operands[1]
 
 
-def _first(op: TypedInstruction) -> Shape:
-    return op.operands[0]
-
-
-# --- contractions ---
-
-
 def listed(op: TypedInstruction, key: str, rank: int) -> tuple[int, ...]:
-    """Distinct dimensions of one operand."""
-    found = op.ints(key)
-    if len(set(found)) != len(found) or any(not 0 <= each < rank for each in found):
-        raise ValueError(f"expected {key} to name some of {rank} dimensions, found {found}")
-    return found
+    """Return an attribute with distinct dimensions of one operand. Raises ``ValueError``."""
+    dimensions = op.ints(key)
+    if len(set(dimensions)) != len(dimensions) or any(not 0 <= dim < rank for dim in dimensions):
+        raise ValueError(f"expected {key} to name some of {rank} dimensions, found {dimensions}")
+    return dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +256,7 @@ class _Contracted:
 
 
 def _contracted(op: TypedInstruction) -> _Contracted:
-    """The dimensions of a product, its pairs having equal extents."""
+    """Return the dimensions of a product; check that paired dimensions have equal extents."""
     left, right = op.array(0), op.array(1)
     sides: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for name, array in (("lhs", left), ("rhs", right)):
@@ -284,8 +265,8 @@ def _contracted(op: TypedInstruction) -> _Contracted:
         if set(batch) & set(contracting):
             raise ValueError(f"expected {name} batch and contracting dimensions to be different ones")
         sides.append((batch, contracting))
-    for place, name in enumerate(("batch", "contracting")):
-        ours, theirs = sides[0][place], sides[1][place]
+    for index, name in enumerate(("batch", "contracting")):
+        ours, theirs = sides[0][index], sides[1][index]
         if len(ours) != len(theirs):
             raise ValueError(f"expected as many {name} dimensions on both sides, found {ours} and {theirs}")
         for one, other in zip(ours, theirs, strict=True):
@@ -296,8 +277,8 @@ def _contracted(op: TypedInstruction) -> _Contracted:
     return _Contracted(
         batch,
         contracting,
-        tuple([place for place in range(len(left.dims)) if place not in taken]),
-        tuple([place for place in range(len(right.dims)) if place not in right_taken]),
+        tuple([index for index in range(len(left.dims)) if index not in taken]),
+        tuple([index for index in range(len(right.dims)) if index not in right_taken]),
     )
 
 
@@ -309,17 +290,17 @@ def _product_element(op: TypedInstruction) -> str:
 
 
 def _dot(op: TypedInstruction) -> Shape:
-    if "sparsity" in op.attributes:  # its compressed operand is shorter than what it stands for
+    if "sparsity" in op.attributes:  # the compressed operand is shorter than the full one
         return op.stated()
-    found = _contracted(op)
+    product = _contracted(op)
     left, right = op.array(0), op.array(1)
-    dims = [left.dims[place] for place in (*found.batch, *found.left_free)]
-    return with_dims(left, dims + [right.dims[place] for place in found.right_free], _product_element(op))
+    dims = [left.dims[dim] for dim in (*product.batch, *product.left_free)]
+    return with_dims(left, dims + [right.dims[dim] for dim in product.right_free], _product_element(op))
 
 
 def _scaled_dot(op: TypedInstruction) -> Shape:
-    for place in (0, 1):
-        values, scales = op.array(place), op.array(place + 2)
+    for operand in (0, 1):
+        values, scales = op.array(operand), op.array(operand + 2)
         if all(extent == 1 for extent in scales.dims):  # no scale, or one for everything
             continue
         fits = len(values.dims) == len(scales.dims) and all(
@@ -331,35 +312,32 @@ def _scaled_dot(op: TypedInstruction) -> Shape:
 
 
 def _ragged_dot(op: TypedInstruction) -> Shape:
-    found = _contracted(op)
+    product = _contracted(op)
     left, right, sizes = op.array(0), op.array(1), op.array(2)
     ragged = op.dimension("lhs_ragged_dims", len(left.dims))
-    free = found.right_free
+    free = product.right_free
     check(bool(sizes.dims), "a list of group sizes", sizes)
     groups = sizes.dims[-1]
-    if ragged in found.batch or ragged in found.left_contracting:
-        dims = [groups] if ragged in found.left_contracting else []
+    if ragged in product.batch or ragged in product.left_contracting:
+        dims = [groups] if ragged in product.left_contracting else []
     else:
-        place = op.dimension("rhs_group_dims", len(right.dims))
-        fits = place in free and agree((right.dims[place],), (groups,))
-        check(fits, f"as many groups as extent {place} of the right operand", sizes, right)
-        free = tuple([each for each in free if each != place])
+        dim = op.dimension("rhs_group_dims", len(right.dims))
+        fits = dim in free and agree((right.dims[dim],), (groups,))
+        check(fits, f"as many groups as extent {dim} of the right operand", sizes, right)
+        free = tuple([free_dim for free_dim in free if free_dim != dim])
         dims = []
-    before = found.batch if ragged in found.batch else (*found.batch, *found.left_contracting)
-    if ragged not in found.batch and ragged not in found.left_contracting:
-        before = (*found.batch, *found.left_free)
+    before = product.batch if ragged in product.batch else (*product.batch, *product.left_contracting)
+    if ragged not in product.batch and ragged not in product.left_contracting:
+        before = (*product.batch, *product.left_free)
     if len(sizes.dims) > 1:
-        before = tuple([left.dims[place] for place in before[: before.index(ragged)]])
+        before = tuple([left.dims[dim] for dim in before[: before.index(ragged)]])
         check(agree(sizes.dims[:-1], before), f"group sizes for each of {before}", sizes, left)
-    dims += [left.dims[place] for place in (*found.batch, *found.left_free)]
-    return with_dims(left, dims + [right.dims[place] for place in free], _product_element(op))
-
-
-# --- windows ---
+    dims += [left.dims[dim] for dim in (*product.batch, *product.left_free)]
+    return with_dims(left, dims + [right.dims[dim] for dim in free], _product_element(op))
 
 
 def _windowed(extent: int, dim: WindowDim) -> int:
-    """How often a window fits along one dimension."""
+    """Count the windows along one dimension."""
     if extent == DYNAMIC:
         return DYNAMIC
     if dim.size < 1 or dim.stride < 1 or dim.lhs_dilation < 1 or dim.rhs_dilation < 1:
@@ -371,7 +349,7 @@ def _windowed(extent: int, dim: WindowDim) -> int:
 
 
 def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
-    """How often the window fits along each dimension of an array."""
+    """Count the windows along each dimension of an array."""
     dims = window(op.attributes.get("window"))
     if len(dims) != len(array.dims):
         raise ValueError(f"expected a window of {len(array.dims)} dimensions, found {len(dims)}")
@@ -379,7 +357,7 @@ def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
 
 
 def _spatial(labels: Mapping[str, int], what: str, rank: int) -> list[int]:
-    """Places of the spatial dimensions 0, 1, ... of one operand, all places being named."""
+    """Return the positions of the spatial dimensions 0, 1, ... of one operand; check its labels."""
     order = [labels[label] for label in sorted(filter(str.isdigit, labels), key=int)]
     if sorted(labels.values()) != list(range(rank)):
         raise ValueError(f"expected labels for {rank} dimensions of {what}, found {''.join(labels)}")
@@ -391,13 +369,13 @@ def _convolution(op: TypedInstruction) -> Shape:
     taken, weights, made = dim_labels(op.attributes.get("dim_labels", ""))
     rank = len(source.dims)
     check(rank == len(kernel.dims), "operands with equally many dimensions", source, kernel)
-    places = [
+    spatial = [
         _spatial(labels, what, rank)
         for labels, what in ((taken, "input"), (weights, "kernel"), (made, "output"))
     ]
-    dims = window(op.attributes.get("window"))
-    if len(dims) != len(places[0]):
-        raise ValueError(f"expected a window of {len(places[0])} dimensions, found {len(dims)}")
+    window_dims = window(op.attributes.get("window"))
+    if len(window_dims) != len(spatial[0]):
+        raise ValueError(f"expected a window of {len(spatial[0])} dimensions, found {len(window_dims)}")
     groups, batches = op.number("feature_group_count", 1), op.number("batch_group_count", 1)
     if groups < 1 or batches < 1 or (groups > 1 and batches > 1):
         raise ValueError(f"expected groups of features or of batches, found {groups} and {batches}")
@@ -408,18 +386,22 @@ def _convolution(op: TypedInstruction) -> Shape:
     fits = output == DYNAMIC or output % groups == output % batches == 0
     check(fits, f"output features in {max(groups, batches)} groups", kernel)
     check(batch == DYNAMIC or batch % batches == 0, f"a batch in {batches} groups", source)
-    sizes = [kernel.dims[place] for place in places[1]]
-    check(agree([dim.size for dim in dims], sizes), "the window's size in the kernel", kernel)
+    sizes = [kernel.dims[dim] for dim in spatial[1]]
+    check(
+        agree([window_dim.size for window_dim in window_dims], sizes),
+        "the window's size in the kernel",
+        kernel,
+    )
     extents = [0] * rank
     extents[made["b"]] = batch if batch == DYNAMIC else batch // batches
     extents[made["f"]] = output
-    for ours, theirs, dim in zip(places[0], places[2], dims, strict=True):
-        extents[theirs] = _windowed(source.dims[ours], dim)
+    for ours, theirs, window_dim in zip(spatial[0], spatial[2], window_dims, strict=True):
+        extents[theirs] = _windowed(source.dims[ours], window_dim)
     return with_dims(source, extents, _product_element(op))
 
 
 def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
-    """A reducer takes and makes one scalar, or as many as values are reduced together."""
+    """Check that a reducer takes two scalars and makes one scalar for each of the ``values``."""
     parts = callee.result.elements if callee.result.elements is not None else (callee.result,)
     given = len(callee.parameters)
     if given != 2 * len(values):
@@ -433,12 +415,12 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
 
 
 def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
-    """Values reduced together, of equal extents, and what each starts from, a scalar."""
+    """Return the values that are reduced together, of equal extents, and their scalar initial values."""
     body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:
         raise ValueError(f"expected values and as many initial values, found {count} operands")
     half = count // 2
-    values = [op.array(place) for place in range(half)]
+    values = [op.array(index) for index in range(half)]
     for other in values[1:]:
         check(agree(values[0].dims, other.dims), "values of equal extents", values[0], other)
     for start in op.operands[half:]:
@@ -450,7 +432,7 @@ def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
 def _reduce(op: TypedInstruction) -> Shape:
     values, starts = _halves(op)
     dropped = set(listed(op, "dimensions", len(values[0].dims)))
-    dims = [extent for place, extent in enumerate(values[0].dims) if place not in dropped]
+    dims = [extent for dim, extent in enumerate(values[0].dims) if dim not in dropped]
     return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
 
 
@@ -481,13 +463,13 @@ ELEMENTWISE = frozenset(_KEEPING.split()) - _NOT_ALIKE
 
 ARRAY_RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(_NOT_ALIKE, _first),
+    **dict.fromkeys(_NOT_ALIKE, lambda op: op.operands[0]),
     "abs": _real,
     "real": _real,
     "imag": _real,
     "complex": _complex,
     "compare": _compare,
-    "is-finite": _is_finite,
+    "is-finite": lambda op: with_dims(op.array(0), op.array(0).dims, "pred"),
     "convert": _converted,
     "stochastic-convert": _converted,
     "bitcast-convert": _bitcast_convert,
@@ -501,4 +483,4 @@ ARRAY_RULES: dict[str, Rule] = {
     "reduce-window": _reduce_window,
     "select-and-scatter": _select_and_scatter,
 }
-"""Opcode -> the shape its result has to have, of operations on arrays."""
+"""Rules for the result shape by opcode, for operations on arrays."""

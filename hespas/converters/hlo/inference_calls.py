@@ -1,5 +1,8 @@
-"""Shape inference of what holds others or leaves the device: tuples, calls, collectives, messages, copies and
-their asynchronous halves. Rules as in :mod:`~hespas.converters.hlo.inference`.
+"""Shape inference and verification of a module: tuples, calls, collectives, copies and asynchronous pairs.
+
+The rules are as in :mod:`~hespas.converters.hlo.inference`. :func:`check_shapes` checks every instruction
+against its operands, every call against its computation, and the entry against the header. It rejects the
+shapes that XLA's verifier rejects; a program with an edited extent would otherwise be read with wrong costs.
 """
 
 from __future__ import annotations
@@ -34,17 +37,6 @@ _TOKEN = Shape(ArrayShape(find_dtype("token"), "token", ()))
 _U32 = Shape(ArrayShape(find_dtype("u32"), "u32", ()))
 
 
-def _first(op: TypedInstruction) -> Shape:
-    return op.operands[0]
-
-
-# --- tuples and calls ---
-
-
-def _tuple(op: TypedInstruction) -> Shape:
-    return tuple_of(op.operands)
-
-
 def _element(op: TypedInstruction) -> Shape:
     if "index" not in op.attributes:
         raise ValueError("expected an attribute index")
@@ -57,29 +49,28 @@ def _element(op: TypedInstruction) -> Shape:
 
 
 def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_used: bool = True) -> None:
-    """What is passed fits what a computation takes."""
+    """Raise ``ValueError`` unless the operands match the parameters of a computation."""
     count = len(callee.parameters)
     if count > len(given) or (all_used and count != len(given)):
         raise ValueError(f"expected {what} to take {len(given)} parameters, found {count}")
-    for place, (parameter, operand) in enumerate(zip(callee.parameters, given, strict=False)):
+    for number, (parameter, operand) in enumerate(zip(callee.parameters, given, strict=False)):
         if parameter is not None:
-            fits = _fits(callee, place, parameter, operand)
-            check(fits, f"parameter {place} of {what} and its operand to be alike", parameter, operand)
+            fits = _fits(callee, number, parameter, operand)
+            check(fits, f"parameter {number} of {what} and its operand to be alike", parameter, operand)
 
 
-def _fits(callee: Callee, place: int, wanted: Shape, given: Shape) -> bool:
-    """Whether what is given is what a computation takes at a place or, at -1, makes."""
-    if (place, given) in callee.known:
+def _fits(callee: Callee, number: int, wanted: Shape, given: Shape) -> bool:
+    """Return True if a shape matches a parameter of a computation or, for number -1, its result."""
+    if (number, given) in callee.matches:
         return True
     if not same_extents(wanted, given):
         return False
-    callee.known.add((place, given))
+    callee.matches.add((number, given))
     return True
 
 
 def _call(op: TypedInstruction) -> Shape:
-    key = "to_apply" if "to_apply" in op.attributes else "calls"
-    callee = op.callee(key)
+    callee = op.callee("to_apply" if "to_apply" in op.attributes else "calls")
     _check_arguments(callee, op.operands, "the computation")
     return callee.result
 
@@ -102,24 +93,21 @@ def _while(op: TypedInstruction) -> Shape:
 
 def _conditional(op: TypedInstruction) -> Shape:
     check(not op.array(0).dims, "a scalar to branch on", op.operands[0])
-    keys = [("branch_computations", place) for place in range(len(op.operands) - 1)]
+    keys = [("branch_computations", number) for number in range(len(op.operands) - 1)]
     if "branch_computations" not in op.attributes:
         keys = [("true_computation", 0), ("false_computation", 0)]
     if len(keys) != len(op.operands) - 1:
         raise ValueError(f"expected an operand for each of {len(keys)} branches")
-    branches = [op.callee(key, place) for key, place in keys]
-    for place, branch in enumerate(branches):
-        _check_arguments(branch, op.operands[place + 1 : place + 2], f"branch {place}")
+    branches = [op.callee(key, number) for key, number in keys]
+    for number, branch in enumerate(branches):
+        _check_arguments(branch, op.operands[number + 1 : number + 2], f"branch {number}")
         fits = _fits(branches[0], -1, branches[0].result, branch.result)
         check(fits, "branches that make the same", branches[0].result, branch.result)
     return branches[0].result
 
 
-# --- between devices ---
-
-
 def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
-    """Operands joined along one dimension, as often as devices talk to one another."""
+    """Infer an all-gather: each operand is concatenated along one dimension over the devices of a group."""
     result = op.stated()
     whole = result.element(1) if start and result.elements and len(result.elements) > 1 else result
     sharded = _shards(op, whole, joins=True)
@@ -127,26 +115,26 @@ def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
         return result
     along, shards = sharded
     joined: list[Shape] = []
-    for place in range(len(op.operands)):
-        array = op.array(place)
+    for index in range(len(op.operands)):
+        array = op.array(index)
         check(along < len(array.dims), f"a dimension {along}", array)
         joined.append(_scaled(array, along, array.dims[along] * shards))
     return _started(op, one_or_tuple(joined)) if start else one_or_tuple(joined)
 
 
 def _shards(op: TypedInstruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
-    """Along which dimension operands are joined or cut, and how many shards there are, one of each device;
-    None where an extent is known at run time only.
+    """Return the dimension along which operands are joined or cut, and the number of shards, one per device;
+    None for a dynamic extent.
     """
     parts = [made] if len(op.operands) == 1 else list(made.elements or ())
     if len(parts) != len(op.operands):
         raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(op.stated())}")
     along = op.dimension("dimensions", len(op.array(0).dims))
-    given, found = op.array(0).dims, array_of(parts[0], "the result").dims
-    check(len(found) == len(given), "equally many dimensions", op.operands[0], parts[0])
-    if DYNAMIC in (given[along], found[along]):
+    given, result = op.array(0).dims, array_of(parts[0], "the result").dims
+    check(len(result) == len(given), "equally many dimensions", op.operands[0], parts[0])
+    if DYNAMIC in (given[along], result[along]):
         return None
-    part, whole = (given[along], found[along]) if joins else (found[along], given[along])
+    part, whole = (given[along], result[along]) if joins else (result[along], given[along])
     shards = -(-whole // part) if part else max(op.group_size, 1)
     expected = f"{op.group_size} shards along dimension {along}, one {'of' if joins else 'for'} each device"
     check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
@@ -160,40 +148,31 @@ def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
 
 
 def _started(op: TypedInstruction, made: Shape) -> Shape:
-    """What the start of a collective makes: operands, results, and whatever the backend keeps."""
+    """Return the shape of the start of a collective: operands, results, and backend-specific elements."""
     result = op.stated()
     elements = result.elements
-    if not elements:  # as text of older versions has it
+    if not elements:  # text of older versions
         return made
     wrapped = len(op.operands) == 1 and elements[0].elements is not None
     given = tuple_of(op.operands) if wrapped else one_or_tuple(op.operands)
     return tuple_of((given, made, *elements[2:]))
 
 
-def _all_gather_start(op: TypedInstruction) -> Shape:
-    return _gathered(op, start=True)
-
-
 def _reduce_scatter(op: TypedInstruction) -> Shape:
-    """One shard of each operand."""
+    """Infer a reduce-scatter: one shard of each operand."""
     result = op.stated()
     sharded = _shards(op, result, joins=False)
     if sharded is None:
         return result
     along, shards = sharded
     cut: list[Shape] = []
-    for place in range(len(op.operands)):
-        array = op.array(place)
+    for index in range(len(op.operands)):
+        array = op.array(index)
         check(along < len(array.dims), f"a dimension {along}", array)
         fits = shards > 0 and (array.dims[along] == DYNAMIC or array.dims[along] % shards == 0)
         check(fits, f"{shards} equal shards along dimension {along}", array)
         cut.append(_scaled(array, along, array.dims[along] // max(shards, 1)))
     return one_or_tuple(cut)
-
-
-def _each(op: TypedInstruction) -> Shape:
-    """Every operand's own shape."""
-    return one_or_tuple(op.operands)
 
 
 def _all_to_all(op: TypedInstruction) -> Shape:
@@ -203,8 +182,8 @@ def _all_to_all(op: TypedInstruction) -> Shape:
         fits = first.dims[along] == DYNAMIC or first.dims[along] % max(op.group_size, 1) == 0
         check(fits, f"{op.group_size} equal parts along dimension {along}", first)
         return one_or_tuple(op.operands)
-    for place in range(1, len(op.operands)):
-        check(same_extents(op.operands[0], op.operands[place]), "operands alike", *op.operands[:2])
+    for index in range(1, len(op.operands)):
+        check(same_extents(op.operands[0], op.operands[index]), "operands alike", *op.operands[:2])
     if op.group_size > 1 and len(op.operands) != op.group_size:
         raise ValueError(f"expected {op.group_size} operands, one per device, found {len(op.operands)}")
     result = op.stated()
@@ -214,39 +193,31 @@ def _all_to_all(op: TypedInstruction) -> Shape:
 def _ragged_all_to_all(op: TypedInstruction) -> Shape:
     if len(op.operands) != 6:
         raise ValueError(f"expected 6 operands, found {len(op.operands)}")
-    for place in (3, 4, 5):
-        fits = same_extents(op.operands[2], op.operands[place])
-        check(fits, "offsets and sizes alike", op.operands[2], op.operands[place])
+    for index in (3, 4, 5):
+        fits = same_extents(op.operands[2], op.operands[index])
+        check(fits, "offsets and sizes alike", op.operands[2], op.operands[index])
     return op.operands[1]
 
 
 def _in_place(op: TypedInstruction) -> bool:
-    """Whether a permutation is written into a buffer it is given, at given offsets."""
+    """Return True if a permutation is written into a buffer operand at given offsets."""
     offsets = op.operands[2].elements if len(op.operands) == 4 else None
     return offsets is not None
 
 
-def _permuted(op: TypedInstruction) -> Shape:
-    return op.operands[1] if _in_place(op) else one_or_tuple(op.operands)
-
-
 def _permute_start(op: TypedInstruction) -> Shape:
-    stated = op.result.elements if op.result is not None and op.result.elements else ()
+    elements = op.result.elements if op.result is not None and op.result.elements else ()
     if _in_place(op):
-        return tuple_of((*op.operands[:2], *stated[2:]))
+        return tuple_of((*op.operands[:2], *elements[2:]))
     return _started(op, one_or_tuple(op.operands))
 
 
 def _finished(op: TypedInstruction) -> Shape:
-    """The results that a start promised."""
+    """Return the results in the operand, which is the tuple of an asynchronous start."""
     elements = op.operands[0].elements
     if elements is None or len(elements) < 2:
         raise ValueError(f"expected what a start makes, found {shown_shape(op.operands[0])}")
     return elements[1]
-
-
-def _copy_start(op: TypedInstruction) -> Shape:
-    return tuple_of((op.operands[0], op.operands[0], _U32))
 
 
 def _copy_done(op: TypedInstruction) -> Shape:
@@ -257,14 +228,10 @@ def _copy_done(op: TypedInstruction) -> Shape:
 
 
 def _handle(op: TypedInstruction) -> Shape:
-    """The number by which a backend knows a message, of whatever type."""
+    """Return the shape of the backend's handle of a message, a scalar of any type."""
     elements = op.stated().elements
     handle = elements[1] if elements is not None and len(elements) > 1 else _U32
     return handle if handle.array is not None and not handle.array.dims else _U32
-
-
-def _send(op: TypedInstruction) -> Shape:
-    return tuple_of((op.operands[0], _handle(op), _TOKEN))
 
 
 def _recv(op: TypedInstruction) -> Shape:
@@ -282,18 +249,17 @@ def _recv_done(op: TypedInstruction) -> Shape:
 
 
 def _async_start(op: TypedInstruction) -> Shape:
-    """A start that names its computation: what that takes, what it makes, and a context."""
-    key = "calls" if "calls" in op.attributes else "to_apply"
-    callee = op.callee(key)
+    """Infer a start with a computation: its operands, its result, and a context."""
+    callee = op.callee("calls" if "calls" in op.attributes else "to_apply")
     _check_arguments(callee, op.operands, "the computation")
-    stated = op.result.elements if op.result is not None and op.result.elements else ()
-    return tuple_of((tuple_of(op.operands), callee.result, *stated[2:]))
+    elements = op.result.elements if op.result is not None and op.result.elements else ()
+    return tuple_of((tuple_of(op.operands), callee.result, *elements[2:]))
 
 
 _RULES: dict[str, Rule] = {
     **ARRAY_RULES,
     **MOVING_RULES,
-    "tuple": _tuple,
+    "tuple": lambda op: tuple_of(op.operands),
     "get-tuple-element": _element,
     "call": _call,
     "fusion": _fusion,
@@ -303,48 +269,48 @@ _RULES: dict[str, Rule] = {
     "partition-id": lambda _: _U32,
     "replica-id": lambda _: _U32,
     "all-gather": _gathered,
-    "all-gather-start": _all_gather_start,
+    "all-gather-start": lambda op: _gathered(op, start=True),
     "all-gather-done": _finished,
-    "all-reduce": _each,
-    "all-reduce-start": _each,
-    "all-reduce-done": _first,
+    "all-reduce": lambda op: one_or_tuple(op.operands),
+    "all-reduce-start": lambda op: one_or_tuple(op.operands),
+    "all-reduce-done": lambda op: op.operands[0],
     "reduce-scatter": _reduce_scatter,
     "all-to-all": _all_to_all,
     "ragged-all-to-all": _ragged_all_to_all,
-    "collective-broadcast": _first,
-    "collective-permute": _permuted,
+    "collective-broadcast": lambda op: op.operands[0],
+    "collective-permute": lambda op: op.operands[1] if _in_place(op) else one_or_tuple(op.operands),
     "collective-permute-start": _permute_start,
     "collective-permute-done": _finished,
-    "copy-start": _copy_start,
+    "copy-start": lambda op: tuple_of((op.operands[0], op.operands[0], _U32)),
     "copy-done": _copy_done,
-    "send": _send,
+    "send": lambda op: tuple_of((op.operands[0], _handle(op), _TOKEN)),
     "send-done": lambda _: _TOKEN,
     "recv": _recv,
     "recv-done": _recv_done,
     "async-start": _async_start,
-    "async-update": _first,
+    "async-update": lambda op: op.operands[0],
     "async-done": _finished,
 }
-"""Opcode -> the shape its result has to have. What is not here (``parameter``, ``constant``, ``custom-call``,
-``infeed``) makes what the program says.
+"""Rules for the result shape by opcode. Opcodes without a rule (``parameter``, ``constant``, ``custom-call``,
+``infeed``) have the stated shape.
 """
 
 
 class Inference:
-    """What the computations of a module take and make, and the size of groups of devices; each found once."""
+    """Shape inference in one module, with a cache of the signatures of its computations."""
 
     def __init__(self, computations: Mapping[str, Computation], shapes: Sequence[Shape]) -> None:
-        """Start with nothing found. Both may grow later."""
+        """Start with an empty cache. Both arguments may grow later."""
         self._computations = computations
         self._shapes = shapes
         self._callees: dict[str, Callee] = {}
 
-    def callee(self, attributes: Mapping[str, str], key: str, place: int = 0) -> Callee:
-        """A computation that an attribute names. Raises ``ValueError``."""
+    def callee(self, attributes: Mapping[str, str], key: str, position: int = 0) -> Callee:
+        """Return the computation at ``position`` in an attribute. Raises ``ValueError``."""
         named = names(attributes.get(key))
-        name = named[place] if place < len(named) else ""
-        found = self._callees.get(name)
-        if found is None:
+        name = named[position] if position < len(named) else ""
+        callee = self._callees.get(name)
+        if callee is None:
             body = self._computations.get(name)
             if body is None:
                 raise ValueError(f"expected an attribute {key} that names a computation")
@@ -354,9 +320,9 @@ class Inference:
             taken: list[Shape | None] = [None] * count
             for number, index in body.parameters.items():
                 taken[int(number)] = self._shapes[body.shapes[index]]
-            found = Callee(tuple(taken), self._shapes[body.shapes[body.root]])
-            self._callees[name] = found
-        return found
+            callee = Callee(tuple(taken), self._shapes[body.shapes[body.root]])
+            self._callees[name] = callee
+        return callee
 
     def result(
         self,
@@ -366,40 +332,30 @@ class Inference:
         stated: Shape | None = None,
         group_size: int = 1,
     ) -> Shape | None:
-        """The shape an operation makes, None where any will do. Raises ``ValueError`` naming what was
-        expected.
+        """Infer the result shape of an operation, None if any shape is valid. Raises ``ValueError`` with the
+        expectation.
         """
-        rule = _RULES.get(opcode)
 
-        def callee(key: str, place: int = 0) -> Callee:
-            return self.callee(attributes, key, place)
+        def callee(key: str, index: int = 0) -> Callee:
+            return self.callee(attributes, key, index)
 
-        if rule is not None:
-            return rule(TypedInstruction(operands, attributes, callee, stated, group_size))
+        if opcode in _RULES:
+            return _RULES[opcode](TypedInstruction(operands, attributes, callee, stated, group_size))
         base, suffix = base_opcode(opcode)
         if not suffix or stated is None:
             return None
-        return self._asynchronous(
-            _RULES.get(base), suffix, TypedInstruction(operands, attributes, callee, stated)
-        )
-
-    def _asynchronous(self, rule: Rule | None, suffix: str, op: TypedInstruction) -> Shape:
-        """``slice-start``, ``-update``, ``-done``: what is wrapped, made of (operands), result, context."""
+        op = TypedInstruction(operands, attributes, callee, stated)
         if suffix != "-start":
             return _RULES[f"async{suffix}"](op)
-        stated = op.stated().elements
-        if stated is None or len(stated) < 2:
-            raise ValueError(f"expected operands, a result and a context, found {shown_shape(op.stated())}")
-        made = stated[1]
+        # The short form of an asynchronous start, such as ``slice-start``: operands, result, context.
+        elements = stated.elements
+        if elements is None or len(elements) < 2:
+            raise ValueError(f"expected operands, a result and a context, found {shown_shape(stated)}")
+        made, rule = elements[1], _RULES.get(base)
         if rule is not None:
-            made = rule(TypedInstruction(op.operands, op.attributes, op.callee, made))
-        return tuple_of((tuple_of(op.operands), made, *stated[2:]))
+            made = rule(TypedInstruction(operands, attributes, callee, made))
+        return tuple_of((tuple_of(operands), made, *elements[2:]))
 
-
-# --- Whether the shapes of a module fit one another: every instruction against its operands, every call
-# against what it calls, the entry against the header. What XLA's verifier refuses of shapes is refused here.
-#
-# A program with one extent changed still reads as text, and all its costs would be wrong without a word.
 
 _HINT = "was an extent edited by hand? dump the module again; XLA refuses these shapes too"
 _GROUPS_HINT = (
@@ -433,14 +389,14 @@ _READ: dict[str, tuple[str, ...]] = {
     "all-to-all": _GROUPS,
     **dict.fromkeys(_NONE_READ.split(), ()),
 }
-"""Attributes that a rule reads, of operations that stand often and alike: such a one is checked once."""
+"""Attributes that a rule reads, for operations that are often repeated; equal operations are checked once."""
 
 _GROUPED = frozenset({"all-gather", "all-gather-start", "reduce-scatter", "all-to-all"})
 _UNCHECKED = frozenset({"parameter", "constant", "custom-call", "infeed", "outfeed"})
 
 
 class _Checker:
-    """Checks one module. ``_numbers`` gives shapes of the same types and extents one number."""
+    """Checker of one module. Shapes of equal types and extents have the same number in ``_numbers``."""
 
     def __init__(self, program: HloProgram, inference: Inference) -> None:
         self.program = program
@@ -450,21 +406,21 @@ class _Checker:
         self._fitting: set[tuple[object, ...]] = set()
         self._sizes: dict[tuple[str | None, ...], int] = {}
         self._meshes: Mapping[str, Mesh] | None = None
-        self._known: dict[Shape, int] = {}
+        self._tuple_numbers: dict[Shape, int] = {}
         self._structures: dict[object, int] = {}
         self._numbers = [self._number(shape) for shape in self.module.shapes]
 
     def _number(self, shape: Shape) -> int:
-        """The number of a shape's types and extents without its layouts. A tuple that others share is
-        numbered once; recursion is as deep as tuples may be.
+        """Return the number of a shape's types and extents, ignoring layouts. A shared tuple is numbered
+        once; the depth of the recursion is limited by the parser.
         """
         leaf, structures = shape.array, self._structures
         if leaf is not None:
             return structures.setdefault((leaf.element, leaf.dims), len(structures))
-        number = self._known.get(shape)
+        number = self._tuple_numbers.get(shape)
         if number is None:
             parts = () if shape.elements is None else tuple([self._number(part) for part in shape.elements])
-            number = self._known[shape] = structures.setdefault(parts, len(structures))
+            number = self._tuple_numbers[shape] = structures.setdefault(parts, len(structures))
         return number
 
     def computation(self, computation: Computation) -> None:
@@ -498,15 +454,15 @@ class _Checker:
                     fitting.add(key)
 
     def _is_called_right(self, attributes: Mapping[str, str], given: list[int], made: int) -> bool:
-        """Whether what a fusion is given and makes is what its computation takes and makes, to the letter."""
+        """Return True if operands and result of a fusion are equal to the signature of its computation."""
         name = attributes.get("calls", "").lstrip("%")
         wanted = self._signatures.get(name)
         if wanted is None:
             body = self.module.computations.get(name)
             if body is None:
                 return False
-            places = [body.parameters.get(str(number), body.root) for number in range(len(body.parameters))]
-            numbers = [self._numbers[body.shapes[place]] for place in [*places, body.root]]
+            rows = [body.parameters.get(str(number), body.root) for number in range(len(body.parameters))]
+            numbers = [self._numbers[body.shapes[row]] for row in [*rows, body.root]]
             wanted = self._signatures[name] = (numbers[:-1], numbers[-1])
         return wanted == (given, made)
 
@@ -514,10 +470,10 @@ class _Checker:
         opcode, attributes = computation.opcodes[index], computation.attributes[index]
         all_shapes, rows = self.module.shapes, computation.shapes
         operands = tuple([all_shapes[rows[operand]] for operand in computation.operands[index]])
-        stated = all_shapes[rows[index]]
+        result_shape = all_shapes[rows[index]]
         try:
             size = self._group_size(opcode, attributes) if opcode in _GROUPED else 1
-            made = self.inference.result(opcode, operands, attributes, stated, size)
+            made = self.inference.result(opcode, operands, attributes, result_shape, size)
         except (ValueError, IndexError) as error:
             what = str(error) if isinstance(error, ValueError) else "expected operands that fit the operation"
             hint = _GROUPS_HINT if opcode in _GROUPED else _HINT
@@ -525,12 +481,14 @@ class _Checker:
         except UnsupportedError as error:
             error.path, error.position = self.module.source.path, self.program.location(computation, index)
             raise
-        if made is not None and not same_extents(made, stated):
+        if made is not None and not same_extents(made, result_shape):
             expected = f"expected the result {shown_shape(made)}, which its operands and attributes make"
-            raise self.program.error(computation, index, f"{expected}, found {shown_shape(stated)}", _HINT)
+            raise self.program.error(
+                computation, index, f"{expected}, found {shown_shape(result_shape)}", _HINT
+            )
 
     def _group_size(self, opcode: str, attributes: Mapping[str, str]) -> int:
-        """How many devices an operation spans, 1 where the module does not say. Raises ``ValueError``."""
+        """Return the number of devices in a group of a collective, 1 if not stated. Raises ``ValueError``."""
         base = base_opcode(opcode)[0]
         groups, channel, flat = [attributes.get(key) for key in _GROUPS[:3]]
         key = (base, groups, channel, flat)
@@ -541,22 +499,18 @@ class _Checker:
             if self._meshes is None:
                 self._meshes = header_meshes(self.module.attributes)
             written = parse_groups(groups, MAX_DEVICES, self._meshes)
-            # Devices in a group of the stated size, or in one group of all.
-            stated = None if written is None else written.group_size
-            replicas, partitions = (self._count(key) for key in ("replica_count", "num_partitions"))
-            everybody = partitions if mode is IdMode.CROSS_PARTITION else replicas
-            size = everybody if stated is None else max(stated, 1)
-            size = self._sizes[key] = (
-                size * partitions if mode is IdMode.CROSS_REPLICA_AND_PARTITION else size
+            texts = (self.module.attributes.get(name, "1") for name in ("replica_count", "num_partitions"))
+            replicas, partitions = (
+                int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1 for text in texts
             )
+            all_ids = partitions if mode is IdMode.CROSS_PARTITION else replicas
+            size = all_ids if written is None else max(written.group_size, 1)
+            size *= partitions if mode is IdMode.CROSS_REPLICA_AND_PARTITION else 1
+            self._sizes[key] = size
         return size
 
-    def _count(self, key: str) -> int:
-        text = self.module.attributes.get(key, "1")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1
-
     def entry(self) -> None:
-        """The header's layout of the entry names the shapes of its parameters and of its result."""
+        """Check parameters and result of the entry computation against the layout in the header."""
         text = self.module.attributes.get("entry_computation_layout")
         if text is None:
             return
@@ -578,11 +532,11 @@ class _Checker:
             raise self.program.error(entry, entry.root, message, _HINT)
         for number, index in [*entry.parameters.items(), (None, entry.root)]:
             wanted = result if number is None else given[int(number)] if int(number) < len(given) else None
-            stated = self.module.shapes[entry.shapes[index]]
-            if wanted is not None and not same_extents(wanted, stated):
+            own_shape = self.module.shapes[entry.shapes[index]]
+            if wanted is not None and not same_extents(wanted, own_shape):
                 what = "the result" if number is None else f"parameter {number}"
                 message = f"expected {what} to be {shown_shape(wanted)}, as the header says"
-                raise self.program.error(entry, index, f"{message}, found {shown_shape(stated)}", _HINT)
+                raise self.program.error(entry, index, f"{message}, found {shown_shape(own_shape)}", _HINT)
 
 
 def check_shapes(program: HloProgram, ordered: Sequence[Computation]) -> None:

@@ -1,5 +1,6 @@
-"""Shape inference of operations that move values about, make them up or hand them to a library. Rules as in
-:mod:`~hespas.converters.hlo.inference`.
+"""Shape inference of data movement, generated values and library calls (sort, fft, cholesky, batch norm).
+
+The rules are as in :mod:`~hespas.converters.hlo.inference`.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ __all__ = ["MOVING_RULES"]
 
 _SLICE = re.compile(r"\[(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\]")
 _S32 = Shape(ArrayShape(find_dtype("s32"), "s32", ()))
+_RNG_STATE = Shape(ArrayShape(find_dtype("u64"), "u64", (2,)))
 
 
 def _broadcast(op: TypedInstruction) -> Shape:
     given = op.array(0)
     if op.result is None:
         return with_dims(given, (*op.ints("dimensions"), *given.dims))
-    made, places = array_of(op.result, "the result"), op.ints("dimensions")
-    if len(places) != len(given.dims) or any(not 0 <= place < len(made.dims) for place in places):
-        raise ValueError(f"expected a dimension of the result for each of the operand, found {places}")
-    extents = [made.dims[place] for place in places]
-    check(agree(extents, given.dims), f"the operand's extents in dimensions {list(places)}", given, made)
+    made, dims = array_of(op.result, "the result"), op.ints("dimensions")
+    if len(dims) != len(given.dims) or any(not 0 <= dim < len(made.dims) for dim in dims):
+        raise ValueError(f"expected a dimension of the result for each of the operand, found {dims}")
+    extents = [made.dims[dim] for dim in dims]
+    check(agree(extents, given.dims), f"the operand's extents in dimensions {list(dims)}", given, made)
     return with_dims(given, made.dims)
 
 
@@ -56,8 +58,8 @@ def _reshape(op: TypedInstruction) -> Shape:
 
 
 def _bitcast(op: TypedInstruction) -> Shape:
-    """Another view of the same bytes. They are compared where layouts are assigned, as XLA does; not where
-    tiles pad them or small types are packed.
+    """Infer another view of the same bytes. Sizes are compared where layouts are assigned, as in XLA, but not
+    for tiled layouts, which may be padded, or packed small types.
     """
     result, given = op.stated(), op.operands[0]
     before, after = given.array, result.array
@@ -78,7 +80,7 @@ def _transpose(op: TypedInstruction) -> Shape:
     order = op.ints("dimensions")
     if sorted(order) != list(range(len(given.dims))):
         raise ValueError(f"expected dimensions to permute {len(given.dims)} of them, found {order}")
-    return with_dims(given, [given.dims[place] for place in order])
+    return with_dims(given, [given.dims[dim] for dim in order])
 
 
 def _reverse(op: TypedInstruction) -> Shape:
@@ -90,8 +92,8 @@ def _concatenate(op: TypedInstruction) -> Shape:
     first = op.array(0)
     along = op.dimension("dimensions", len(first.dims))
     total = 0
-    for place in range(len(op.operands)):
-        part = op.array(place)
+    for index in range(len(op.operands)):
+        part = op.array(index)
         fits = len(part.dims) == len(first.dims) and agree(
             (*first.dims[:along], *first.dims[along + 1 :]), (*part.dims[:along], *part.dims[along + 1 :])
         )
@@ -118,15 +120,15 @@ def _slice(op: TypedInstruction) -> Shape:
 
 
 def _check_indices(op: TypedInstruction, first: int, rank: int) -> None:
-    """Where a dynamic slice starts: one scalar per dimension, or a list of them."""
-    given = [op.array(place) for place in range(first, len(op.operands))]
+    """Check the start indices of a dynamic slice: one scalar per dimension, or a list of them."""
+    given = [op.array(index) for index in range(first, len(op.operands))]
     if len(given) == 1 and len(given[0].dims) == 1:
         check(agree(given[0].dims, (rank,)), f"{rank} start indices", given[0])
         return
     if len(given) != rank:
         raise ValueError(f"expected {rank} start indices, found {len(given)}")
-    for index in given:
-        check(not index.dims, "start indices that are scalars", index)
+    for start_index in given:
+        check(not start_index.dims, "start indices that are scalars", start_index)
 
 
 def _dynamic_slice(op: TypedInstruction) -> Shape:
@@ -165,14 +167,14 @@ def _pad(op: TypedInstruction) -> Shape:
     return with_dims(given, dims)
 
 
-def _index_dims(op: TypedInstruction, place: int, count_key: str) -> list[int]:
-    """Extents of a table of indices without the dimension that one index lies along."""
-    table = op.array(place)
+def _index_dims(op: TypedInstruction, operand: int, count_key: str) -> list[int]:
+    """Return the extents of a table of indices without the dimension of the index vectors."""
+    table = op.array(operand)
     along = op.number("index_vector_dim", len(table.dims))
     dims = [*table.dims, 1] if along == len(table.dims) else list(table.dims)
     check(0 <= along < len(dims), f"a dimension {along} that an index lies along", table)
-    listed = op.ints(count_key)
-    check(dims[along] in (len(listed), DYNAMIC), f"{len(listed)} numbers in each index", table)
+    index_map = op.ints(count_key)
+    check(dims[along] in (len(index_map), DYNAMIC), f"{len(index_map)} numbers in each index", table)
     return dims[:along] + dims[along + 1 :]
 
 
@@ -185,15 +187,15 @@ def _gather(op: TypedInstruction) -> Shape:
         0 <= size <= extent or extent == DYNAMIC for size, extent in zip(sizes, given.dims, strict=True)
     )
     check(fits, f"an operand that holds slices of {list(sizes)}", given)
-    if any(place not in range(len(sizes)) or sizes[place] > 1 for place in gone):
+    if any(dim not in range(len(sizes)) or sizes[dim] > 1 for dim in gone):
         raise ValueError(f"expected slices of extent 1 in dimensions {sorted(gone)}, found {list(sizes)}")
-    windows = iter([size for place, size in enumerate(sizes) if place not in gone])
+    windows = iter([size for dim, size in enumerate(sizes) if dim not in gone])
     batches = iter(rows)
     inside = set(offsets)
     rank = len(offsets) + len(rows)
-    if len(inside) != len(offsets) or any(place not in range(rank) for place in offsets):
+    if len(inside) != len(offsets) or any(dim not in range(rank) for dim in offsets):
         raise ValueError(f"expected offset_dims to name some of {rank} dimensions, found {offsets}")
-    return with_dims(given, [next(windows if place in inside else batches) for place in range(rank)])
+    return with_dims(given, [next(windows if dim in inside else batches) for dim in range(rank)])
 
 
 def _scatter(op: TypedInstruction) -> Shape:
@@ -203,8 +205,8 @@ def _scatter(op: TypedInstruction) -> Shape:
     rows = _index_dims(op, count, "scatter_dims_to_operand_dims")
     inside = listed(op, "update_window_dims", len(op.array(count + 1).dims))
     gone = {*op.ints("inserted_window_dims"), *op.ints("input_batching_dims")}
-    for place in range(count):
-        given, update = op.array(place), op.array(count + 1 + place)
+    for index in range(count):
+        given, update = op.array(index), op.array(count + 1 + index)
         whole = [extent for dim, extent in enumerate(given.dims) if dim not in gone]
         fits = len(inside) + len(gone) == len(given.dims) and len(update.dims) == len(rows) + len(inside)
         check(fits, "updates with a dimension for each of window and indices", given, update)
@@ -219,8 +221,8 @@ def _scatter(op: TypedInstruction) -> Shape:
 
 def _sort(op: TypedInstruction) -> Shape:
     first = op.array(0)
-    for place in range(1, len(op.operands)):
-        check(agree(first.dims, op.array(place).dims), "operands of equal extents", *op.operands[:2])
+    for index in range(1, len(op.operands)):
+        check(agree(first.dims, op.array(index).dims), "operands of equal extents", *op.operands[:2])
     op.dimension("dimensions", max(len(first.dims), 1), max(len(first.dims) - 1, 0))
     compare = op.callee("to_apply")
     if len(compare.parameters) != 2 * len(op.operands):
@@ -234,8 +236,8 @@ def _sort(op: TypedInstruction) -> Shape:
 
 def _map(op: TypedInstruction) -> Shape:
     first = op.array(0)
-    for place in range(1, len(op.operands)):
-        other = op.array(place)
+    for index in range(1, len(op.operands)):
+        other = op.array(index)
         check(agree(first.dims, other.dims), "operands of equal extents", first, other)
     body = op.callee("to_apply")
     made = array_of(body.result, "what the computation makes")
@@ -249,7 +251,7 @@ def _map(op: TypedInstruction) -> Shape:
 
 
 def _scalar(op: TypedInstruction) -> Shape:
-    """One number, of whatever type the program states."""
+    """Infer a scalar of the stated type."""
     return _S32 if op.result is None else with_dims(array_of(op.result, "the result"), ())
 
 
@@ -260,8 +262,8 @@ def _iota(op: TypedInstruction) -> Shape:
 
 
 def _rng(op: TypedInstruction) -> Shape:
-    for place in (0, 1):
-        check(not op.array(place).dims, "scalar parameters of the distribution", op.operands[place])
+    for index in (0, 1):
+        check(not op.array(index).dims, "scalar parameters of the distribution", op.operands[index])
     return op.stated()
 
 
@@ -271,10 +273,6 @@ def _rng_bits(op: TypedInstruction) -> Shape:
         return result
     check(len(result.elements) == 2, "a state and random bits", result)
     return tuple_of((op.operands[0], result.elements[1]))
-
-
-def _rng_state(_: TypedInstruction) -> Shape:
-    return Shape(ArrayShape(find_dtype("u64"), "u64", (2,)))
 
 
 def _fft(op: TypedInstruction) -> Shape:
@@ -322,20 +320,15 @@ def _topk(op: TypedInstruction) -> Shape:
 
 
 def _batch_norm(op: TypedInstruction) -> Shape:
-    """Training and gradient make the operand's shape and two lists of features."""
+    """Infer training and gradient: the operand's shape and two lists of features."""
     given = op.array(0)
     features = given.dims[op.dimension("feature_index", len(given.dims))]
-    for place in range(1, len(op.operands)):
-        other = op.array(place)
+    for index in range(1, len(op.operands)):
+        other = op.array(index)
         fits = len(other.dims) == 1 and agree(other.dims, (features,))
         check(fits or agree(other.dims, given.dims), f"{features} features", other)
     listed = with_dims(op.array(1), (features,))
     return tuple_of((op.operands[0], listed, listed))
-
-
-def _batch_norm_inference(op: TypedInstruction) -> Shape:
-    _batch_norm(op)
-    return op.operands[0]
 
 
 def _dynamic_reshape(op: TypedInstruction) -> Shape:
@@ -364,15 +357,15 @@ MOVING_RULES: dict[str, Rule] = {
     "iota": _iota,
     "rng": _rng,
     "rng-bit-generator": _rng_bits,
-    "rng-get-and-update-state": _rng_state,
+    "rng-get-and-update-state": lambda _: _RNG_STATE,
     "fft": _fft,
     "cholesky": _cholesky,
     "triangular-solve": _triangular_solve,
     "topk": _topk,
     "batch-norm-training": _batch_norm,
     "batch-norm-grad": _batch_norm,
-    "batch-norm-inference": _batch_norm_inference,
+    "batch-norm-inference": lambda op: _batch_norm(op).element(0),
     "get-dimension-size": _scalar,
     "set-dimension-size": lambda op: op.operands[0],
 }
-"""Opcode -> the shape its result has to have, of these operations."""
+"""Rules for the result shape by opcode."""

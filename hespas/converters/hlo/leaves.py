@@ -1,6 +1,4 @@
-"""What the instructions of an HLO module do, with fusions and calls opened: one row per operation that XLA
-kept, and which of them each instruction that can be timed carries out.
-"""
+"""Operations of an HLO module with fusions and calls expanded, listed for each timed instruction."""
 
 from __future__ import annotations
 
@@ -35,25 +33,24 @@ PASSES_ON = frozenset(
         "transpose",
     }
 )
-"""Operations that hand their operand on in another form: compilers add, drop and merge them as they like."""
+"""Operations that pass their operand on in another form; compilers add, remove and merge them freely."""
 
 SHAPELESS = frozenset({"constant", "parameter", "tuple", "get_tuple_element", "after_all", "add_dependency"})
-"""Instructions that carry out nothing."""
+"""Instructions without work."""
 
 _ENTERED = frozenset({"while", "conditional"})
 _OPENED = frozenset({"fusion", "call", "async-start"})
 _KINDS = {"dot": "dot_general", "broadcast": "broadcast_in_dim", "if": "case", "topk": "top_k"}
 _LIBRARY = {"TopK": "top_k"}
-"""Targets of custom calls that operations of StableHLO become."""
+"""Operations of StableHLO by the target of the custom call that replaces them."""
 
 _PARTITIONER = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
 _PARTS = "-start", "-done", "-update"
 
 
 class Leaf(NamedTuple):
-    """One operation: ``kind`` as StableHLO calls it; what it makes, element type and extents of each result;
-    ``name`` and ``frame``: the framework's name of the operation that XLA made it for, and where that stands
-    (``""`` unknown).
+    """One operation: ``kind`` is its StableHLO name, ``made`` has element type and extents of each result,
+    ``name`` and ``frame`` are framework name and source location of its origin (``""`` if unknown).
     """
 
     kind: str
@@ -64,12 +61,13 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Leaves of kind ``parameter`` are the arguments of the program. ``operands`` of each leaf are leaves,
-    past what only passes values on (:data:`PASSES_ON`), ``depth`` is the number of loops around it.
-    ``carried`` lists the leaves of each instruction that runs under its own name; ``uses`` leads from an
-    instruction to those whose results it takes, in computations that it enters too. The module is for
-    ``devices`` devices, on each of which its arguments have ``argument_bytes`` and its results
-    ``result_bytes`` (NaN: unknown).
+    """Leaves of a module; leaves of kind ``parameter`` are the arguments of the program.
+
+    ``operands`` of each leaf are leaves; operations in :data:`PASSES_ON` are skipped. ``depth`` is the number
+    of loops around a leaf. ``carried`` lists the leaves of each instruction that runs under its own name.
+    ``uses`` maps an instruction to the instructions whose results it reads, also in computations that it
+    enters. The module is for ``devices`` devices; per device its arguments have ``argument_bytes`` and its
+    results ``result_bytes`` (NaN: unknown).
     """
 
     leaves: list[Leaf] = field(default_factory=list[Leaf])
@@ -83,9 +81,7 @@ class Leaves:
 
 
 def kind_of(op_name: str) -> str:
-    """The name that operations of all dialects share: ``dot_general`` of ``stablehlo.dot_general`` and of
-    HLO's ``dot``.
-    """
+    """Return the name of an operation in all dialects: ``dot_general`` for HLO ``dot``."""
     name = canonical_name(op_name)
     if not op_name.startswith("copy"):
         for part in _PARTS:
@@ -94,12 +90,11 @@ def kind_of(op_name: str) -> str:
 
 
 _Value: TypeAlias = "tuple[int, ...] | list[_Value]"
-"""What makes an array: leaves, and below 0 what stands for a parameter until it is bound; of a tuple, the
-value of each element."""
+"""Leaves that make an array (negative numbers are unbound parameters), or a list of the values of a tuple."""
 
 
 def module_leaves(data: bytes, name: str) -> Leaves:
-    """Of a module held in memory, which messages call ``name``. Raises as the reader of ``hlo`` does."""
+    """Return the leaves of a module in memory; messages use ``name``. Raises the reader's errors."""
     module = parse_module(source_of(data, name))
     try:
         return leaves_of(module)
@@ -110,18 +105,17 @@ def module_leaves(data: bytes, name: str) -> Leaves:
 
 
 def leaves_of(module: HloModule) -> Leaves:
-    """Every computation that the entry runs is opened once; what its parameters are is taken from the first
-    that calls it. Bodies of loops see the values that the loop begins with. What reductions apply is left
-    closed.
+    """Expand every computation that the entry runs once; its parameters are the operands of its first caller.
+    Loop bodies use the initial values of the loop. Computations of reductions are not expanded.
 
-    Raises ``FormatError`` where a computation that is called is absent or calls itself, ``ValueError`` for a
-    malformed attribute. O(instructions) apart from what computations share; no recursion but on tuples.
+    Raises ``FormatError`` if a called computation is missing or calls itself, ``ValueError`` for a malformed
+    attribute. O(instructions) plus shared computations; recursion on tuples only.
     """
     ordered = _run(module, callees_first(module))
     walk = _LeafWalk(module)
     for computation in ordered:
         walk.read(computation)
-    found = Leaves(
+    result = Leaves(
         leaves=walk.leaves,
         operands=walk.bound(ordered),
         depth=walk.depths(ordered),
@@ -145,19 +139,19 @@ def leaves_of(module: HloModule) -> Leaves:
         walk.carried[computation.name] = carried
     for computation in _entered(module, ordered):
         for index, name in enumerate(computation.names):
-            found.carried[name] = walk.carried[computation.name][index]
+            result.carried[name] = walk.carried[computation.name][index]
             entered = computation.opcodes[index] in _ENTERED
             callees = callee_names(computation.attributes[index]) if entered else ()
             roots = [module.computations[callee] for callee in callees]
-            found.uses[name] = (
-                *(computation.names[each] for each in computation.operands[index]),
+            result.uses[name] = (
+                *(computation.names[operand] for operand in computation.operands[index]),
                 *(callee.names[callee.root] for callee in roots),
             )
-    return found
+    return result
 
 
 def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
-    """The computations that run as parts of the program: not those that others apply to elements."""
+    """Return the computations that run as parts of the program, without those applied to elements."""
     names = {module.entry.name}
     for computation in reversed(ordered):
         if computation.name in names:
@@ -168,14 +162,14 @@ def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]
 
 
 def _opened(computation: Computation, index: int) -> tuple[str, ...]:
-    """The computations that an instruction runs as a part of itself."""
+    """Return the computations that an instruction runs as a part of itself."""
     if computation.opcodes[index] not in _OPENED:
         return ()
     return callee_names(computation.attributes[index])
 
 
 def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
-    """The computations whose instructions run under their own names."""
+    """Return the computations whose instructions run under their own names."""
     names = {module.entry.name}
     for computation in reversed(ordered):
         if computation.name not in names:
@@ -187,7 +181,7 @@ def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computat
 
 
 class _Symbol(NamedTuple):
-    """An array of a parameter of the computation that is read, or of an element of it."""
+    """Array of a parameter of the current computation, or of one of its elements."""
 
     parameter: int
     path: tuple[int, ...]
@@ -195,13 +189,13 @@ class _Symbol(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LeafWalk:
-    """Computations are read callees first, with symbols for their parameters, which are bound afterwards."""
+    """Expansion of computations, callees first; symbols for their parameters are bound afterwards."""
 
     module: HloModule
     leaves: list[Leaf] = field(default_factory=list[Leaf])
     operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     symbols: dict[_Symbol, int] = field(default_factory=dict[_Symbol, int])
-    told: list[_Symbol] = field(default_factory=list[_Symbol])
+    symbol_list: list[_Symbol] = field(default_factory=list[_Symbol])
     results: dict[str, _Value] = field(default_factory=dict[str, _Value])
     own: dict[str, list[tuple[int, ...]]] = field(default_factory=dict[str, list[tuple[int, ...]]])
     calls: dict[str, list[tuple[str, Sequence[_Value]]]] = field(
@@ -226,7 +220,7 @@ class _LeafWalk:
 
     def _value(self, computation: Computation, index: int, values: Sequence[_Value]) -> _Value:
         opcode, attributes = computation.opcodes[index], computation.attributes[index]
-        taken = [values[each] for each in computation.operands[index]]
+        taken = [values[operand] for operand in computation.operands[index]]
         if opcode == "parameter" and computation is not self.module.entry:
             return (self._symbol(int(computation.payloads[index]), ()),)
         if opcode == "tuple":
@@ -234,14 +228,16 @@ class _LeafWalk:
         if opcode == "get-tuple-element":
             return self._element(taken[0], int(attributes.get("index", "0")))
         if opcode in _OPENED or opcode in _ENTERED:
-            # What computations that are opened or entered make; a loop or branch is a leaf beside them.
+            # Return the results of expanded or entered computations; a loop or branch is a leaf, too.
             entered = opcode in _ENTERED
             if entered:
                 self._leaf(computation, index, kind_of(opcode), ())
             callees = callee_names(attributes)
             result: _Value = ()
-            for place, callee in enumerate(callees):
-                given = [taken[1 + place]] if opcode == "conditional" and 1 + place < len(taken) else taken
+            for position, callee in enumerate(callees):
+                given = (
+                    [taken[1 + position]] if opcode == "conditional" and 1 + position < len(taken) else taken
+                )
                 self.calls[computation.name].append((callee, given))
                 if not (opcode == "while" and callee in names(attributes.get("condition", ""))):
                     result = self._bind(self.results[callee], given)
@@ -256,9 +252,9 @@ class _LeafWalk:
         return arrays if passes else (len(self.leaves) - 1,)
 
     def _leaf(self, computation: Computation, index: int, kind: str, arrays: tuple[int, ...]) -> None:
-        told = fields(computation.attributes[index].get("metadata", ""))
+        texts = fields(computation.attributes[index].get("metadata", ""))
         shape = self.module.shape_of(computation, index)
-        frame = told.get("stack_frame_id", "") or self.module.frames.stated(told)
+        frame = texts.get("stack_frame_id", "") or self.module.frames.stated(texts)
         self.leaves.append(
             Leaf(
                 kind,
@@ -266,7 +262,7 @@ class _LeafWalk:
                     (leaf.dtype.name if leaf.dtype is not None else leaf.element, leaf.dims)
                     for leaf in shape.leaves
                 ),
-                told.get("op_name", ""),
+                texts.get("op_name", ""),
                 frame,
             )
         )
@@ -276,53 +272,53 @@ class _LeafWalk:
         key = _Symbol(parameter, path)
         number = self.symbols.get(key)
         if number is None:
-            self.told.append(key)
-            number = self.symbols[key] = -len(self.told)
+            self.symbol_list.append(key)
+            number = self.symbols[key] = -len(self.symbol_list)
         return number
 
     def _element(self, value: _Value, index: int) -> _Value:
         if isinstance(value, list):
             return value[index] if 0 <= index < len(value) else ()
-        found: list[int] = []
-        for each in value:
-            known = self.told[-each - 1] if each < 0 else None
-            found.append(each if known is None else self._symbol(known.parameter, (*known.path, index)))
-        return tuple(found)
+        elements: list[int] = []
+        for leaf in value:
+            symbol = self.symbol_list[-leaf - 1] if leaf < 0 else None
+            elements.append(leaf if symbol is None else self._symbol(symbol.parameter, (*symbol.path, index)))
+        return tuple(elements)
 
     def _bind(self, value: _Value, arguments: Sequence[_Value]) -> _Value:
-        """A value of a computation that is called, as its caller sees it."""
+        """Replace the symbols in a value of a called computation by the caller's arguments."""
         if isinstance(value, list):
             return [self._bind(part, arguments) for part in value]
-        if all(each >= 0 for each in value):
+        if all(leaf >= 0 for leaf in value):
             return value
         if len(value) == 1:
             return self._argument(value[0], arguments)
-        bound = (self._argument(each, arguments) if each < 0 else (each,) for each in value)
-        return tuple(dict.fromkeys(leaf for part in bound for leaf in _arrays(part)))
+        bound = (self._argument(leaf, arguments) if leaf < 0 else (leaf,) for leaf in value)
+        return tuple(dict.fromkeys(array_leaf for part in bound for array_leaf in _arrays(part)))
 
-    def _argument(self, symbol: int, arguments: Sequence[_Value]) -> _Value:
-        known = self.told[-symbol - 1]
-        value: _Value = arguments[known.parameter] if known.parameter < len(arguments) else ()
-        for index in known.path:
+    def _argument(self, number: int, arguments: Sequence[_Value]) -> _Value:
+        parameter = self.symbol_list[-number - 1]
+        value: _Value = arguments[parameter.parameter] if parameter.parameter < len(arguments) else ()
+        for index in parameter.path:
             value = self._element(value, index)
         return value
 
     def depths(self, ordered: Sequence[Computation]) -> list[int]:
-        """The loops around each leaf."""
+        """Return the number of loops around each leaf."""
         inside = {self.module.entry.name: 0}
-        found = [0] * len(self.leaves)
+        depths = [0] * len(self.leaves)
         for computation in reversed(ordered):
             depth = inside[computation.name]
             for leaf in self.spans[computation.name]:
-                found[leaf] = depth
+                depths[leaf] = depth
             for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
                 if opcode in _OPENED or opcode in _ENTERED:
                     for callee in callee_names(attributes):
                         inside.setdefault(callee, depth + (opcode == "while"))
-        return found
+        return depths
 
     def bound(self, ordered: Sequence[Computation]) -> list[tuple[int, ...]]:
-        """The operands of all leaves, with the parameters of computations replaced: callers first."""
+        """Return the operands of all leaves with bound parameters; callers are bound first."""
         arguments: dict[str, Sequence[_Value]] = {self.module.entry.name: ()}
         operands = list(self.operands)
         for computation in reversed(ordered):
@@ -336,14 +332,14 @@ class _LeafWalk:
 
 
 def _arrays(value: _Value) -> tuple[int, ...]:
-    """All that makes a value, whatever its elements are."""
+    """Return all leaves that make a value, including the elements of tuples."""
     if not isinstance(value, list):
         return value
     return tuple(dict.fromkeys(leaf for part in value for leaf in _arrays(part)))
 
 
 def _bytes(shape: Shape) -> float:
-    """The bytes of all arrays of a shape; NaN where a size is unknown."""
+    """Return the bytes of all arrays of a shape, NaN if a size is unknown."""
     return sum(
         nan
         if leaf.dtype is None or min(leaf.dims, default=0) < 0

@@ -1,7 +1,9 @@
-"""HLO computations -> nodes. Calls, loop bodies and branches are written out in place; a fusion is one node.
+"""Lowering of HLO computations to graph nodes: calls, loops and branches are inlined, a fusion is one node.
 
-Text order is kept: in a scheduled module it is the schedule. A tuple is followed element by element, so that
-a ``get-tuple-element`` waits for its element only.
+Text order is preserved; in a scheduled module it is the schedule. Tuples are tracked by element, so that a
+``get-tuple-element`` waits for its element only. The bodies of loops, conditionals, calls and asynchronous
+computations are inlined in regions. The node of a ``while``, ``conditional`` or ``call`` has no cost and ends
+its region, under the name that profiles show.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from hespas.graph.errors import UnsupportedError
 __all__ = ["GraphLowering"]
 
 _MAX_CALL_DEPTH = 100
-"""Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
+"""Maximum nesting of calls, loops and branches; compiled programs stay below ten."""
 
 _MESSAGES = frozenset({"send", "recv"})
 _CALLS = frozenset({"call", "conditional"})
-"""What they run is in order itself."""
+"""Instructions whose callees run in order."""
 _ANYWHERE, _BESIDE, _IN_LINE = range(3)
 _START_NAME, _DONE_NAME = "async-collective-start", "async-collective-done"
-"""Of fusions of TPUs that begin and complete a collective."""
+"""Names of TPU fusions that start and complete a collective."""
 _MOST_AWAITED = 64
-"""What waits for the issue of a start waits for so many nodes at most, else for what the start began."""
+"""Maximum number of dependencies of a start that its users wait for instead of the start itself."""
 _FREE = frozenset(
     {
         "parameter",
@@ -71,12 +73,14 @@ _FREE = frozenset(
 
 
 class GraphLowering:
-    """Writes a module's entry computation into a graph. Use :meth:`run` once."""
+    """Lowering of a module's entry computation to a graph. Call :meth:`run` once."""
 
     def __init__(
         self, emitter: NodeEmitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
     ) -> None:
-        """Bring the parts together. ``in_order``: what the device runs waits for what stands before it."""
+        """Prepare the lowering. ``in_order``: each instruction that the device runs waits for the one
+        before.
+        """
         self.emitter = emitter
         self.program = emitter.program
         self.findings = emitter.findings
@@ -88,7 +92,7 @@ class GraphLowering:
         self._open_channels: dict[str, int] = {}
         self._handles: set[int] = set()
         self.last = -1
-        """What the device ran last, where it runs in order."""
+        """Last node of a device that runs in order."""
         self._in_order = in_order
         self._handlers: dict[str, Callable[[LoweringFrame, int], None]] = {
             "parameter": self._parameter,
@@ -104,20 +108,20 @@ class GraphLowering:
         }
 
     def run(self) -> None:
-        """Write the entry computation out, and mark what it returns."""
+        """Lower the entry computation, and mark its result."""
         entry = self.program.module.entry
         frame = self.write(LoweringFrame(entry, -1, 0))
         if len(entry):
             self.emitter.builder.add_extra(frame.nodes[entry.root], RETURNED, 0, b"true")
 
     def write(self, frame: LoweringFrame) -> LoweringFrame:
-        """Write one computation out, instruction by instruction."""
+        """Lower one computation, instruction by instruction."""
         if frame.depth > _MAX_CALL_DEPTH:
             raise UnsupportedError(
                 f"calls, loops and branches nested more than {_MAX_CALL_DEPTH} deep",
                 path=self.program.module.source.path,
                 position=f"computation {frame.computation.name}",
-                hint="no compiler writes such programs; is the file damaged?",
+                hint="compilers do not write such programs; is the file damaged?",
             )
         handlers = self._handlers
         for index, opcode in enumerate(frame.computation.opcodes):
@@ -129,7 +133,7 @@ class GraphLowering:
         return frame
 
     def operand_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
-        """The nodes an instruction waits for, each once, in operand order."""
+        """Return the distinct nodes of an instruction's operands, in operand order."""
         nodes = frame.nodes
         operands = frame.computation.operands[index]
         if len(operands) == 1:
@@ -137,20 +141,20 @@ class GraphLowering:
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
     def control_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
-        """Nodes of ``control-predecessors``; one that does not stand above is reported and left out. Behind
-        an asynchronous start means behind its issue, which waits for what the start waits for; what it began
-        goes on meanwhile.
+        """Return the nodes of ``control-predecessors``; a predecessor that is not above is reported and left
+        out. A user of an asynchronous start waits for its issue, and thus for the dependencies of the start,
+        not for the operation that it started.
         """
         text = frame.computation.attributes[index].get("control-predecessors")
         if text is None:
             return []
-        found = [frame.number_of(name) for name in names(text)]
-        above = [number for number in found if 0 <= number < len(frame.nodes)]
-        if len(above) < len(found):
-            place = (frame.computation, index)
-            self.findings.add("hlo.control-order", "", place, "a control predecessor does not stand above it")
-        known = [node for number in above for node in frame.issues.get(number, (frame.nodes[number],))]
-        return list(dict.fromkeys(known))
+        predecessors = [frame.number_of(name) for name in names(text)]
+        above = [number for number in predecessors if 0 <= number < len(frame.nodes)]
+        if len(above) < len(predecessors):
+            message = "a control predecessor is not above the instruction"
+            self.findings.add("hlo.control-order", "", (frame.computation, index), message)
+        issued = [node for number in above for node in frame.issues.get(number, (frame.nodes[number],))]
+        return list(dict.fromkeys(issued))
 
     def add(
         self,
@@ -191,7 +195,7 @@ class GraphLowering:
             frame.issues[index] = [*needed, *control]
         self._note_widened(node, (computation, index), cost)
         if frame.state:
-            # Remember which element of the loop state a node reads.
+            # Record the element of the loop state that the node reads.
             opcodes = computation.opcodes
             for operand in computation.operands[index]:
                 if self.reads_state(frame, operand):
@@ -200,9 +204,9 @@ class GraphLowering:
         return node
 
     def _place_in_order(self, computation: Computation, index: int) -> int:
-        """How an instruction stands to those before and after it on a device that runs in order.
+        """Classify an instruction on a device that runs in order.
 
-        A start is issued after what stands above it and holds up nothing; what completes it does.
+        A start is issued in order but does not delay later instructions; its ``-done`` does.
         """
         opcode = computation.opcodes[index]
         if opcode.endswith("-start") or (
@@ -213,30 +217,30 @@ class GraphLowering:
             return _IN_LINE
         return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
 
-    def _note_widened(self, node: int, place: tuple[Computation, int], cost: Cost) -> None:
-        """Keep the types of narrow values that are multiplied as f32, and which conversions are for that."""
-        opcode = place[0].opcodes[place[1]]
+    def _note_widened(self, node: int, where: tuple[Computation, int], cost: Cost) -> None:
+        """Record the types of narrow values that are multiplied as f32, and mark the conversions for that."""
+        opcode = where[0].opcodes[where[1]]
         if cost.contractions:
-            narrow = source_dtypes(self.program, *place)
+            narrow = source_dtypes(self.program, *where)
             if narrow is not None:
-                types = ",".join(dict.fromkeys(each.name for each in narrow))
+                types = ",".join(dict.fromkeys(dtype.name for dtype in narrow))
                 self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, types.encode())
                 message = (
                     "multiplies values that the compiler widened to f32, as XLA does for CPUs; estimates for "
-                    "other devices take the narrow type"
+                    "other devices use the narrow type"
                 )
-                self.findings.add("hlo.widened-product", types, place, message, Severity.INFO)
-        elif opcode in {"convert", "fusion"} and widens(self.program, *place):
+                self.findings.add("hlo.widened-product", types, where, message, Severity.INFO)
+        elif opcode in {"convert", "fusion"} and widens(self.program, *where):
             self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, b"convert")
 
     def reads_state(self, frame: LoweringFrame, operand: int) -> bool:
-        """Whether an instruction of a frame is a parameter that holds the state of a loop."""
+        """Return True if an instruction of a frame is a parameter that holds the state of a loop."""
         if not frame.state or frame.computation.opcodes[operand] != "parameter":
             return False
         return self.program.parameter_number(frame.computation, operand) in frame.state
 
     def element_index(self, frame: LoweringFrame, index: int) -> int:
-        """The index of a ``get-tuple-element``."""
+        """Return the index of a ``get-tuple-element``."""
         try:
             return integer(frame.computation.attributes[index].get("index", ""))
         except ValueError as error:
@@ -246,9 +250,9 @@ class GraphLowering:
         number = self.program.parameter_number(frame.computation, index)
         if frame.computation is self.program.module.entry:
             node = self.add(frame, index, FREE)
-            place = self.program.result_over(number)
-            if place >= 0:
-                self.emitter.builder.add_extra(node, DONATED_TO, 0, str(place).encode())
+            result = self.program.result_over(number)
+            if result >= 0:
+                self.emitter.builder.add_extra(node, DONATED_TO, 0, str(result).encode())
             return
         if not 0 <= number < len(frame.arguments):
             raise self.program.error(
@@ -290,7 +294,7 @@ class GraphLowering:
         computation = frame.computation
         base, suffix = base_opcode(opcode)
         if suffix in {"-done", "-update"}:
-            # ``-done`` and ``-update``: no cost of their own; they wait for the start, or for what it called.
+            # ``-done`` and ``-update`` have no cost; they wait for the start, or for its computation.
             operands = frame.computation.operands[index]
             deps = self.operand_nodes(frame, index)
             if suffix == "-update" and operands and operands[0] in frame.issues:
@@ -324,12 +328,18 @@ class GraphLowering:
     def add_operation(
         self, frame: LoweringFrame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
     ) -> int:
-        """Add a node with its operand types, and its communication row where it has one."""
+        """Add a node with its operand types, and its communication row if it communicates."""
         computation = frame.computation
         rows = self.program.operand_rows(computation, index)
         result = self.program.result_row(computation, index)
         if computation.opcodes[index] == "copy-start":
-            cost, kind = self._transfer(rows, result, cost)
+            # A copy by the DMA engine, to or from host memory if a layout says so.
+            kind = NodeKind.COMPUTE
+            if rows and self.emitter.in_host_memory(rows[0]):
+                kind = NodeKind.MEM_LOAD
+            elif self.emitter.in_host_memory(result):
+                kind = NodeKind.MEM_STORE
+            cost = Cost(OpClass.MEMORY, bytes_read=cost.bytes_read, bytes_written=cost.bytes_written)
         elif kind is NodeKind.SEND:
             cost = replace(cost, bytes_written=0.0)
         elif kind is NodeKind.RECV:
@@ -339,35 +349,26 @@ class GraphLowering:
             self.communication.annotate(node, (computation, index), rows, result)
         return node
 
-    def _transfer(self, rows: tuple[int, ...], result: int, cost: Cost) -> tuple[Cost, NodeKind]:
-        """``copy-start``: a copy by the DMA engine, to or from host memory where a layout says so."""
-        kind = NodeKind.COMPUTE
-        if rows and self.emitter.in_host_memory(rows[0]):
-            kind = NodeKind.MEM_LOAD
-        elif self.emitter.in_host_memory(result):
-            kind = NodeKind.MEM_STORE
-        return Cost(OpClass.MEMORY, bytes_read=cost.bytes_read, bytes_written=cost.bytes_written), kind
-
     def _report_unknown(self, computation: Computation, index: int, base: str) -> None:
-        place = (computation, index)
+        where = (computation, index)
         if base == "custom-call":
             target = unquote(computation.attributes[index].get("custom_call_target", ""))
-            message = "custom call whose arithmetic is not known; operand and result bytes are a lower bound"
-            self.findings.add("hlo.unknown-custom-call", target, place, message)
+            message = "custom call with unknown arithmetic; operand and result bytes are a lower bound"
+            self.findings.add("hlo.unknown-custom-call", target, where, message)
         elif not self.program.is_known(computation, index):
             message = "operation not in the cost table; operand and result bytes are a lower bound"
-            self.findings.add("hlo.unknown-op", base, place, message)
+            self.findings.add("hlo.unknown-op", base, where, message)
         else:
-            message = "arithmetic not known: an extent or an attribute it depends on is not stated"
-            self.findings.add("hlo.unknown-cost", base, place, message)
+            message = "unknown arithmetic: a required extent or attribute is missing"
+            self.findings.add("hlo.unknown-cost", base, where, message)
 
     def _fusion(self, frame: LoweringFrame, index: int) -> None:
-        """One node; collectives in the body make it a communicating one."""
+        """Add a fusion as one node; collectives in the body make it a communicating node."""
         computation = frame.computation
         body = self.bodies.callee(computation, index)
         read, written = fusion_bytes(self.program, computation, index, body)
-        for inner, place in body.unknown:
-            self._report_unknown(inner, place, base_opcode(inner.opcodes[place])[0])
+        for inner, unknown in body.unknown:
+            self._report_unknown(inner, unknown, base_opcode(inner.opcodes[unknown])[0])
         cost = Cost(
             body.contraction_class or OpClass.FUSION,
             body.flops,
@@ -381,27 +382,28 @@ class GraphLowering:
         if body.collectives:
             self._collective_fusion(frame, index, cost, body)
         else:
-            # Keep which of what a fusion waits for it may write over.
+            # Record the dependencies that the fusion may overwrite.
             node = self.add_operation(frame, index, cost, NodeKind.COMPUTE)
             operands = frame.computation.operands[index]
             needed = self.operand_nodes(frame, index)
-            places = [
-                needed.index(frame.nodes[operands[place]])
-                for place in self.overwritten.of(frame.computation, index)
+            positions = [
+                needed.index(frame.nodes[operands[number]])
+                for number in self.overwritten.of(frame.computation, index)
             ]
-            if places:
-                text = ",".join(map(str, sorted(set(places))))
+            if positions:
+                text = ",".join(map(str, sorted(set(positions))))
                 self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
     def _collective_fusion(self, frame: LoweringFrame, index: int, cost: Cost, body: BodyCost) -> None:
-        """A fusion around a collective. What a start fusion has begun is not counted again by the fusions
-        that carry it on and complete it.
+        """Add a fusion around a collective. Fusions that continue and complete the collective of a start
+        fusion do not count it again.
         """
         computation = frame.computation
-        inner, place = body.collectives[0]
-        channel = inner.attributes[place].get("channel_id", "")
+        inner, inner_index = body.collectives[0]
+        channel = inner.attributes[inner_index].get("channel_id", "")
         name = computation.names[index]
-        # What began a collective hands out its buffers: to carry one on is not to wait for its end.
+        # A start passes on the buffers of its collective; a fusion that continues it does not wait for its
+        # end.
         deps = [node for node in self.operand_nodes(frame, index) if node not in self._handles]
         if _DONE_NAME in name:
             start = self._open_channels.pop(channel, -1)
@@ -413,10 +415,10 @@ class GraphLowering:
             self.add_operation(frame, index, cost, NodeKind.COMPUTE, deps=deps)
             return
         if len(body.collectives) > 1:
-            message = "several collectives in one fusion; the node states the first"
+            message = "several collectives in one fusion; the node has the first one only"
             self.findings.add("hlo.fused-collectives", "", (computation, index), message)
-        kind = communication_kind(inner.opcodes[place]) or NodeKind.COLLECTIVE
-        moved = self.program.cost(inner, place)
+        kind = communication_kind(inner.opcodes[inner_index]) or NodeKind.COLLECTIVE
+        moved = self.program.cost(inner, inner_index)
         cost = replace(
             cost,
             op_class=OpClass.COLLECTIVE if body.contraction_class is None else cost.op_class,
@@ -428,21 +430,18 @@ class GraphLowering:
         if _START_NAME in name and channel:
             self._open_channels[channel] = node
             self._handles.add(node)
-        inner_rows, result = self.program.operand_rows(inner, place), self.program.result_row(inner, place)
+        inner_rows, result = (
+            self.program.operand_rows(inner, inner_index),
+            self.program.result_row(inner, inner_index),
+        )
         fused = self.program.result_row(computation, index)
-        self.communication.annotate(node, (inner, place), inner_rows, result, fused)
+        self.communication.annotate(node, (inner, inner_index), inner_rows, result, fused)
 
     def bind(self, frame: LoweringFrame, index: int, value: LoweredValue) -> None:
-        """Let users of a tuple follow its elements past the node of the call that made it."""
+        """Let users of a tuple depend on its elements instead of the node of the call that made it."""
         if value.parts is not None:
             frame.parts[index] = value.parts
 
-
-# Loops, conditionals, calls and asynchronous computations: bodies written out in regions, then one node
-# each.
-#
-# The node of a ``while``, ``conditional`` or ``call`` costs nothing: it stands for the end of what it called,
-# under the name that profiles show.
 
 _CONTROL = Cost(OpClass.CONTROL)
 _NO_BODY = BodyCost()
@@ -450,7 +449,7 @@ _HOST_THREAD = "host"
 
 
 class _ControlDeps:
-    """The control flow part of a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
+    """Lowering of control flow for a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
 
     def __init__(self, lowering: GraphLowering) -> None:
         """Work for one lowering."""
@@ -465,28 +464,28 @@ class _ControlDeps:
     def _enclosed(
         self, frame: LoweringFrame, callee: Computation, region: int, operands: tuple[int, ...]
     ) -> LoweringFrame:
-        """Write ``callee`` out in a region; readers of the state of a loop further out go to ``frame``."""
+        """Lower ``callee`` in a region; add its readers of the state of outer loops to ``frame``."""
         arguments = tuple([frame.value(operand) for operand in operands])
         reads_state = self.lowering.reads_state
-        state = frozenset(place for place, operand in enumerate(operands) if reads_state(frame, operand))
+        state = frozenset(number for number, operand in enumerate(operands) if reads_state(frame, operand))
         inner = self.lowering.write(LoweringFrame(callee, region, frame.depth + 1, arguments, state))
         frame.readers.extend(inner.readers)
         return inner
 
     def _part(self, frame: LoweringFrame, part: Computation, region: int, operand: int) -> LoweringFrame:
-        """Write a loop's condition or body out, keeping which node reads which element of the state."""
+        """Lower a loop's condition or body, and record the nodes that read elements of the state."""
         arguments = (frame.value(operand),)
         return self.lowering.write(LoweringFrame(part, region, frame.depth + 1, arguments, frozenset({0})))
 
     def _gate(self, frame: LoweringFrame, index: int, node: int, outer: Gate | None) -> Gate | None:
-        """The gate that the decision made by instruction ``index`` puts before the nodes to come: none inside
-        ``outer`` where it is a constant.
+        """Return the gate of the decision made by instruction ``index`` for the following nodes; ``outer`` if
+        the decision is a constant.
         """
         is_constant = frame.computation.opcodes[index] == "constant"
         return outer if is_constant else Gate(node, len(self.builder), outer)
 
     def call(self, frame: LoweringFrame, index: int) -> None:
-        """``call``: the callee in place, then a node that ends it."""
+        """Lower a ``call``: the callee inline, then a node that ends it."""
         key = "to_apply" if "to_apply" in frame.computation.attributes[index] else "calls"
         callee = self.program.callee(frame.computation, index, key)
         region = self._open(frame, RegionKind.CALL, 1.0, callee.name)
@@ -497,8 +496,8 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def loop(self, frame: LoweringFrame, index: int) -> None:
-        """``while``: one region with the condition and then the body, how often they run, and what a trip
-        hands to the next. The evaluation of the condition that ends the loop is left out.
+        """Lower a ``while``: one region with condition and body, its trip count, and the carried edges. The
+        last evaluation of the condition is left out.
         """
         computation = frame.computation
         if len(computation.operands[index]) != 1:
@@ -506,13 +505,13 @@ class _ControlDeps:
         condition = self.program.callee(computation, index, "condition")
         body = self.program.callee(computation, index, "body")
         trips = loop_trips(self.program.module, computation, index, condition, body)
-        place = (computation, index)
+        where = (computation, index)
         if isnan(trips.count):
             message = "trip count known at run time only"
-            self.findings.add("hlo.unknown-trips", "", place, message)
+            self.findings.add("hlo.unknown-trips", "", where, message)
         elif not trips.stated:
             message = "trip count inferred from condition and body"
-            self.findings.add("hlo.inferred-trips", "", place, message, Severity.INFO)
+            self.findings.add("hlo.inferred-trips", "", where, message, Severity.INFO)
         operands = computation.operands[index]
         region = self._open(frame, RegionKind.LOOP_BODY, trips.count, body.name)
         first = len(self.builder)
@@ -528,7 +527,7 @@ class _ControlDeps:
         if self.lowering.reads_state(frame, operands[0]):
             frame.readers.extend(readers)
         result = inner.value(body.root)
-        # Edges from what a trip makes to what the next one reads; an element handed on unchanged has none.
+        # Add edges from an iteration to the next one; an element that passes unchanged has none.
         handed_on = set(readers)
         edges: dict[tuple[int, int], None] = {}
         for element, reader in readers:
@@ -544,45 +543,45 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def conditional(self, frame: LoweringFrame, index: int) -> None:
-        """``conditional``: all branches, of which the costliest runs once and the others never; only what it
-        makes is waited for.
+        """Lower a ``conditional``: all branches; the most expensive one runs once and the others never. Users
+        wait for the results of that branch only.
         """
         computation = frame.computation
-        known = self.program.module.computations
-        branches = [known[name] for name in branch_names(computation, index)]
+        computations = self.program.module.computations
+        branches = [computations[name] for name in branch_names(computation, index)]
         operands = computation.operands[index]
         if not branches or len(operands) != len(branches) + 1:
             raise self.program.error(
                 computation, index, "expected a predicate and one operand for each branch"
             )
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
-        kept = max(range(len(branches)), key=lambda place: bodies[place].about_ns)
-        self._report_branches((computation, index), branches[kept], bodies)
+        taken = max(range(len(branches)), key=lambda number: bodies[number].about_ns)
+        self._report_branches((computation, index), branches[taken], bodies)
         outer, before, after = self.lowering.gate, self.lowering.last, -1
         deps = [frame.nodes[operands[0]]]
-        for place, branch in enumerate(branches):
-            region = self._open(frame, RegionKind.BRANCH, float(place == kept), branch.name)
+        for number, branch in enumerate(branches):
+            region = self._open(frame, RegionKind.BRANCH, float(number == taken), branch.name)
             self.lowering.gate = self._gate(frame, operands[0], deps[0], outer)
             self.lowering.last = before
-            inner = self._enclosed(frame, branch, region, operands[place + 1 : place + 2])
-            if place == kept:
+            inner = self._enclosed(frame, branch, region, operands[number + 1 : number + 2])
+            if number == taken:
                 deps.append(inner.nodes[branch.root])
                 after = self.lowering.last
         self.lowering.gate, self.lowering.last = outer, after
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
 
     def _report_branches(
-        self, place: tuple[Computation, int], kept: Computation, bodies: list[BodyCost]
+        self, where: tuple[Computation, int], taken: Computation, bodies: list[BodyCost]
     ) -> None:
-        message = f"of {len(bodies)} branches the costliest, %{kept.name}, is taken to run"
-        self.findings.add("hlo.assumed-branch", f"%{place[0].names[place[1]]}", place, message)
-        spoken = {tuple(inner.opcodes[at] for inner, at in body.collectives) for body in bodies}
-        if len(spoken) > 1:
+        message = f"the most expensive of {len(bodies)} branches, %{taken.name}, is assumed to run"
+        self.findings.add("hlo.assumed-branch", f"%{where[0].names[where[1]]}", where, message)
+        sequences = {tuple(inner.opcodes[at] for inner, at in body.collectives) for body in bodies}
+        if len(sequences) > 1:
             message = "branches differ in their collectives: ranks that branch differently would hang"
-            self.findings.add("hlo.branch-collectives", "", place, message)
+            self.findings.add("hlo.branch-collectives", "", where, message)
 
     def async_start(self, frame: LoweringFrame, index: int) -> None:
-        """A start that names a computation of several operations: they are written out behind it."""
+        """Lower a start of a computation with several operations, which follow it in a region."""
         computation = frame.computation
         attributes = computation.attributes[index]
         key = "calls" if "calls" in attributes else "to_apply"
@@ -592,7 +591,7 @@ class _ControlDeps:
         first, before = len(self.builder), self.lowering.last
         arguments = tuple([LoweredValue(node)] * len(computation.operands[index]))
         inner = self.lowering.write(LoweringFrame(callee, region, frame.depth + 1, arguments))
-        self.lowering.last = before  # it runs beside what follows
+        self.lowering.last = before  # it overlaps with the following instructions
         if callee.thread == _HOST_THREAD:
             for made in range(first, len(self.builder)):
                 self.builder.set(made, resource=int(Resource.HOST))

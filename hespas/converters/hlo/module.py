@@ -1,5 +1,8 @@
-"""An HLO module as this package holds it between text and graph: columns per computation, no object per
-op.
+"""HLO module between text and graph: shapes, columns per computation, and the state of lowering.
+
+Shapes are ``bf16[4,128]{1,0:T(8,128)(2,1)S(1)}``, tuples, ``token[]`` and bounded extents ``<=n``; grammar in
+``xla/hlo/parser`` of openxla/xla. The layout (order, tiling, memory space, element size) is stored as text.
+Bytes are those of the logical shape, without the padding of tiles.
 """
 
 from __future__ import annotations
@@ -27,14 +30,9 @@ __all__ = [
 ]
 
 
-# --- Shapes: ``bf16[4,128]{1,0:T(8,128)(2,1)S(1)}``, tuples of them, ``token[]``, bounded extents ``<=n``.
-#
-# Grammar: ``xla/hlo/parser`` of openxla/xla. What stands in a layout (order, tiling, memory space, element
-# size) is kept as text; bytes are those of the logical shape, so padding by tiles is not counted.
-
 _MAX_TUPLE_DEPTH = 64
 _MAX_TUPLE_VALUES = 1 << 17
-"""Arrays and tuples in a tuple: one within another, each named twice, doubles with every level."""
+"""Maximum number of arrays and tuples in a tuple; shared elements let it double with every level."""
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 4096
 _MAX_DIGITS = 19
@@ -47,7 +45,7 @@ _SPACE = re.compile(r"S\((\d{1,3})\)")
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """One array: element type (None where unknown), its spelling, extents, layout text without braces."""
+    """Array shape: element type (None if unknown), its text, extents, layout text without braces."""
 
     dtype: DType | None
     element: str
@@ -57,21 +55,19 @@ class ArrayShape:
 
     @property
     def is_on_chip(self) -> bool:
-        """Whether a layout in tiles puts it into a memory of the chip itself: any space but main memory (0)
-        and the host's (5).
-        """
+        """True if a tiled layout is in on-chip memory: any space but main memory (0) and host memory (5)."""
         space = _SPACE.search(self.layout)
         return space is not None and space[1] not in {"0", "5"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """An array (``elements`` is None) or a tuple, which keeps no list of its arrays: tuples share elements,
-    and a short text can name each many times.
+    """Array (``elements`` is None) or tuple. A tuple does not list its arrays, because tuples share elements
+    and a short text can repeat them many times.
 
-    ``values`` counts the arrays and tuples in it, itself among them. Making one raises ``UnsupportedError``
-    where that is past the limit or tuples are nested too deep. Hashing takes O(1), so does comparing what
-    differs or is the same object.
+    ``values`` counts the arrays and tuples in a shape, including itself. The constructor raises
+    ``UnsupportedError`` beyond the limits on values and nesting. Hashing is O(1), and so is the comparison of
+    different shapes and of identical objects.
     """
 
     array: ArrayShape | None
@@ -81,7 +77,7 @@ class Shape:
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Count, and refuse what is too large to be walked through."""
+        """Count the values, and reject shapes beyond the limits."""
         parts = self.elements
         values = 1 if parts is None else 1 + sum([part.values for part in parts])
         depth = 0 if parts is None else 1 + max([part.depth for part in parts], default=0)
@@ -106,18 +102,18 @@ class Shape:
 
     @property
     def leaves(self) -> tuple[ArrayShape, ...]:
-        """All arrays in order, made anew. O(values); no recursion."""
-        found: list[ArrayShape] = []
+        """All arrays in order. O(values) per call; no recursion."""
+        arrays: list[ArrayShape] = []
         pending: list[Shape] = [self]
         while pending:
             part = pending.pop()
             if part.array is not None:
-                found.append(part.array)
+                arrays.append(part.array)
             pending.extend(reversed(part.elements or ()))
-        return tuple(found)
+        return tuple(arrays)
 
     def element(self, index: int) -> Shape:
-        """One element of a tuple. Raises ``IndexError`` where there is none."""
+        """Return one element of a tuple. Raises ``IndexError``."""
         if self.elements is None or not 0 <= index < len(self.elements):
             raise IndexError(index)
         return self.elements[index]
@@ -127,7 +123,7 @@ _EMPTY_TUPLE = Shape(None, ())
 
 
 def _extent(text: str) -> tuple[int, bool]:
-    """One extent and whether it is an upper bound. Raises ``ValueError``."""
+    """Parse an extent; return it and True if it is an upper bound. Raises ``ValueError``."""
     bounded = text.startswith("<=")
     digits = text[2:] if bounded else text
     if digits == "?":
@@ -155,26 +151,26 @@ def _array(match: re.Match[str]) -> ArrayShape:
 
 
 def parse_shape(text: str) -> Shape:
-    """One shape from its text. Raises ``ValueError`` naming what was expected, ``UnsupportedError`` for a
-    tuple past the limits. No recursion.
+    """Parse a shape. Raises ``ValueError`` with the expectation, ``UnsupportedError`` for a tuple beyond the
+    limits. No recursion.
     """
     clean = strip_comments(text)
     stack: list[list[Shape]] = [[]]
     cursor, end = 0, len(clean)
     while cursor < end:
-        found = clean[cursor]
-        if found in " \t\r\n,":
+        character = clean[cursor]
+        if character in " \t\r\n,":
             cursor += 1
-        elif found == "(":
+        elif character == "(":
             stack.append([])
             cursor += 1
-        elif found == ")":
+        elif character == ")":
             if len(stack) < 2:
                 raise ValueError("expected a shape, found ')'")
             parts = stack.pop()
             stack[-1].append(Shape(None, tuple(parts)))
             cursor += 1
-        elif clean.startswith("b(", cursor):  # a buffer: one array that lives in a named place
+        elif clean.startswith("b(", cursor):  # a buffer with one array
             cursor += 1
         else:
             match = _LEAF.match(clean, cursor)
@@ -190,7 +186,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def shown_shape(shape: Shape) -> str:
-    """A shape for a message, without layouts, its start where it is long. No recursion."""
+    """Format a shape for a message, without layouts; long shapes are cut. No recursion."""
     text, pending = "", list[Shape | str]([shape])
     while pending and len(text) <= _SHOWN_CHARACTERS:
         part = pending.pop()
@@ -202,25 +198,25 @@ def shown_shape(shape: Shape) -> str:
             text += f"{leaf.element}[{','.join(sizes)}]"
         else:
             pending.append(")")
-            for place, element in enumerate(reversed(part.elements or ())):
-                pending += [", ", element] if place else [element]
+            for position, element in enumerate(reversed(part.elements or ())):
+                pending += [", ", element] if position else [element]
             pending.append("(")
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 class ShapeTable:
-    """Shapes by their text: each spelling is parsed once, however many instructions have it."""
+    """Table of shapes; each distinct text is parsed once."""
 
     __slots__ = ("_made", "rows", "shapes")
 
     def __init__(self) -> None:
-        """Start empty. ``rows``: the row of each spelling so far."""
+        """Start empty. ``rows`` maps each text to its row."""
         self.rows: dict[str, int] = {}
         self._made: dict[Shape, int] = {}
         self.shapes: list[Shape] = []
 
     def row(self, text: str) -> int:
-        """The row of a spelling, new or old. Raises ``ValueError``."""
+        """Return the row of a text. Raises ``ValueError``."""
         row = self.rows.get(text)
         if row is None:
             self.shapes.append(parse_shape(text))
@@ -228,7 +224,7 @@ class ShapeTable:
         return row
 
     def add(self, shape: Shape) -> int:
-        """The row of a shape that no text states."""
+        """Return the row of an inferred shape."""
         row = self._made.get(shape)
         if row is None:
             self.shapes.append(shape)
@@ -240,10 +236,10 @@ class ShapeTable:
 class Computation:
     """One computation; the lists have one entry per instruction, in text order.
 
-    ``shapes`` are rows of the module's shapes; ``operands`` instruction numbers of the same computation;
-    ``parameters`` lead from a parameter's number to its instruction; ``payloads`` are the number of a
-    parameter and the text of a short constant (else ``""``); ``attributes`` the values as written;
-    ``positions`` offsets into the text. ``root`` is an instruction number.
+    ``shapes`` are rows of the module's shapes, ``operands`` instruction numbers of the same computation.
+    ``parameters`` maps a parameter's number to its instruction. ``payloads`` are the number of a parameter
+    and the text of a short constant (else ``""``). ``attributes`` are the values as written, ``positions``
+    offsets into the text. ``root`` is an instruction number.
     """
 
     name: str
@@ -265,7 +261,7 @@ class Computation:
 
 @dataclass(slots=True, eq=False)
 class FrameTable:
-    """The header's stack frame tables: where an instruction's ``stack_frame_id`` leads."""
+    """Stack frame tables of the header, which resolve an instruction's ``stack_frame_id``."""
 
     files: dict[int, str] = field(default_factory=dict[int, str])
     functions: dict[int, str] = field(default_factory=dict[int, str])
@@ -273,13 +269,13 @@ class FrameTable:
     frames: dict[int, int] = field(default_factory=dict[int, int])
 
     def source(self, frame: int) -> str:
-        """``file:line`` of a frame's innermost location, ``""`` where a table does not have it."""
+        """Return ``file:line`` of a frame's innermost location, ``""`` if it is not in the tables."""
         file, line = self.locations.get(self.frames.get(frame, -1), (-1, 0))
         name = self.files.get(file, "")
         return f"{name}:{line}" if name else ""
 
     def stated(self, metadata: Mapping[str, str]) -> str:
-        """``file:line`` that the metadata of an instruction state, or that of their frame; ``""`` unknown."""
+        """Return ``file:line`` in the metadata of an instruction, or of its frame; ``""`` if unknown."""
         source, line = metadata.get("source_file", ""), metadata.get("source_line", "")
         if source:
             return f"{source}:{line}" if line else source
@@ -289,8 +285,8 @@ class FrameTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HloModule:
-    """A parsed module. ``attributes`` are those of the header line, as written; ``marked`` says that the text
-    names its entry, which is the last computation otherwise.
+    """Parsed module. ``attributes`` are the attributes of the header line as written. ``marked`` is True if
+    the text marks its entry; otherwise the entry is the last computation.
     """
 
     name: str
@@ -304,32 +300,27 @@ class HloModule:
 
     @property
     def num_instructions(self) -> int:
-        """Instructions of all computations."""
+        """Number of instructions in all computations."""
         return sum(len(computation) for computation in self.computations.values())
 
     def shape_of(self, computation: Computation, index: int) -> Shape:
-        """The result shape of one instruction."""
+        """Return the result shape of one instruction."""
         return self.shapes[computation.shapes[index]]
 
     def line_of(self, computation: Computation, index: int) -> int:
-        """The text line of one instruction."""
+        """Return the text line of one instruction."""
         return self.source.line(computation.positions[index])
-
-
-# --- Values of a computation while it is written out: which node makes them, per element of a tuple.
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredValue:
-    """``node`` makes the value as a whole; ``parts`` are the elements of a tuple where they are known
-    apart.
-    """
+    """Value of an instruction: the node that makes it, and the elements of a tuple if they are tracked."""
 
     node: int
     parts: tuple[LoweredValue, ...] | None = None
 
     def part(self, index: int) -> LoweredValue:
-        """One element: its own maker, else the maker of the whole."""
+        """Return one element with its own node, else with the node of the whole value."""
         if self.parts is None or not 0 <= index < len(self.parts):
             return LoweredValue(self.node)
         return self.parts[index]
@@ -337,10 +328,10 @@ class LoweredValue:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What nodes wait for that start something in a loop body or branch: ``node`` decides whether it runs.
+    """Decision ``node`` of a loop or branch, for which the first nodes of the body wait.
 
-    Those are the nodes without a dependency on ``first`` or a later node; they are noted in ``waiting``.
-    ``outer`` is the gate around this one.
+    These are the nodes without a dependency on ``first`` or a later node; they are listed in ``waiting``.
+    ``outer`` is the enclosing gate.
     """
 
     node: int
@@ -349,7 +340,7 @@ class Gate:
     waiting: list[int] = field(default_factory=list[int])
 
     def control(self, node: int, deps: list[int], control: list[int]) -> list[int]:
-        """The control dependencies of a new node that has these already. O(gates)."""
+        """Return the control dependencies of a new node, extended by this gate. O(gates)."""
         last = max([*deps, *control], default=-1)
         gate: Gate | None = self
         while gate is not None and last < gate.first:
@@ -363,13 +354,13 @@ class Gate:
 
 @dataclass(slots=True, eq=False)
 class LoweringFrame:
-    """One run-through of a computation.
+    """State of lowering one computation.
 
-    ``arguments`` are the values of its parameters (empty for the entry, whose parameters are nodes);
-    ``nodes`` has the maker of each instruction reached so far, ``parts`` the elements of the few that are
-    tuples. ``state`` are the numbers of parameters that hold the state of an enclosing loop, and ``readers``
-    lists (element, node) of the nodes that read it (-1: all of it). ``async_results`` leads from an
-    asynchronous start to the last node of what it called, ``issues`` to the nodes that it waits for itself.
+    ``arguments`` are the values of its parameters (empty for the entry, whose parameters are nodes).
+    ``nodes`` has the node of each instruction lowered so far, ``parts`` the elements of tuples. ``state`` has
+    the numbers of parameters with the state of an enclosing loop; ``readers`` lists (element, node) of the
+    nodes that read it (-1: all of it). ``async_results`` maps an asynchronous start to the last node of its
+    computation, ``issues`` maps it to its own dependencies.
     """
 
     computation: Computation
@@ -385,11 +376,11 @@ class LoweringFrame:
     numbers: dict[str, int] | None = None
 
     def value(self, index: int) -> LoweredValue:
-        """The value of an instruction that stands above."""
+        """Return the value of an instruction that is already lowered."""
         return LoweredValue(self.nodes[index], self.parts.get(index))
 
     def number_of(self, name: str) -> int:
-        """The instruction of a name, -1 for none. The index is built on first use."""
+        """Return the instruction of a name, -1 for none. The index is built on first use."""
         if self.numbers is None:
-            self.numbers = {text: place for place, text in enumerate(self.computation.names)}
+            self.numbers = {text: index for index, text in enumerate(self.computation.names)}
         return self.numbers.get(name, -1)

@@ -1,10 +1,10 @@
-"""HLO text -> :class:`~hespas.converters.hlo.module.HloModule`. Needs no XLA and no jaxlib.
+"""Parser of HLO text to :class:`~hespas.converters.hlo.module.HloModule`, without XLA and jaxlib.
 
-Grammar: https://github.com/openxla/xla/blob/main/xla/hlo/parser/hlo_parser.cc. Read are the long and the
-short printer style, and what XLA's parser takes beside: names with and without ``%``, operands with and
-without shapes or as operations in place, results without shapes where operands tell them, ``ROOT`` or the
+Grammar: https://github.com/openxla/xla/blob/main/xla/hlo/parser/hlo_parser.cc. The parser accepts the long
+and the short printer style and the variants that XLA accepts: names with and without ``%``, operands with and
+without shapes or as nested operations, results without shapes if the operands determine them, ``ROOT`` or the
 last instruction, ``ENTRY`` or the last computation, computations with and without a signature or inside an
-attribute, a header or none, any blanks and comments. One pass, linear in the text.
+attribute, an optional header, any blanks and comments. One pass, linear in the text.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _SHAPE_HINT = "state the shape of the result in front of the operation"
 _REPEATED_HINT = "was a shape edited by hand? dump the module again"
 _OPERANDS_HINT = "was an operand lost? dump the module again"
 _MAX_NESTED = 50
-"""Operands inside operands and computations inside attributes; a tool writes one."""
+"""Maximum nesting of operands in operands and computations in attributes; tools write one level."""
 
 
 def parse_module(source: HloText) -> HloModule:
-    """Parse a whole module. Raises ``FormatError`` with line and column, ``UnsupportedError`` for a tuple
-    past the limits. O(text).
+    """Parse a module. Raises ``FormatError`` with line and column, ``UnsupportedError`` for a tuple beyond
+    the limits. O(text).
     """
     return _HloParser(source).module()
 
 
 class _HloParser:
-    """One parse. ``text`` is walked by offsets; nothing is copied but names and attribute values."""
+    """State of one parse. ``text`` is read by offsets; only names and attribute values are copied."""
 
     __slots__ = (
         "computations",
@@ -102,7 +102,6 @@ class _HloParser:
         while position < len(self.text):
             table = _TABLE.match(self.text, position)
             if table:
-                # One of the header's stack frame tables.
                 position = table.end()
                 while row := _TABLE_ROW.match(self.text, position):
                     position = row.end()
@@ -110,10 +109,10 @@ class _HloParser:
             else:
                 last, position = self._computation(position)
             position = source.skip_space(position)
-        entry = self.entry or last  # as XLA takes it where none says ENTRY
+        entry = self.entry or last  # without ENTRY, XLA uses the last computation
         if entry is None:
             raise source.error(position, "a computation")
-        if self.entry is None and _PRINTED in attributes:  # who prints that prints ENTRY: the rest is lost
+        if self.entry is None and _PRINTED in attributes:  # a printer of it prints ENTRY: the text is cut off
             raise source.error(position, "an ENTRY computation", TRUNCATED_HINT)
         name = f"module_{entry.name}" if match is None else match[1]
         shapes, marked = self.shapes.shapes, self.entry is not None
@@ -125,7 +124,7 @@ class _HloParser:
         while True:
             match = _ATTRIBUTE.match(text, position)
             if match is not None and match[1] is None:
-                # An attribute with a comment between it and the comma, or in front of that.
+                # Read an attribute with a comment before or after the comma.
                 comma = self.source.skip_space(position)
                 if not self.text.startswith(",", comma):
                     match = None
@@ -138,10 +137,10 @@ class _HloParser:
                 position, into[match[1]] = self._bodies(start)
                 continue
             end = source.skip_value(start)
-            if text.startswith(("mesh", "@"), start):  # the one value with a comma of its own
+            if text.startswith(("mesh", "@"), start):  # the only value that contains a comma
                 more = _DEVICE_IDS.match(text, end)
                 end = source.skip_value(more.end()) if more else end
-            if match[1] == "literal" and _SHAPE.fullmatch(text, start, end):  # its shape, then itself
+            if match[1] == "literal" and _SHAPE.fullmatch(text, start, end):  # the literal follows its shape
                 end = source.skip_value(source.skip_space(end))
             value = text[start:end].rstrip()
             if not value:
@@ -152,14 +151,14 @@ class _HloParser:
             position = source.skip_space(end) if text.startswith("/", end) else end
 
     def _is_body(self, start: int) -> bool:
-        """Whether a brace opens a computation that stands in place, or a list of such."""
+        """Return True if a brace opens an inline computation, or a list of them."""
         inner = self.source.skip_space(start + 1)
         if self.text.startswith("{", inner):
             inner = self.source.skip_space(inner + 1)
         return _HEAD.match(self.text, inner) is not None
 
     def _bodies(self, start: int) -> tuple[int, str]:
-        """Computations written inside an attribute: where they end, and the names they get."""
+        """Parse computations inside an attribute; return their end and their new names."""
         source = self.source
         inner = source.skip_space(start + 1)
         if not self.text.startswith("{", inner):
@@ -182,7 +181,7 @@ class _HloParser:
             inner = source.skip_space(inner + 1)
 
     def _inner_body(self, position: int) -> tuple[int, str]:
-        """``{ instructions }`` of a computation that has no name of its own."""
+        """Parse ``{ instructions }`` of a computation without a name."""
         computation = Computation(self._unused("_", self.reserved), position)
         self.reserved[computation.name] = None
         end = self._body(computation, position + 1)
@@ -190,17 +189,17 @@ class _HloParser:
         return end, computation.name
 
     def _nested(self, position: int, read: Callable[[int], tuple[int, _Read]]) -> tuple[int, _Read]:
-        """Read something that stands inside what is being read."""
+        """Call ``read`` for a nested operand or body, and limit the nesting."""
         if self.depth >= _MAX_NESTED:
             raise self.source.error(position, f"at most {_MAX_NESTED} operands or bodies inside one another")
         self.depth += 1
-        found = read(position)
+        result = read(position)
         self.depth -= 1
-        return found
+        return result
 
     @staticmethod
     def _unused(name: str, names: Mapping[str, object]) -> str:
-        """A name that is not among ``names``, which get longer only."""
+        """Return a name that is not in ``names``."""
         if name not in names:
             return name
         number = len(names)
@@ -209,7 +208,7 @@ class _HloParser:
         return f"{name}.{number}"
 
     def _check_names(self, start: int, value: str) -> None:
-        """A list of computations is one, so that whoever follows it later can rely on that."""
+        """Check that a list of computations is well-formed."""
         try:
             listed_names(value)
         except ValueError as error:
@@ -305,15 +304,15 @@ class _HloParser:
         name: str,
         named_at: int,
     ) -> tuple[int, int]:
-        """What stands behind ``name =``, or as an operand, then without a name and attributes: the number it
-        gets, and where it ends.
+        """Parse the text after ``name =``, or a nested operand without a name and attributes; return the
+        number of the instruction and its end.
         """
         text, source = self.text, self.source
         shape = _SHAPE.match(text, start)
         end, row = start if shape is None else shape.end(), -1
         if shape is None and (text.startswith("b(", start) or _OPCODE.match(text, start) is None):
             end = self._shape_end(start)
-        if end > start:  # it states its shape
+        if end > start:  # the result has a shape
             row = self.shapes.rows.get(text[start:end], -1)
             row = self._shape_row(start, end) if row < 0 else row
         opcode = _OPCODE.match(text, end) or _OPCODE.match(text, source.skip_space(end))
@@ -369,7 +368,7 @@ class _HloParser:
         operands: tuple[int, ...],
         attributes: Mapping[str, str],
     ) -> int:
-        """The shape row of an operation that leaves it to its operands."""
+        """Return the shape row of an operation without a result shape, inferred from its operands."""
         shapes = self.shapes.shapes
         given = tuple([shapes[computation.shapes[operand]] for operand in operands])
         try:
@@ -385,16 +384,14 @@ class _HloParser:
         return self.shapes.add(made)
 
     def _check_stated(self, stated: tuple[int, int], made: Shape, what: str) -> None:
-        """A shape that the text repeats is that of what it speaks of."""
+        """Check that a repeated shape matches the shape that it repeats."""
         row = self._shape_row(*stated)
-        found = self.shapes.shapes[row]
-        if found is not made and not same_extents(made, found):
+        repeated = self.shapes.shapes[row]
+        if repeated is not made and not same_extents(made, repeated):
             raise self.source.error(stated[0], f"{what} {shown_shape(made)}", _REPEATED_HINT)
 
     def _check_literal(self, row: int, start: int, end: int) -> None:
-        """A constant lists as many values as its shape has, or is one for all. O(literal), at the speed of a
-        search.
-        """
+        """Check that a constant has one value, or as many as its shape has elements. O(literal)."""
         shape, find = self.shapes.shapes[row], self.text.find
         leaf = shape.array
         if leaf is None or not leaf.dims:
@@ -402,12 +399,12 @@ class _HloParser:
         elements = prod(leaf.dims)
         if elements < 1 or any(find(mark, start, end) >= 0 for mark in ("...", "/", '"', "(")):
             return
-        found = self.text.count(",", start, end) + 1
-        if found != elements and (found > 1 or find("{", start, end) >= 0):
-            raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {found:,}")
+        count = self.text.count(",", start, end) + 1
+        if count != elements and (count > 1 or find("{", start, end) >= 0):
+            raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {count:,}")
 
     def _check_parameter(self, computation: Computation, payload: str, position: int) -> None:
-        """A parameter has a number, which no other parameter of the computation has."""
+        """Check that a parameter has a number that is unique in the computation."""
         if not payload.isascii() or not payload.isdigit() or len(payload) > _MAX_PARAMETER_DIGITS:
             raise self.source.error(
                 position, "the number of a parameter such as parameter(0)", _PARAMETER_HINT
@@ -419,7 +416,7 @@ class _HloParser:
         computation.parameters[payload] = len(computation)
 
     def _shape_end(self, position: int) -> int:
-        """Where the shape at ``position`` ends."""
+        """Return the end of the shape at ``position``."""
         if self.text.startswith("(", position):
             return self.source.skip_group(position)
         if self.text.startswith("b(", position):
@@ -432,7 +429,7 @@ class _HloParser:
     def _arguments(
         self, computation: Computation, opcode: re.Match[str], end: int, numbers: dict[str, int]
     ) -> tuple[tuple[int, ...], str]:
-        """What stands between the parentheses: operand numbers, or a parameter's or constant's text."""
+        """Parse the text in parentheses: operand numbers, or the text of a parameter or constant."""
         start = opcode.end() + 1
         if opcode[1] in {"constant", "parameter"}:
             payload = self.text[start : min(end, start + _PAYLOAD_CHARACTERS)] if end > start else ""
@@ -460,31 +457,31 @@ class _HloParser:
     def _typed_operands(
         self, computation: Computation, start: int, end: int, numbers: dict[str, int]
     ) -> tuple[int, ...]:
-        """Those of ``f32[2]{0} %a, (f32[], s32[]) %b``; one may also stand without its shape, and in place of
-        a name an operation.
+        """Parse operands such as ``f32[2]{0} %a, (f32[], s32[]) %b``; a shape may be missing, and a nested
+        operation may replace a name.
         """
         source, text, shapes = self.source, self.text, self.shapes.shapes
 
-        def operation(place: int) -> tuple[int, int]:
-            number, after = self._operation(computation, numbers, place, "", place)
+        def operation(at: int) -> tuple[int, int]:
+            number, after = self._operation(computation, numbers, at, "", at)
             return after, number
 
         operands: list[int] = []
         position = source.skip_space(start)
         while position < end:
-            stated = (position, position)
+            shape_span = (position, position)
             if text.startswith(("(", "b("), position) or _SHAPE.match(text, position):
-                stated = (position, self._shape_end(position))
-                position = source.skip_space(stated[1])
+                shape_span = (position, self._shape_end(position))
+                position = source.skip_space(shape_span[1])
             if _OPCODE.match(text, position, end):
-                position, number = self._nested(stated[0], operation)
+                position, number = self._nested(shape_span[0], operation)
             else:
                 match = _OPERAND_NAME.match(text, position, end)
                 if match is None:
                     raise source.error(position, "the name of an operand")
                 number, position = self._operand(match[1], start, numbers), match.end()
-                if stated[1] > stated[0]:
-                    self._check_stated(stated, shapes[computation.shapes[number]], "an operand of shape")
+                if shape_span[1] > shape_span[0]:
+                    self._check_stated(shape_span, shapes[computation.shapes[number]], "an operand of shape")
             operands.append(number)
             position = source.skip_space(position)
             if position < end and text[position] != ",":
@@ -494,14 +491,9 @@ class _HloParser:
 
 
 def _number(digits: str) -> int:
-    """A table's number; -1 where it is none or too long to be one."""
+    """Parse a number of a table; -1 for other texts and too many digits."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else -1
 
-
-# How many operands HLO operations have, of those that always have the same number.
-#
-# Source: https://openxla.org/xla/operation_semantics. Operations of which printed programs have several forms
-# (``dot`` with sparsity, variadic ``reduce`` and ``sort``) are left out.
 
 _UNARY = """
 abs acos acosh asin asinh atan atanh bitcast bitcast-convert broadcast cbrt ceil cholesky convert copy cosine
@@ -521,3 +513,6 @@ _NUM_OPERANDS: dict[str, int] = {
     **dict.fromkeys(_BINARY.split(), 2),
     **dict.fromkeys(_TERNARY.split(), 3),
 }
+"""Number of operands by opcode (https://openxla.org/xla/operation_semantics). Opcodes with several printed
+forms (``dot`` with sparsity, variadic ``reduce`` and ``sort``) are left out.
+"""

@@ -1,4 +1,8 @@
-"""What is known of a module before it becomes a graph: tensor types per shape, users, buffers, body costs."""
+"""Facts about a module that the graph needs: tensor types, costs of instructions, buffers and source types.
+
+XLA for CPUs widens values of 16 bits and less to f32 before a product; :func:`source_dtypes` finds the narrow
+types. The conversions that the compiler inserts have no framework name, unlike the program's own.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +59,14 @@ _SUFFIXES = ("-start", "-update", "-done")
 _VIEWS = frozenset({"bitcast", "reshape"})
 _SHOWN_NAME = 120
 _MAX_VIEWS = 64
-"""Views of one buffer followed before giving up; compiled programs have fewer than five in a row."""
+"""Maximum number of consecutive views of one buffer; compiled programs have fewer than five."""
 
 _COST_NAMES = {"scaled-dot": "dot", "all-to-all": "all_to_all"}
 
 
 @lru_cache(maxsize=4096)
 def base_opcode(opcode: str) -> tuple[str, str]:
-    """``all-gather-start`` -> (``all-gather``, ``-start``); ``add`` -> (``add``, ``""``)."""
+    """Split ``all-gather-start`` into (``all-gather``, ``-start``), ``add`` into (``add``, ``""``)."""
     for suffix in _SUFFIXES:
         if opcode.endswith(suffix):
             return opcode[: -len(suffix)], suffix
@@ -70,9 +74,7 @@ def base_opcode(opcode: str) -> tuple[str, str]:
 
 
 class HloProgram:
-    """A module with caches: each distinct type, and each distinct operation without attributes, is costed
-    once.
-    """
+    """Module with caches of tensor types and of the costs of operations without attributes."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
@@ -84,7 +86,7 @@ class HloProgram:
         self._tensors: dict[int, tuple[Tensor, ...]] = {}
         self._by_array: dict[ArrayShape, Tensor] = {}
         self._main_bytes: dict[int, tuple[float, ...]] = {}
-        # Layouts in tiles are those of TPUs; for GPUs space 1 is main memory that collectives may use.
+        # Only TPUs have tiled layouts; for GPUs space 1 is main memory that collectives may use.
         self._is_tiled = any("T(" in leaf.layout for shape in module.shapes for leaf in shape.leaves)
         self._elements: dict[tuple[int, int], int] = {}
         self._costs: dict[tuple[object, ...], Cost] = {}
@@ -92,21 +94,21 @@ class HloProgram:
         self._line_ends: list[int] = []
 
     def line_of(self, computation: Computation, index: int) -> int:
-        """The text line of one instruction; O(log lines) after the first call."""
+        """Return the text line of one instruction; O(log lines) after the first call."""
         if not self._line_ends:
             lines = self.module.source.text.split("\n")
             self._line_ends = list(accumulate(len(line) + 1 for line in lines))
         return bisect_right(self._line_ends, computation.positions[index]) + 1
 
     def location(self, computation: Computation, index: int) -> str:
-        """Where an instruction stands, for messages."""
+        """Return the location of an instruction for messages."""
         origin = self.module.source.origin
         return f"{origin}line {self.line_of(computation, index)}, %{computation.names[index][:_SHOWN_NAME]}"
 
     def error(
         self, computation: Computation, index: int, message: str, hint: str | None = None
     ) -> FormatError:
-        """A fault of one instruction."""
+        """Build the error for one instruction."""
         where = f"{computation.opcodes[index][:_SHOWN_NAME]} %{computation.names[index][:_SHOWN_NAME]}"
         return FormatError(
             f"{where}: {message}",
@@ -116,36 +118,34 @@ class HloProgram:
         )
 
     def tensors(self, row: int) -> tuple[Tensor, ...]:
-        """The arrays of one shape, tuples flattened."""
-        found = self._tensors.get(row)
-        if found is None:
-            found = self._tensors[row] = tuple(self._tensor(leaf) for leaf in self.shapes[row].leaves)
-        return found
-
-    def _tensor(self, leaf: ArrayShape) -> Tensor:
-        tensor = self._by_array.get(leaf)
-        if tensor is None:
-            tensor = self._by_array[leaf] = Tensor(leaf.dtype, leaf.dims)
-        return tensor
+        """Return the arrays of one shape, tuples flattened."""
+        tensors = self._tensors.get(row)
+        if tensors is None:
+            leaves = self.shapes[row].leaves
+            for leaf in leaves:
+                if leaf not in self._by_array:
+                    self._by_array[leaf] = Tensor(leaf.dtype, leaf.dims)
+            tensors = self._tensors[row] = tuple([self._by_array[leaf] for leaf in leaves])
+        return tensors
 
     def all_bytes(self, row: int) -> tuple[float, ...]:
-        """Bytes of the arrays of one shape."""
+        """Return the bytes of the arrays of one shape."""
         return tuple(tensor.bytes for tensor in self.tensors(row))
 
     def main_bytes(self, row: int) -> tuple[float, ...]:
-        """The same, where what lies in memory on the chip counts 0."""
-        found = self._main_bytes.get(row)
-        if found is None:
+        """Return the bytes of the arrays of one shape in main memory; arrays in on-chip memory count 0."""
+        main = self._main_bytes.get(row)
+        if main is None:
             leaves, sizes = self.shapes[row].leaves, self.all_bytes(row)
-            found = tuple(
+            main = tuple(
                 0.0 if self._is_tiled and leaf.is_on_chip else size
                 for leaf, size in zip(leaves, sizes, strict=True)
             )
-            self._main_bytes[row] = found
-        return found
+            self._main_bytes[row] = main
+        return main
 
     def element_row(self, row: int, index: int) -> int:
-        """The shape row of one element of a tuple. Raises ``IndexError``."""
+        """Return the shape row of one element of a tuple. Raises ``IndexError``."""
         key = (row, index)
         if key not in self._elements:
             self.shapes.append(self.shapes[row].element(index))
@@ -153,13 +153,13 @@ class HloProgram:
         return self._elements[key]
 
     def operand_rows(self, computation: Computation, index: int) -> tuple[int, ...]:
-        """Shape rows of an instruction's operands."""
+        """Return the shape rows of an instruction's operands."""
         shapes = computation.shapes
         return tuple([shapes[operand] for operand in computation.operands[index]])
 
     def result_row(self, computation: Computation, index: int) -> int:
-        """The shape row of what an instruction really makes: without the bookkeeping of an asynchronous
-        start or of a receive.
+        """Return the shape row of an instruction's data, without the handles of an asynchronous start or of a
+        receive.
         """
         row = computation.shapes[index]
         base, suffix = base_opcode(computation.opcodes[index])
@@ -175,10 +175,10 @@ class HloProgram:
     def cost(
         self, computation: Computation, index: int, *, in_place: bool = False, materialised: bool = False
     ) -> Cost:
-        """The cost of one instruction that is neither a fusion nor control flow, by the shared table.
+        """Return the cost of one instruction that is neither a fusion nor control flow, by the shared table.
 
-        An asynchronous start costs what its operation does. Raises ``FormatError`` where attributes or
-        operands do not fit the operation.
+        An asynchronous start has the cost of its operation. Raises ``FormatError`` if attributes or operands
+        do not fit the operation.
         """
         opcode, _ = base_opcode(computation.opcodes[index])
         rows = self.operand_rows(computation, index)
@@ -188,24 +188,26 @@ class HloProgram:
         if len(set(given)) != len(given):  # the positions of operands that are passed again
             first = {operand: number for number, operand in reversed([*enumerate(given)])}
             repeated = tuple([number for number, operand in enumerate(given) if first[operand] != number])
-        ask = _ATTRIBUTES.get(opcode)
+        build = _ATTRIBUTES.get(opcode)
         key = (opcode, rows, result, repeated)
-        if ask is None and key in self._costs:
+        if build is None and key in self._costs:
             return self._costs[key]
         operands = tuple([tensor for row in rows for tensor in self.tensors(row)])
         results = self.tensors(result)
         attributes = computation.attributes[index]
         try:
-            asked = _OperationContext(attributes, operands, results, self.bodies, in_place, materialised)
-            stated = ask(asked) if ask is not None else None
-            cost = cost_of(_COST_NAMES.get(opcode, opcode), Operation(operands, results, stated, repeated))
+            context = _OperationContext(attributes, operands, results, self.bodies, in_place, materialised)
+            cost_attributes = build(context) if build is not None else None
+            cost = cost_of(
+                _COST_NAMES.get(opcode, opcode), Operation(operands, results, cost_attributes, repeated)
+            )
         except (IndexError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
             what = str(error) if isinstance(error, ValueError) else ""
             raise self.error(
                 computation, index, what or "expected operands and attributes that fit the operation"
             ) from error
-        # A cost without the bytes that stay on the chip, unless those are all that it has.
-        if not (not self._is_tiled or cost.op_class is OpClass.COLLECTIVE):
+        # Subtract the bytes that stay on the chip, unless nothing else is left.
+        if self._is_tiled and cost.op_class is not OpClass.COLLECTIVE:
             on_chip = sum(sum(self.all_bytes(row)) - sum(self.main_bytes(row)) for row in rows)
             written = sum(self.main_bytes(result))
             away = replace(
@@ -216,32 +218,32 @@ class HloProgram:
             cost = (
                 away if away.flops or away.transcendentals or away.bytes_read or away.bytes_written else cost
             )
-        if ask is None:
+        if build is None:
             self._costs[key] = cost
         return cost
 
     def is_known(self, computation: Computation, index: int) -> bool:
-        """Whether the cost table has the operation."""
+        """Return True if the cost table has the operation."""
         opcode, _ = base_opcode(computation.opcodes[index])
         return find_rule(_COST_NAMES.get(opcode, opcode)) is not None
 
     def callee(self, computation: Computation, index: int, key: str) -> Computation:
-        """The computation that attribute ``key`` of an instruction names. Raises ``FormatError``."""
+        """Return the computation that attribute ``key`` of an instruction names. Raises ``FormatError``."""
         named = names(computation.attributes[index].get(key))
-        found = self.module.computations.get(named[0]) if named else None
-        if found is None:
+        callee = self.module.computations.get(named[0]) if named else None
+        if callee is None:
             raise self.error(computation, index, f"expected an attribute {key} that names a computation")
-        return found
+        return callee
 
     def parameter_number(self, computation: Computation, index: int) -> int:
-        """The number of a ``parameter(n)``. Raises ``FormatError``."""
+        """Return the number of a ``parameter(n)``. Raises ``FormatError``."""
         try:
             return integer(computation.payloads[index])
         except ValueError as error:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
 
     def program_bytes(self) -> str:
-        """Bytes of the parameters, of the results and of parameters over which results are written."""
+        """Return the bytes of parameters, results and parameters that results may overwrite."""
         entry = self.module.entry
         sizes = {
             self.parameter_number(entry, index): sum(self.all_bytes(entry.shapes[index]))
@@ -252,26 +254,26 @@ class HloProgram:
         return program_bytes(parameters, self.all_bytes(entry.shapes[entry.root]), self._donated)
 
     def result_over(self, parameter: int) -> int:
-        """The place of the result that is written over a parameter of the entry, -1: none is. Of a program
-        that returns tuples of tuples nothing is told.
+        """Return the index of the result that overwrites a parameter of the entry, -1 for none. Nested tuples
+        of results are not supported.
         """
         return self._written_over.get(parameter, -1)
 
     def last_uses(self, computation: Computation) -> list[int]:
-        """Per instruction, the last one that reads it; the root is read at the very end."""
-        found = self._last_uses.get(computation.name)
-        if found is None:
-            found = [-1] * len(computation)
+        """Return the last reader of each instruction; the root is read at the very end."""
+        readers = self._last_uses.get(computation.name)
+        if readers is None:
+            readers = [-1] * len(computation)
             for index, operands in enumerate(computation.operands):
                 for operand in operands:
-                    found[operand] = index
-            found[computation.root] = len(computation)
-            self._last_uses[computation.name] = found
-        return found
+                    readers[operand] = index
+            readers[computation.root] = len(computation)
+            self._last_uses[computation.name] = readers
+        return readers
 
     def dies(self, computation: Computation, index: int, operand: int) -> bool:
-        """Whether the buffer of ``operand`` may be overwritten at ``index``: nobody reads it later, and it is
-        neither a constant nor an argument the caller keeps.
+        """Return True if the buffer of ``operand`` may be overwritten at ``index``: it has no later reader,
+        and it is neither a constant nor an argument that the caller keeps.
         """
         uses = self.last_uses(computation)
         for _ in range(_MAX_VIEWS):
@@ -287,15 +289,12 @@ class HloProgram:
         return False
 
 
-# HLO attributes -> those that the shared cost table asks for, one entry per opcode that has any.
-
-
 @dataclass(frozen=True, slots=True)
 class _OperationContext:
-    """What such an entry may use. ``bodies`` are the scalar costs of the module's computations.
+    """Input of a function that builds cost attributes. ``bodies`` has the scalar costs of computations.
 
-    ``in_place``: the first operand's buffer dies here. ``materialised``: the program is compiled, so what
-    stands outside fusions is a kernel of its own.
+    ``in_place``: the first operand's buffer may be overwritten. ``materialised``: the program is compiled, so
+    every instruction outside fusions is a kernel.
     """
 
     attributes: Mapping[str, str]
@@ -306,52 +305,47 @@ class _OperationContext:
     materialised: bool = False
 
     def body(self, key: str = "to_apply") -> Body:
-        """The scalar computation an attribute names. Raises ``ValueError`` where it is absent."""
+        """Return the scalar computation that an attribute names. Raises ``ValueError`` if it is absent."""
         named = names(self.attributes.get(key))
         if not named or named[0] not in self.bodies:
             raise ValueError(f"expected an attribute {key} that names a computation")
         return self.bodies[named[0]]
 
     def number(self, key: str, default: int) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         return integer(self.attributes[key]) if key in self.attributes else default
 
 
-def _precision(asked: _OperationContext) -> Precision:
-    """How exactly an instruction multiplies, and what its frontend states beside the specification."""
-    algorithm = asked.attributes.get("algorithm", "dot_unset")
+def _precision(op: _OperationContext) -> Precision:
+    """Return the precision of a product, including the frontend's attributes outside the specification."""
+    algorithm = op.attributes.get("algorithm", "dot_unset")
     if algorithm != "dot_unset":
         multiplying = named_algorithm(algorithm)
     else:
-        levels = names(asked.attributes.get("operand_precision"))
+        levels = names(op.attributes.get("operand_precision"))
         multiplying = config_precision(levels) if levels else Precision()
-    return with_macs(multiplying, fields(asked.attributes.get("frontend_attributes", "")))
+    return with_macs(multiplying, fields(op.attributes.get("frontend_attributes", "")))
 
 
-def _dot(asked: _OperationContext) -> DotAttributes:
+def _dot(op: _OperationContext) -> DotAttributes:
     keys = ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
-    places = [ints(asked.attributes.get(key)) for key in keys]
-    for place, (dims, operand) in enumerate(zip(places, (0, 1, 0, 1), strict=True)):
-        if any(not 0 <= dim < len(asked.operands[operand].shape) for dim in dims):
-            raise ValueError(f"expected dimensions of the operand in {keys[place]}")
-    return DotAttributes(places[0], places[1], places[2], places[3], _precision(asked))
+    dim_lists = [ints(op.attributes.get(key)) for key in keys]
+    for position, (dims, operand) in enumerate(zip(dim_lists, (0, 1, 0, 1), strict=True)):
+        if any(not 0 <= dim < len(op.operands[operand].shape) for dim in dims):
+            raise ValueError(f"expected dimensions of the operand in {keys[position]}")
+    return DotAttributes(dim_lists[0], dim_lists[1], dim_lists[2], dim_lists[3], _precision(op))
 
 
-def _ragged_dot(asked: _OperationContext) -> RaggedDotAttributes:
-    ragged = ints(asked.attributes.get("lhs_ragged_dims"))
-    return RaggedDotAttributes(_dot(asked), ragged[0] if ragged else 0)
-
-
-def _spatial(places: Mapping[str, int]) -> tuple[int, ...]:
-    """Places of the spatial dimensions 0, 1, ... of one operand."""
+def _spatial(labels: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the positions of the spatial dimensions 0, 1, ... of one operand."""
     return tuple(
-        places[label] for label in sorted(places, key=lambda text: (len(text), text)) if label.isdigit()
+        labels[label] for label in sorted(labels, key=lambda text: (len(text), text)) if label.isdigit()
     )
 
 
-def _convolution(asked: _OperationContext) -> ConvAttributes:
-    source, kernel, output = dim_labels(asked.attributes.get("dim_labels", ""))
-    dims = window(asked.attributes.get("window"))
+def _convolution(op: _OperationContext) -> ConvAttributes:
+    source, kernel, output = dim_labels(op.attributes.get("dim_labels", ""))
+    dims = window(op.attributes.get("window"))
     if len(dims) != len(_spatial(kernel)):
         raise ValueError(f"expected a window of {len(_spatial(kernel))} dimensions")
     return ConvAttributes(
@@ -365,71 +359,55 @@ def _convolution(asked: _OperationContext) -> ConvAttributes:
         output_feature=output["f"],
         output_spatial=_spatial(output),
         window=dims,
-        feature_groups=asked.number("feature_group_count", 1),
-        batch_groups=asked.number("batch_group_count", 1),
-        precision=_precision(asked),
+        feature_groups=op.number("feature_group_count", 1),
+        batch_groups=op.number("batch_group_count", 1),
+        precision=_precision(op),
     )
 
 
-def _reduce(asked: _OperationContext) -> BodyAttributes:
-    return BodyAttributes(asked.body())
+def _select_and_scatter(op: _OperationContext) -> SelectScatterAttributes:
+    elements = prod(dim.size for dim in window(op.attributes.get("window")))
+    return SelectScatterAttributes(op.body("select"), op.body("scatter"), elements)
 
 
-def _reduce_window(asked: _OperationContext) -> WindowAttributes:
-    return WindowAttributes(asked.body(), window(asked.attributes.get("window")))
-
-
-def _select_and_scatter(asked: _OperationContext) -> SelectScatterAttributes:
-    elements = prod(dim.size for dim in window(asked.attributes.get("window")))
-    return SelectScatterAttributes(asked.body("select"), asked.body("scatter"), elements)
-
-
-def _scatter(asked: _OperationContext) -> ScatterAttributes:
-    return ScatterAttributes(asked.body(), max((len(asked.operands) - 1) // 2, 1), asked.in_place)
-
-
-def _sort(asked: _OperationContext) -> BodyAttributes:
-    along = ints(asked.attributes.get("dimensions"))
-    shape = asked.operands[0].shape
+def _sort(op: _OperationContext) -> BodyAttributes:
+    along = ints(op.attributes.get("dimensions"))
+    shape = op.operands[0].shape
     extent = shape[along[0]] if along else shape[-1]
-    return BodyAttributes(asked.body(), extent)
+    return BodyAttributes(op.body(), extent)
 
 
-def _fft(asked: _OperationContext) -> FftAttributes:
-    return FftAttributes(asked.attributes.get("fft_type", "FFT"), ints(asked.attributes.get("fft_length")))
-
-
-def _custom_call(asked: _OperationContext) -> CustomAttributes:
-    target = unquote(asked.attributes.get("custom_call_target", ""))
-    config = unquote(asked.attributes.get("backend_config", ""))
-    conv = _convolution(asked) if "dim_labels" in asked.attributes else None
+def _custom_call(op: _OperationContext) -> CustomAttributes:
+    target = unquote(op.attributes.get("custom_call_target", ""))
+    config = unquote(op.attributes.get("backend_config", ""))
+    conv = _convolution(op) if "dim_labels" in op.attributes else None
     return CustomAttributes(target, config, conv)
 
 
 _ATTRIBUTES: dict[str, Callable[[_OperationContext], Attributes]] = {
     "dot": _dot,
     "scaled-dot": _dot,
-    "ragged-dot": _ragged_dot,
+    "ragged-dot": lambda op: RaggedDotAttributes(
+        _dot(op), next(iter(ints(op.attributes.get("lhs_ragged_dims"))), 0)
+    ),
     "convolution": _convolution,
-    "reduce": _reduce,
-    "reduce-window": _reduce_window,
+    "reduce": lambda op: BodyAttributes(op.body()),
+    "reduce-window": lambda op: WindowAttributes(op.body(), window(op.attributes.get("window"))),
     "select-and-scatter": _select_and_scatter,
-    "scatter": _scatter,
+    "scatter": lambda op: ScatterAttributes(op.body(), max((len(op.operands) - 1) // 2, 1), op.in_place),
     "sort": _sort,
-    "map": lambda asked: BodyAttributes(asked.body()),
-    "fft": _fft,
-    "topk": lambda asked: TopKAttributes(asked.number("k", asked.results[0].shape[-1])),
-    "triangular-solve": lambda asked: SolveAttributes(is_true(asked.attributes.get("left_side", "true"))),
-    "dynamic-update-slice": lambda asked: UpdateAttributes(asked.in_place),
-    "broadcast": lambda asked: BroadcastAttributes(asked.materialised),
+    "map": lambda op: BodyAttributes(op.body()),
+    "fft": lambda op: FftAttributes(
+        op.attributes.get("fft_type", "FFT"), ints(op.attributes.get("fft_length"))
+    ),
+    "topk": lambda op: TopKAttributes(op.number("k", op.results[0].shape[-1])),
+    "triangular-solve": lambda op: SolveAttributes(is_true(op.attributes.get("left_side", "true"))),
+    "dynamic-update-slice": lambda op: UpdateAttributes(op.in_place),
+    "broadcast": lambda op: BroadcastAttributes(op.materialised),
     "custom-call": _custom_call,
 }
-"""Opcode -> attributes. Opcodes that are not here cost what their tensor types say."""
+"""Cost attributes by opcode. The costs of other opcodes follow from their tensor types."""
 
-
-# --- Products of values of 16 bits and less that a compiler widened to f32, as XLA does for CPUs.
-#
-# The conversions it writes itself carry no name of the framework, unlike those of a program that wants f32.
 
 _MOVING = frozenset({"bitcast", "reshape", "copy", "transpose", "broadcast", "slice"})
 _CALLS = frozenset({"fusion", "call"})
@@ -441,79 +419,76 @@ _Place = tuple[Computation, int]
 
 
 def source_dtypes(program: HloProgram, computation: Computation, index: int) -> tuple[DType, DType] | None:
-    """The types whose values an instruction multiplies as f32, None where it does not.
-
-    It is a product, or a fusion around one.
+    """Return the narrow types of the operands that a product, or a fusion around one, multiplies as f32; None
+    for other instructions.
     """
-    place, callers = (computation, index), list[_Place]()
+    inside, product, callers = computation, index, list[_Place]()
     if computation.opcodes[index] in _CALLS:
-        callers.append(place)
-        body = _callee(program, place)
-        found = (
+        callers.append((computation, index))
+        body = _callee(program, (computation, index))
+        products = (
             [number for number, opcode in enumerate(body.opcodes) if opcode in _CONTRACTIONS] if body else []
         )
-        if body is None or len(found) != 1:
+        if body is None or len(products) != 1:
             return None
-        place = (body, found[0])
-    inside, product = place
+        inside, product = body, products[0]
     if inside.opcodes[product] not in _CONTRACTIONS:
         return None
-    sources = [_narrow(program, (inside, each), callers) for each in inside.operands[product][:2]]
+    sources = [_narrow(program, (inside, operand), callers) for operand in inside.operands[product][:2]]
     lhs, rhs = sources if len(sources) == 2 else (None, None)
     return None if lhs is None or rhs is None else (lhs, rhs)
 
 
 def widens(program: HloProgram, computation: Computation, index: int) -> bool:
-    """Whether an instruction does nothing but change narrow values to f32 or back, for the compiler."""
-    place = (computation, index)
+    """Return True if an instruction only converts narrow values to f32 or back, inserted by the compiler."""
     if computation.opcodes[index] == "fusion":
-        body = _callee(program, place)
+        body = _callee(program, (computation, index))
         work = [number for number, opcode in enumerate(body.opcodes) if opcode != "parameter"] if body else []
-        if body is None or not work or any(body.opcodes[each] not in {*_MOVING, "convert"} for each in work):
+        if body is None or not work or any(body.opcodes[at] not in {*_MOVING, "convert"} for at in work):
             return False
-        converts = [(body, each) for each in work if body.opcodes[each] == "convert"]
-        return bool(converts) and all(_is_compilers(program, each) for each in converts)
-    return computation.opcodes[index] == "convert" and _is_compilers(program, place)
+        converts = [(body, at) for at in work if body.opcodes[at] == "convert"]
+        return bool(converts) and all(_is_compilers(program, convert) for convert in converts)
+    return computation.opcodes[index] == "convert" and _is_compilers(program, (computation, index))
 
 
-def _narrow(program: HloProgram, place: _Place, callers: list[_Place]) -> DType | None:
-    """The narrow type that an f32 had before the compiler widened it, followed through views and fusions."""
+def _narrow(program: HloProgram, at: _Place, callers: list[_Place]) -> DType | None:
+    """Follow views and fusions to the conversion of the compiler; return the type that it widened to f32."""
     callers = list(callers)
-    kind = _dtype(program, place)
+    kind = _dtype(program, at)
     if kind is None or (kind.kind, kind.bits) != _WIDE:
         return None
     for _ in range(_MAX_STEPS):
-        if place[0].opcodes[place[1]] == "convert":
-            source = (place[0], place[0].operands[place[1]][0])
-            return _dtype(program, source) if _is_compilers(program, place) else None
+        if at[0].opcodes[at[1]] == "convert":
+            source = (at[0], at[0].operands[at[1]][0])
+            return _dtype(program, source) if _is_compilers(program, at) else None
         # Follow instructions that pass a value on unchanged; stop at one that computes.
-        computation, index = place
+        computation, index = at
         opcode, operands = computation.opcodes[index], computation.operands[index]
         onward: _Place | None
         if opcode in _MOVING and operands:
             onward = computation, operands[0]
         elif opcode == "parameter" and callers:
-            caller, at = callers.pop()
+            caller, caller_at = callers.pop()
             number = program.parameter_number(computation, index)
-            given = caller.operands[at]
+            given = caller.operands[caller_at]
             onward = (caller, given[number]) if 0 <= number < len(given) else None
         elif opcode == "get-tuple-element" and operands:
-            onward = _element(program, place, callers)
+            onward = _element(program, at, callers)
         else:
-            body = _callee(program, place) if opcode in _CALLS else None
+            body = _callee(program, at) if opcode in _CALLS else None
             if body is None:
                 onward = None
             else:
-                callers.append(place)
+                callers.append(at)
                 onward = body, body.root
         if onward is None:
             return None
-        place = onward
+        at = onward
     return None
 
 
 def _element(program: HloProgram, place: _Place, callers: list[_Place]) -> _Place | None:
-    """What a fusion of several results makes of one."""
+    """Return the instruction inside a fusion that makes one element of its results."""
     computation, index = place
     tuple_at = computation.operands[index][0]
     body = _callee(program, (computation, tuple_at)) if computation.opcodes[tuple_at] in _CALLS else None
@@ -537,7 +512,7 @@ def _callee(program: HloProgram, place: _Place) -> Computation | None:
 
 
 def _is_compilers(program: HloProgram, place: _Place) -> bool:
-    """Whether a conversion between 16 bits and f32 is the compiler's own."""
+    """Return True if a conversion between 16 bits and f32 was inserted by the compiler."""
     computation, index = place
     ends = [_dtype(program, place), _dtype(program, (computation, computation.operands[index][0]))]
     kinds = [(kind.kind, kind.bits) for kind in ends if kind is not None]

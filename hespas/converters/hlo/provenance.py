@@ -1,4 +1,4 @@
-"""Which operations of the source program each instruction of an HLO module carries out."""
+"""Operations of the source program that each instruction of an HLO module implements."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hespas.graph.errors import FormatError
 __all__ = ["Origin", "Provenance", "module_provenance", "provenance_of", "read_provenance"]
 
 _RUNS_ITSELF = frozenset({"while", "conditional"})
-"""Instructions whose computations are no part of them: a profile has events of what is inside."""
-
+"""Instructions whose computations run under their own names; a profile has events of the inner instructions.
+"""
 
 _PRODUCTS = frozenset({"dot", "ragged-dot", "scaled-dot", "convolution"})
 _LIBRARY_PRODUCT = re.compile(r"gemm|conv|matmul|cublas|dot", re.IGNORECASE)
@@ -27,10 +27,10 @@ _LIBRARY_PRODUCT = re.compile(r"gemm|conv|matmul|cublas|dot", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An operation as the framework names it, and where it stands: ``file:line``, each ``""`` unknown.
+    """Operation by its framework name and its source ``file:line``, each ``""`` if unknown.
 
-    ``multiplies`` says that the instruction is a product or a convolution, which may bear the name of the
-    transpose that XLA folded into it.
+    ``multiplies`` is True for a product or a convolution, which may have the name of a transpose that XLA
+    folded into it.
     """
 
     name: str
@@ -40,10 +40,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What one instruction carries out: its own metadata and that of all it fuses or calls, each once.
+    """Origins of one instruction: its own metadata and the metadata of all instructions that it fuses or
+    calls.
 
-    ``inferred`` says that the compiler made the instruction up (a copy, a bitcast) and that ``origins`` are
-    those of the instructions that use its result, else of those that make its operands.
+    ``inferred`` is True if the compiler inserted the instruction (a copy, a bitcast); ``origins`` are then
+    the origins of its users, else of its operands.
     """
 
     origins: tuple[Origin, ...]
@@ -51,19 +52,19 @@ class Provenance:
 
 
 class _CalledOrigin(NamedTuple):
-    """The origins that a computation's own instructions have, and the computations they name."""
+    """Origins of a computation's own instructions, and the computations that they call."""
 
     origins: dict[Origin, None]
     callees: tuple[str, ...]
 
 
 def read_provenance(path: Path, max_bytes: int) -> Mapping[str, Provenance]:
-    """By instruction name, of a file of HLO in any form. Raises as the reader of ``hlo`` does."""
+    """Return provenances by instruction name for an HLO file in any form. Raises the reader's errors."""
     return module_provenance(read_bytes(path, max_bytes), str(path))
 
 
 def module_provenance(data: bytes, name: str) -> Mapping[str, Provenance]:
-    """The same of a module held in memory, which messages call ``name``."""
+    """Return provenances for a module in memory; messages use ``name``."""
     module = parse_module(source_of(data, name))
     try:
         return provenance_of(module)
@@ -74,13 +75,13 @@ def module_provenance(data: bytes, name: str) -> Mapping[str, Provenance]:
 
 
 def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
-    """By instruction name: instructions of all computations that are reached by control flow alone.
+    """Return provenances by name for the instructions of all computations that control flow reaches.
 
-    Raises ``FormatError`` where a computation that is called is absent or calls itself, ``ValueError`` for a
-    malformed attribute. O(instructions) apart from what computations share.
+    Raises ``FormatError`` if a called computation is missing or calls itself, ``ValueError`` for a malformed
+    attribute. O(instructions) plus shared computations.
     """
     callees_first(module)
-    found: dict[str, Provenance] = {}
+    provenances: dict[str, Provenance] = {}
     entry = module.entry
     argument_names = (  # copies of the arguments have these names too
         fields(attributes["metadata"]).get("op_name", "")
@@ -88,25 +89,25 @@ def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
         if opcode == "parameter" and "metadata" in attributes
     )
     arguments = frozenset(argument_names) - {""}
-    told: dict[str, _CalledOrigin] = {}
+    cache: dict[str, _CalledOrigin] = {}
     seen = {module.entry.name}
     pending = [module.entry]
     while pending:
         computation = pending.pop()
         own = [
-            _own_and_called(module, computation, index, arguments, told) for index in range(len(computation))
+            _own_and_called(module, computation, index, arguments, cache) for index in range(len(computation))
         ]
         for name, origins, is_own in zip(computation.names, _spread(computation, own), own, strict=True):
-            found[name] = Provenance(origins, inferred=not is_own)
+            provenances[name] = Provenance(origins, inferred=not is_own)
         for callee in _entered(module, computation):
             if callee.name not in seen:
                 seen.add(callee.name)
                 pending.append(callee)
-    return found
+    return provenances
 
 
 def _entered(module: HloModule, computation: Computation) -> Iterator[Computation]:
-    """Computations whose instructions run under their own names."""
+    """Yield the callees whose instructions run under their own names."""
     for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
         if opcode in _RUNS_ITSELF or opcode in {"call", "async-start"}:
             yield from (module.computations[name] for name in callee_names(attributes))
@@ -117,12 +118,12 @@ def _own_and_called(
     computation: Computation,
     index: int,
     arguments: frozenset[str],
-    told: dict[str, _CalledOrigin],
+    cache: dict[str, _CalledOrigin],
 ) -> tuple[Origin, ...]:
-    """The metadata of an instruction and of what it calls, in order of the text; not the names of arguments,
-    which no operation has. ``told`` remembers computations. No recursion.
+    """Return the origins of an instruction and of its callees in text order, without the names of arguments.
+    ``cache`` stores the origins of computations. No recursion.
     """
-    found = dict.fromkeys(_metadata(module, computation, index))
+    collected = dict.fromkeys(_metadata(module, computation, index))
     runs_itself = computation.opcodes[index] in _RUNS_ITSELF
     seen: set[str] = set()
     pending = [] if runs_itself else list(callee_names(computation.attributes[index]))
@@ -131,25 +132,20 @@ def _own_and_called(
         if name in seen:
             continue
         seen.add(name)
-        if name not in told:
-            told[name] = _told(module, module.computations[name])
-        found.update(told[name].origins)
-        pending.extend(told[name].callees)
-    return tuple(origin for origin in found if origin.name not in arguments)
-
-
-def _told(module: HloModule, computation: Computation) -> _CalledOrigin:
-    """What the instructions of a computation say themselves."""
-    rows = range(len(computation))
-    callees = (name for attributes in computation.attributes for name in callee_names(attributes))
-    origins = (origin for index in rows for origin in _metadata(module, computation, index))
-    return _CalledOrigin(dict.fromkeys(origins), tuple(dict.fromkeys(callees)))
+        if name not in cache:
+            callee = module.computations[name]
+            inner = (name for attributes in callee.attributes for name in callee_names(attributes))
+            origins = (origin for at in range(len(callee)) for origin in _metadata(module, callee, at))
+            cache[name] = _CalledOrigin(dict.fromkeys(origins), tuple(dict.fromkeys(inner)))
+        collected.update(cache[name].origins)
+        pending.extend(cache[name].callees)
+    return tuple(origin for origin in collected if origin.name not in arguments)
 
 
 def _metadata(module: HloModule, computation: Computation, index: int) -> Iterator[Origin]:
     text = computation.attributes[index].get("metadata")
-    told = fields(text) if text else {}
-    name, source = told.get("op_name", ""), module.frames.stated(told)
+    texts = fields(text) if text else {}
+    name, source = texts.get("op_name", ""), module.frames.stated(texts)
     if not (name or source) or computation.opcodes[index] in {"parameter", "constant"}:
         return
     attributes = computation.attributes[index]
@@ -162,41 +158,41 @@ def _metadata(module: HloModule, computation: Computation, index: int) -> Iterat
 
 
 def _parts(name: str) -> list[str]:
-    """The names of operations that the compiler combined into one: ``jit(f)/(a/add:b/mul)``, or ``a;b``."""
+    """Split the name of combined operations: ``jit(f)/(a/add:b/mul)`` or ``a;b``."""
     if ";" in name:
         return [part for part in name.split(";") if part]
-    at = name.find("/(") + 1
-    if not at or not name.endswith(")"):
+    start_of_list = name.find("/(") + 1
+    if not start_of_list or not name.endswith(")"):
         return [name]
-    parts, depth, start = list[str](), 0, at + 1
-    for place in range(at, len(name)):
-        depth += (name[place] == "(") - (name[place] == ")")
-        is_end = depth == 0 and place == len(name) - 1
+    parts, depth, start = list[str](), 0, start_of_list + 1
+    for at in range(start_of_list, len(name)):
+        depth += (name[at] == "(") - (name[at] == ")")
+        is_end = depth == 0 and at == len(name) - 1
         if depth < 1 and not is_end:
-            return [name]  # the parenthesis at the end is another one's
-        if is_end or (depth == 1 and name[place] == ":"):
-            parts.append(name[:at] + name[start:place])
-            start = place + 1
+            return [name]  # the last parenthesis closes another one
+        if is_end or (depth == 1 and name[at] == ":"):
+            parts.append(name[:start_of_list] + name[start:at])
+            start = at + 1
     return parts
 
 
 def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tuple[Origin, ...]]:
-    """Origins for instructions without any: of their users, else of what they use. O(edges)."""
-    found = list(own)
-    users: list[list[int]] = [[] for _ in found]
+    """Fill in missing origins from the users of an instruction, else from its operands. O(edges)."""
+    origins = list(own)
+    users: list[list[int]] = [[] for _ in origins]
     for index, operands in enumerate(computation.operands):
         for operand in operands:
             users[operand].append(index)
-    order = range(len(found))  # operands stand before their users
+    order = range(len(origins))  # operands come before their users
     for index in reversed(order):
-        if not found[index]:
-            found[index] = _merged(found, users[index])
+        if not origins[index]:
+            origins[index] = _merged(origins, users[index])
     for index in order:
-        if not found[index]:
-            found[index] = _merged(found, computation.operands[index])
-    return found
+        if not origins[index]:
+            origins[index] = _merged(origins, computation.operands[index])
+    return origins
 
 
-def _merged(found: list[tuple[Origin, ...]], among: tuple[int, ...] | list[int]) -> tuple[Origin, ...]:
-    """The origins of the first of some instructions that has any."""
-    return next((found[index] for index in among if found[index]), ())
+def _merged(origins: list[tuple[Origin, ...]], among: tuple[int, ...] | list[int]) -> tuple[Origin, ...]:
+    """Return the origins of the first instruction that has any."""
+    return next((origins[index] for index in among if origins[index]), ())

@@ -1,6 +1,9 @@
-"""Reads optimised or unoptimised HLO into a :class:`~hespas.graph.Workload`.
+"""Reader of optimised or unoptimised HLO as a :class:`~hespas.graph.Workload`, with its number of devices.
 
-Text needs nothing but this package; a serialised ``HloModuleProto`` is printed as text by jaxlib first.
+Text is read without jaxlib; jaxlib prints a serialised ``HloModuleProto`` as text first. If the header lacks
+the number of devices, it comes from the options or from the largest id in the collectives, read as a replica
+or a partition id by the mode of the collective, and a diagnostic reports it. XLA does not print a count of
+one; a serialised module and a module converted from StableHLO have no counts.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ _HINT = "give the text or the .pb that --xla_dump_to writes"
 
 
 def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file. Raises ``FormatError``, ``UnsupportedError``, and ``MissingExtraError`` for a proto
-    without jaxlib.
+    """Read a file. Raises ``FormatError``, ``UnsupportedError``, and ``MissingExtraError`` for a proto if
+    jaxlib is missing.
     """
     return read_module(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
@@ -55,13 +58,13 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
 def read_module(
     data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
 ) -> Workload:
-    """Read a module from memory; ``path`` stands in messages, ``in_order`` is as in :func:`workload_of`.
-    Raises what :func:`read_hlo` does.
+    """Read a module from memory; ``path`` is used in messages, ``in_order`` is as in :func:`workload_of`.
+    Raises the errors of :func:`read_hlo`.
     """
     module = parse_module(source_of(data, path))
     try:
         return workload_of(module, options, diagnostics, in_order=in_order)
-    except FormatError as error:  # of an attribute: what was expected is known, what was meant is not
+    except FormatError as error:
         error.hint = error.hint or _FAULT_HINT
         raise
     except UnsupportedError as error:
@@ -70,7 +73,7 @@ def read_module(
 
 
 def source_of(data: bytes, path: str) -> HloText:
-    """The text of a module in any form. Raises ``FormatError`` where the bytes are none."""
+    """Return the text of a module in any form. Raises ``FormatError`` for other bytes."""
     data = data.removeprefix(BOM_UTF8)
     if is_text(data):
         try:
@@ -93,18 +96,17 @@ def source_of(data: bytes, path: str) -> HloText:
 def workload_of(
     module: HloModule, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
 ) -> Workload:
-    """The workload of a parsed module: one graph that all devices run. O(instructions written out).
+    """Convert a parsed module to a workload with one graph for all devices. O(inlined instructions).
 
-    ``in_order``: the device runs what computes one by one as it stands in the text, which is the schedule of
-    compilers for GPUs and TPUs; each waits for the one before by a control dependency. (XLA for CPUs runs
-    whatever is ready.)
+    ``in_order``: the device runs compute instructions one after the other in text order, the schedule of XLA
+    for GPUs and TPUs; control dependencies chain them. (XLA for CPUs runs any instruction that is ready.)
     """
     ordered = callees_first(module)
     if not module.marked and len(module.computations) > 1:
         diagnostics.warning(
             "hlo.no-entry",
             module.name,
-            f"no computation is marked ENTRY; the last one, {module.entry.name}, is taken, as XLA does",
+            f"no computation is marked ENTRY; the last one, {module.entry.name}, is used, as in XLA",
             path=module.source.path,
         )
     program = HloProgram(module)
@@ -156,16 +158,13 @@ def workload_of(
     )
 
 
-# Short spelling of asynchronous operations: ``async-start`` that wraps one operation becomes
-# ``OPERATION-start``.
-#
-# XLA prints most of them so; where a file has the long spelling the two mean the same.
-
 _KEPT_LONG = frozenset({"while", "conditional", "call", "async-start"})
 
 
 def _shorten_async(computations: Mapping[str, Computation]) -> None:
-    """Respell in place every ``async-start`` whose computation holds one operation. O(instructions)."""
+    """Rewrite every ``async-start`` of a single operation to the equivalent ``OPERATION-start``, which XLA
+    prints for most of them. O(instructions).
+    """
     wrapped = {name: root for name, body in computations.items() if (root := _single_operation(body)) >= 0}
     if not wrapped:
         return
@@ -179,7 +178,7 @@ def _shorten_async(computations: Mapping[str, Computation]) -> None:
 
 
 def _single_operation(body: Computation) -> int:
-    """The root where it is the only operation and reads parameters only, else -1."""
+    """Return the root if it is the only operation and reads parameters only, else -1."""
     work = [index for index, opcode in enumerate(body.opcodes) if opcode not in STRUCTURE]
     if work != [body.root] or body.opcodes[body.root] in _KEPT_LONG:
         return -1
@@ -190,23 +189,16 @@ def _single_operation(body: Computation) -> int:
 def _shorten(computation: Computation, index: int, body: Computation, root: int) -> None:
     given = computation.operands[index]
     try:
-        places = [integer(body.payloads[operand]) for operand in body.operands[root]]
+        numbers = [integer(body.payloads[operand]) for operand in body.operands[root]]
     except ValueError:
         return
-    if any(not 0 <= place < len(given) for place in places):
+    if any(not 0 <= number < len(given) for number in numbers):
         return
     own = {key: value for key, value in computation.attributes[index].items() if key != "calls"}
     computation.opcodes[index] = f"{body.opcodes[root]}-start"
-    computation.operands[index] = tuple(given[place] for place in places)
+    computation.operands[index] = tuple(given[number] for number in numbers)
     computation.attributes[index] = body.attributes[root] | own
 
-
-# How many devices a module is for: what its header says, what the caller says, or what its groups name.
-#
-# XLA prints no count of one, a serialised module states none at all (they belong to the compiler's
-# configuration), nor does a module converted from StableHLO. Where a count is not stated, the largest id
-# that a collective names, of replicas or of partitions as its mode has it, gives the count, and a
-# diagnostic says so.
 
 _COUNTS = ("replica_count", "num_partitions")
 _PARTITIONER_CALLS = frozenset(
@@ -219,7 +211,7 @@ _PARTITIONER_CALLS = frozenset(
         "xla.sdy.LocalToGlobalShape",
     }
 )
-"""Targets of custom calls that speak to the partitioner, which leaves none of them."""
+"""Targets of custom calls for the partitioner, which removes all of them."""
 
 _MESSAGES = frozenset({"collective-permute", "send", "recv"})
 _NAMED_IN = ("replica_groups", "source_target_pairs", "frontend_attributes")
@@ -228,14 +220,14 @@ _TO_SHARD = "SPMDFullToShardShape"
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape"})
 _TILED = ("devices=", "mesh", "<=[")
 _MADE_BY_PARTITIONER = "_spmd"
-"""What XLA's partitioner adds to the names of computations."""
+"""Suffix that XLA's partitioner adds to the names of computations."""
 
 
 @dataclass(slots=True)
 class _NamedIds:
-    """One more than the largest id that collectives name, by what the id means: a replica, a partition, a
-    device, or the peer of a message. ``channels`` says that some talk across partitions, ``everybody`` that
-    some name nobody, which means all.
+    """Number of replicas, partitions, devices and peers of messages that the ids in collectives imply, one
+    more than the largest id of each kind. ``channels`` is True if a collective runs across partitions,
+    ``over_all`` if one has an empty list of groups, which means all devices.
     """
 
     replicas: int = 1
@@ -243,28 +235,35 @@ class _NamedIds:
     devices: int = 1
     peers: int = 1
     channels: bool = False
-    everybody: bool = False
+    over_all: bool = False
 
 
 def device_count(module: HloModule) -> int:
-    """The devices of the job that a module is for, as it states them or as its collectives name them. Raises
-    ``UnsupportedError`` past the limit.
+    """Return the number of devices in the header, or implied by the collectives. Raises ``UnsupportedError``
+    beyond the limit.
     """
     replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
     return replicas * partitions
 
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
-    """(replicas, partitions). Raises ``FormatError`` for faulty counts, ``UnsupportedError`` past 2**24."""
-    stated = _asked_for(module, options, diagnostics)
-    replicas, partitions = 1 if stated[0] is None else stated[0], 1 if stated[1] is None else stated[1]
+    """Return (replicas, partitions). Raises ``FormatError`` for invalid counts, ``UnsupportedError`` for more
+    than 2**24 devices.
+    """
+    header_counts = _stated_counts(module, options, diagnostics)
+    replicas, partitions = (
+        1 if header_counts[0] is None else header_counts[0],
+        1 if header_counts[1] is None else header_counts[1],
+    )
     wanted = options.num_devices
-    if None in stated:
-        named = _named_ids(module, complete=stated != [None, None])
-        replicas, partitions = _grown((replicas, partitions), (stated[0] is None, stated[1] is None), named)
-        inferred = replicas * partitions > (stated[0] or 1) * (stated[1] or 1)
-        if wanted is not None and stated == [None, None]:
-            # The number of devices that the caller states, as replicas and partitions.
+    if None in header_counts:
+        named = _named_ids(module, complete=header_counts != [None, None])
+        replicas, partitions = _grown(
+            (replicas, partitions), (header_counts[0] is None, header_counts[1] is None), named
+        )
+        inferred = replicas * partitions > (header_counts[0] or 1) * (header_counts[1] or 1)
+        if wanted is not None and header_counts == [None, None]:
+            # Split the requested number of devices into replicas and partitions.
             if replicas > 1 and partitions > 1:
                 replicas, partitions = (
                     (replicas, wanted // replicas) if wanted % replicas == 0 else (replicas, partitions)
@@ -273,27 +272,31 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
                 replicas, partitions = wanted, 1
             else:
                 replicas, partitions = 1, wanted
-        elif wanted is None and replicas * partitions == 1 and named.everybody:
+        elif wanted is None and replicas * partitions == 1 and named.over_all:
             diagnostics.warning(
                 "hlo.unknown-devices",
                 module.name,
-                "its collectives are over all devices, and nothing says how many there are: one is assumed, "
-                "and they cost next to nothing. State the number with `num_devices`",
+                "the collectives run over all devices, but the number of devices is unknown: one is assumed, "
+                "so collectives take almost no time. Set the number with `num_devices`",
                 path=module.source.path,
             )
         elif wanted is None and inferred:
             diagnostics.warning(
                 "hlo.inferred-devices",
                 module.name,
-                "the module does not say for how many devices it is; its collectives name "
-                f"{replicas * partitions}{_detail(replicas, partitions)}",
+                f"the module has no number of devices; its collectives imply {replicas * partitions}"
+                + (
+                    f" ({replicas} replicas of {partitions} partitions)"
+                    if min(replicas, partitions) > 1
+                    else ""
+                ),
                 path=module.source.path,
             )
     if wanted is not None and wanted != replicas * partitions:
         diagnostics.warning(
             "hlo.num-devices",
             module.name,
-            f"the module says {replicas * partitions} devices; the {wanted} asked for are not used",
+            f"the module is for {replicas * partitions} devices; the requested {wanted} are ignored",
             path=module.source.path,
         )
     if replicas * partitions > MAX_DEVICES:
@@ -306,40 +309,36 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
     return replicas, partitions
 
 
-def _asked_for(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
-    """Replicas and partitions as the module states them, completed by the replicas that the caller states.
+def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
+    """Return replicas and partitions of the header, completed by the requested number of replicas.
 
-    Raises ``UsageError`` where those do not divide the devices asked for.
+    Raises ``UsageError`` if the replicas do not divide the requested number of devices.
     """
-    stated = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
+    header_counts = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
     replicas, wanted = options.num_replicas, options.num_devices
     if replicas is None:
-        return stated
-    if stated[0] not in {None, replicas}:
+        return header_counts
+    if header_counts[0] not in {None, replicas}:
         diagnostics.warning(
             "hlo.num-replicas",
             module.name,
-            f"the module says {stated[0]} replicas; the {replicas} asked for are not used",
+            f"the module is for {header_counts[0]} replicas; the requested {replicas} are ignored",
             path=module.source.path,
         )
-        return stated
-    if wanted is not None and stated[1] is None:
+        return header_counts
+    if wanted is not None and header_counts[1] is None:
         if wanted % replicas:
             raise UsageError(
-                f"{wanted} devices are no whole number of partitions of {replicas} replicas",
+                f"{wanted} devices cannot be divided into {replicas} replicas",
                 path=module.source.path,
                 hint=f"`num_devices={-(-wanted // replicas) * replicas}`",
             )
-        stated[1] = wanted // replicas
-    return [replicas, stated[1]]
-
-
-def _detail(replicas: int, partitions: int) -> str:
-    return f" ({replicas} replicas of {partitions} partitions)" if min(replicas, partitions) > 1 else ""
+        header_counts[1] = wanted // replicas
+    return [replicas, header_counts[1]]
 
 
 def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -> tuple[int, int]:
-    """Counts that hold every id named, a stated one staying as it is."""
+    """Raise the counts that are not stated (``free``) until every id in a collective is valid."""
     replicas, partitions = counts
     replicas = max(replicas, named.replicas) if free[0] else replicas
     partitions = max(partitions, named.partitions) if free[1] else partitions
@@ -348,7 +347,7 @@ def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -
             partitions = named.peers
         elif partitions == 1 and free[0]:
             replicas = named.peers
-    if named.devices > replicas * partitions and all(free):  # beside a stated count XLA refuses them
+    if named.devices > replicas * partitions and all(free):  # with a stated count XLA rejects such ids
         partitions = -(-named.devices // replicas)
     return replicas, partitions
 
@@ -364,37 +363,37 @@ def _count(module: HloModule, key: str) -> int:
 
 
 def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
-    """What the collectives name. Spellings that do not parse name nothing: they are reported where the
-    collective is read. ``complete``: nor do groups that leave ids out, as XLA refuses them.
+    """Collect the ids in all collectives. Malformed groups are ignored here and reported when the collective
+    is read. ``complete``: groups that leave out ids are ignored, too, because XLA rejects them.
     """
-    found = _NamedIds()
+    named = _NamedIds()
     seen: set[tuple[str | None, ...]] = set()
     for body in module.computations.values():
         for opcode, given in zip(body.opcodes, body.attributes, strict=True):
             if given.get("replica_groups", "{}") == "{}" and canonical_name(opcode) in COLLECTIVE_KINDS:
-                found.everybody = True
+                named.over_all = True
             if _NAMING.isdisjoint(given):
                 continue
             channel = given.get("channel_id")
-            found.channels |= channel is not None
+            named.channels |= channel is not None
             for key in _NAMED_IN:
                 text = given.get(key)
                 if text is None or (key == "frontend_attributes" and PAIRS_KEY not in text):
                     continue
-                asked = (base_opcode(opcode)[0], key, text, channel, given.get("use_global_device_ids"))
-                if asked not in seen:
-                    seen.add(asked)
-                    _note(module, found, asked[0], key, given, complete=complete)
-    return found
+                spelling = (base_opcode(opcode)[0], key, text, channel, given.get("use_global_device_ids"))
+                if spelling not in seen:
+                    seen.add(spelling)
+                    _add_ids(module, named, spelling[0], key, given, complete=complete)
+    return named
 
 
-def _note(
-    module: HloModule, found: _NamedIds, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
+def _add_ids(
+    module: HloModule, named: _NamedIds, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
 ) -> None:
-    """Keep the largest id that one spelling names, as what it means."""
+    """Record the largest id of one spelling under its meaning."""
     if key == "frontend_attributes":
         pairs = frontend_pairs(given) or ""
-        found.peers = max(found.peers, _named(module, "source_target_pairs", pairs, complete=False))
+        named.peers = max(named.peers, _named(module, "source_target_pairs", pairs, complete=False))
         return
     number = _named(module, key, given[key], complete=complete)
     try:
@@ -404,11 +403,11 @@ def _note(
     except ValueError:
         return
     if mode is IdMode.FLATTENED_IDS:
-        found.devices = max(found.devices, number)
+        named.devices = max(named.devices, number)
     elif mode is IdMode.CROSS_PARTITION:
-        found.partitions = max(found.partitions, number)
+        named.partitions = max(named.partitions, number)
     else:
-        found.replicas = max(found.replicas, number)
+        named.replicas = max(named.replicas, number)
 
 
 def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
@@ -427,16 +426,12 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     return highest if not complete or groups.num_ranks == highest else 1
 
 
-_OF_PARTITIONER = "_spmd"
-"""What XLA's partitioner puts behind the names of the computations that it makes."""
-
-
 def _is_global(module: HloModule) -> bool:
-    """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
-    program only parameters and results have them, a compiled one has its schedule, and its partitioner has
-    renamed the entry.
+    """Return True if the module has not been partitioned: it calls the partitioner, or has shardings but no
+    communication. In a partitioned program only parameters and results have shardings; a compiled one has a
+    schedule, and the partitioner has renamed its entry.
     """
-    if module.entry.name.endswith(_OF_PARTITIONER):
+    if module.entry.name.endswith(_MADE_BY_PARTITIONER):
         return False
     opcodes: set[str] = set()
     for body in module.computations.values():
@@ -451,8 +446,6 @@ def _is_global(module: HloModule) -> bool:
         base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
         for base in (base_opcode(opcode)[0] for opcode in opcodes)
     )
-    if module.entry.name.endswith(_MADE_BY_PARTITIONER):
-        return False
     scheduled = module.attributes.get("is_scheduled") == "true"
     if "sharding=" not in module.source.text or (scheduled and exchanges):
         return False
@@ -467,7 +460,7 @@ def _is_global(module: HloModule) -> bool:
 
 
 def _works_by_hand_only(module: HloModule) -> bool:
-    """Whether all work stands in computations that are called with shards: bodies of ``shard_map``."""
+    """Return True if all work is in computations that are called with shards: bodies of ``shard_map``."""
     open_, seen = [module.entry], {module.entry.name}
     while open_:
         body = open_.pop()
@@ -487,34 +480,32 @@ def _works_by_hand_only(module: HloModule) -> bool:
     return True
 
 
-# --- Which computation calls which, callees first; a module whose computations call themselves is refused.
-
 _ON_PATH, _DONE = 1, 2
 _MAX_INLINED_NODES = 20_000_000
 _MAX_TUPLE_USES = 1 << 24
 _MAX_FUSED_OPERATIONS = 4_000_000
-"""Of all fusions together; compilers make a computation for each fusion, so programs have one per line."""
+"""Limit for all fusions together; compilers make one computation per fusion."""
 
 _SCALAR_BODIES = frozenset({"reduce", "sort", "map", "scatter"})
 
 
 def _callees(module: HloModule, computation: Computation) -> list[Computation]:
-    found: list[Computation] = []
+    callees: list[Computation] = []
     for index, attributes in enumerate(computation.attributes):
         for name in callee_names(attributes) if attributes else ():
             callee = module.computations.get(name)
             if callee is None:
                 raise module.source.error(
-                    computation.positions[index], f"a computation of this module; {shown(name)} is none"
+                    computation.positions[index], f"a computation of this module; {shown(name)} is not one"
                 )
-            found.append(callee)
-    return found
+            callees.append(callee)
+    return callees
 
 
 def callees_first(module: HloModule) -> list[Computation]:
-    """The computations the entry reaches, each after everything it calls. No recursion; O(instructions).
+    """Sort the computations that the entry reaches, callees first. No recursion; O(instructions).
 
-    Raises ``FormatError`` for a name of no computation and for a computation that calls itself.
+    Raises ``FormatError`` for an unknown computation and for a computation that calls itself.
     """
     entry = module.entry
     state = {entry.name: _ON_PATH}
@@ -536,18 +527,17 @@ def callees_first(module: HloModule) -> list[Computation]:
 
 
 def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
-    """Refuse a module whose calls, written out, make more nodes than fit in memory, or whose fusions, written
-    out, hold more operations than can be added up, or which hands large tuples around too often.
-    O(instructions).
+    """Reject a module that is too large after inlining: nodes of calls, operations of fusions, or values in
+    tuples. O(instructions).
     """
     nodes: dict[str, int] = {}
     fused: dict[str, int] = {}
     uses: dict[str, int] = {}
     values = {row: shape.values for row, shape in enumerate(module.shapes) if shape.array is None}
-    stated = 0
+    tuple_values = 0
     for computation in ordered:
         made, inside, used = len(computation), 0, _tuple_uses(computation, values)
-        stated += used
+        tuple_values += used
         for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
             if not attributes or opcode in _SCALAR_BODIES:
                 continue
@@ -561,10 +551,10 @@ def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
         nodes[computation.name], fused[computation.name], uses[computation.name] = made, inside, used
     _check_limit(module, "calls", nodes[module.entry.name], _MAX_INLINED_NODES)
     _check_limit(module, "fusions", fused[module.entry.name], _MAX_FUSED_OPERATIONS)
-    most = max(stated, uses[module.entry.name])
+    most = max(tuple_values, uses[module.entry.name])
     if most > _MAX_TUPLE_USES:
         raise UnsupportedError(
-            f"instructions that take and make tuples of {most:,} values in all (limit {_MAX_TUPLE_USES:,})",
+            f"tuples of instructions with {most:,} values in total (limit {_MAX_TUPLE_USES:,})",
             path=module.source.path,
             position=f"computation {shown(module.entry.name)}",
             hint="check the tuple types of the program",
@@ -572,7 +562,7 @@ def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
 
 
 def _tuple_uses(computation: Computation, values: Mapping[int, int]) -> int:
-    """Values in the tuples that instructions make and take, each as often as it is handed on whole."""
+    """Count the values in the tuples that instructions make and take."""
     made = {index: values[row] for index, row in enumerate(computation.shapes) if row in values}
     if not made:
         return 0
@@ -587,8 +577,8 @@ def _tuple_uses(computation: Computation, values: Mapping[int, int]) -> int:
 def _check_limit(module: HloModule, what: str, total: int, limit: int) -> None:
     if total > limit:
         raise FormatError(
-            f"its {what} written out make {total:,} operations (limit {limit:,})",
+            f"{total:,} operations after inlining its {what} (limit {limit:,})",
             path=module.source.path,
             position=f"computation {shown(module.entry.name)}",
-            hint="convert a smaller program, or compile it so that fewer calls repeat one another",
+            hint="convert a smaller program, or compile it with fewer repeated calls",
         )

@@ -1,9 +1,13 @@
-"""HLO as it comes: sniffed, printed as text by jaxlib where it is a proto, and where things end in that text:
-blanks, comments, strings, bracketed groups, attribute values.
+"""Scanner of HLO text, detection of HLO files, and conversion of serialised modules to text.
 
-Every step is a match whose parts begin with different characters, so that giving back never helps and is
-never tried twice, or a loop with a counter: time is linear in the text and nesting depth costs nothing,
-whatever the input holds. Possessive quantifiers would say the same, but Python 3.11.2 runs them wrongly.
+Every step of the scanner is either a loop with a counter or a regular expression whose alternatives begin
+with different characters, so that there is no backtracking: time is linear in the text for any input.
+Possessive quantifiers would do the same, but Python 3.11.2 has a bug in them.
+
+Text is detected by its first word, an ``HloModuleProto`` (``xla/service/hlo.proto`` of openxla/xla) by its
+first fields. jaxlib prints a serialised module as text. ``jaxlib._hlo`` is private API; the calls exist in
+the range that the ``stablehlo`` extra pins. XLA allocates a slot for every number up to the largest local id
+of an instruction (the low 32 bits of ``HloInstructionProto.id``), so the ids are checked before.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ _PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule:
 TRUNCATED_HINT = "the text ends early: copy or dump the file again"
 
 STRING = r""""[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'"""
-"""A quoted string, as a pattern; line ends may stand in it (``re.DOTALL``)."""
+"""Pattern of a quoted string, which may contain line ends (``re.DOTALL``)."""
 
 _HEADERLESS = re.compile(
     r"ENTRY\s+%?[A-Za-z_][\w.\-]*\s*(?:\{|\([^(){}]*(?:\([^(){}]*\)[^(){}]*)*\)\s*->)"
@@ -56,21 +60,21 @@ _COMMENT_START = re.compile(r"/[*/]")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _PLAIN = re.compile(r"""[^,\s{}()\[\]"'/]*""")
 _CONTINUED = re.compile(r"[ \t]+(?=[{\[])")
-"""A blank inside a value: its list or mesh goes on behind it."""
+"""Blanks inside a value, before a list or a mesh that belongs to it."""
 
 _QUOTED = re.compile(STRING, re.DOTALL)
 _MAX_PIECES = 1000
-"""Pieces matched at once: the matcher keeps some bytes for each."""
-
-
-def _run(opener: str, closer: str) -> re.Pattern[str]:
-    """Up to the next bracket of one kind or a slash, strings in one piece."""
-    plain = f"[^{re.escape(opener + closer)}\"'/]+"
-    return re.compile(rf"(?:{plain}|{STRING}){{0,{_MAX_PIECES}}}", re.DOTALL)
-
+"""Number of repetitions per match; the matcher keeps some bytes for each."""
 
 _CLOSERS = {"{": "}", "(": ")", "[": "]"}
-_RUNS = {opener: _run(opener, closer) for opener, closer in _CLOSERS.items()}
+_RUNS = {
+    opener: re.compile(
+        rf"(?:[^{re.escape(opener + closer)}\"'/]+|{STRING}){{0,{_MAX_PIECES}}}",
+        re.DOTALL,
+    )
+    for opener, closer in _CLOSERS.items()
+}
+"""Patterns that skip to the next bracket of one kind or to a slash; strings are skipped as a whole."""
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _OCTAL = frozenset("01234567")
@@ -88,12 +92,12 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """A name in quotes for a message, its start where it is long."""
+    """Quote a name for a message; long names are cut."""
     return repr(name) if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]!r}..."
 
 
 def _comment_end(text: str, start: int) -> int:
-    """Where the comment at ``start`` ends, -1 where it does not."""
+    """Return the end of the comment at ``start``, -1 if it does not end."""
     if text.startswith("//", start):
         end = text.find("\n", start)
         return len(text) if end < 0 else end
@@ -102,10 +106,10 @@ def _comment_end(text: str, start: int) -> int:
 
 
 def strip_comments(text: str) -> str:
-    """Text without its comments. O(text)."""
+    """Remove the comments from a text. O(text)."""
     if "/" not in text:
         return text
-    if "//" not in text:  # each comment up to the last end has an end: no start is looked behind twice
+    if "//" not in text:  # every comment before the last end marker ends, so that the search is linear
         end = text.rfind("*/") + 2
         return _COMMENT.sub("", text[:end]) + text[end:] if end > 1 else text
     parts: list[str] = []
@@ -120,15 +124,15 @@ def strip_comments(text: str) -> str:
 
 
 def begins_headerless(text: str, position: int) -> bool:
-    """Whether a module begins there that leaves its header out: with its entry, or with a computation without
-    a signature, comments aside.
+    """Return True if a module without a header begins at ``position``: with its entry, or with a computation
+    without a signature. Comments are ignored.
     """
     beginning = text[position : position + _BEGINNING_CHARACTERS]
     return _HEADERLESS.match(strip_comments(beginning)) is not None
 
 
 def unquote(value: str) -> str:
-    """The content of a quoted string with its C escapes resolved; any other value unchanged."""
+    """Return the content of a quoted string with its C escapes resolved; other values unchanged."""
     if len(value) < 2 or value[0] not in "\"'" or value[-1] != value[0]:
         return value
     inner = value[1:-1]
@@ -137,9 +141,9 @@ def unquote(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HloText:
-    """HLO text and the file it is from. Positions are character offsets into ``text``.
+    """HLO text and its file. Positions are character offsets into ``text``.
 
-    ``origin`` says what the lines of ``text`` are where it is not the file itself (a decoded proto).
+    ``origin`` is a prefix of positions in messages if ``text`` is not the file itself (a decoded proto).
     """
 
     text: str
@@ -147,28 +151,28 @@ class HloText:
     origin: str = ""
 
     def line(self, position: int) -> int:
-        """The line of a position, from 1. O(position): for messages."""
+        """Return the line of a position, from 1. O(position): for messages only."""
         return self.text.count("\n", 0, position) + 1
 
     def place(self, position: int) -> str:
-        """Line and column of a position, for messages."""
+        """Return line and column of a position, for messages."""
         column = position - self.text.rfind("\n", 0, position)
         return f"{self.origin}line {self.line(position)}, column {column}"
 
     def error(self, position: int, expected: str, hint: str | None = None) -> FormatError:
-        """What to raise where ``expected`` does not stand at ``position``."""
+        """Build the error for text at ``position`` that is not ``expected``."""
         ended = position >= len(self.text)
-        found = "the end" if ended else repr(self.text[position : position + _SHOWN_CHARACTERS])
+        actual = "the end" if ended else repr(self.text[position : position + _SHOWN_CHARACTERS])
         on_last_line = self.text.find("\n", position) < 0
         return FormatError(
-            f"expected {expected}, found {found}",
+            f"expected {expected}, found {actual}",
             path=self.path,
             position=self.place(position),
             hint=TRUNCATED_HINT if on_last_line else hint or _PRINTED_HINT,
         )
 
     def skip_space(self, position: int) -> int:
-        """Past blanks, line ends and comments."""
+        """Skip blanks, line ends and comments."""
         text = self.text
         while True:
             match = _SPACE.match(text, position)
@@ -181,7 +185,9 @@ class HloText:
             position = end
 
     def skip_group(self, position: int) -> int:
-        """Past the bracket at ``position`` and its partner. Raises ``FormatError`` where there is none."""
+        """Skip from the bracket at ``position`` past its closing bracket. Raises ``FormatError`` without
+        one.
+        """
         text = self.text
         opener = text[position]
         closer, run = _CLOSERS[opener], _RUNS[opener]
@@ -189,15 +195,15 @@ class HloText:
         while True:
             match = run.match(text, cursor)
             before, cursor = cursor, match.end() if match else cursor
-            found = text[cursor : cursor + 1]
-            if found == closer:
+            character = text[cursor : cursor + 1]
+            if character == closer:
                 depth -= 1
                 if not depth:
                     return cursor + 1
-            elif found == opener:
+            elif character == opener:
                 depth += 1
-            elif found == "/":
-                # Past a comment, or past a slash that begins none.
+            elif character == "/":
+                # Skip a comment, or a slash that does not begin one.
                 if not _COMMENT_START.match(self.text, cursor):
                     cursor = cursor + 1
                 else:
@@ -206,31 +212,31 @@ class HloText:
                         raise self.error(cursor, "a string or comment that ends", TRUNCATED_HINT)
                     cursor = end
                 continue
-            elif not found:
+            elif not character:
                 line = self.line(position)
                 raise self.error(len(text), f"the {closer!r} for the {opener!r} of line {line}")
-            elif cursor == before:  # no progress: a quote that nothing closes
+            elif cursor == before:  # no progress: a quote that is not closed
                 raise self.error(cursor, "a string or comment that ends", TRUNCATED_HINT)
             else:
                 continue
             cursor += 1
 
     def skip_value(self, position: int) -> int:
-        """Past an attribute's value: to the comma, comment, blank or closing bracket not part of it."""
+        """Skip an attribute's value, up to a comma, comment, blank or closing bracket outside of it."""
         text = self.text
         cursor = position
         while True:
             match = _PLAIN.match(text, cursor)
             cursor = match.end() if match else cursor
-            found = text[cursor : cursor + 1]
-            if found and found in "{([":
+            character = text[cursor : cursor + 1]
+            if character and character in "{([":
                 cursor = self.skip_group(cursor)
                 continue
-            if found == "/" and not _COMMENT_START.match(text, cursor):
+            if character == "/" and not _COMMENT_START.match(text, cursor):
                 cursor += 1
                 continue
-            if not found or found not in "\"'":  # a comment ends the value too
-                more = _CONTINUED.match(text, cursor) if found in {" ", "\t"} else None
+            if not character or character not in "\"'":  # a comment ends the value too
+                more = _CONTINUED.match(text, cursor) if character in {" ", "\t"} else None
                 if more is None:
                     return cursor
                 cursor = more.end()
@@ -241,17 +247,13 @@ class HloText:
             cursor = quoted.end()
 
 
-# --- Telling HLO from its first bytes: text by its first word, ``HloModuleProto`` by its first fields.
-#
-# Messages: ``xla/service/hlo.proto`` of openxla/xla.
-
 _CERTAIN, _LIKELY, _NO = 100, 80, 0
 _NAME_TAG, _ENTRY_TAG, _COMPUTATION_TAG = 0x0A, 0x12, 0x1A
 _MAX_NAME_BYTES = 4096
 
 
 def is_text(data: bytes) -> bool:
-    """Whether the bytes begin as a module does, comments and blanks aside."""
+    """Return True if the bytes begin like a module in text form; comments and blanks are ignored."""
     text, start = _beginning(data)
     return _has_header(text, start) or begins_headerless(text, start)
 
@@ -266,7 +268,7 @@ def _has_header(text: str, start: int) -> bool:
 
 
 def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
-    """A short length-delimited field at ``position``: its content and where it ends."""
+    """Return content and end of a short length-delimited field at ``position``."""
     if data[position : position + 1] != bytes([tag]):
         return None
     try:
@@ -277,8 +279,8 @@ def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
 
 
 def _is_module(data: bytes) -> bool:
-    """Whether the bytes begin as ``HloModuleProto`` does: module name, entry name, then a computation whose
-    first field is its own name (fields 1, 2, 3).
+    """Return True if the bytes begin like an ``HloModuleProto``: module name, entry name, then a computation
+    whose first field is its own name (fields 1, 2, 3).
     """
     module = _field(data, 0, _NAME_TAG)
     entry = _field(data, module[1], _ENTRY_TAG) if module else None
@@ -290,8 +292,8 @@ def _is_module(data: bytes) -> bool:
 
 
 def module_bytes(data: bytes) -> bytes | None:
-    """The ``HloModuleProto`` in a binary file: the file itself, or the first field of an ``HloProto`` (what
-    ``--xla_dump_hlo_as_proto`` writes); None for anything else.
+    """Return the ``HloModuleProto`` in a binary file: the file itself, or the first field of an ``HloProto``
+    (written by ``--xla_dump_hlo_as_proto``); None for other files.
     """
     if _is_module(data):
         return data
@@ -303,7 +305,7 @@ def module_bytes(data: bytes) -> bytes | None:
 
 
 def sniff(head: Head) -> int:
-    """How surely an input is HLO."""
+    """Score an input as HLO."""
     if head.is_directory:
         return _NO
     if is_text(head.data):
@@ -311,23 +313,18 @@ def sniff(head: Head) -> int:
     return _NO if module_bytes(head.data) is None else _LIKELY
 
 
-# --- The one place that touches jaxlib's HLO bindings, to print a serialised ``HloModuleProto`` as text.
-#
-# ``jaxlib._hlo`` is private API; the calls below exist in the range that the ``stablehlo`` extra pins. HLO
-# text is read without jaxlib.
-
 _STDERR = 2
 _XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError)
-"""What its exceptions become: XlaRuntimeError is a RuntimeError, the others are those of the C++ library."""
+"""Exceptions of XLA: XlaRuntimeError is a RuntimeError; the others come from the C++ library."""
 _REFUSED = b"\0"
 _FEW_IDS = 1 << 20
-"""Local ids that any module may have; beyond them, no more than it has bytes."""
+"""Local ids that any module may have; a larger module may have as many as it has bytes."""
 TESTED_JAXLIB = "jaxlib>=0.10.2,<0.11"
 
 
 class _Module(Protocol):
     def to_string(self) -> str:
-        """The module in XLA's text format."""
+        """Print the module in XLA's text format."""
         ...
 
 
@@ -348,27 +345,27 @@ def _module_class() -> _ModuleClass:
 
 @contextmanager
 def _silence() -> Generator[None]:
-    """Keep what XLA logs of a damaged proto off the terminal: it writes to file descriptor 2 itself."""
+    """Suppress XLA's log messages about a damaged proto, which go to file descriptor 2 directly."""
     try:
-        kept = os.dup(_STDERR)
-    except OSError:  # closed: nothing is written anywhere
+        saved = os.dup(_STDERR)
+    except OSError:  # stderr is closed
         yield
         return
     try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, _STDERR)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, _STDERR)
+        os.close(null)
         yield
     finally:
-        os.dup2(kept, _STDERR)
-        os.close(kept)
+        os.dup2(saved, _STDERR)
+        os.close(saved)
 
 
 def proto_to_text(data: bytes, path: str) -> str:
-    """The text of a serialised module. Raises ``FormatError`` where the bytes are none, ``MissingExtraError``
-    without a fitting jaxlib.
+    """Return the text of a serialised module. Raises ``FormatError`` for other bytes, ``MissingExtraError``
+    without a suitable jaxlib.
 
-    XLA ends the process on some damaged modules, so a child process does it: its end is a message here.
+    XLA aborts the process on some damaged modules, so a child process converts them.
     """
     _module_class()
     _check_ids(data, path)
@@ -382,8 +379,8 @@ def proto_to_text(data: bytes, path: str) -> str:
 
 
 def print_text(data: bytes, parser_bytes: int) -> bytes:
-    """In the child: the text of a serialised module; why there is none, behind a NUL, which no text begins
-    with.
+    """Return the text of a serialised module, or a NUL and the reason of the failure. Runs in the child
+    process.
     """
     parse = _module_class().from_serialized_hlo_module_proto
     try:
@@ -396,7 +393,7 @@ def print_text(data: bytes, parser_bytes: int) -> bytes:
 
 
 def _check_ids(data: bytes, path: str) -> None:
-    """Refuse ids that XLA would reserve far more memory for than the module can need."""
+    """Reject ids for which XLA would allocate far more memory than the module needs."""
     try:
         largest = largest_local_id(data)
     except ValueError as error:
@@ -415,21 +412,14 @@ def _no_module(data: bytes, path: str, reason: str, *, is_bounded: bool = False)
     )
 
 
-# A look at a serialised ``HloModuleProto`` before XLA gets it.
-#
-# XLA allocates a slot for every number up to the largest local id of an instruction (the low 32 bits of
-# ``HloInstructionProto.id``), so one damaged byte can ask for gigabytes. Field numbers are those of xla's
-# ``service/hlo.proto``: ``HloModuleProto.computations`` 3, ``HloComputationProto.instructions`` 2,
-# ``HloInstructionProto.id`` 35.
-
 _COMPUTATIONS = 3
 _INSTRUCTIONS = 2
 _ID = 35
 
 
 def largest_local_id(data: bytes) -> int:
-    """The largest local id of any instruction; -1 where there is none. Raises ``ValueError`` for bytes that
-    are no protobuf message. O(fields of all instructions).
+    """Return the largest local id of any instruction, -1 for none. Raises ``ValueError`` for malformed
+    protobuf. O(fields of all instructions).
     """
     largest = -1
     for start, end in _messages(data, 0, len(data), _COMPUTATIONS):
@@ -445,7 +435,7 @@ def largest_local_id(data: bytes) -> int:
 
 
 def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Where the messages of one field begin and end."""
+    """Yield start and end of the messages of one field."""
     for number, wire, first, last in fields(data, start, end):
         if number == wanted and wire == BYTES:
             yield first, last

@@ -344,20 +344,20 @@ def _check_type(name: str, column_type: pa.DataType, path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _OperationRows:
+class _HostOperationRows:
     """Host operations in the order of their first rows, and the operation of each row (-1: none)."""
 
     host: HostOps
     of_row: SmallIntArray
 
 
-def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _OperationRows:
+def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperationRows:
     """Build the host operations of a table with a column ``operation``, or with their inputs; else none.
 
     The first row of an operation defines it. Its time, thread and parent are unknown.
     """
     if not {"operation", "strides", "values"} & set(names):
-        return _OperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))
+        return _HostOperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))
     op_row, shapes_row = table.text("op"), table.text("shapes")
     number = table.whole("operation")
     if "operation" not in names:
@@ -371,7 +371,7 @@ def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _OperationRo
     of_row[has_operation] = rank[inverse.reshape(-1)]
     rows = has_operation[first[order]]
     unknown = np.full(len(rows), np.nan)
-    return _OperationRows(
+    return _HostOperationRows(
         HostOps(
             name_row=op_row[rows],
             thread_row=np.zeros(len(rows), np.int32),
@@ -387,8 +387,6 @@ def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _OperationRo
         of_row,
     )
 
-
-# The rows of a table as columns, while batches are read.
 
 _CLASSES = {member.name.lower(): int(member) for member in OpClass} | {"": 0}
 _MOST_CHARACTERS = 1 << 20

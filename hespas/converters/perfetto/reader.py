@@ -303,13 +303,13 @@ class _StatedFacts:
         return cls(tuple(dict(pairs) for pairs in columns.arguments), rows, columns.strings)
 
     def text(self, key: str) -> SmallIntArray:
-        """Return string rows, 0 where there is no annotation."""
+        """Return string rows, 0 for events without the annotation."""
         texts = [arguments.get(key, "") for arguments in self.arguments]
         rows = [self.strings.add(text) if isinstance(text, str) else 0 for text in texts]
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
-        """Return numbers, ``otherwise`` where there is no valid one."""
+        """Return numbers, ``otherwise`` for missing or invalid ones."""
         numbers = self._numbers(key)
         return np.where(np.abs(numbers) < _TOO_LARGE, numbers, otherwise)
 
@@ -330,7 +330,7 @@ class _StatedFacts:
         return np.array(numbers, np.float64)[self.rows]
 
     def run(self) -> SmallIntArray:
-        """Return numbers of runs, -1 where there is none."""
+        """Return numbers of runs, -1 for events without one."""
         numbers = np.nan_to_num(self.exact("run", np.full(len(self.rows), -1.0)), nan=-1.0)
         return np.clip(numbers, -1.0, _LARGEST).astype(np.int32)
 

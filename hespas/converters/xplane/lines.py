@@ -49,9 +49,9 @@ __all__ = [
     "LARGEST_PS",
     "NUMBERS",
     "TEXTS",
-    "CompiledProgram",
     "LineEvents",
     "LineKind",
+    "ProfiledHlo",
     "TraceLine",
     "Truth",
     "device_clock",
@@ -153,7 +153,7 @@ class LineEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledProgram:
+class ProfiledHlo:
     """Compiled program: its name, the profiler's id (-1: unknown), and its HLO."""
 
     name: str

@@ -30,8 +30,8 @@ from hespas.converters.xplane.collect import (
 )
 from hespas.converters.xplane.lines import (
     ABSENT,
-    CompiledProgram,
     LineKind,
+    ProfiledHlo,
     TraceLine,
     has_devices,
     split_module_name,
@@ -116,7 +116,7 @@ class _ProgramMembership:
 
 
 def _membership(
-    collected: CollectedTrace, known_programs: list[CompiledProgram], strings: StringTableBuilder
+    collected: CollectedTrace, known_programs: list[ProfiledHlo], strings: StringTableBuilder
 ) -> _ProgramMembership:
     """Find the program of every device event."""
     programs_of = _stated(collected, strings)
@@ -288,9 +288,7 @@ def profile_of(
     findings.warning("no-launch", no_launch, int(unlaunched.sum()))
     overlap = "operations end after the operation in which they begin; both count in full"
     findings.warning("overlapping", overlap, trace.collected.overlapping)
-    merged = (
-        f"events of second cores were merged into those of first ones: {_ns(trace.on.merged_ps)} of core time"
-    )
+    merged = f"events of second cores were merged into first cores: {_ns(trace.on.merged_ps)} of core time"
     findings.info("merged-cores", merged, trace.on.merged)
     alone = "events on one core of a megacore without a counterpart on the other core; they count in full"
     findings.warning("lone-core", alone, trace.on.alone)

@@ -17,9 +17,9 @@ from hespas.converters.xplane.lines import (
     LARGEST_PS,
     NUMBERS,
     TEXTS,
-    CompiledProgram,
     LineEvents,
     LineKind,
+    ProfiledHlo,
     TraceLine,
     device_clock,
     device_rows,
@@ -233,7 +233,7 @@ class SpaceFacts:
     """
 
     planes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    programs: list[CompiledProgram] = field(default_factory=list[CompiledProgram])
+    programs: list[ProfiledHlo] = field(default_factory=list[ProfiledHlo])
     base_ns: int | None = None
     other_lines: dict[str, int] = field(default_factory=dict[str, int])
     aggregated: int = 0
@@ -435,7 +435,7 @@ class SpaceReader:
             if program_ids is not None and program_ids[owner] != ABSENT:
                 number = int(program_ids[owner])
             at, length = int(inner.start[row]), int(inner.value[row])
-            self.facts.programs.append(CompiledProgram(name, number, self.data.raw[at : at + length]))
+            self.facts.programs.append(ProfiledHlo(name, number, self.data.raw[at : at + length]))
 
 
 def _is_beyond(times_ps: IntArray) -> BoolArray:

@@ -573,5 +573,5 @@ def test_replicas_that_contradict_are_told(read_text: ReadText) -> None:
     asked = ReadOptions(num_replicas=3)
     workload, diagnostics = read_text(_module(", replica_count=2", *_OVER_REPLICAS), asked)
     assert (workload.num_ranks, diagnostics.counts()) == (2, {"hlo.num-replicas": 1})
-    with pytest.raises(UsageError, match="no whole number of partitions of 3 replicas"):
+    with pytest.raises(UsageError, match="8 devices cannot be divided into 3 replicas"):
         read_text(_module("", *_OVER_REPLICAS), ReadOptions(num_devices=8, num_replicas=3))

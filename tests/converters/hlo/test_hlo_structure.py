@@ -386,10 +386,10 @@ def test_calls_are_written_out_per_call(read_text: ReadText) -> None:
     ("body", "message"),
     [
         ("y = f32[2] call(x)", "attribute calls"),
-        ("y = f32[2] call(x), to_apply=nobody", "'nobody' is none"),
+        ("y = f32[2] call(x), to_apply=nobody", "'nobody' is not one"),
         ("y = f32[2] call(x), to_apply=e", "calls itself"),
         ("y = f32[2] fusion(x), kind=kLoop", "attribute calls"),
-        ("y = f32[2] while(x), condition=one, body=missing", "'missing' is none"),
+        ("y = f32[2] while(x), condition=one, body=missing", "'missing' is not one"),
         ("y = f32[2] while(x), condition=one", "attribute body"),
         ("y = f32[2] while(x, x), condition=one, body=one", "1 operand of while"),
         ("y = f32[2] call(x), to_apply=two", "to take 1 parameters, found 2"),
@@ -447,7 +447,7 @@ def test_fusions_that_double_are_refused_and_take_no_memory(read_text: ReadText)
         text += f"c{level} {{\n  p = f32[2] parameter(0)\n  a = f32[2] fusion(p), {call}\n"
         text += f"  ROOT b = f32[2] fusion(a), {call}\n}}\n"
     text += "ENTRY e {\n  p = f32[2] parameter(0)\n  ROOT a = f32[2] fusion(p), kind=kLoop, calls=c59\n}\n"
-    with pytest.raises(FormatError, match="its fusions written out make"):
+    with pytest.raises(FormatError, match="operations after inlining its fusions"):
         read_text(text)
 
 
