@@ -49,8 +49,8 @@ from hespas.simulator.astra import (
     read_network_config,
     read_system_config,
 )
+from hespas.simulator.astra.configuration import FILE_NAMES, astra_sim_files
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
-from hespas.simulator.astra.system_files import FILE_NAMES, astra_sim_files
 from hespas.simulator.memory import RankMemory, memory_by_class
 from hespas.simulator.network import Network, on_system
 from hespas.simulator.results import throughput_of, warn_of_rates

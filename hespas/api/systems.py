@@ -19,7 +19,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, System
 from hespas.hardware import load_system as read_system
-from hespas.simulator.astra.system_files import astra_sim_files
+from hespas.simulator.astra.configuration import astra_sim_files
 
 if TYPE_CHECKING:
     import pandas

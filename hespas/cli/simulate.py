@@ -34,8 +34,8 @@ from hespas.cli.text import (
 from hespas.cli.what_if import WhatIf
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.simulator.astra.configuration import Backend
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
-from hespas.simulator.astra.options import Backend
 from hespas.simulator.job.matching import Protocol
 
 if TYPE_CHECKING:

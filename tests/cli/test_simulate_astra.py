@@ -66,7 +66,7 @@ def test_a_pipeline_with_its_document(tmp_path: Path) -> None:
     assert document["step_ns"] == first_ns
     assert document["step_low_ns"] is None
     [finding] = [each for each in document["diagnostics"] if each["code"] == "simulate.unread-keys"]
-    assert finding["message"] == "change no time: scheduling-policy, boost-mode"
+    assert finding["message"] == "keys without effect: scheduling-policy, boost-mode"
     assert "4 ranks in 2 classes" in done.stdout
 
 
@@ -122,7 +122,7 @@ def test_ranks_that_never_finish_end_with_one() -> None:
     done = run(*MODE, "--comm-groups", SYSTEMS / "comm_group_wrong.json")
     assert done.exit_code == 1, done.output
     assert "ET020: 2 of 4 ranks never finish (0, 1)" in done.output
-    assert "waits for rank 2, which has only 0 collectives there" in " ".join(done.output.split())
+    assert "waits for rank 2, which has only 0 collectives in that group" in " ".join(done.output.split())
 
 
 def test_the_configuration_fixtures_are_those_of_their_script() -> None:

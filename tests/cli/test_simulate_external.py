@@ -89,7 +89,7 @@ def test_ranks_that_do_not_finish_are_counted_whatever_the_exit_code_says(tmp_pa
     done = run(program(tmp_path, finishes))
     assert done.exit_code == 1
     text = " ".join(done.output.split())
-    assert "ASTRA-sim finished 3 of 4 ranks (exit code 0); it said last: a word before the end" in text
+    assert "ASTRA-sim finished 3 of 4 ranks (exit code 0); its last output: a word before the end" in text
 
 
 def test_a_crash_shows_what_it_said(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ PYTHON = ("--simulator", "astra-sim", "--astra-bin", sys.executable)
     [
         (("--simulator", "astra-sim", *CONFIGS), "--simulator astra-sim requires --astra-bin"),
         (("--astra-bin", TRACES, *CONFIGS), "add --simulator astra-sim"),
-        (("--simulator", "astra-sim", "--astra-bin", TRACES, *CONFIGS), "no program that can be started"),
+        (("--simulator", "astra-sim", "--astra-bin", TRACES, *CONFIGS), "not an executable file"),
         ((*PYTHON, "--astra-timeout", "0", *CONFIGS), "--astra-timeout 0"),
         (PYTHON, "mode astra needs --system-config"),
     ],

@@ -1,8 +1,12 @@
-"""ASTRA-sim's analytical simulator, exact to the nanosecond: files, networks, collectives, issue rules."""
+"""Model of ASTRA-sim's analytical simulator, exact to the nanosecond: files, networks, collectives, issue
+rules.
+"""
 
 from __future__ import annotations
 
 from hespas.simulator.astra.configuration import (
+    AstraOptions,
+    Backend,
     MemoryConfig,
     NetworkConfig,
     SystemConfig,
@@ -10,9 +14,7 @@ from hespas.simulator.astra.configuration import (
     read_network_config,
     read_system_config,
 )
-from hespas.simulator.astra.entry import simulate_astra
-from hespas.simulator.astra.options import AstraOptions, Backend
-from hespas.simulator.astra.results import AstraSimulation
+from hespas.simulator.astra.entry import AstraSimulation, simulate_astra
 from hespas.simulator.astra.statistics import RankStatistics
 from hespas.simulator.astra.traces import StatedCosts
 

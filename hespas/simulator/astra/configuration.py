@@ -1,9 +1,14 @@
-"""ASTRA-sim's configuration files, read strictly: system.json, network.yml, remote memory.
+"""ASTRA-sim's configuration: system.json, network.yml and remote memory files, read and written, and options.
 
 Keys and defaults: reference of ASTRA-sim 518bd51, https://astra-sim.github.io. Bandwidths of network.yml are
 GiB/s, ``local-mem-bw`` is 10^9 B/s, ``remote-mem-bw`` bytes/ns. ``network.yml`` is read without YAML: keys
-with lists, on one line (``key: [a, b]``) or below each other (``- a``), and anything else is refused.
-Keys that change nothing in the analytical simulator are listed in ``unread``.
+with lists, on one line (``key: [a, b]``) or one entry per line (``- a``); anything else raises an error. Keys
+that do not affect the analytical simulator are listed in ``unread``.
+
+Units of written files (518bd51): a bandwidth of network.yml is in GiB/s, for one link of a ring or of a
+direct connection, or for all links of a device behind a switch. A message through a switch is charged the
+latency twice, so half of it is written. A ring of chunks goes one way around. ASTRA-sim has no per-device
+oversubscription: its share of the bandwidth is written.
 """
 
 from __future__ import annotations
@@ -12,55 +17,71 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite, isnan, prod
 from pathlib import Path
 from typing import Literal, TypeGuard, cast, get_args
 
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
-from hespas.graph import CollectiveKind
-from hespas.graph.errors import FormatError, clipped
+from hespas.graph import CollectiveKind, Diagnostics
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.hardware import Dimension, System, load_device
 
 __all__ = [
+    "FILE_NAMES",
     "IMPLEMENTATION_KEYS",
     "MAX_NPUS",
+    "AstraOptions",
+    "Backend",
     "MemoryConfig",
     "NetworkConfig",
     "Optimization",
     "SystemConfig",
     "Topology",
+    "astra_sim_files",
     "read_memory_config",
     "read_network_config",
     "read_system_config",
 ]
 
+
 Topology = Literal["Ring", "FullyConnected", "Switch"]
 
 _TOPOLOGIES: Mapping[str, Topology] = {name: name for name in get_args(Topology)}
+
 IMPLEMENTATION_KEYS: Mapping[CollectiveKind, str] = {
     CollectiveKind.ALL_REDUCE: "all-reduce-implementation",
     CollectiveKind.ALL_GATHER: "all-gather-implementation",
     CollectiveKind.REDUCE_SCATTER: "reduce-scatter-implementation",
     CollectiveKind.ALL_TO_ALL: "all-to-all-implementation",
 }
+
 _MEMORY_TYPES = (
     "NO_MEMORY_EXPANSION",
     "PER_NPU_MEMORY_EXPANSION",
     "PER_NODE_MEMORY_EXPANSION",
     "MEMORY_POOL",
 )
+
 _LARGEST = sys.float_info.max
+
 _LINE = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*\[([^\[\]]*)\]\s*$")
+
 _KEY = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*$")
+
 _ENTRY = re.compile(r"^\s*-\s+(\S.*)$")
 
 Optimization = Literal["baseline", "localBWAware"]
+
 MAX_NPUS = 1 << 24
-"""Ranks that a network may have: beyond, their figures alone take gigabytes."""
+"""Limit on the ranks of a network; above it, their figures alone take gigabytes."""
+
 _NETWORK_KEYS = ("topology", "npus_count", "bandwidth", "latency")
+
 _MEMORY_KEYS = ("memory-type", "num-nodes", "num-npus-per-node", "remote-mem-latency", "remote-mem-bw")
+
 _READ_KEYS = frozenset(
     {
         "collective-optimization", "active-chunks-per-dimension", "endpoint-delay", "model-shared-bus",
@@ -70,14 +91,15 @@ _READ_KEYS = frozenset(
         *(f"{key}-custom" for key in IMPLEMENTATION_KEYS.values()),
     }
 )  # fmt: skip
-"""Keys of system.json that change a time. ``scheduling-policy`` is none of them: a rank has one collective
-open at a time, so that chunks of different priority never wait in one queue."""
+"""Keys of system.json that change a time. ``scheduling-policy`` does not: a rank runs one collective at a
+time, so chunks of different priority never wait in one queue.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """``system.json``. None where the file says nothing; ``custom`` kinds run a Chakra graph as algorithm.
-    ``unread`` are keys that change no time.
+    """``system.json``. None if the file lacks a key; ``custom`` kinds run a Chakra graph as algorithm.
+    ``unread`` are keys that do not change a time.
     """
 
     path: str
@@ -110,16 +132,16 @@ class NetworkConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the whole network."""
+        """Return the ranks of the whole network."""
         return prod(self.npus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """The remote memory file: its kind, and whether load and store nodes have anywhere to go.
+    """Remote memory file: the kind of memory for load and store nodes.
 
-    A transaction takes ``latency_ns`` and its bytes over ``bandwidth`` [bytes/ns]; ``nodes`` memories serve
-    ``npus_per_node`` ranks each where there is one per node.
+    A transaction takes ``latency_ns`` plus its bytes over ``bandwidth`` [bytes/ns]; with one memory per node,
+    ``nodes`` memories serve ``npus_per_node`` ranks each.
     """
 
     path: str
@@ -132,7 +154,7 @@ class MemoryConfig:
 
     @property
     def has_remote_memory(self) -> bool:
-        """Whether there is a memory beside the device's own."""
+        """Return True if the system has a memory other than the device's own."""
         return self.memory_type != "NO_MEMORY_EXPANSION"
 
 
@@ -147,16 +169,16 @@ def _read(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object each of whose keys stands once: of two values nobody knows which one was meant."""
+    """Return an object whose keys are unique; of two values it is unclear which one is meant."""
     values = dict(pairs)
     if len(values) < len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {clipped(key)!r} stands twice")
+        raise ValueError(f"duplicate key {clipped(key)!r}")
     return values
 
 
-class _Json:
-    """One JSON object with typed access; every fault names the file and the key."""
+class _JsonFile:
+    """JSON object with typed access; every error names the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -169,7 +191,7 @@ class _Json:
                 position=f"line {error.lineno}",
                 hint="correct it there",
             ) from error
-        except ValueError as error:  # a key that stands twice, an integer of thousands of digits
+        except ValueError as error:  # a duplicate key, or an integer of thousands of digits
             text = str(error).partition(";")[0]
             raise FormatError(text, path=self.path, hint="correct it in the file") from error
         except RecursionError:
@@ -193,14 +215,14 @@ class _Json:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
-            raise self.fault(key, "a number that is not negative")
+            raise self.fault(key, "a number of at least 0")
         return float(value)
 
     def time(self, key: str) -> float | None:
-        """A number below 2^31."""
+        """Return a number below 2^31."""
         value = self.real(key)
         if value is not None and value >= 1 << 31:
-            raise self.fault(key, "a number below 2^31 that is not negative")
+            raise self.fault(key, "a number from 0 to below 2^31")
         return value
 
     def count(self, key: str) -> int | None:
@@ -244,7 +266,7 @@ def _is_texts(value: object) -> TypeGuard[list[str]]:
 
 def read_system_config(path: Path) -> SystemConfig:
     """Read ``system.json``. Raises ``FormatError`` with the key at fault."""
-    source = _Json(path)
+    source = _JsonFile(path)
     splits = source.count("preferred-dataset-splits")
     implementations = {
         kind: names for kind, key in IMPLEMENTATION_KEYS.items() if (names := source.texts(key)) is not None
@@ -275,7 +297,7 @@ def read_system_config(path: Path) -> SystemConfig:
 
 def read_memory_config(path: Path) -> MemoryConfig:
     """Read the remote memory file. Raises ``FormatError`` with the key at fault."""
-    source = _Json(path)
+    source = _JsonFile(path)
     kind = source.text("memory-type", _MEMORY_TYPES, None)
     bandwidth = int(source.time("remote-mem-bw") or 0)
     if kind != "NO_MEMORY_EXPANSION" and "remote-mem-bw" in source.values and not bandwidth:
@@ -294,19 +316,23 @@ def read_memory_config(path: Path) -> MemoryConfig:
 def read_network_config(path: Path) -> NetworkConfig:
     """Read ``network.yml``. Raises ``FormatError`` with the line at fault."""
     lists = _lists(path)
-    topology: tuple[Topology, ...] = tuple(_topology(path, name) for name in lists["topology"])
+    for name in lists["topology"]:
+        if name not in _TOPOLOGIES:
+            hint = f"use one of {', '.join(_TOPOLOGIES)}"
+            raise FormatError(f"topology {name!r} is unknown", path=str(path), position="topology", hint=hint)
+    topology: tuple[Topology, ...] = tuple(_TOPOLOGIES[name] for name in lists["topology"])
     npus = tuple(_integer(path, "npus_count", text) for text in lists["npus_count"])
     bandwidth = tuple(_real(path, "bandwidth", text) for text in lists["bandwidth"])
     latency = tuple(_real(path, "latency", text) for text in lists["latency"])
     if len({len(topology), len(npus), len(bandwidth), len(latency)}) != 1 or not topology:
         raise FormatError(
-            "the lists have different lengths, or none",
+            "the lists are empty or differ in length",
             path=str(path),
             hint="topology, npus_count, bandwidth and latency have one entry per dimension",
         )
     if prod(npus) > MAX_NPUS:
         raise FormatError(
-            f"{prod(npus):,} NPUs are more than {MAX_NPUS:,}", path=str(path), position="npus_count",
+            f"{prod(npus):,} NPUs exceed the limit of {MAX_NPUS:,}", path=str(path), position="npus_count",
             hint="state fewer per dimension",
         )  # fmt: skip
     return NetworkConfig(
@@ -320,8 +346,8 @@ def read_network_config(path: Path) -> NetworkConfig:
 
 
 def _lists(path: Path) -> dict[str, list[str]]:
-    """The lists of a file by their keys, comments and blank lines left out."""
-    found: dict[str, list[str]] = {}
+    """Return the lists of a file by their keys, without comments and blank lines."""
+    lists: dict[str, list[str]] = {}
     open_list: list[str] | None = None
     for number, raw in enumerate(_read(path).splitlines(), 1):
         line = raw.split("#", 1)[0].rstrip()
@@ -332,8 +358,8 @@ def _lists(path: Path) -> dict[str, list[str]]:
             open_list.append(_unquoted(entry[1]))
             continue
         match = _LINE.match(line) or _KEY.match(line)
-        if match is None or match[1] in found:
-            what = "the key stands twice" if match else "not of the form 'key: [a, b]'"
+        if match is None or match[1] in lists:
+            what = "duplicate key" if match else "not of the form 'key: [a, b]'"
             raise FormatError(
                 what,
                 path=str(path),
@@ -341,29 +367,21 @@ def _lists(path: Path) -> dict[str, list[str]]:
                 hint="write each list on one line: npus_count: [8, 2]",
             )
         on_line = match[2].strip() if match.re is _LINE else ""
-        found[match[1]] = [_unquoted(each) for each in on_line.split(",")] if on_line else []
-        open_list = found[match[1]] if match.re is _KEY else None
+        lists[match[1]] = [_unquoted(entry_text) for entry_text in on_line.split(",")] if on_line else []
+        open_list = lists[match[1]] if match.re is _KEY else None
     for key in _NETWORK_KEYS:
-        if key not in found:
+        if key not in lists:
             raise FormatError(f"{key} is missing", path=str(path), hint=f"add a line '{key}: [...]'")
-    return found
+    return lists
 
 
 def _unquoted(text: str) -> str:
     return text.strip().strip("\"'")
 
 
-def _topology(path: Path, name: str) -> Topology:
-    found = _TOPOLOGIES.get(name)
-    if found is None:
-        hint = f"one of {', '.join(_TOPOLOGIES)}"
-        raise FormatError(f"topology {name!r} is unknown", path=str(path), position="topology", hint=hint)
-    return found
-
-
 def _integer(path: Path, key: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        fault, hint = f"{text!r} is no positive integer", "write it as 8, without a sign"
+        fault, hint = f"{text!r} is not a positive integer", "write it as 8, without a sign"
         raise FormatError(fault, path=str(path), position=key, hint=hint)
     return int(text)
 
@@ -374,6 +392,174 @@ def _real(path: Path, key: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not isfinite(value) or value < 0:
-        fault = f"{text!r} is no number that is not negative"
+        fault = f"{text!r} is not a number of at least 0"
         raise FormatError(fault, path=str(path), position=key, hint="write it as 50.0")
     return value
+
+
+Backend = Literal["unaware", "aware"]
+"""ASTRA-sim's analytical networks: congestion-unaware and congestion-aware."""
+
+_MOST_QUEUES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AstraOptions:
+    """Configuration files as read, the network backend, and the number of queues per dimension."""
+
+    system: SystemConfig
+    network: NetworkConfig
+    memory: MemoryConfig | None = None
+    backend: Backend = "unaware"
+    queues_per_dim: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the options; raises ``UsageError``."""
+        if self.backend not in get_args(Backend):
+            raise UsageError(f"unknown backend {self.backend!r}", hint="use one of: unaware, aware")
+        if not 1 <= self.queues_per_dim <= _MOST_QUEUES:
+            raise UsageError(
+                f"invalid `queues_per_dim={self.queues_per_dim}`",
+                hint=f"use a whole number from 1 to {_MOST_QUEUES}",
+            )
+
+
+FILE_NAMES = ("system.json", "network.yml", "remote_memory.json")
+
+_GIB = 1 << 30
+
+_BYTES_PER_GIGA = 1e9
+
+_WRITTEN_TOPOLOGIES: Mapping[str, Topology] = {
+    "ring": "Ring",
+    "fully_connected": "FullyConnected",
+    "switch": "Switch",
+}
+
+_HOPS = {"Ring": 1, "FullyConnected": 1, "Switch": 2}
+
+_SPLITS = 4
+"""Chunks of a collective, so that dimensions work on different chunks at once."""
+
+_ENDPOINT_DELAY_NS = 10
+"""ASTRA-sim's default."""
+
+
+def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, str]:
+    """Return the text of each of :data:`FILE_NAMES` for a sized system. Dimensions of one device are omitted.
+
+    Raises ``UsageError`` for one device and if the devices do not fill the dimensions, ``UnsupportedError``
+    for an unknown latency. Properties that ASTRA-sim cannot represent are reported.
+    """
+    capacity = prod(system.shape)
+    if system.devices < 0:
+        raise UsageError(f"{system.name} has no number of devices", hint="add `devices=64`, or their shape")
+    if capacity != system.devices:
+        full = prod(system.shape[:-1])
+        raise UsageError(
+            f"ASTRA-sim runs whole systems: {system.devices:,} devices do not fill "
+            f"{'x'.join(map(str, system.shape))} of {system.name}",
+            hint=f"{system.devices // full * full or capacity:,} or {capacity:,} devices",
+        )
+    if system.devices == 1:
+        raise UsageError(
+            f"one device of {system.name} has no network, which ASTRA-sim requires",
+            hint="use 2 or more devices; `mode=hespas` simulates one",
+        )
+    used = [dimension for dimension in system.dimensions if dimension.size > 1]
+    for dimension in used:
+        _check(dimension, system, diagnostics)
+    link = load_device(system.device).link("pcie") if system.device else None
+    settings: dict[str, object] = {"memory-type": "NO_MEMORY_EXPANSION"}
+    if link is not None and link.bandwidth_bytes_per_s >= _BYTES_PER_GIGA:
+        settings = {
+            "memory-type": "PER_NPU_MEMORY_EXPANSION",
+            "remote-mem-latency": 0 if isnan(link.latency_ns) else int(link.latency_ns),
+            "remote-mem-bw": int(link.bandwidth_bytes_per_s / _BYTES_PER_GIGA),
+        }
+    topology = [_WRITTEN_TOPOLOGIES[dimension.topology] for dimension in used]
+    latency = [dimension.latency_ns / _HOPS[name] for dimension, name in zip(used, topology, strict=True)]
+    bandwidth: list[float] = []
+    for dimension in used:
+        whole = min(dimension.bandwidth_bytes_per_s, dimension.received_bytes_per_s)
+        whole /= dimension.oversubscription
+        links = 1 if dimension.topology == "switch" else dimension.links_per_device
+        bandwidth.append(whole / links / _GIB)
+    lists: Mapping[str, Sequence[object]] = {
+        "topology": topology,
+        "npus_count": [dimension.size for dimension in used],
+        "bandwidth": bandwidth,
+        "latency": latency,
+    }
+    lines = [
+        f"# {system.name}, {system.devices:,} devices",
+        *(f"# {dimension.name}: {system.source_text(dimension.source)}" for dimension in used),
+        "# innermost first; GiB/s of a link (ring, fully connected) or a device (switch), ns per hop",
+        *(f"{key}: [ {', '.join(map(str, values))} ]" for key, values in lists.items()),
+    ]
+    return {
+        "system.json": _system_json(system, used),
+        "network.yml": ("\n".join(lines) + "\n"),
+        "remote_memory.json": (json.dumps(settings, indent=2) + "\n"),
+    }
+
+
+def _check(dimension: Dimension, system: System, diagnostics: Diagnostics) -> None:
+    if isnan(dimension.latency_ns):
+        raise UnsupportedError(
+            f"the latency of {dimension.name} is unknown",
+            position=system.name,
+            hint="state one: `hespas hardware system NAME > my-system.toml`",
+        )
+    applies = {
+        "system.line-as-ring": dimension.topology == "ring" and not dimension.is_closed(system.devices),
+        "system.reduction-left-out": bool(dimension.reduction),
+        "system.oversubscription-shared-out": dimension.oversubscription > 1,
+        "system.slower-direction": dimension.received_bytes_per_s != dimension.bandwidth_bytes_per_s,
+    }
+    texts = {
+        "system.line-as-ring": f"a line of {dimension.size} is written as a ring: ASTRA-sim has no lines",
+        "system.reduction-left-out": f"ASTRA-sim has no reductions in the network ({dimension.reduction})",
+        "system.oversubscription-shared-out": "each device gets its share of an oversubscribed level",
+        "system.slower-direction": "both directions get the bandwidth of the slower one",
+    }
+    for code, applies_here in applies.items():
+        if applies_here:
+            diagnostics.info(code, f"{system.name}: {dimension.name}", texts[code])
+
+
+def _system_json(system: System, used: Sequence[Dimension]) -> str:
+    """Return system.json: rings on rings and switches, direct sends over direct links. Through a switch an
+    all-to-all sends one message at a time, because without congestion each of several would have the whole
+    bandwidth.
+    """
+    implementations = {
+        key: ["direct" if dimension.topology == "fully_connected" else "ring" for dimension in used]
+        for key in IMPLEMENTATION_KEYS.values()
+    }
+    implementations["all-to-all-implementation"] = [
+        {"fully_connected": "direct", "switch": "direct1", "ring": "ring"}[dimension.topology]
+        for dimension in used
+    ]
+    settings: dict[str, object] = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": _ENDPOINT_DELAY_NS,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": _SPLITS,
+        "collective-optimization": "localBWAware",
+        **implementations,
+    }
+    if system.device:
+        device = load_device(system.device)
+        rates = [
+            peak.flops_per_s
+            for peak in device.peaks
+            if peak.dtype in ("bf16", "f16") and peak.unit == "matrix" and peak.density == "dense"
+        ]
+        peak = {"peak-perf": max(rates) / 1e12} if rates else {}
+        settings |= {
+            "local-mem-bw": device.main_memory.bandwidth_bytes_per_s / 1e9,
+            **peak,
+            "roofline-enabled": 0,
+        }
+    return json.dumps(settings, indent=2) + "\n"

@@ -1,6 +1,6 @@
-"""Why ranks never finish: which node of which rank waits for whom, and the rule that is broken.
+"""Deadlocks: the nodes that never end, the ranks they wait for, and the violated rule.
 
-ASTRA-sim prints nothing of such ranks and ends with exit code 0.
+ASTRA-sim prints nothing about such ranks and exits with code 0.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import CheckFailedError
 from hespas.simulator.astra.plans import collective_name
-from hespas.simulator.astra.ranks import Issued, Rank
-from hespas.simulator.astra.runs import NEVER
+from hespas.simulator.astra.ranks import NEVER, AstraRank, IssuedCollective
 from hespas.simulator.astra.traces import Action, Slot
 
-__all__ = ["Stuck", "check_finished", "stuck_nodes"]
+__all__ = ["DeadlockedNode", "check_finished", "deadlocked_nodes"]
 
 _CODE = "simulate.deadlock"
 _CAUSES = ("ET007", "ET020", "ET029", "ET015", "ET019", "starved", "ET021")
-"""Rules by how much a break of them explains: the last ones follow from others."""
+"""Rules in order of how much their violation explains: later ones can follow from earlier ones."""
 _SLOT_NAMES = {Slot.CPU: "CPU", Slot.COMPUTE: "computation", Slot.COMMUNICATION: "communication"}
-_HINT = "hespas-validate check DIR --profile astra-sim lists all rules that are broken"
+_HINT = "hespas-validate check DIR --profile astra-sim lists all violated rules"
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
-    """A node that never ends: the rule that is broken (or follows), and what it waits for."""
+class DeadlockedNode:
+    """Node that never ends: the violated rule (or a consequence of one), and what the node waits for."""
 
     rule: str
     rank: int
-    place: int
+    position: int
     node: int
     label: str
     reason: str
@@ -40,21 +39,23 @@ class Stuck:
         return f"rank {self.rank}: {self.label} {self.reason}"
 
 
-def check_finished(ranks: Sequence[Rank], diagnostics: Diagnostics) -> None:
-    """Raise ``CheckFailedError`` where a rank does not run all its nodes; findings say what it waits for."""
+def check_finished(ranks: Sequence[AstraRank], diagnostics: Diagnostics) -> None:
+    """Raise ``CheckFailedError`` if a rank does not run all its nodes; diagnostics list what it waits for."""
     unfinished = [rank for rank in ranks if rank.ended < len(rank.trace.trace)]
     if not unfinished:
         return
-    found = sorted(stuck_nodes(ranks), key=lambda each: (_CAUSES.index(each.rule), each.rank, each.place))
-    for each in found:
-        rule = "" if each.rule == "starved" else f"{each.rule}: "
+    nodes = sorted(
+        deadlocked_nodes(ranks), key=lambda node: (_CAUSES.index(node.rule), node.rank, node.position)
+    )
+    for node in nodes:
+        rule = "" if node.rule == "starved" else f"{node.rule}: "
         diagnostics.add(
-            _CODE, Severity.ERROR, f"rank {each.rank}: {each.label}", rule + each.reason,
-            rank=each.rank, node=each.node,
+            _CODE, Severity.ERROR, f"rank {node.rank}: {node.label}", rule + node.reason,
+            rank=node.rank, node=node.node,
         )  # fmt: skip
     numbers = [rank.trace.rank for rank in unfinished]
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-    first = found[0]
+    first = nodes[0]
     raise CheckFailedError(
         f"{len(numbers):,} of {len(ranks):,} ranks never finish ({shown}); {first}",
         code="" if first.rule == "starved" else first.rule,
@@ -63,53 +64,60 @@ def check_finished(ranks: Sequence[Rank], diagnostics: Diagnostics) -> None:
     )
 
 
-def stuck_nodes(ranks: Sequence[Rank]) -> list[Stuck]:
-    """What waits for ever: nodes that were issued, those whose slot they hold, and ranks where none was."""
+def deadlocked_nodes(ranks: Sequence[AstraRank]) -> list[DeadlockedNode]:
+    """Return the nodes that wait without end: issued nodes, nodes whose slot these occupy, and one node of
+    each rank that issued none.
+    """
     by_rank = {rank.trace.rank: rank for rank in ranks}
-    found: list[Stuck] = []
+    nodes: list[DeadlockedNode] = []
     for rank in ranks:
         if rank.ended < len(rank.trace.trace):
-            found += _stuck_on(rank, by_rank)
-    return found
+            nodes += _deadlocked_on(rank, by_rank)
+    return nodes
 
 
-def _stuck_on(rank: Rank, by_rank: dict[int, Rank]) -> Iterator[Stuck]:
+def _deadlocked_on(rank: AstraRank, by_rank: dict[int, AstraRank]) -> Iterator[DeadlockedNode]:
     trace = rank.trace.trace
     flying = rank.flying()
-    holders = {trace.slot[place]: place for place in flying}
-    issued = {each.place: each for each in rank.issued}
-    for place in flying:
-        if place in issued:
-            yield from _collective(rank, issued[place], by_rank)
-        elif trace.action[place] == Action.RECEIVE:
-            yield _receive(rank, place, by_rank)
-    for place in rank.ready():
-        holder = holders.get(trace.slot[place])
+    holders = {trace.slot[position]: position for position in flying}
+    issued = {collective.position: collective for collective in rank.issued}
+    for position in flying:
+        if position in issued:
+            yield from _collective(rank, issued[position], by_rank)
+        elif trace.action[position] == Action.RECEIVE:
+            yield _receive(rank, position, by_rank)
+    for position in rank.ready():
+        holder = holders.get(trace.slot[position])
         if holder is None:
-            reason = "is ready, and nothing that ends wakes it: what it waited for ended at once"
-            yield _at(rank, place, "starved", reason)
+            reason = "is ready, but no ending node triggers it: its dependencies ended at once"
+            yield _at(rank, position, "starved", reason)
         else:
-            slot = _SLOT_NAMES[Slot(trace.slot[place])]
-            reason = f"waits for the {slot} slot, which {trace.label(holder)} holds"
-            yield _at(rank, place, "ET021", reason)
+            slot = _SLOT_NAMES[Slot(trace.slot[position])]
+            reason = f"waits for the {slot} slot, which {trace.label(holder)} occupies"
+            yield _at(rank, position, "ET021", reason)
     if not flying and not rank.ready():
-        place = next(at for at, end in enumerate(rank.end_ns) if end == NEVER)
-        yield _at(rank, place, "ET007", "waits for itself through others: dependencies form a cycle")
+        position = next(at for at, end in enumerate(rank.end_ns) if end == NEVER)
+        yield _at(rank, position, "ET007", "waits for itself: dependencies form a cycle")
 
 
-def _at(rank: Rank, place: int, rule: str, reason: str) -> Stuck:
+def _at(rank: AstraRank, position: int, rule: str, reason: str) -> DeadlockedNode:
     trace = rank.trace.trace
-    return Stuck(
-        rule, rank.trace.rank, place, int(trace.graph.id[trace.node[place]]), trace.label(place), reason
+    return DeadlockedNode(
+        rule,
+        rank.trace.rank,
+        position,
+        int(trace.graph.id[trace.node[position]]),
+        trace.label(position),
+        reason,
     )
 
 
-def _receive(rank: Rank, place: int, by_rank: dict[int, Rank]) -> Stuck:
-    message, peer = rank.trace.trace.messages[place], rank.trace.peers[place]
+def _receive(rank: AstraRank, position: int, by_rank: dict[int, AstraRank]) -> DeadlockedNode:
+    message, peer = rank.trace.trace.messages[position], rank.trace.peers[position]
     sender = by_rank.get(peer)
     what = f"{message.size:,} bytes with tag {message.tag} from rank {peer}"
     if sender is None:
-        return _at(rank, place, "ET015", f"waits for {what}, which is not there")
+        return _at(rank, position, "ET015", f"waits for {what}, which is absent")
     theirs = sender.trace.trace
     sends = [
         at
@@ -120,63 +128,81 @@ def _receive(rank: Rank, place: int, by_rank: dict[int, Rank]) -> Stuck:
     exact = [at for at in meant if theirs.messages[at].size == message.size]
     late = [at for at in exact if sender.start_ns[at] == NEVER]
     if late:
-        return _at(rank, place, "ET021", f"waits for {what}, whose {theirs.label(late[0])} is never issued")
+        return _at(
+            rank, position, "ET021", f"waits for {what}, whose {theirs.label(late[0])} is never issued"
+        )
     if exact:
-        return _at(rank, place, "ET015", f"waits for one more message of {what}, which sends {len(exact)}")
+        return _at(rank, position, "ET015", f"waits for one more message of {what}, which sends {len(exact)}")
     if meant:
         sizes = ", ".join(f"{theirs.messages[at].size:,}" for at in meant[:3])
-        return _at(rank, place, "ET015", f"waits for {what}, which sends {sizes} bytes with that tag")
-    return _at(rank, place, "ET015", f"waits for {what}, which sends none such")
+        return _at(rank, position, "ET015", f"waits for {what}, which sends {sizes} bytes with that tag")
+    return _at(rank, position, "ET015", f"waits for {what}, which sends no such message")
 
 
-def _collective(rank: Rank, issued: Issued, by_rank: dict[int, Rank]) -> Iterator[Stuck]:
-    """One finding per reason: what a member does instead."""
-    number = sum(1 for each in rank.issued if each.group == issued.group and each.place != issued.place)
+def _collective(
+    rank: AstraRank, issued: IssuedCollective, by_rank: dict[int, AstraRank]
+) -> Iterator[DeadlockedNode]:
+    """Yield one finding per reason: the activity of a member that is missing."""
+    number = sum(
+        1 for earlier in rank.issued if earlier.group == issued.group and earlier.position != issued.position
+    )
     members = issued.plan.group or range(len(by_rank))
     for member in members:
         other = by_rank.get(member)
         if member == rank.trace.rank or other is None:
             continue
-        verdict = _against(issued, number, other)
+        verdict = _compare_with_member(issued, number, other)
         if verdict is not None:
             rule, reason = verdict
-            yield _at(rank, issued.place, rule, f"({_told(issued)}) waits for rank {member}, {reason}")
+            yield _at(
+                rank,
+                issued.position,
+                rule,
+                f"({_describe_collective(issued)}) waits for rank {member}, {reason}",
+            )
             return
-    yield _at(rank, issued.place, "ET021", f"({_told(issued)}) waits for the messages of other ranks")
+    yield _at(
+        rank,
+        issued.position,
+        "ET021",
+        f"({_describe_collective(issued)}) waits for the messages of other ranks",
+    )
 
 
-def _told(issued: Issued) -> str:
+def _describe_collective(issued: IssuedCollective) -> str:
     where = f"group {issued.group}" if issued.group else "all ranks"
     return f"{collective_name(issued.plan.kind)} of {where}"
 
 
-def _against(issued: Issued, number: int, other: Rank) -> tuple[str, str] | None:
-    """The rule that is broken between a collective, the ``number``-th of its group, and a member; None where
-    the member is in it too.
+def _compare_with_member(issued: IssuedCollective, number: int, other: AstraRank) -> tuple[str, str] | None:
+    """Return the rule that is violated between a collective, the ``number``-th of its group, and a member;
+    None if the member takes part in it.
     """
-    theirs = [each for each in other.issued if each.group == issued.group]
+    theirs = [collective for collective in other.issued if collective.group == issued.group]
     trace = other.trace.trace
     if len(theirs) > number:
         same = theirs[number]
         if (same.plan.kind, same.plan.phases, same.plan.streams) != (
             issued.plan.kind, issued.plan.phases, issued.plan.streams,
         ):  # fmt: skip
-            size = trace.collectives[same.place].size
+            size = trace.collectives[same.position].size
             name = collective_name(same.plan.kind)
-            return "ET020", f"which runs {trace.label(same.place)} there, {name} of {size:,} bytes"
+            return "ET020", f"which runs {trace.label(same.position)} instead, {name} of {size:,} bytes"
         if same.first_stream != issued.first_stream:
             counts = f"{same.first_stream:,} and {issued.first_stream:,}"
-            return "ET029", f"which created another number of chunks before ({counts}): they do not match"
+            return "ET029", f"which created a different number of chunks before ({counts})"
         return None
     total = sum(
         1
-        for each in trace.collectives.values()
-        if each.kind is not CollectiveKind.BROADCAST
-        and other.trace.groups.get(each.row, (0, ()))[0] == issued.group
+        for collective in trace.collectives.values()
+        if collective.kind is not CollectiveKind.BROADCAST
+        and other.trace.groups.get(collective.row, (0, ()))[0] == issued.group
     )
     if total <= number:
-        return "ET020", f"which has only {total:,} collectives there"
-    busy = next((each for each in other.issued if other.end_ns[each.place] == NEVER), None)
+        return "ET020", f"which has only {total:,} collectives in that group"
+    busy = next(
+        (collective for collective in other.issued if other.end_ns[collective.position] == NEVER), None
+    )
     if busy is not None:
-        return "ET021", f"which waits in {trace.label(busy.place)} ({_told(busy)}) before it"
-    return "ET021", "which never comes to it"
+        return "ET021", f"which waits in {trace.label(busy.position)} ({_describe_collective(busy)}) before"
+    return "ET021", "which never reaches it"

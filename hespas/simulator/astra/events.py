@@ -1,4 +1,4 @@
-"""ASTRA-sim's event queue: callbacks by time [ns], those of one time in the order they were entered."""
+"""ASTRA-sim's event queue: callbacks in order of time [ns], and of entry at equal times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Callback", "EventQueue", "Timers"]
 
 Callback = Callable[[Any], None]
-"""What happens; its argument is entered beside it."""
+"""Function to call; its argument is entered with it."""
 
 
 class EventQueue:
@@ -23,7 +23,7 @@ class EventQueue:
         self._at: dict[int, list[tuple[Callback, object]]] = {}
 
     def enter(self, time_ns: int, callback: Callback, argument: object) -> None:
-        """Have a callback made at a time, now or later."""
+        """Schedule a callback, now or later."""
         entered = self._at.get(time_ns)
         if entered is None:
             self._at[time_ns] = [(callback, argument)]
@@ -33,23 +33,23 @@ class EventQueue:
 
     @property
     def is_due(self) -> bool:
-        """True where a callback waits for this very moment."""
+        """Return True if a callback is scheduled for the current time."""
         return self.now_ns in self._at
 
     def run(self) -> None:
-        """Make all callbacks, also those that are entered meanwhile."""
+        """Run all callbacks, including those entered meanwhile."""
         times, at = self._times, self._at
         while times:
             now_ns = self.now_ns = heappop(times)
-            for callback, argument in at[now_ns]:  # grows by what is entered for this very moment
+            for callback, argument in at[now_ns]:  # grows by callbacks entered for the current time
                 callback(argument)
             del at[now_ns]
 
 
 class Timers:
-    """The timers of one rank: those of one time share one event, which stands where the first was entered.
+    """Timers of one rank: timers of equal time share one event, in the order of the first entry.
 
-    A timer of no delay that is set while this event runs still runs within it.
+    A timer without delay that is set while this event runs still runs within it.
     """
 
     __slots__ = ("_at", "_queue")
@@ -59,7 +59,7 @@ class Timers:
         self._at: dict[int, list[tuple[Callback, object]]] = {}
 
     def after(self, delay_ns: int, callback: Callback, argument: object) -> None:
-        """Have a callback made after a delay."""
+        """Schedule a callback after a delay."""
         time_ns = self._queue.now_ns + delay_ns
         waiting = self._at.get(time_ns)
         if waiting is None:

@@ -1,8 +1,8 @@
-"""A user's own ASTRA-sim, run on traces and configuration files: https://github.com/astra-sim/astra-sim.
+"""Run a user's own ASTRA-sim on traces and configuration files: https://github.com/astra-sim/astra-sim.
 
-Its exit code says nothing: ranks that never finish end with 0 too. What counts are the lines that it prints
-of each rank, ``sys[3] finished, 9240 cycles, exposed communication 9240 cycles.`` and the statistics behind
-it; a cycle is 1 ns.
+Its exit code does not indicate success, because it is 0 also if ranks never finish. The result is read from
+the lines of each rank, ``sys[3] finished, 9240 cycles, exposed communication 9240 cycles.``, and from the
+statistics after it; a cycle is 1 ns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from hespas.files.trust import refuse_in_untrusted
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError, UsageError
-from hespas.simulator.astra.options import AstraOptions
+from hespas.simulator.astra.configuration import AstraOptions
 from hespas.simulator.astra.statistics import UNKNOWN, RankStatistics
 
 __all__ = ["DEFAULT_TIMEOUT_S", "AstraBinary", "ExternalRun", "run_external"]
@@ -46,39 +46,39 @@ _ROOFLINE = {
     b"Average memory utilization": (2, 100.0),
     b"Average operation intensity": (3, 1.0),
 }
-"""Statistic -> its column among roofline averages, and what it is divided by."""
+"""Column of each statistic among roofline averages, and its divisor."""
 _SHOWN_BYTES, _SHOWN_LINES = 4096, 8
 _LONGEST_LINE = 1 << 16
 _MOST_LOG_BYTES = 1 << 30
-"""Of what it prints: thousands of lines for each of 100,000 ranks are less."""
-_LOOKED_EVERY_S = 0.2
-_LATE, _TALKS_ON = -1, -1000
-"""In place of an exit code, which no signal has either."""
+"""Limit on its output; thousands of lines for each of 100,000 ranks stay below it."""
+_POLL_INTERVAL_S = 0.2
+_LATE, _TOO_MUCH_OUTPUT = -1, -1000
+"""Codes that replace an exit code; no signal has them."""
 _NO_MEMORY = '{"memory-type": "NO_MEMORY_EXPANSION"}\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraBinary:
-    """The analytical simulator of ASTRA-sim as a program, for one backend of its network."""
+    """Executable of ASTRA-sim's analytical simulator, for one backend of its network."""
 
     path: str
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Raises ``UsageError`` for what cannot be started."""
+        """Check the options. Raises ``UsageError`` for a file that is not executable."""
         if not Path(self.path).is_file() or not os.access(self.path, os.X_OK):
             raise UsageError(
-                "no program that can be started", path=self.path,
+                "not an executable file", path=self.path,
                 hint="give the analytical binary that ASTRA-sim's build makes, with `astra_bin`",
             )  # fmt: skip
         if not self.timeout_s > 0:
-            raise UsageError(f"`astra_timeout={self.timeout_s:g}` is no time", hint="seconds, more than 0")
+            raise UsageError(f"invalid `astra_timeout={self.timeout_s:g}`", hint="use seconds above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRun:
-    """What it says of each rank; -1 (NaN among roofline averages) is not printed. ``exit_code`` is told, not
-    believed.
+    """Figures of each rank; -1 (NaN among roofline averages) if not printed. ``exit_code`` is reported
+    only.
     """
 
     binary: str
@@ -91,25 +91,42 @@ def run_external(
 ) -> ExternalRun:
     """Run it on ``traces``, a folder of files ``NAME.{rank}.et``, in a temporary folder.
 
-    Raises ``CheckFailedError`` where not all ranks finish, or not in time; ``UsageError`` where it cannot be
+    Raises ``CheckFailedError`` if some ranks do not finish, or not in time; ``UsageError`` if it cannot be
     started.
     """
     refuse_in_untrusted("`astra_bin` runs a program")
     with TemporaryDirectory(prefix="hespas-astra-sim-") as scratch:
         folder = Path(scratch)
         out, faults = folder / "stdout", folder / "stderr"
-        command = _command(binary, traces, groups, options, folder)
-        with out.open("wb") as told, faults.open("wb") as wrong:
+        memory = folder / "remote_memory.json"
+        memory.write_text(_NO_MEMORY, encoding="utf-8")
+        memory_file = Path(options.memory.path) if options.memory is not None else memory
+        first = next(traces.glob("*.0.et"))
+        arguments = {
+            "workload-configuration": first.with_name(first.name.removesuffix(".0.et")).resolve(),
+            "system-configuration": Path(options.system.path).resolve(),
+            "network-configuration": Path(options.network.path).resolve(),
+            "remote-memory-configuration": memory_file.resolve(),
+            "logging-folder": folder / "log",
+            "num-queues-per-dim": options.queues_per_dim,
+        }
+        if groups is not None:
+            arguments["comm-group-configuration"] = groups.resolve()
+        command = [
+            str(Path(binary.path).resolve()),
+            *(f"--{name}={value}" for name, value in arguments.items()),
+        ]
+        with out.open("wb") as log, faults.open("wb") as errors:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=told, stderr=wrong, cwd=folder,
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=errors, cwd=folder,
                     start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise UsageError(f"cannot be started: {reason}", path=binary.path, hint="check it") from error
             code = _waited(process, binary.timeout_s, (out, faults))
-        seen = _Lines(num_ranks)
+        seen = _LogFigures(num_ranks)
         with out.open("rb") as stream:
             while line := stream.readline(_LONGEST_LINE):
                 seen.take(line)
@@ -119,50 +136,25 @@ def run_external(
         return ExternalRun(binary=binary.path, exit_code=code, statistics=seen.statistics())
 
 
-def _command(
-    binary: AstraBinary, traces: Path, groups: Path | None, options: AstraOptions, folder: Path
-) -> list[str]:
-    memory = folder / "remote_memory.json"
-    memory.write_text(_NO_MEMORY, encoding="utf-8")
-    stated = Path(options.memory.path) if options.memory is not None else memory
-    arguments = {
-        "workload-configuration": _prefix(traces).resolve(),
-        "system-configuration": Path(options.system.path).resolve(),
-        "network-configuration": Path(options.network.path).resolve(),
-        "remote-memory-configuration": stated.resolve(),
-        "logging-folder": folder / "log",
-        "num-queues-per-dim": options.queues_per_dim,
-    }
-    if groups is not None:
-        arguments["comm-group-configuration"] = groups.resolve()
-    return [str(Path(binary.path).resolve()), *(f"--{name}={value}" for name, value in arguments.items())]
-
-
-def _prefix(traces: Path) -> Path:
-    """What the names of the files begin with."""
-    first = next(traces.glob("*.0.et"))
-    return first.with_name(first.name.removesuffix(".0.et"))
-
-
 def _waited(process: subprocess.Popen[bytes], timeout_s: float, logs: Sequence[Path]) -> int:
-    """The exit code; of what was stopped, why."""
+    """Return the exit code, or the reason for stopping the process."""
     ends = monotonic() + timeout_s
     try:
         while True:
             try:
-                return process.wait(max(min(ends - monotonic(), _LOOKED_EVERY_S), 0.0))
+                return process.wait(max(min(ends - monotonic(), _POLL_INTERVAL_S), 0.0))
             except subprocess.TimeoutExpired:
                 if monotonic() >= ends:
                     return _LATE
                 if sum(log.stat().st_size for log in logs) > _MOST_LOG_BYTES:
-                    return _TALKS_ON
-    finally:  # also where the user interrupts
+                    return _TOO_MUCH_OUTPUT
+    finally:  # also on an interrupt
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-class _Lines:
+class _LogFigures:
     """Figures of ranks, from lines of a log."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -178,23 +170,23 @@ class _Lines:
             self.columns["finish_ns"][rank] = int(finished[2])
             self.columns["exposed_comm_ns"][rank] = int(finished[3])
             return
-        stated = _STATISTIC.search(line)
-        if stated is None or int(stated[1]) >= self._ranks:
+        statistic = _STATISTIC.search(line)
+        if statistic is None or int(statistic[1]) >= self._ranks:
             return
-        rank, name = int(stated[1]), stated[2]
-        if name in _COLUMNS and stated[3].isdigit():
-            self.columns[_COLUMNS[name]][rank] = int(stated[3])
+        rank, name = int(statistic[1]), statistic[2]
+        if name in _COLUMNS and statistic[3].isdigit():
+            self.columns[_COLUMNS[name]][rank] = int(statistic[3])
         elif name in _ROOFLINE:
             column, scale = _ROOFLINE[name]
-            self.roofline[rank, column] = float(stated[3]) / scale
+            self.roofline[rank, column] = float(statistic[3]) / scale
 
     def statistics(self) -> RankStatistics:
-        known = bool(np.isfinite(self.roofline).any())
-        return RankStatistics(**self.columns, roofline=self.roofline if known else None)
+        has_roofline = bool(np.isfinite(self.roofline).any())
+        return RankStatistics(**self.columns, roofline=self.roofline if has_roofline else None)
 
 
 def _tail(path: Path) -> Sequence[str]:
-    """The last lines of a file."""
+    """Return the last lines of a file."""
     with path.open("rb") as stream:
         stream.seek(max(path.stat().st_size - _SHOWN_BYTES, 0))
         text = stream.read().decode(errors="replace")
@@ -206,15 +198,15 @@ def _unfinished(
 ) -> CheckFailedError:
     if code == _LATE:
         how = f"it was stopped after {binary.timeout_s:g} s"
-    elif code == _TALKS_ON:
+    elif code == _TOO_MUCH_OUTPUT:
         how = f"it was stopped when it had printed {_MOST_LOG_BYTES:,} bytes"
     elif code < 0:
         how = f"it was ended by signal {-code}"
     else:
         how = f"exit code {code}"
-    said = f"; it said last: {' | '.join(tail)}" if tail else "; it said nothing"
+    output = f"; its last output: {' | '.join(tail)}" if tail else "; it printed nothing"
     return CheckFailedError(
-        f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){said}", path=binary.path,
-        hint="without `astra_bin`, the ranks that wait are told with what they wait for"
-        if finished or code in {_LATE, 0} else "give the binary and the files that its version takes",
+        f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){output}", path=binary.path,
+        hint="without `astra_bin`, the report lists what each rank waits for"
+        if finished or code in {_LATE, 0} else "give a binary and files of the same version",
     )  # fmt: skip

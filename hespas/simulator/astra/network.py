@@ -1,4 +1,4 @@
-"""ASTRA-sim's analytical networks: when a message arrives, without congestion and with it.
+"""ASTRA-sim's analytical networks with and without congestion, the matching of messages, and remote memory.
 
 Bandwidths of network.yml are GiB/s: B [bytes/ns] = bandwidth x 2^30 / 10^9.
 """
@@ -8,24 +8,41 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.simulator.astra.configuration import NetworkConfig, Topology
-from hespas.simulator.astra.events import Callback, EventQueue
-from hespas.simulator.astra.options import Backend
+from hespas.simulator.astra.configuration import Backend, MemoryConfig, NetworkConfig, Topology
+from hespas.simulator.astra.events import Callback, EventQueue, Timers
 
-__all__ = ["AwareNetwork", "EmptyNetwork", "Network", "UnawareNetwork", "checked", "hops_between"]
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+__all__ = [
+    "COLLECTIVE_TAGS",
+    "TAG_SPACE",
+    "AwareNetwork",
+    "EmptyNetwork",
+    "Mailbox",
+    "MessageChannel",
+    "MessageKey",
+    "MessageNetwork",
+    "RemoteMemory",
+    "UnawareNetwork",
+    "checked",
+    "hops_between",
+    "tag_of_stream",
+]
+
 
 _LONGEST_NS = float(1 << 62)
 
 
 def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
-    """Return the network if ASTRA-sim's backend starts on it. Raises ``FormatError`` for a dimension without
-    ranks or bandwidth, and ``UnsupportedError`` for a shape that the backend aborts on.
+    """Return the network if ASTRA-sim's backend can run on it. Raises ``FormatError`` for a dimension without
+    ranks or bandwidth, and ``UnsupportedError`` for a shape on which the backend aborts.
     """
     for key, values, least in (
         ("npus_count", network.npus, 2),
@@ -38,21 +55,17 @@ def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
                     hint=f"ASTRA-sim needs {'at least 2' if least else 'more than 0'}",
                 )  # fmt: skip
     if backend == "aware":
-        _check_aware(network)
+        fault = ""
+        if len(network.npus) != 1:
+            fault = f"supports one dimension, this network has {len(network.npus)}"
+        elif network.topology[0] == "Ring" and network.npus[0] == 2:
+            fault = "aborts on a ring of 2"
+        if fault:
+            raise UnsupportedError(
+                f"the congestion-aware backend {fault}", code="ET032", path=network.path, position="topology",
+                hint="use the congestion-unaware backend, or another network of one dimension",
+            )  # fmt: skip
     return network
-
-
-def _check_aware(network: NetworkConfig) -> None:
-    fault = ""
-    if len(network.npus) != 1:
-        fault = f"takes one dimension, this network has {len(network.npus)}"
-    elif network.topology[0] == "Ring" and network.npus[0] == 2:
-        fault = "aborts on a ring of 2, which it would join twice"
-    if fault:
-        raise UnsupportedError(
-            f"the congestion-aware backend {fault}", code="ET032", path=network.path, position="topology",
-            hint="use the congestion-unaware backend, or another network of one dimension",
-        )  # fmt: skip
 
 
 def _bytes_per_ns(gib_per_s: float) -> float:
@@ -60,15 +73,15 @@ def _bytes_per_ns(gib_per_s: float) -> float:
 
 
 def hops_between(topology: Topology, ranks: int, source: int, target: int) -> int:
-    """Links that a message passes in one dimension, by the coordinates of its ends."""
+    """Return the number of links between two coordinates of one dimension."""
     if topology == "Ring":
         distance = (target - source) % ranks
         return min(distance, ranks - distance)
     return 1 if topology == "FullyConnected" else 2
 
 
-class Network(Protocol):
-    """Carries messages: ``arrived`` is made with ``argument`` when the last byte is there."""
+class MessageNetwork(Protocol):
+    """Network that carries messages: ``arrived`` is called with ``argument`` on arrival of the last byte."""
 
     def send(self, source: int, target: int, size: int, arrived: Callback, argument: object) -> None:
         """Send a message now."""
@@ -76,7 +89,7 @@ class Network(Protocol):
 
 
 class UnawareNetwork:
-    """Without congestion: floor(hops x latency + size / B), whatever else is under way.
+    """Network without congestion: floor(hops x latency + size / B), independent of other messages.
 
     Of several dimensions, only the first in which the ends differ is charged.
     """
@@ -84,12 +97,12 @@ class UnawareNetwork:
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
         self._queue = queue
         self._strides = [prod(network.npus[:dim]) for dim in range(len(network.npus))]
-        self._bytes_per_ns = [_bytes_per_ns(each) for each in network.bandwidth_gib_per_s]
+        self._bytes_per_ns = [_bytes_per_ns(bandwidth) for bandwidth in network.bandwidth_gib_per_s]
         self._network = network
         self._delays: dict[tuple[int, int, int], int] = {}
 
     def path(self, source: int, target: int) -> tuple[int, int]:
-        """The dimension that is charged, and how many hops."""
+        """Return the charged dimension and the number of hops."""
         for dim, (size, stride) in enumerate(zip(self._network.npus, self._strides, strict=True)):
             here, there = source // stride % size, target // stride % size
             if here != there:
@@ -97,29 +110,31 @@ class UnawareNetwork:
         raise _to_itself(source)
 
     def paths(self, sources: IntArray, targets: IntArray) -> IntArray:
-        """A number for the path of each message, by its dimension and hops; -1 for one to the own rank."""
-        found = np.full(len(sources), -1, np.int64)
+        """Return a number for the path of each message, by its dimension and hops; -1 for one to its own
+        rank.
+        """
+        path = np.full(len(sources), -1, np.int64)
         for dim in reversed(range(len(self._strides))):
             size, stride = self._network.npus[dim], self._strides[dim]
             ahead = (targets // stride - sources // stride) % size
             hops = np.ones_like(ahead)
             if self._network.topology[dim] == "Ring":
                 hops = np.minimum(ahead, size - ahead)
-            found = np.where(ahead > 0, hops * len(self._strides) + dim, found)
-        return found
+            path = np.where(ahead > 0, hops * len(self._strides) + dim, path)
+        return path
 
     def along(self, path: tuple[int, int], size: int) -> int:
-        """The time of a message on a path [ns]."""
+        """Return the time of a message on a path [ns]."""
         dim, hops = path
         key = (dim, hops, size)
-        found = self._delays.get(key)
-        if found is None:
+        delay_ns = self._delays.get(key)
+        if delay_ns is None:
             time_ns = hops * self._network.latency_ns[dim] + float(size) / self._bytes_per_ns[dim]
-            found = self._delays[key] = _whole(time_ns, size)
-        return found
+            delay_ns = self._delays[key] = _whole(time_ns, size)
+        return delay_ns
 
     def delay_ns(self, source: int, target: int, size: int) -> int:
-        """The time from sending to arrival."""
+        """Return the time from sending to arrival."""
         return self.along(self.path(source, target), size)
 
     def send(self, source: int, target: int, size: int, arrived: Callback, argument: object) -> None:
@@ -130,7 +145,7 @@ class UnawareNetwork:
 
 def _to_itself(rank: int) -> UnsupportedError:
     return UnsupportedError(
-        f"rank {rank} sends a message to itself, on which this network of ASTRA-sim aborts",
+        f"rank {rank} sends a message to itself: this network of ASTRA-sim aborts",
         code="ET014", hint="leave messages to the own rank out of the trace",
     )  # fmt: skip
 
@@ -138,52 +153,50 @@ def _to_itself(rank: int) -> UnsupportedError:
 def _whole(time_ns: float, size: int) -> int:
     if not time_ns < _LONGEST_NS:
         raise UnsupportedError(
-            f"a message of {size:,} bytes takes {time_ns:g} ns, more than a clock of 64 bits counts",
+            f"a message of {size:,} bytes takes {time_ns:g} ns, which overflows a clock of 64 bits",
             hint="check bandwidth and latency of the network, and the sizes in the trace",
         )
     return int(time_ns)
 
 
 class EmptyNetwork(UnawareNetwork):
-    """With congestion, where each message finds its links free: each of its hops takes floor(latency +
-    size / B).
-    """
+    """Network with congestion whose links are always free: each hop takes floor(latency + size / B)."""
 
     def along(self, path: tuple[int, int], size: int) -> int:
-        """The time of a message on a path [ns]."""
+        """Return the time of a message on a path [ns]."""
         dim, hops = path
         return hops * super().along((dim, 1), size)
 
 
-class _Message:
-    """A message under way: ``route`` are the links still before it, the next one last."""
+class _MessageInFlight:
+    """Message in flight: ``route`` are its remaining links, the next one last."""
 
     __slots__ = ("argument", "arrived", "route", "size")
 
-    def __init__(self, size: int, route: list[_Link], arrived: Callback, argument: object) -> None:
+    def __init__(self, size: int, route: list[_DirectedLink], arrived: Callback, argument: object) -> None:
         self.size, self.route, self.arrived, self.argument = size, route, arrived, argument
 
 
-class _Link:
-    """One directed link: a message occupies it for floor(size / B) and is at its end after
-    floor(latency + size / B); others wait in order.
+class _DirectedLink:
+    """Directed link: a message occupies it for floor(size / B) and reaches its end after floor(latency + size
+    / B); others wait in order.
     """
 
     __slots__ = ("_busy", "_bytes_per_ns", "_latency_ns", "_queue", "_waiting")
 
     def __init__(self, queue: EventQueue, bytes_per_ns: float, latency_ns: float) -> None:
         self._queue, self._bytes_per_ns, self._latency_ns = queue, bytes_per_ns, latency_ns
-        self._waiting: deque[_Message] = deque()
+        self._waiting: deque[_MessageInFlight] = deque()
         self._busy = False
 
-    def carry(self, message: _Message) -> None:
-        """Transmit a message, after those that wait."""
+    def carry(self, message: _MessageInFlight) -> None:
+        """Transmit a message after the waiting ones."""
         if self._busy:
             self._waiting.append(message)
         else:
             self._start(message)
 
-    def _start(self, message: _Message) -> None:
+    def _start(self, message: _MessageInFlight) -> None:
         self._busy = True
         queue = self._queue
         serial_ns = float(message.size) / self._bytes_per_ns
@@ -197,7 +210,7 @@ class _Link:
             self._start(self._waiting.popleft())
 
 
-def _at_next_device(message: _Message) -> None:
+def _at_next_device(message: _MessageInFlight) -> None:
     if message.route:
         message.route.pop().carry(message)
     else:
@@ -205,10 +218,10 @@ def _at_next_device(message: _Message) -> None:
 
 
 class AwareNetwork:
-    """With congestion: store and forward over directed links, first come first served. One dimension only.
+    """Network with congestion: store and forward over directed links, first come first served, one dimension.
 
-    A ring sends the shorter way (the ascending one where both are equal); a switch is a device with a link
-    from and to each rank, so that a message is put on a link twice.
+    A ring sends along the shorter direction (ascending if both are equal); a switch is a device with a link
+    from and to each rank, so that a message passes two links.
     """
 
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
@@ -216,18 +229,20 @@ class AwareNetwork:
         self._topology, self._ranks = network.topology[0], network.npus[0]
         self._bytes_per_ns = _bytes_per_ns(network.bandwidth_gib_per_s[0])
         self._latency_ns = network.latency_ns[0]
-        self._links: dict[tuple[int, int], _Link] = {}
-        self._routes: dict[tuple[int, int], list[_Link]] = {}
+        self._links: dict[tuple[int, int], _DirectedLink] = {}
+        self._routes: dict[tuple[int, int], list[_DirectedLink]] = {}
 
-    def _link(self, source: int, target: int) -> _Link:
-        found = self._links.get((source, target))
-        if found is None:
-            found = self._links[source, target] = _Link(self._queue, self._bytes_per_ns, self._latency_ns)
-        return found
+    def _link(self, source: int, target: int) -> _DirectedLink:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = _DirectedLink(
+                self._queue, self._bytes_per_ns, self._latency_ns
+            )
+        return link
 
-    def _route(self, source: int, target: int) -> list[_Link]:
-        """The links from one rank to another, the first one last."""
-        if self._topology == "Switch":  # the only network that carries a message to its sender
+    def _route(self, source: int, target: int) -> list[_DirectedLink]:
+        """Return the links from one rank to another, the first one last."""
+        if self._topology == "Switch":  # the only network with messages to the own rank
             switch = self._ranks
             return [self._link(switch, target), self._link(source, switch)]
         if source == target:
@@ -236,13 +251,162 @@ class AwareNetwork:
             return [self._link(source, target)]
         ahead = (target - source) % self._ranks
         step = -1 if self._ranks - ahead < ahead else 1
-        places = [(source + step * hop) % self._ranks for hop in range(min(ahead, self._ranks - ahead) + 1)]
-        return [self._link(here, there) for here, there in pairwise(places)][::-1]
+        ranks = [(source + step * hop) % self._ranks for hop in range(min(ahead, self._ranks - ahead) + 1)]
+        return [self._link(here, there) for here, there in pairwise(ranks)][::-1]
 
     def send(self, source: int, target: int, size: int, arrived: Callback, argument: object) -> None:
         """Send a message now."""
         route = self._routes.get((source, target))
         if route is None:
             route = self._routes[source, target] = self._route(source, target)
-        message = _Message(size, route[:-1], arrived, argument)
+        message = _MessageInFlight(size, route[:-1], arrived, argument)
         route[-1].carry(message)
+
+
+TAG_SPACE = 500_000_000
+"""Modulus of message tags; tags of collectives follow them."""
+
+COLLECTIVE_TAGS = TAG_SPACE
+
+
+def tag_of_stream(stream_id: int) -> int:
+    """Return the tag of the messages of one chunk of a collective. Ids are integers of 32 bits there."""
+    wrapped = (stream_id + (1 << 31)) % (1 << 32) - (1 << 31)
+    remainder = abs(wrapped) % TAG_SPACE
+    return COLLECTIVE_TAGS + (remainder if wrapped >= 0 else -remainder)
+
+
+class MessageKey(NamedTuple):
+    """Properties that both ends of a message must share."""
+
+    tag: int
+    source: int
+    target: int
+    size: int
+
+
+class MessageChannel:
+    """Messages of one key: ``arrived`` counts those before their receive, ``waiting`` are receives."""
+
+    __slots__ = ("arrived", "waiting")
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.waiting: deque[tuple[Callback, object]] = deque()
+
+
+class Mailbox:
+    """Messages of a run, matched as in ASTRA-sim: the k-th send of a tag, source, target and size with the
+    k-th receive.
+    """
+
+    __slots__ = ("_channels", "_network", "_queue")
+
+    def __init__(self, network: MessageNetwork, queue: EventQueue) -> None:
+        self._network, self._queue = network, queue
+        self._channels: dict[tuple[int, int, int, int], MessageChannel] = {}
+
+    def _channel(self, key: tuple[int, int, int, int]) -> MessageChannel:
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = MessageChannel()
+        return channel
+
+    def send(
+        self, key: tuple[int, int, int, int], sent: Callback | None = None, argument: object = None
+    ) -> None:
+        """Send a message; ``sent`` is called when it arrives, before its receive."""
+        channel = self._channel(key)
+        self._network.send(key[1], key[2], key[3], self._arrive, (channel, sent, argument))
+
+    def _arrive(self, message: tuple[MessageChannel, Callback | None, object]) -> None:
+        channel, sent, argument = message
+        received = channel.waiting.popleft() if channel.waiting else None
+        if sent is not None:
+            sent(argument)
+        if received is None:
+            channel.arrived += 1
+        else:
+            received[0](received[1])
+
+    def receive(self, key: tuple[int, int, int, int], received: Callback, argument: object) -> None:
+        """Receive a message; ``received`` is called when it arrives, or as an event of its own if it has
+        arrived.
+        """
+        channel = self._channel(key)
+        if channel.arrived:
+            channel.arrived -= 1
+            self._queue.enter(self._queue.now_ns, received, argument)
+        else:
+            channel.waiting.append((received, argument))
+
+    def unreceived(self) -> list[MessageKey]:
+        """Return the keys of messages that arrived and were never received."""
+        return [MessageKey(*key) for key, channel in self._channels.items() if channel.arrived]
+
+
+_Request: TypeAlias = "tuple[Timers, int, Callback, object, int]"
+
+
+class RemoteMemory:
+    """Remote memories of a system: one per rank (``PER_NPU``), one per node (``PER_NODE``), or one pool. A
+    transaction takes the latency plus floor(bytes / bandwidth), one at a time per node or pool.
+    """
+
+    __slots__ = ("_busy", "_config", "_waiting")
+
+    def __init__(self, config: MemoryConfig | None) -> None:
+        self._config = config
+        self._busy: set[int] = set()
+        self._waiting: dict[int, deque[_Request]] = {}
+
+    def access(self, rank: int, timers: Timers, size: int, done: Callback, argument: object) -> None:
+        """Load or store ``size`` bytes for a rank, now or when its memory is free.
+
+        Raises ``UnsupportedError`` if the system has no remote memory, ``FormatError`` if its file does not
+        describe the rank's memory.
+        """
+        config = self._config
+        if config is None or not config.has_remote_memory:
+            raise UnsupportedError(
+                f"rank {rank} uses remote memory, but the system has none", code="ET027",
+                path=config.path if config else None,
+                hint="state a memory file whose memory-type is not NO_MEMORY_EXPANSION",
+            )  # fmt: skip
+        if not config.bandwidth:
+            raise FormatError(
+                "remote-mem-bw is missing", path=config.path, position="remote-mem-bw",
+                hint="state it in whole bytes per ns",
+            )  # fmt: skip
+        per_node = config.memory_type == "PER_NODE_MEMORY_EXPANSION"
+        if per_node and rank >= config.nodes * config.npus_per_node:
+            raise FormatError(
+                f"{config.nodes} nodes of {config.npus_per_node} NPUs do not include rank {rank}",
+                path=config.path, position="num-nodes", hint="state num-nodes and num-npus-per-node to match",
+            )  # fmt: skip
+        if config.memory_type == "PER_NPU_MEMORY_EXPANSION":
+            timers.after(self._time_ns(size), done, argument)
+            return
+        unit = rank // config.npus_per_node if per_node else 0
+        request = (timers, size, done, argument, unit)
+        if unit in self._busy:
+            self._waiting.setdefault(unit, deque()).append(request)
+        else:
+            self._start(request)
+
+    def _time_ns(self, size: int) -> int:
+        assert self._config is not None, "checked by access"
+        return self._config.latency_ns + int(float(size) / self._config.bandwidth)
+
+    def _start(self, request: _Request) -> None:
+        timers, size, done, argument, unit = request
+        self._busy.add(unit)
+        timers.after(self._time_ns(size), done, argument)
+        timers.after(self._time_ns(size), self._freed, unit)
+
+    def _freed(self, unit: int) -> None:
+        waiting = self._waiting.get(unit)
+        if waiting:
+            self._start(waiting.popleft())
+        else:
+            self._busy.discard(unit)

@@ -1,51 +1,62 @@
-"""What one rank does in one phase of a chunk: the token machines of ring, direct and halving-doubling, and
-the double binary tree.
+"""Phases of collectives on one rank: the machines of ring, direct, halving-doubling and double binary tree,
+and the time of a phase whose ranks all do the same.
 
-A machine inserts packets; ``delay_ns`` later (and after the reduction, where one is charged) a packet gives a
-token, and a token and a packet together let it send one message and ask for one. What it receives it inserts
-again. It is done when nothing is left to send and all its tokens are free.
+A token machine inserts packets. ``delay_ns`` later (and after the reduction, if one is charged) a packet
+gives a token; a token and a packet together allow the machine to send one message and to receive one. It
+inserts received packets again. It is done when nothing is left to send and all its tokens are free.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import log2
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hespas.graph import CollectiveKind
-from hespas.simulator.astra.events import Timers
-from hespas.simulator.astra.mailbox import Mailbox
+from hespas.simulator.astra.events import Callback, EventQueue, Timers
+from hespas.simulator.astra.network import Mailbox, UnawareNetwork
 from hespas.simulator.astra.plans import PhasePlan
-from hespas.simulator.astra.trees import TreePlace, tree_place
 
-__all__ = ["Machine", "Machines", "PhaseStart", "machine_of"]
+__all__ = [
+    "Ambiguous",
+    "PhaseMachine",
+    "PhaseMachineFactory",
+    "PhaseStart",
+    "PhaseTime",
+    "PhaseTimes",
+    "TreeNode",
+    "machine_of",
+    "tree_node",
+]
+
 
 _NS_PER_S = 1e9
 
 
-class Machine(Protocol):
-    """One phase of one chunk on one rank."""
+class PhaseMachine(Protocol):
+    """Phase of one chunk on one rank."""
 
     def start(self) -> None:
-        """Begin it, now."""
+        """Start the phase now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseStart:
-    """What a machine needs: who it is among whom, how it talks, and what to call when the phase is done.
+    """Inputs of a machine: its rank among the ranks of the phase, its mailbox and timers, and the callback at
+    its end.
 
-    ``ring`` are the ranks of the phase in order, ``place`` the rank's own place in it. ``in_group``: they are
-    a group smaller than the world. ``tree`` counts the trees of this dimension so far, which take turns.
-    ``rest`` are the queues of the phases after this one.
+    ``ring`` are the ranks of the phase in order, ``position`` is the index of the rank in it. ``in_group``:
+    the ranks are a group smaller than the world. ``tree`` counts the earlier trees of this dimension, which
+    alternate. ``rest`` are the queues of the following phases.
     """
 
     plan: PhasePlan
     rank: int
     ring: Sequence[int]
-    place: int
+    position: int
     tag: int
     is_clockwise: bool
     in_group: bool
@@ -58,18 +69,20 @@ class PhaseStart:
     done: Callable[[], None]
 
     def reduction_ns(self, size: int) -> int:
-        """Two reads and a write of a message, each truncated; free where the memory states no bandwidth."""
+        """Return the time of two reads and a write of a message, each truncated; 0 without a memory
+        bandwidth.
+        """
         if not self.memory_bytes_per_s:
             return 0
         return 3 * int(float(size) / self.memory_bytes_per_s * _NS_PER_S)
 
 
-Machines = Callable[[PhaseStart], Machine]
-"""Makes what a rank does in a phase."""
+PhaseMachineFactory = Callable[[PhaseStart], PhaseMachine]
+"""Factory for the machine of a phase."""
 
 
-def machine_of(start: PhaseStart) -> Machine:
-    """The machine of a phase."""
+def machine_of(start: PhaseStart) -> PhaseMachine:
+    """Return the machine of a phase."""
     family = start.plan.algorithm.family
     if family == "tree":
         return _TreeMachine(start)
@@ -79,7 +92,7 @@ def machine_of(start: PhaseStart) -> Machine:
 
 
 class _TokenMachine:
-    """What ring, direct and halving-doubling share; peers and the size of a message are those of the next
+    """Common part of ring, direct and halving-doubling; peers and message size are those of the next
     packet.
     """
 
@@ -126,7 +139,7 @@ class _TokenMachine:
         self._start.timers.after(reduction_ns, self._token, None)
 
     def _advance(self) -> None:
-        """Peers and size of the packet after this one."""
+        """Set peers and size of the following packet."""
 
     def _token(self, _: object) -> None:
         self._free += 1
@@ -153,9 +166,9 @@ class _TokenMachine:
 
 
 def _neighbours(start: PhaseStart) -> tuple[int, int]:
-    """Whom a rank sends to and receives from along its ring."""
+    """Return the ranks that a rank sends to and receives from along its ring."""
     ring, count = start.ring, len(start.ring)
-    after, before = ring[(start.place + 1) % count], ring[(start.place - 1) % count]
+    after, before = ring[(start.position + 1) % count], ring[(start.position - 1) % count]
     return (after, before) if start.is_clockwise else (before, after)
 
 
@@ -164,7 +177,7 @@ def _message_size(plan: PhasePlan) -> int:
 
 
 class _RingMachine(_TokenMachine):
-    """One message at a time, always to the next rank."""
+    """Ring: one message at a time, always to the next rank."""
 
     __slots__ = ()
 
@@ -181,7 +194,7 @@ class _RingMachine(_TokenMachine):
 
 
 class _DirectMachine(_TokenMachine):
-    """A window of messages at a time, to one peer after the other."""
+    """Direct: a window of messages at a time, to one peer after the other."""
 
     __slots__ = ("_from", "_to")
 
@@ -194,21 +207,21 @@ class _DirectMachine(_TokenMachine):
             start, window, peers * window if start.in_group else window, left, _message_size(plan)
         )
         step = 1 if start.is_clockwise else -1
-        self._to, self._from = start.place + step, start.place - step
+        self._to, self._from = start.position + step, start.position - step
         self._target, self._source = _neighbours(start)
 
     def _advance(self) -> None:
         start, count = self._start, len(self._start.ring)
         step = 1 if start.is_clockwise else -1
         self._to, self._from = self._to + step, self._from - step
-        if self._to % count == start.place:
+        if self._to % count == start.position:
             self._to += step
-        if self._from % count == start.place:
+        if self._from % count == start.position:
             self._from -= step
         self._target, self._source = start.ring[self._to % count], start.ring[self._from % count]
 
     def _token(self, _: object) -> None:
-        """The second half of an all-reduce begins when all of the first half has come in."""
+        """Handle a token. The second half of an all-reduce starts when all of the first half has arrived."""
         self._free += 1
         peers = self._start.plan.ranks - 1
         if self._start.plan.kind is CollectiveKind.ALL_REDUCE and self._left <= peers:
@@ -222,9 +235,10 @@ class _DirectMachine(_TokenMachine):
 
 
 class _HalvingMachine(_TokenMachine):
-    """Message sizes halve while distances double, then (for an all-reduce) the other way round.
+    """Halving-doubling: message sizes halve while distances double, then (for an all-reduce) the reverse.
 
-    Steps are truncated from log2 of the ranks, as in ASTRA-sim: without a power of two most ranks deadlock.
+    Steps are truncated from log2 of the ranks, as in ASTRA-sim: most ranks deadlock unless their number is a
+    power of two.
     """
 
     __slots__ = ("_grows", "_offset")
@@ -236,20 +250,20 @@ class _HalvingMachine(_TokenMachine):
         self._offset = plan.ranks // 2 if self._grows else 1
         left = int(2 * depth if plan.kind is CollectiveKind.ALL_REDUCE else depth)
         super().__init__(start, 1, int(depth - 1), left, plan.size if self._grows else plan.size // 2)
-        self._meet()
+        self._set_partner()
 
-    def _meet(self) -> None:
-        """Find the partner: forwards from even blocks of ``offset`` ranks, backwards from odd ones."""
-        ring, place, offset = self._start.ring, self._start.place, self._offset
-        forwards = not offset or place // offset % 2 == 0
-        self._target = self._source = ring[(place + offset if forwards else place - offset) % len(ring)]
+    def _set_partner(self) -> None:
+        """Set the partner: forwards from even blocks of ``offset`` ranks, backwards from odd ones."""
+        ring, position, offset = self._start.ring, self._start.position, self._offset
+        forwards = not offset or position // offset % 2 == 0
+        self._target = self._source = ring[(position + offset if forwards else position - offset) % len(ring)]
 
     def _advance(self) -> None:
         self._step()
         if self._offset == self._start.plan.ranks and self._start.plan.kind is CollectiveKind.ALL_REDUCE:
             self._grows = True
             self._step()
-        self._meet()
+        self._set_partner()
 
     def _step(self) -> None:
         if self._grows:
@@ -259,24 +273,24 @@ class _HalvingMachine(_TokenMachine):
 
 
 class _TreeMachine:
-    """One rank of a double binary tree: reduce towards the root, then hand down; the whole chunk on each
-    edge. A reduction is charged on the way down too.
+    """Rank of a double binary tree: reduce towards the root, then broadcast; the whole chunk on each edge. A
+    reduction is also charged on the way down.
     """
 
-    __slots__ = ("_place", "_start", "_up")
+    __slots__ = ("_start", "_tree_node", "_up")
 
     def __init__(self, start: PhaseStart) -> None:
         self._start = start
-        self._place: TreePlace = tree_place(start.ring, start.place, start.tree)
+        self._tree_node: TreeNode = tree_node(start.ring, start.position, start.tree)
         self._up = 0
 
     def start(self) -> None:
-        """A leaf sends up; all others ask for what their children send."""
-        if not self._place.children:
+        """Send from a leaf; otherwise receive from the children."""
+        if not self._tree_node.children:
             self._bus(self._leaf_sends, reduces=False)
         else:
-            for child in self._place.children:
-                self._ask(child, self._from_child)
+            for child in self._tree_node.children:
+                self._receive(child, self._from_child)
 
     def _bus(self, then: Callable[[object], None], *, reduces: bool) -> None:
         start = self._start
@@ -293,13 +307,13 @@ class _TreeMachine:
         start = self._start
         start.mailbox.send((start.tag, start.rank, target, start.plan.size))
 
-    def _ask(self, source: int, then: Callable[[object], None]) -> None:
+    def _receive(self, source: int, then: Callable[[object], None]) -> None:
         start = self._start
         start.mailbox.receive((start.tag, source, start.rank, start.plan.size), then, None)
 
     def _leaf_sends(self, _: object) -> None:
-        self._send(self._place.parent)
-        self._ask(self._place.parent, self._leaf_receives)
+        self._send(self._tree_node.parent)
+        self._receive(self._tree_node.parent, self._leaf_receives)
 
     def _leaf_receives(self, _: object) -> None:
         self._bus(self._leaf_ends, reduces=False)
@@ -311,20 +325,191 @@ class _TreeMachine:
         self._bus(self._added, reduces=True)
 
     def _added(self, _: object) -> None:
-        """All children are in: up to the parent, or, at the root, down again."""
+        """Handle a reduced child message: after the last one send to the parent, or, at the root,
+        broadcast.
+        """
         self._up += 1
-        if self._up < len(self._place.children):
+        if self._up < len(self._tree_node.children):
             return
-        if self._place.parent < 0:
-            self._hand_down(None)
+        if self._tree_node.parent < 0:
+            self._broadcast(None)
         else:
-            self._send(self._place.parent)
-            self._ask(self._place.parent, self._from_parent)
+            self._send(self._tree_node.parent)
+            self._receive(self._tree_node.parent, self._from_parent)
 
     def _from_parent(self, _: object) -> None:
-        self._bus(self._hand_down, reduces=True)
+        self._bus(self._broadcast, reduces=True)
 
-    def _hand_down(self, _: object) -> None:
-        for child in self._place.children:
+    def _broadcast(self, _: object) -> None:
+        for child in self._tree_node.children:
             self._send(child)
         self._start.done()
+
+
+class TreeNode(NamedTuple):
+    """Neighbours of a rank in a tree: -1 is no parent, children are left then right."""
+
+    parent: int
+    children: tuple[int, ...]
+
+
+def tree_node(ring: Sequence[int], position: int, number: int) -> TreeNode:
+    """Return the node of a rank in tree ``number`` of a double binary tree: even trees have the last rank as
+    root, odd ones the first.
+
+    The root has one child, the head of a full binary tree of the other levels, numbered in order (left, node,
+    right). ``ring`` has a power of two of ranks. The number of trailing ones of an in-order number is its
+    level.
+    """
+    count = len(ring)
+    root_is_last = number % 2 == 0
+    root = count - 1 if root_is_last else 0
+    first = 0 if root_is_last else 1  # first position of the full tree of count - 1 nodes
+    top = count // 2 - 1 + first
+    if position == root:
+        return TreeNode(-1, (ring[top],))
+    local = position - first
+    reach = ~local & (local + 1)  # distance to the parent; twice that to the children
+    children = (ring[position - reach // 2], ring[position + reach // 2]) if reach > 1 else ()
+    if position == top:
+        return TreeNode(ring[root], children)
+    parent = position + reach if local // (2 * reach) % 2 == 0 else position - reach
+    return TreeNode(ring[parent], children)
+
+
+class Ambiguous(Exception):  # noqa: N818 # not an error: all ranks are run
+    """Raised if the order of two events of one moment matters and one rank alone does not determine it."""
+
+
+class PhaseTime(NamedTuple):
+    """Time of a phase: the last packet arrives ``lead_ns`` after its start; the phase ends when the timers
+    that this starts, one after the other, have run.
+    """
+
+    lead_ns: int
+    delays_ns: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """Times of phases on one network whose ranks all do the same at the same time; equal phases are computed
+    once.
+
+    A rank then receives the messages that it sends, from another position: one rank whose messages return to
+    it is enough. Without congestion no other message matters.
+    """
+
+    network: UnawareNetwork
+    _times: dict[tuple[PhasePlan, int], PhaseTime] = field(
+        default_factory=dict[tuple[PhasePlan, int], PhaseTime]
+    )
+
+    def of(self, start: PhaseStart) -> PhaseTime:
+        """Return the time of a phase. Raises :class:`Ambiguous` if one rank does not determine it."""
+        key = start.plan, id(start.ring) if start.in_group else 0  # lists of groups live throughout the run
+        time = self._times.get(key)
+        if time is None:
+            ring = start.plan.algorithm.family == "ring"
+            time = self._times[key] = self._of_ring(start) if ring else _run_machine(start, self.network)
+        return time
+
+    def _of_ring(self, start: PhaseStart) -> PhaseTime:
+        """Return the time of a ring. Messages of a reduce-scatter, and the first half of those of an
+        all-reduce, are reduced before they are forwarded.
+        """
+        plan, delay_ns = start.plan, start.delay_ns
+        peers = plan.ranks - 1
+        messages = {
+            CollectiveKind.ALL_REDUCE: 2 * peers,
+            CollectiveKind.ALL_TO_ALL: plan.ranks * peers // 2,
+        }.get(plan.kind, peers)
+        size = plan.size if plan.kind is CollectiveKind.ALL_GATHER else plan.size // plan.ranks
+        time_ns = self.network.delay_ns(start.rank, start.ring[(start.position + 1) % plan.ranks], size)
+        if not time_ns:
+            raise Ambiguous
+        reduces = plan.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
+        reduction_ns = start.reduction_ns(size) if reduces else 0
+        at_end = plan.kind is CollectiveKind.REDUCE_SCATTER
+        before = (peers - at_end) * reduction_ns
+        lead_ns = messages * (delay_ns + time_ns) + before
+        return PhaseTime(lead_ns, (delay_ns, reduction_ns) if at_end else (delay_ns,))
+
+
+def _run_machine(start: PhaseStart, network: UnawareNetwork) -> PhaseTime:
+    """Run the machine of the phase on one rank."""
+    queue = EventQueue()
+    timers = _TracedTimers(queue)
+    gated = start.plan.algorithm.family == "direct" and start.plan.kind is CollectiveKind.ALL_REDUCE
+    ends: list[PhaseTime] = []
+    alone = replace(
+        start,
+        timers=timers,
+        mailbox=_Echo(network, queue, timers, is_gated=gated),
+        done=lambda: ends.append(timers.since),
+    )
+    machine_of(alone).start()
+    queue.run()
+    if len(ends) != 1:
+        raise Ambiguous
+    return ends[0]
+
+
+class _TracedTimers(Timers):
+    """Timers that record their origin: ``since`` is the arrival, and the delays after it."""
+
+    __slots__ = ("ran_ns", "since")
+
+    def __init__(self, queue: EventQueue) -> None:
+        super().__init__(queue)
+        self.since = PhaseTime(0, ())
+        self.ran_ns = -1
+
+    def after(self, delay_ns: int, callback: Callback, argument: object) -> None:
+        lead_ns, delays_ns = self.since
+        behind = PhaseTime(lead_ns, (*delays_ns, delay_ns))
+        super().after(delay_ns, self._resume, (behind, callback, argument))
+
+    def _resume(self, waiting: tuple[PhaseTime, Callback, object]) -> None:
+        self.since, callback, argument = waiting
+        self.ran_ns = self._queue.now_ns
+        callback(argument)
+
+
+class _Echo(Mailbox):
+    """Mailbox that returns what is sent: the receive that a rank posts with a send ends when that send
+    would.
+    """
+
+    __slots__ = ("_arrived_ns", "_gated", "_sent_ns", "_timers", "_wires")
+
+    def __init__(
+        self, network: UnawareNetwork, queue: EventQueue, timers: _TracedTimers, *, is_gated: bool
+    ) -> None:
+        super().__init__(network, queue)
+        self._wires, self._timers, self._gated = network, timers, is_gated
+        self._sent_ns = self._arrived_ns = -1
+
+    def send(
+        self, key: tuple[int, int, int, int], sent: Callback | None = None, argument: object = None
+    ) -> None:
+        self._sent_ns = self._wires.delay_ns(key[1], key[2], key[3])
+        if not self._sent_ns:
+            raise Ambiguous
+
+    def receive(self, key: tuple[int, int, int, int], received: Callback, argument: object) -> None:
+        self._check(self._arrived_ns)
+        self._queue.enter(self._queue.now_ns + self._sent_ns, self._come, (received, argument))
+
+    def _come(self, waiting: tuple[Callback, object]) -> None:
+        received, argument = waiting
+        self._arrived_ns = self._queue.now_ns
+        self._check(self._timers.ran_ns)
+        self._timers.since = PhaseTime(self._queue.now_ns, ())
+        received(argument)
+
+    def _check(self, other_ns: int) -> None:
+        """Raise :class:`Ambiguous` if a token and an arrival of one moment are ordered, because a second half
+        waits for the first.
+        """
+        if self._gated and other_ns == self._queue.now_ns:
+            raise Ambiguous

@@ -1,7 +1,8 @@
-"""How ASTRA-sim runs a collective: chunks, each of them a stream of phases, one phase per network dimension.
+"""Plans of collectives in ASTRA-sim: chunks, each a stream of phases, one phase per network dimension.
 
-A rank is a mixed-radix number over the dimensions, dimension 0 fastest; its line in a dimension are the ranks
-that differ in that coordinate only. A group smaller than the world is one ring of its own, in file order.
+A rank is a mixed-radix number over the dimensions, dimension 0 fastest; its line in a dimension consists of
+the ranks that differ only in that coordinate. A group smaller than the world is one ring of its own, in file
+order.
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ __all__ = [
 ]
 
 EVERY_DIMENSION: tuple[bool, ...] = (True,) * 4
-"""The dimensions of a collective that states none; ASTRA-sim knows four then."""
+"""Dimensions of a collective that states none; ASTRA-sim assumes four."""
 
 _ANY_QUEUE, FIRST_QUEUES, LAST_QUEUES = range(3)
-"""Which queues of its dimension a phase takes in turn: all, the first half, or the second half of them."""
+"""Queues of its dimension that a phase uses in turn: all, the first half, or the second half."""
 
 _ALGORITHM = re.compile(
     r"(?P<tree>doubleBinaryTree)|(?P<ring>ring|oneRing)|(?P<halving>halvingDoubling|oneHalvingDoubling)"
     r"|(?:direct|oneDirect)(?P<window>\d*)"
 )
 _LONGEST_WINDOW = 5
-"""Digits of a window that ASTRA-sim reads."""
+"""Maximum number of digits of a window."""
 
 
 def collective_name(kind: CollectiveKind) -> str:
-    """``all-reduce``, as configuration files spell it."""
+    """Return the name in configuration files, such as ``all-reduce``."""
     return kind.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """``family`` is ``ring``, ``direct``, ``halving`` or ``tree``; ``window`` bounds the messages that
-    ``direct`` has in flight (0: all peers at once); ``flat`` takes all dimensions for one ring.
+    """Collective algorithm. ``family`` is ``ring``, ``direct``, ``halving`` or ``tree``; ``window`` bounds
+    the messages that ``direct`` has in flight (0: all peers at once); ``flat`` treats all dimensions as one
+    ring.
     """
 
     family: str
@@ -57,7 +59,9 @@ class Algorithm:
 
     @classmethod
     def named(cls, text: str, path: str, key: str) -> Algorithm:
-        """The algorithm that a configuration file names. Raises ``UnsupportedError`` for an unknown one."""
+        """Return the algorithm with a name from a configuration file. Raises ``UnsupportedError`` for an
+        unknown one.
+        """
         match = _ALGORITHM.fullmatch(text)
         if match is None or len(match["window"] or "") > _LONGEST_WINDOW or match["window"] == "0":
             raise UnsupportedError(
@@ -77,8 +81,8 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """One phase of a chunk: ``size`` bytes go in, ``output`` come out. ``dimension`` says whose queues and,
-    without a group, which line of ranks it runs on.
+    """Phase of a chunk: ``size`` bytes go in, ``output`` come out. ``dimension`` selects the queues and,
+    without a group, the line of ranks.
     """
 
     kind: CollectiveKind
@@ -90,7 +94,7 @@ class PhasePlan:
 
     @property
     def output(self) -> int:
-        """Bytes that the next phase starts from."""
+        """Return the input bytes of the next phase."""
         if self.algorithm.family == "tree":
             return self.size
         if self.kind is CollectiveKind.REDUCE_SCATTER:
@@ -100,7 +104,9 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePlan:
-    """``streams`` chunks go through ``phases``. ``group`` are the ranks of a group smaller than the world."""
+    """Plan of a collective: ``streams`` chunks go through ``phases``. ``group`` are the ranks of a group
+    smaller than the world.
+    """
 
     kind: CollectiveKind
     streams: int
@@ -128,24 +134,35 @@ class Planner:
         group: tuple[int, ...] | None,
         involved: tuple[bool, ...] | None = None,
     ) -> CollectivePlan:
-        """The plan of a collective of ``size`` bytes per rank, in the sense that Chakra gives them.
+        """Return the plan of a collective of ``size`` bytes per rank, as Chakra counts them.
 
         ``group``: its ranks in ring order, None for all. ``involved``: the dimensions it is restricted to.
-        Raises ``UnsupportedError`` for what ASTRA-sim would crash on or never end.
+        Raises ``UnsupportedError`` for collectives on which ASTRA-sim would crash or not end.
         """
         if group is not None and len(group) == self.network.num_ranks:
             group, involved = None, (True,) * len(self.network.npus)
         key = (kind, size, len(group) if group is not None else 0, involved)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._made(kind, size, group, involved)
-            self._plans[key] = found
-        return found if found.group is group else CollectivePlan(kind, found.streams, found.phases, group)
+        plan = self._plans.get(key)
+        if plan is None:
+            algorithms = self._implementation(kind)
+            streams, chunk = self._chunks(kind, size)
+            if group is not None:
+                phases = self._of_group(kind, algorithms, len(group), chunk)
+            else:
+                phases = self._of_world(kind, algorithms, chunk, involved)
+            if not phases:
+                raise UnsupportedError(
+                    f"{collective_name(kind)} of one rank: ASTRA-sim never ends it",
+                    code="ET019", hint="leave collectives of one rank out of the trace",
+                )  # fmt: skip
+            plan = CollectivePlan(kind, streams, phases, group)
+            self._plans[key] = plan
+        return plan if plan.group is group else CollectivePlan(kind, plan.streams, plan.phases, group)
 
     def check_files(self) -> None:
-        """Check the configured algorithms, used or not. ASTRA-sim reads all of them before it starts.
+        """Check the configured algorithms, used or not, because ASTRA-sim reads all of them before it starts.
 
-        Raises ``UnsupportedError`` for an unknown algorithm and for more of them than dimensions.
+        Raises ``UnsupportedError`` for an unknown algorithm and for more algorithms than dimensions.
         """
         for kind, names in self.system.implementations.items():
             key = IMPLEMENTATION_KEYS[kind]
@@ -153,39 +170,19 @@ class Planner:
                 Algorithm.named(name, self.system.path, key)
             if len(names) > len(self.network.npus):
                 raise UnsupportedError(
-                    f"{key} has {len(names)} names, and the network {len(self.network.npus)} dimensions",
+                    f"{key} has {len(names)} names, but the network has {len(self.network.npus)} dimensions",
                     code="ET026", path=self.system.path, position=key,
-                    hint="one name per dimension, or a single one that begins with 'one'",
+                    hint="state one name per dimension, or a single one that begins with 'one'",
                 )  # fmt: skip
 
     @property
     def _is_local(self) -> bool:
         return self.system.optimization == "localBWAware"
 
-    def _made(
-        self,
-        kind: CollectiveKind,
-        size: int,
-        group: tuple[int, ...] | None,
-        involved: tuple[bool, ...] | None,
-    ) -> CollectivePlan:
-        algorithms = self._implementation(kind)
-        streams, chunk = self._chunks(kind, size)
-        if group is not None:
-            phases = self._of_group(kind, algorithms, len(group), chunk)
-        else:
-            phases = self._of_world(kind, algorithms, chunk, involved)
-        if not phases:
-            raise UnsupportedError(
-                f"{collective_name(kind)} of one rank: ASTRA-sim never ends it",
-                code="ET019", hint="leave collectives of one rank out of the trace",
-            )  # fmt: skip
-        return CollectivePlan(kind, streams, phases, group)
-
     def _implementation(self, kind: CollectiveKind) -> tuple[Algorithm, ...]:
-        known = self._algorithms.get(kind)
-        if known is not None:
-            return known
+        cached = self._algorithms.get(kind)
+        if cached is not None:
+            return cached
         path = self.system.path
         if kind not in IMPLEMENTATION_KEYS:
             raise UnsupportedError(
@@ -201,18 +198,18 @@ class Planner:
         names = self.system.implementations.get(kind, ())
         if not names:
             raise UnsupportedError(
-                f"the workload has an {collective_name(kind)}, and no implementation of it is stated",
+                f"the workload has an {collective_name(kind)} without a configured implementation",
                 code="ET026", path=path, position=key, hint=f'add "{key}": ["ring"], a name per dimension',
             )  # fmt: skip
-        found = self._algorithms[kind] = tuple(Algorithm.named(name, path, key) for name in names)
-        return found
+        algorithms = self._algorithms[kind] = tuple(Algorithm.named(name, path, key) for name in names)
+        return algorithms
 
     def _chunks(self, kind: CollectiveKind, size: int) -> tuple[int, int]:
-        """How many streams, and bytes of each: a remainder is a whole one more."""
+        """Return the number of streams and the bytes of each; a remainder adds a whole stream."""
         splits = self.system.dataset_splits
         if splits is None:
             raise UnsupportedError(
-                "preferred-dataset-splits is missing, without which ASTRA-sim crashes",
+                "preferred-dataset-splits is missing: ASTRA-sim would crash",
                 code="ET026", path=self.system.path, position="preferred-dataset-splits",
                 hint='add "preferred-dataset-splits": 4',
             )  # fmt: skip
@@ -229,7 +226,7 @@ class Planner:
     def _of_group(
         self, kind: CollectiveKind, algorithms: tuple[Algorithm, ...], ranks: int, chunk: int
     ) -> tuple[PhasePlan, ...]:
-        """One ring; where several dimensions state algorithms, it is run as a ring whatever they are."""
+        """Return the phase of one ring; if several dimensions state algorithms, the algorithm is a ring."""
         algorithm = algorithms[0] if len(algorithms) == 1 else Algorithm("ring")
         if ranks < 2:
             return ()
@@ -254,18 +251,18 @@ class Planner:
         sizes = self._extents(algorithms)
         if algorithms[len(sizes) - 1].family == "tree" and len(sizes) < len(self.network.npus):
             raise UnsupportedError(
-                f"doubleBinaryTree is the last of {len(sizes)} algorithms, and the network has "
+                f"doubleBinaryTree is the last of {len(sizes)} algorithms, but the network has "
                 f"{len(self.network.npus)} dimensions: ASTRA-sim crashes",
                 code="ET025", path=self.system.path, position=IMPLEMENTATION_KEYS[kind],
-                hint="one name per dimension",
+                hint="state one name per dimension",
             )  # fmt: skip
-        stated = EVERY_DIMENSION if involved is None else involved
-        if len(stated) < len(sizes):
+        wanted = EVERY_DIMENSION if involved is None else involved
+        if len(wanted) < len(sizes):
             raise UnsupportedError(
-                f"{len(stated)} dimensions are involved, and the network has {len(sizes)}",
+                f"{len(wanted)} dimensions are involved, but the network has {len(sizes)}",
                 code="ET032", hint="state involved_dim on every collective, an entry per dimension",
             )  # fmt: skip
-        active = [dim for dim, size in enumerate(sizes) if size > 1 and stated[dim]]
+        active = [dim for dim, size in enumerate(sizes) if size > 1 and wanted[dim]]
         phases: list[PhasePlan] = []
         for step, dim, queues in _order(kind, active, self._is_local):
             size = phases[-1].output if phases else chunk
@@ -288,9 +285,9 @@ class Planner:
         family, what = phase.algorithm.family, collective_name(phase.kind)
         fault = ""
         if family == "tree" and phase.ranks & (phase.ranks - 1):
-            fault = f"{what} needs a power of two for it, and there are {phase.ranks:,} ranks"
+            fault = f"{what} needs a power of two of ranks, got {phase.ranks:,}"
         elif family == "halving" and phase.kind is CollectiveKind.ALL_TO_ALL:
-            fault = f"{what} is not implemented by it"
+            fault = f"{what} is not implemented"
         if fault:
             raise UnsupportedError(
                 f"{ {'halving': 'halvingDoubling', 'tree': 'doubleBinaryTree'}[family] }: {fault}",
@@ -298,7 +295,7 @@ class Planner:
             )  # fmt: skip
 
     def line(self, rank: int, phase: PhasePlan) -> Sequence[int]:
-        """The ranks that a rank meets in a phase of all ranks, in order of their coordinate."""
+        """Return the ranks of a phase of all ranks that includes ``rank``, in order of their coordinate."""
         if phase.algorithm.flat:
             return range(self.network.num_ranks)
         stride = prod(self.network.npus[: phase.dimension])
@@ -307,7 +304,7 @@ class Planner:
 
 
 def _order(kind: CollectiveKind, active: Sequence[int], local: bool) -> list[tuple[CollectiveKind, int, int]]:
-    """What is done in which dimension, on which of its queues."""
+    """Return the kind, dimension and queues of each phase."""
     if kind is CollectiveKind.ALL_REDUCE and local:
         *inner, last = active or (-1,)
         scattered = [(CollectiveKind.REDUCE_SCATTER, dim, FIRST_QUEUES) for dim in inner]

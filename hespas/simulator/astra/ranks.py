@@ -1,51 +1,278 @@
-"""One rank: which nodes are ready, which run, and what is issued when one of them ends.
+"""Simulation of ranks: ready and running nodes, the queues of their collectives, and the run of all ranks.
 
-A rank runs one CPU operation, one computation of the device and one communication at a time; receives are not
-counted. Whenever a node ends, ready nodes are looked at in ascending order of their ids, and each whose slot
+A rank runs one CPU operation, one device computation and one communication at a time; receives are not
+counted. When a node ends, ready nodes are visited in ascending order of their ids, and each node whose slot
 is free is issued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from math import ceil
 
 from hespas.graph import CollectiveKind
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError
-from hespas.simulator.astra.events import Timers
-from hespas.simulator.astra.plans import CollectivePlan
-from hespas.simulator.astra.queues import GROUP_STREAMS, RankQueues
-from hespas.simulator.astra.runs import NEVER, RankRun
-from hespas.simulator.astra.shared import Shared
+from hespas.simulator.astra.configuration import AstraOptions, SystemConfig
+from hespas.simulator.astra.events import EventQueue, Timers
+from hespas.simulator.astra.network import (
+    AwareNetwork,
+    Mailbox,
+    MessageKey,
+    MessageNetwork,
+    RemoteMemory,
+    UnawareNetwork,
+    tag_of_stream,
+)
+from hespas.simulator.astra.phases import PhaseMachine, PhaseMachineFactory, PhaseStart, machine_of
+from hespas.simulator.astra.plans import FIRST_QUEUES, LAST_QUEUES, CollectivePlan, PhasePlan, Planner
 from hespas.simulator.astra.traces import Action, RankTrace, Slot
 
-__all__ = ["Issued", "Rank"]
+__all__ = [
+    "GROUP_STREAMS",
+    "NEVER",
+    "AstraRank",
+    "AstraRun",
+    "IssuedCollective",
+    "RankQueues",
+    "RankRun",
+    "RunContext",
+    "run_all",
+]
+
+
+NEVER = -1
+"""Time of an event that has not happened, and cause of a node without a cause."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRun:
+    """Times of the nodes of one rank [ns], in ascending order of their ids. ``cause`` is the node at whose
+    end a node was issued, ``NEVER`` at the start.
+    """
+
+    trace: RankTrace
+    start_ns: Sequence[int]
+    end_ns: Sequence[int]
+    cause: Sequence[int]
+    finish_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AstraRun:
+    """Runs of all ranks: ``shown_by`` is the index in ``ranks`` that represents each rank of the job."""
+
+    ranks: Sequence[RankRun]
+    shown_by: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Objects that all ranks of a run share: event queue, mailbox, remote memory, and the planner of
+    collectives; ``machines`` makes the machine of a phase.
+    """
+
+    queue: EventQueue
+    mailbox: Mailbox
+    memory: RemoteMemory
+    planner: Planner
+    queues_per_dim: int
+    machines: PhaseMachineFactory = machine_of
+
+
+GROUP_STREAMS = 1_000_000
+"""Number of chunk ids reserved for each process group."""
+
+_GROUP_DELAY_NS = 10
+"""Endpoint delay within a group smaller than the world, independent of the configuration."""
+
+_GIGA = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _OpenCollective:
+    """Running collective: ``left`` unfinished chunks."""
+
+    plan: CollectivePlan
+    left: int
+    done: Callable[[], None]
+
+
+class _ChunkStream:
+    """Chunk: ``phases`` are its remaining phases, the next one last."""
+
+    __slots__ = ("machine", "number", "open", "phases", "queue")
+
+    def __init__(
+        self, number: int, opened: _OpenCollective, phases: list[tuple[PhasePlan, int, bool, int]]
+    ) -> None:
+        self.number, self.open, self.phases = number, opened, phases
+        self.queue = -1
+        self.machine: PhaseMachine | None = None
+
+
+class _QueueAllocator:
+    """Assignment of phases to the queues of a dimension: all in turn, or those of the first or second
+    half.
+    """
+
+    __slots__ = ("_any", "_count", "_first", "_last", "_low", "_trees")
+
+    def __init__(self, low: int, count: int) -> None:
+        self._low, self._count = low, count
+        self._any = self._first = self._trees = 0
+        self._last = count // 2
+
+    def next(self, queues: int) -> tuple[int, bool]:
+        """Return the queue, and True if messages go clockwise."""
+        if queues == FIRST_QUEUES:
+            taken, self._first = self._first, self._first + 1
+            if self._first >= self._count // 2:
+                self._first = 0
+            return self._low + taken, True
+        if queues == LAST_QUEUES:
+            taken, self._last = self._last, self._last + 1
+            if self._last >= self._count:
+                self._last = self._count // 2
+            return self._low + taken, False
+        taken, self._any = self._any, (self._any + 1) % self._count
+        return self._low + taken, not (self._count > 1 and taken >= self._count // 2)
+
+    def next_tree(self) -> int:
+        """Return the number of earlier trees of this dimension."""
+        self._trees += 1
+        return self._trees - 1
+
+
+class RankQueues:
+    """Queues of one rank, ``queues_per_dimension`` for each dimension of the network. Each chunk of a
+    collective goes through its phases, and each phase through a queue of its dimension, which runs a limited
+    number of chunks at a time.
+    """
+
+    __slots__ = (
+        "_allocators",
+        "_context",
+        "_delay_ns",
+        "_memory_bytes_per_s",
+        "_most",
+        "_queues",
+        "_rank",
+        "_running",
+        "_timers",
+    )  # fmt: skip
+
+    def __init__(self, rank: int, context: RunContext, timers: Timers) -> None:
+        planner, queues_per_dimension = context.planner, context.queues_per_dim
+        system: SystemConfig = planner.system
+        dimensions = len(planner.network.npus)
+        self._rank, self._context, self._timers = rank, context, timers
+        self._most = ceil(system.active_chunks_per_dimension / queues_per_dimension)
+        self._allocators = [
+            _QueueAllocator(dimension * queues_per_dimension, queues_per_dimension)
+            for dimension in range(dimensions)
+        ]
+        self._queues: list[list[_ChunkStream]] = [[] for _ in range(dimensions * queues_per_dimension)]
+        self._running = [0] * len(self._queues)
+        self._delay_ns = system.endpoint_delay_ns
+        self._memory_bytes_per_s = (system.local_memory_gb_per_s or 0.0) * _GIGA
+
+    def open(self, plan: CollectivePlan, first_stream: int, done: Callable[[], None]) -> None:
+        """Start a collective whose chunks count from ``first_stream``; call ``done`` when all have ended."""
+        opened = _OpenCollective(plan, plan.streams, done)
+        for number in range(first_stream, first_stream + plan.streams):
+            phases: list[tuple[PhasePlan, int, bool, int]] = []
+            for phase in plan.phases:
+                allocator = self._allocators[phase.dimension]
+                queue, clockwise = allocator.next(phase.queues)
+                tree = allocator.next_tree() if phase.algorithm.family == "tree" else 0
+                phases.append((phase, queue, clockwise, tree))
+            self._proceed(_ChunkStream(number, opened, phases[::-1]))
+
+    def _proceed(self, stream: _ChunkStream) -> None:
+        """Move a chunk from its queue, if it is in one, to the queue of its next phase, if there is one."""
+        before = stream.queue
+        if not stream.phases:
+            self._count(stream.open)
+        if before >= 0:
+            self._queues[before].remove(stream)
+        if not stream.phases:
+            self._running[before] -= 1
+            self._fill(before)
+            return
+        phase, stream.queue, clockwise, tree = stream.phases.pop()
+        group = stream.open.plan.group
+        ring: Sequence[int] = self._context.planner.line(self._rank, phase) if group is None else group
+        stream.machine = self._context.machines(
+            PhaseStart(
+                plan=phase,
+                rank=self._rank,
+                ring=ring,
+                position=ring.index(self._rank),
+                tag=tag_of_stream(stream.number),
+                is_clockwise=clockwise,
+                in_group=group is not None,
+                tree=tree,
+                delay_ns=self._delay_ns if group is None else _GROUP_DELAY_NS,
+                memory_bytes_per_s=self._memory_bytes_per_s,
+                timers=self._timers,
+                mailbox=self._context.mailbox,
+                rest=tuple(queue for _, queue, _, _ in reversed(stream.phases)),
+                done=lambda: self._proceed(stream),
+            )
+        )
+        self._queues[stream.queue].append(stream)
+        if before >= 0:
+            self._running[before] -= 1
+            self._fill(before)
+        self._fill(stream.queue)
+
+    def _count(self, opened: _OpenCollective) -> None:
+        opened.left -= 1
+        if not opened.left:
+            opened.done()
+
+    def _fill(self, queue: int) -> None:
+        """Start waiting chunks up to the allowed number; running chunks come first."""
+        streams = self._queues[queue]
+        position = self._running[queue]
+        while position < len(streams) and self._running[queue] < self._most:
+            machine = streams[position].machine
+            assert machine is not None, "a chunk in a queue has a phase"
+            machine.start()
+            self._running[queue] += 1
+            position += 1
+
 
 _SLOTS = 3
+
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
-    """A collective that was issued: its plan, and the numbers of its group (0: all) and first chunk."""
+class IssuedCollective:
+    """Collective that was issued: its plan, the number of its group (0: all ranks), and its first chunk."""
 
-    place: int
+    position: int
     plan: CollectivePlan
     group: int
     first_stream: int
 
 
-class Rank:
-    """The state of one rank; times are ``NEVER`` until they happen, ``cause`` is what let a node start."""
+class AstraRank:
+    """State of one rank; times are ``NEVER`` until they happen, ``cause`` is the node whose end started a
+    node.
+    """
 
     __slots__ = (
         "_busy",
+        "_context",
         "_counters",
         "_flying",
         "_ready",
-        "_shared",
         "_timers",
         "_trigger",
         "_waiting",
@@ -59,10 +286,10 @@ class Rank:
         "trace",
     )  # fmt: skip
 
-    def __init__(self, trace: RankTrace, shared: Shared, timers: Timers | None = None) -> None:
-        self.trace, self._shared = trace, shared
-        self._timers = timers or Timers(shared.queue)
-        self.queues = RankQueues(trace.rank, shared, self._timers)
+    def __init__(self, trace: RankTrace, context: RunContext, timers: Timers | None = None) -> None:
+        self.trace, self._context = trace, context
+        self._timers = timers or Timers(context.queue)
+        self.queues = RankQueues(trace.rank, context, self._timers)
         nodes = len(trace.trace)
         self._waiting = trace.trace.waiting.copy()
         self._ready: tuple[list[int], ...] = ([], [], [], [])
@@ -71,67 +298,67 @@ class Rank:
         self._counters: dict[int, int] = {}
         self._trigger = NEVER
         self.ended = 0
-        self.issued: list[Issued] = []
+        self.issued: list[IssuedCollective] = []
         self.start_ns, self.end_ns, self.cause = [NEVER] * nodes, [NEVER] * nodes, [NEVER] * nodes
         self.finish_ns = NEVER
 
     def begin(self) -> None:
-        """Issue what waits for nothing."""
+        """Issue the nodes without dependencies."""
         slot = self.trace.trace.slot
-        for place, waiting in enumerate(self._waiting):
+        for position, waiting in enumerate(self._waiting):
             if not waiting:
-                self._ready[slot[place]].append(place)  # ascending, and so a heap
+                self._ready[slot[position]].append(position)  # ascending, so it is a heap
         self._issue_ready()
-        if self._shared.queue.is_due:
-            shown = [self.trace.trace.label(place) for place in self.flying()[:_SHOWN]]
+        if self._context.queue.is_due:
+            shown = [self.trace.trace.label(position) for position in self.flying()[:_SHOWN]]
             raise UnsupportedError(
-                f"rank {self.trace.rank} begins with an event of 0 ns ({', '.join(shown)}), on which "
+                f"rank {self.trace.rank} starts with an event of 0 ns ({', '.join(shown)}), on which "
                 "ASTRA-sim's event queue aborts", code="ET035",
-                hint="let a computation of 1 ns or more come before, or raise the latency or the "
+                hint="add a computation of 1 ns or more before it, or raise the latency or the "
                 "endpoint-delay that is 0",
             )  # fmt: skip
-        self._look_finished(is_caught=False)
+        self._check_finish(is_caught=False)
 
     def result(self) -> RankRun:
-        """When its nodes ran."""
+        """Return the times of its nodes."""
         return RankRun(self.trace, self.start_ns, self.end_ns, self.cause, self.finish_ns)
 
     def ready(self) -> list[int]:
-        """Nodes that wait for nothing but a slot, ascending."""
-        return sorted(place for heap in self._ready for place in heap)
+        """Return the nodes that wait only for a slot, ascending."""
+        return sorted(position for heap in self._ready for position in heap)
 
     def flying(self) -> list[int]:
-        """Nodes that were issued and have not ended, ascending."""
+        """Return the nodes that were issued and have not ended, ascending."""
         return [
-            place
-            for place, start in enumerate(self.start_ns)
-            if start != NEVER and self.end_ns[place] == NEVER
+            position
+            for position, start in enumerate(self.start_ns)
+            if start != NEVER and self.end_ns[position] == NEVER
         ]
 
-    def _end(self, place: int, *, is_caught: bool = True) -> None:
-        """End a node and issue what waited for it and for its slot. ``is_caught`` is True where a timer of
-        the rank ends it: ASTRA-sim goes on after an error there.
+    def _end(self, position: int, *, is_caught: bool = True) -> None:
+        """End a node and issue the nodes that waited for it and for its slot. ``is_caught``: a timer of the
+        rank ends it, where ASTRA-sim continues after an error.
         """
-        self._trigger = place
-        self._close(place)
+        self._trigger = position
+        self._close(position)
         self._issue_ready()
-        self._look_finished(is_caught=is_caught)
+        self._check_finish(is_caught=is_caught)
 
-    def _close(self, place: int) -> None:
+    def _close(self, position: int) -> None:
         trace = self.trace.trace
-        self._busy[trace.slot[place]] = False
+        self._busy[trace.slot[position]] = False
         self._flying -= 1
         self.ended += 1
-        self.end_ns[place] = self._shared.queue.now_ns
+        self.end_ns[position] = self._context.queue.now_ns
         waiting, targets = self._waiting, trace.targets
-        for at in range(trace.bounds[place], trace.bounds[place + 1]):
+        for at in range(trace.bounds[position], trace.bounds[position + 1]):
             target = targets[at]
             waiting[target] -= 1
             if not waiting[target]:
                 heappush(self._ready[trace.slot[target]], target)
 
     def _issue_ready(self) -> None:
-        """Issue ready nodes in ascending order, each if its slot is free; those that become ready meanwhile
+        """Issue ready nodes in ascending order, each if its slot is free; nodes that become ready meanwhile
         wait for the next node that ends.
         """
         ready, busy = self._ready, self._busy
@@ -145,72 +372,97 @@ class Rank:
                 break
             heappop(ready[chosen])
             if self.trace.trace.action[first] == Action.SKIP:
-                self.start_ns[first] = self._shared.queue.now_ns
+                self.start_ns[first] = self._context.queue.now_ns
                 skipped.append(first)
             else:
                 self._issue(first, chosen)
-        for place in skipped:
+        for position in skipped:
             self._flying += 1
-            busy_before = self._busy[self.trace.trace.slot[place]]
-            self._close(place)
-            self._busy[self.trace.trace.slot[place]] = busy_before
+            busy_before = self._busy[self.trace.trace.slot[position]]
+            self._close(position)
+            self._busy[self.trace.trace.slot[position]] = busy_before
 
-    def _issue(self, place: int, slot: int) -> None:
-        shared, trace = self._shared, self.trace.trace
+    def _issue(self, position: int, slot: int) -> None:
+        context, trace = self._context, self.trace.trace
         self._busy[slot] = slot != Slot.RECEIVE
         self._flying += 1
-        self.start_ns[place] = shared.queue.now_ns
-        self.cause[place] = self._trigger
-        action = trace.action[place]
+        self.start_ns[position] = context.queue.now_ns
+        self.cause[position] = self._trigger
+        action = trace.action[position]
         if action == Action.WAIT:
-            self._timers.after(trace.delay_ns[place], self._end_any, place)
+            self._timers.after(trace.delay_ns[position], self._end_any, position)
         elif action == Action.COLLECTIVE:
-            self._open(place)
+            self._open(position)
         elif action == Action.MEMORY:
-            size = trace.memory_bytes[place]
-            shared.memory.access(self.trace.rank, self._timers, size, self._end_any, place)
+            size = trace.memory_bytes[position]
+            context.memory.access(self.trace.rank, self._timers, size, self._end_any, position)
         else:
-            message, peer, rank = trace.messages[place], self.trace.peers[place], self.trace.rank
+            message, peer, rank = trace.messages[position], self.trace.peers[position], self.trace.rank
             if action == Action.SEND:
-                shared.mailbox.send((message.tag, rank, peer, message.size), self._end_message, place)
+                context.mailbox.send((message.tag, rank, peer, message.size), self._end_message, position)
             else:
-                shared.mailbox.receive((message.tag, peer, rank, message.size), self._end_message, place)
+                context.mailbox.receive((message.tag, peer, rank, message.size), self._end_message, position)
 
-    def _end_any(self, place: object) -> None:
-        assert isinstance(place, int), "callbacks of nodes carry their place"
-        self._end(place)
+    def _end_any(self, position: object) -> None:
+        assert isinstance(position, int), "callbacks of nodes have their position"
+        self._end(position)
 
-    def _end_message(self, place: object) -> None:
-        assert isinstance(place, int), "callbacks of nodes carry their place"
-        self._end(place, is_caught=False)
+    def _end_message(self, position: object) -> None:
+        assert isinstance(position, int), "callbacks of nodes have their position"
+        self._end(position, is_caught=False)
 
-    def _open(self, place: int) -> None:
-        """Start a collective. Numbers of chunks are those of the group, or of the rank, which also counts the
-        chunks of groups.
+    def _open(self, position: int) -> None:
+        """Start a collective. Chunk numbers count per group, or per rank, which also counts the chunks of
+        groups.
         """
         trace = self.trace.trace
-        stated = trace.collectives[place]
-        if stated.kind is CollectiveKind.BROADCAST:
-            self._timers.after(trace.delay_ns[place], self._end_any, place)
+        collective = trace.collectives[position]
+        if collective.kind is CollectiveKind.BROADCAST:
+            self._timers.after(trace.delay_ns[position], self._end_any, position)
             return
-        number, group = self.trace.groups.get(stated.row, (0, None))
-        plan = self._shared.planner.plan(stated.kind, stated.size, group if number else None, stated.involved)
+        number, group = self.trace.groups.get(collective.row, (0, None))
+        plan = self._context.planner.plan(
+            collective.kind, collective.size, group if number else None, collective.involved
+        )
         base = number * GROUP_STREAMS
         first = base + self._counters.get(number, 0)
         for counted in {0, number}:
             self._counters[counted] = self._counters.get(counted, 0) + plan.streams
-        self.issued.append(Issued(place, plan, number, first))
-        done: Callable[[], None] = partial(self._end, place)
+        self.issued.append(IssuedCollective(position, plan, number, first))
+        done: Callable[[], None] = partial(self._end, position)
         self.queues.open(plan, first, done)
 
-    def _look_finished(self, *, is_caught: bool) -> None:
-        """Note the finish of the rank. Raises ``UnsupportedError`` where ASTRA-sim ends all ranks then."""
+    def _check_finish(self, *, is_caught: bool) -> None:
+        """Record the finish of the rank. Raises ``UnsupportedError`` if ASTRA-sim then ends all ranks."""
         if self.finish_ns != NEVER or self._flying or any(self._ready):
             return
-        self.finish_ns = self._shared.queue.now_ns
+        self.finish_ns = self._context.queue.now_ns
         if not is_caught and not self.trace.trace.is_summed:
             raise UnsupportedError(
                 f"rank {self.trace.rank} ends with a message and has nodes of the CPU, of remote memory or "
-                "of no type: ASTRA-sim cannot sum up their times and ends all ranks", code="ET034",
-                hint="let a computation of the rank come last",
+                "without type: ASTRA-sim cannot sum up their times and ends all ranks", code="ET034",
+                hint="end the rank with a computation",
             )  # fmt: skip
+
+
+def run_all(traces: Sequence[RankTrace], options: AstraOptions) -> tuple[list[AstraRank], list[MessageKey]]:
+    """Run all ranks from time 0 until no event is left; some ranks may still wait. Also return the messages
+    that were never received.
+    """
+    queue = EventQueue()
+    wires: MessageNetwork = (AwareNetwork if options.backend == "aware" else UnawareNetwork)(
+        options.network, queue
+    )
+    mailbox = Mailbox(wires, queue)
+    shared = RunContext(
+        queue=queue,
+        mailbox=mailbox,
+        memory=RemoteMemory(options.memory),
+        planner=Planner(options.system, options.network),
+        queues_per_dim=options.queues_per_dim,
+    )
+    ranks = [AstraRank(trace, shared) for trace in traces]
+    for rank in ranks:
+        rank.begin()
+    queue.run()
+    return ranks, mailbox.unreceived()

@@ -1,8 +1,8 @@
-"""What ASTRA-sim reports of each rank, in whole ns: columns of shape ``(ranks,)``.
+"""Statistics that ASTRA-sim reports for each rank, in whole ns: columns of shape ``(ranks,)``.
 
-Times of a class are the length of the union of its nodes' intervals [issue, end]; a receive counts from when
-it is asked for, so that waiting is communication. ``exposed_comm_ns`` is the finish less all computation of
-the device, so that idle waiting counts as communication there.
+Times of a class are the length of the union of its nodes' intervals [issue, end]; a receive counts from its
+issue, so waiting is communication. ``exposed_comm_ns`` is the finish minus all device computation, so idle
+waiting counts as communication.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.simulator.astra.runs import RankRun
-from hespas.simulator.astra.traces import Action, Roofline, Statistic, Trace
+from hespas.simulator.astra.ranks import RankRun
+from hespas.simulator.astra.traces import Action, ClassTrace, NodeRoofline, Statistic
 
 __all__ = ["UNKNOWN", "RankFigures", "RankStatistics", "RooflineAverages", "figures_of", "union_ns"]
 
 UNKNOWN = -1
-"""Where a figure is not defined."""
+"""Value of an undefined figure."""
 
 
 class RooflineAverages(NamedTuple):
-    """Weighted by time, over that time and 1 ns; utilisations are shares of the peaks."""
+    """Averages weighted by time, over that time plus 1 ns; utilizations are shares of the peaks."""
 
     compute_bound: float
     compute_utilization: float
@@ -34,8 +34,8 @@ class RooflineAverages(NamedTuple):
 
 
 class RankFigures(NamedTuple):
-    """The figures of one rank [ns]. ``overlap_ns`` is ``UNKNOWN`` where a rank runs more than computation of
-    the device and communication: ASTRA-sim ends with an error there.
+    """Figures of one rank [ns]. ``overlap_ns`` is ``UNKNOWN`` if a rank runs more than device computation and
+    communication: ASTRA-sim then ends with an error.
     """
 
     finish_ns: int
@@ -51,7 +51,7 @@ class RankFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RankStatistics:
-    """The figures of all ranks, by rank."""
+    """Figures of all ranks, by rank."""
 
     finish_ns: IntArray
     exposed_comm_ns: IntArray
@@ -66,7 +66,7 @@ class RankStatistics:
 
     @classmethod
     def of(cls, figures: Sequence[RankFigures], shown_by: IntArray) -> RankStatistics:
-        """Of ranks that are alike, the figures of one of them: ``shown_by`` indexes ``figures``."""
+        """Return the figures of all ranks from those of representatives: ``shown_by`` indexes ``figures``."""
         columns = np.array([row[:8] for row in figures], np.int64).T[:, shown_by]
         averages = [row.roofline for row in figures if row.roofline is not None]
         table = np.array(averages, np.float64)[shown_by] if averages else None
@@ -84,7 +84,7 @@ class RankStatistics:
 
 
 def union_ns(start_ns: IntArray, end_ns: IntArray) -> int:
-    """The time that at least one interval covers. O(n log n)."""
+    """Return the time that at least one interval covers. O(n log n)."""
     if not len(start_ns):
         return 0
     order = np.argsort(start_ns, kind="stable")
@@ -94,11 +94,13 @@ def union_ns(start_ns: IntArray, end_ns: IntArray) -> int:
 
 
 def figures_of(rank: RankRun, *, with_roofline: bool) -> RankFigures:
-    """The figures of one rank, with averages of roofline mode where it was in use."""
+    """Return the figures of one rank, with averages of roofline mode if it was in use."""
     trace, finish_ns = rank.trace.trace, rank.finish_ns
     start_ns, end_ns = np.array(rank.start_ns, np.int64), np.array(rank.end_ns, np.int64)
     statistic = np.array(trace.statistic, np.int64)
-    by_class = [union_ns(start_ns[statistic == each], end_ns[statistic == each]) for each in Statistic]
+    by_class = [
+        union_ns(start_ns[statistic == category], end_ns[statistic == category]) for category in Statistic
+    ]
     waits = np.array(trace.action, np.int64) == Action.WAIT
     counted: BoolArray = waits & np.array(trace.counted, np.bool_)
     computed = int(np.array(trace.delay_ns, np.int64)[counted].sum())
@@ -120,19 +122,19 @@ def figures_of(rank: RankRun, *, with_roofline: bool) -> RankFigures:
     )
 
 
-def _averages(trace: Trace, duration_ns: IntArray, statistic: IntArray) -> RooflineAverages:
+def _averages(trace: ClassTrace, duration_ns: IntArray, statistic: IntArray) -> RooflineAverages:
     timed = (statistic == Statistic.CPU) | (statistic == Statistic.GPU)
     total = float(duration_ns[timed].sum()) + 1.0
     rows = list(trace.roofline.items())
-    weight: NDArray[np.float64] = duration_ns[[place for place, _ in rows]].astype(np.float64)
-    facts: list[Roofline] = [each for _, each in rows]
+    weight: NDArray[np.float64] = duration_ns[[position for position, _ in rows]].astype(np.float64)
+    facts: list[NodeRoofline] = [fact for _, fact in rows]
 
     def mean(values: Sequence[float]) -> float:
         return float((np.array(values, np.float64) * weight).sum() / total)
 
     return RooflineAverages(
-        mean([float(each.is_compute_bound) for each in facts]),
-        mean([each.compute_utilization for each in facts]),
-        mean([each.memory_utilization for each in facts]),
-        mean([each.intensity for each in facts]),
+        mean([float(fact.is_compute_bound) for fact in facts]),
+        mean([fact.compute_utilization for fact in facts]),
+        mean([fact.memory_utilization for fact in facts]),
+        mean([fact.intensity for fact in facts]),
     )

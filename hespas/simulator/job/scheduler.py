@@ -129,7 +129,7 @@ class JobScheduler:
         else:
             _, start = equal_rows(relations.rank_class, pace, idle.pattern)
             behaviours = refined(relations, start, both_ways=self.protocol == "rendezvous")
-        job_run = _JobRun(self, workload, relations, behaviours, pace, idle, diagnostics, pressures)
+        job_run = _JobSimulation(self, workload, relations, behaviours, pace, idle, diagnostics, pressures)
         return job_run.run()
 
 
@@ -145,7 +145,7 @@ _RankKey = tuple[int, float, int]
 
 
 @dataclass(slots=True)
-class _JobRun:
+class _JobSimulation:
     """One simulation of a job, with graphs shared by ranks of equal behaviour."""
 
     options: JobScheduler

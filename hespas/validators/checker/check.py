@@ -22,6 +22,7 @@ from hespas.graph.hints import NonNegativeInt, PositiveInt
 from hespas.measurements.consistency import check_recording
 from hespas.simulator.astra import AstraOptions
 from hespas.simulator.astra.configuration import (
+    Backend,
     MemoryConfig,
     NetworkConfig,
     SystemConfig,
@@ -29,7 +30,6 @@ from hespas.simulator.astra.configuration import (
     read_network_config,
     read_system_config,
 )
-from hespas.simulator.astra.options import Backend
 from hespas.validators.checker.execution import run_traces
 from hespas.validators.checker.job import (
     CheckedInput,

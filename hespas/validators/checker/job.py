@@ -17,8 +17,7 @@ from hespas.files.documents import Count, document_bytes
 from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import HespasError, exit_code
-from hespas.simulator.astra.configuration import MemoryConfig, NetworkConfig, SystemConfig
-from hespas.simulator.astra.options import Backend
+from hespas.simulator.astra.configuration import Backend, MemoryConfig, NetworkConfig, SystemConfig
 from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
 from hespas.validators.checker.replay import IssueOrder, issue_order
 

@@ -14,21 +14,21 @@ from hespas.graph import CollectiveKind, GroupSet, NodeKind, Permutation, Stride
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra import AstraOptions, Backend, NetworkConfig, SystemConfig
 from hespas.simulator.astra.configuration import Optimization, Topology
-from hespas.simulator.astra.engine import run_all
 from hespas.simulator.astra.lockstep import run_alike
-from hespas.simulator.astra.traces import JobTraces
+from hespas.simulator.astra.ranks import run_all
+from hespas.simulator.astra.traces import AstraTraces
 from hespas.validators.checker.execution import stated_costs
 from tests.simulator.astra.small_systems import KINDS, collective, finishes, network, run, system
 from tests.validators.checker.small_jobs import Steps
 
 
-def traces_of(workload: Workload, machine: SystemConfig) -> JobTraces:
+def traces_of(workload: Workload, machine: SystemConfig) -> AstraTraces:
     ids = GroupIds.of(workload)
 
     def number(groups: GroupSet, rank: int) -> int:
         return int(ids.text(groups, rank) or b"0")
 
-    return JobTraces.of(workload, machine, [stated_costs(graph) for graph in workload.classes], number)
+    return AstraTraces.of(workload, machine, [stated_costs(graph) for graph in workload.classes], number)
 
 
 def kinds_and_equal(

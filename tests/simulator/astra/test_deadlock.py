@@ -25,7 +25,7 @@ def test_a_receive_without_a_send() -> None:
     one, two = Steps(2), Steps(2)
     one.compute()
     two.recv(0, 1, tag=3)
-    refused(job_of(one, two), "ET015: 1 of 2 ranks never finish .1.; rank 1: node 0.*sends none such")
+    refused(job_of(one, two), "ET015: 1 of 2 ranks never finish .1.; rank 1: node 0.*sends no such message")
 
 
 def test_a_receive_of_another_size() -> None:
@@ -56,7 +56,7 @@ def test_collectives_of_two_kinds() -> None:
     one, two = Steps(2), Steps(2)
     one.coll(kind=CollectiveKind.ALL_GATHER)
     two.coll(kind=CollectiveKind.REDUCE_SCATTER)
-    refused(job_of(one, two), "ET020.*waits for rank 1, which runs node 0 .coll. there, reduce-scatter")
+    refused(job_of(one, two), "ET020.*waits for rank 1, which runs node 0 .coll. instead, reduce-scatter")
 
 
 def test_two_groups_in_opposite_order() -> None:
@@ -76,7 +76,7 @@ def test_a_world_collective_after_different_numbers_of_group_collectives() -> No
     for rank, steps in enumerate(ranks):
         before = [steps.coll(groups=[[0, 1]])] if rank < 2 else []
         steps.coll(*before)
-    refused(job_of(*ranks), "ET029.*another number of chunks before .0 and 4|ET029.*.4 and 0")
+    refused(job_of(*ranks), "ET029.*a different number of chunks before .0 and 4|ET029.*.4 and 0")
 
 
 def test_a_node_that_ends_at_once_wakes_nobody() -> None:
@@ -84,7 +84,7 @@ def test_a_node_that_ends_at_once_wakes_nobody() -> None:
     first = one.node(NodeKind.INVALID, (), OpClass.CONTROL, "nothing")
     one.compute(first)
     two.compute()
-    found = refused(job_of(one, two), "nothing that ends wakes it")
+    found = refused(job_of(one, two), "no ending node triggers it")
     assert [each.rank for each in found] == [0]
 
 
@@ -94,4 +94,4 @@ def test_what_waits_for_a_slot_names_its_holder() -> None:
     one.send(0, 1)
     two.compute()
     found = refused(job_of(one, two), "ET020")
-    assert any("communication slot, which node 0 (coll) holds" in each.message for each in found)
+    assert any("communication slot, which node 0 (coll) occupies" in each.message for each in found)

@@ -155,7 +155,7 @@ def test_memory_nodes_need_a_memory() -> None:
 
 
 def test_ranks_and_network_must_agree() -> None:
-    with pytest.raises(UsageError, match="2 ranks, and the network 4 NPUs"):
+    with pytest.raises(UsageError, match="2 ranks, but the network has 4 NPUs"):
         run(job_of(idle(), idle()), network(("Ring", 4)))
 
 

@@ -16,11 +16,11 @@ from hespas.converters.chakra.contract import Tag
 from hespas.graph import CollectiveKind, ExtraTable, NodeKind, OpClass, StridedGroups, Workload
 from hespas.graph.errors import FormatError
 from hespas.simulator.astra.configuration import (
+    Backend,
     read_memory_config,
     read_network_config,
     read_system_config,
 )
-from hespas.simulator.astra.options import Backend
 from hespas.validators.checker import CheckOptions, check_workload
 from tests.validators.checker.small_jobs import Steps
 
@@ -347,7 +347,7 @@ DEEP = '{"a":' * 100_000
         (b'{"preferred-dataset-splits": true}', "preferred-dataset-splits is True"),
         (b'{"scheduling-policy": ["LIFO"]}', "scheduling-policy is"),
         (b'{"all-reduce-implementation": [1]}', "all-reduce-implementation is"),
-        (b'{"boost-mode": 0, "boost-mode": 1}', "the key 'boost-mode' stands twice"),
+        (b'{"boost-mode": 0, "boost-mode": 1}', "duplicate key 'boost-mode'"),
         (DEEP.encode(), "nested too deeply"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "expected one JSON object"),
