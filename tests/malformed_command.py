@@ -43,7 +43,7 @@ _OF_THE_WHOLE = (
     "regular file",
     "file name too long",
     "permission denied",
-    "no rank files here",
+    "the folder contains no rank files",
     "is in this folder",
     "the folder has no ",
     "rank files of",

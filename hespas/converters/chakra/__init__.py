@@ -1,20 +1,35 @@
-"""Chakra execution traces: https://github.com/mlcommons/chakra. All versions are read, the last is written.
+"""Chakra execution traces: https://github.com/mlcommons/chakra. All schema versions are read, the latest is
+written.
 
-One file per rank, ``NAME.{rank}.et``, with ``comm_group.json`` beside them. Importing this module is cheap.
+A trace is one file per rank, ``NAME.{rank}.et``, with ``comm_group.json`` in the same folder. Importing this
+module is cheap.
 """
 
 from __future__ import annotations
+
+import re
 
 from hespas.converters.format import Format, Value, WriteOptions, lazily
 from hespas.graph import Workload
 from hespas.schemas.chakra import LATEST_VERSIONS, READ_VERSIONS
 
-__all__ = ["FORMAT", "FORMAT_JSON"]
+__all__ = ["FORMAT", "FORMAT_JSON", "JSON_RANK_FILE", "JSON_SCHEMA", "RANK_FILE"]
+
+RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.e[tg](?:\.gz)?$")
+"""Pattern of a rank's file name; files of schema 0.0.1 end in ``.eg``."""
+
+
+JSON_RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.json(?:\.gz)?$")
+"""Pattern of a rank's JSON file name; ``comm_group.json`` does not match."""
+
+
+JSON_SCHEMA = "hespas.chakra-json/1"
+"""Schema name in the documents that Hespas writes."""
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
-    """Several ranks are a directory, and so is a job of one rank where the user named one; a single rank of
-    many is a file that says of which job.
+    """Return True if the traces form a directory: several ranks, or a job of one rank for which the user
+    named a directory. A single rank of a larger job is written as one file.
     """
     if not isinstance(value, Workload):
         return False
@@ -45,14 +60,16 @@ _NODES = (
     "contractions",
     "extra",
 )
-"""What a rank has no more of nodes that do nothing there, or where it has nothing to do at all."""
+"""Fields of a rank that change where nodes without work on that rank are removed, or where a rank has no work
+at all.
+"""
 
 _LOSSES = {
-    "": ("name",),  # a trace is called what its file is
+    "": ("name",),  # the name of a trace is that of its file
     "chakra.metadata": ("metadata",),
     "chakra.attachments": ("attachments",),
     "chakra.named": ("name_row",),
-    # Recorded steps state the sum of the times that are written.
+    # Recorded steps state the sum of the written times.
     "chakra.longest-time": ("duration_ns", "attachments"),
     "chakra.rounded-times": ("duration_ns", "attachments"),
     "chakra.source-location": ("source_row",),
@@ -72,7 +89,7 @@ _LOSSES = {
     "chakra.ragged-bound": ("collectives",),
     "chakra.foreign-attribute": ("extra",),
 }
-"""What a trace does not keep, by what its writer reports."""
+"""Fields that a trace does not preserve, by the diagnostic code that the writer reports."""
 
 FORMAT = Format(
     name="chakra",

@@ -1,8 +1,7 @@
 """Rank files written by the workers of a dask.distributed cluster: https://distributed.dask.org.
 
-All workers see the folder under the same path. The part of a worker that dies is written again by another;
-a file appears at once, so that whoever comes second finds it there, and each file is seen to the disk by the
-machine that wrote it.
+All workers must see the folder under the same path. If a worker dies, another one writes its share again.
+Each file appears in one atomic step, and the worker that wrote it flushes it to disk.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from hespas._version import __version__
 from hespas.converters.chakra.comm_groups import GroupIds
-from hespas.converters.chakra.job_traces import Account, Change, JobTraces
+from hespas.converters.chakra.job_traces import Change, RankTraces, TraceAccount
 from hespas.converters.chakra.rank_files import RankFolder, write_ranks
 from hespas.converters.chakra.wire import Longs
 from hespas.files.trust import refuse_in_untrusted
@@ -29,13 +28,13 @@ __all__ = ["write_on_cluster"]
 
 _PARTS_PER_THREAD = 4
 _LEAST_RANKS = 64
-"""Of a part: each part encodes its classes anew."""
+"""Smallest share of ranks: each share encodes its classes again."""
 _CONNECT_S = 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """What every worker needs, sent once."""
+class _ClusterWork:
+    """Data that every worker needs, sent once."""
 
     version: str
     workload: Workload
@@ -48,48 +47,43 @@ _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^/:]+|inproc://.")
 
 
 def write_on_cluster(
-    job: JobTraces,
+    job: RankTraces,
     ranks: Longs,
     folder: RankFolder,
     address: str,
     *,
     progress: Callable[[int], None] | None = None,
-) -> Account:
-    """What :func:`write_ranks` does, on the workers of the scheduler at ``address``.
+) -> TraceAccount:
+    """Write rank files like :func:`write_ranks`, on the workers of the scheduler at ``address``.
 
-    Raises :class:`MissingExtraError` without dask.distributed, :class:`UsageError` where no scheduler
-    answers, :class:`OutputError` where a part cannot be written by any worker, ``UnsupportedError`` where
-    inputs are untrusted.
+    Raises :class:`MissingExtraError` without dask.distributed, :class:`UsageError` if no scheduler answers,
+    :class:`OutputError` if no worker can write a share, and ``UnsupportedError`` if inputs are untrusted.
     """
-    refuse_in_untrusted("`cluster` runs code of a scheduler")
-    if not _ADDRESS.match(address):  # the library would ask for ever
-        raise UsageError("is no address of a scheduler", path=address, hint="tcp://HOST:PORT")
-    distributed = _distributed()
+    refuse_in_untrusted("`cluster` runs code from a scheduler")
+    if not _ADDRESS.match(address):  # the library would retry forever
+        raise UsageError("not the address of a scheduler", path=address, hint="tcp://HOST:PORT")
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise MissingExtraError("writing on a cluster", "cluster", detail=str(error)) from error
     for number in np.unique(job.workload.rank_class[ranks]).tolist():
-        job.graph(number)  # what it reports is told here, once
-    account = Account()
+        job.graph(number)  # reports its diagnostics once, on the client
+    account = TraceAccount()
     with _client(distributed, address) as client:
         threads = sum(client.nthreads().values())
         if not threads:
             raise UsageError("the cluster has no workers", path=address, hint=f"dask worker {address}")
-        work = _Work(__version__, job.workload, job.groups, job.change, folder)
+        work = _ClusterWork(__version__, job.workload, job.groups, job.change, folder)
         shared = client.submit(_received, work, pure=False)
-        parts = _parts(ranks, threads)
+        count = max(1, min(len(ranks) // _LEAST_RANKS, threads * _PARTS_PER_THREAD))
+        parts = np.array_split(ranks, count)
         futures = (client.submit(_write_part, shared, part, pure=False) for part in parts)
         for done, future in enumerate(distributed.as_completed(futures, loop=client.loop), start=1):
             account.join(_result(distributed, future, address))
-            future.release()  # or the part would be written again where a worker dies with what it gave
+            future.release()  # otherwise the part is written again if its worker dies
             if progress:
                 progress(len(ranks) * done // len(parts))
     return account
-
-
-def _distributed() -> Any:
-    """The library, whose types say little."""
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        raise MissingExtraError("writing on a cluster", "cluster", detail=str(error)) from error
 
 
 @contextmanager
@@ -106,20 +100,15 @@ def _client(distributed: Any, address: str) -> Generator[Any]:
         client.close()
 
 
-def _parts(ranks: Longs, threads: int) -> list[Longs]:
-    count = max(1, min(len(ranks) // _LEAST_RANKS, threads * _PARTS_PER_THREAD))
-    return np.array_split(ranks, count)
-
-
-def _result(distributed: Any, future: Any, address: str) -> Account:
-    """What a part gave. Errors of ours come as they are."""
+def _result(distributed: Any, future: Any, address: str) -> TraceAccount:
+    """Return the account of a share. Errors of Hespas are raised unchanged."""
     try:
-        account: Account = future.result()
+        account: TraceAccount = future.result()
     except distributed.KilledWorker as error:
         raise OutputError(
-            "workers died again and again while they wrote the same part",
+            "workers died repeatedly while writing the same ranks",
             path=address,
-            hint="look at the workers' log: is their memory enough?",
+            hint="check the workers' log: do they have enough memory?",
         ) from error
     except ImportError as error:
         raise UsageError(
@@ -130,25 +119,22 @@ def _result(distributed: Any, future: Any, address: str) -> Account:
     return account
 
 
-# --- On a worker
-
-
-def _received(work: _Work) -> _Work:
-    """Keep the work on a worker; where that dies, the scheduler sends it again."""
+def _received(work: _ClusterWork) -> _ClusterWork:
+    """Store the work on a worker; if the worker dies, the scheduler sends it again."""
     if work.version != __version__:
         raise UsageError(
-            f"a worker has hespas {__version__}, and {work.version} asks",
-            hint="install the same version everywhere: files must be the same",
+            f"a worker has hespas {__version__}, the client has {work.version}",
+            hint="install the same version everywhere, so that files are identical",
         )
     return work
 
 
-def _write_part(work: _Work, ranks: Longs) -> Account:
+def _write_part(work: _ClusterWork, ranks: Longs) -> TraceAccount:
     if not work.folder.path.is_dir():
         raise OutputError(
-            "the folder is not there on a worker",
+            "the folder does not exist on a worker",
             path=str(work.folder.path),
-            hint="write to a file system that all machines share, and name it by its full path",
+            hint="write to a shared file system, and give its full path",
         )
-    job = JobTraces(work.workload, work.groups, Diagnostics(keep=0), work.change)
+    job = RankTraces(work.workload, work.groups, Diagnostics(keep=0), work.change)
     return write_ranks(job, ranks, work.folder)

@@ -1,26 +1,31 @@
-"""One encoded trace for all ranks of a class, patched for each: only bytes of groups and peers differ.
+"""Encoded traces shared by the ranks of a class: only the bytes of process groups and message peers differ.
 
-Where a patched byte stands is found by encoding the class twice, with values that have nothing in common
-but their width. Ranks whose values have other widths get another encoding, of which a few are kept.
+The positions of these bytes are found by encoding the class twice, with values that differ in every byte but
+have equal widths. Ranks whose values have other widths get another encoding; a few encodings are cached. The
+values of many ranks are rows of numbers in the order of :class:`.from_graph.Variables`: group ids become
+decimal text in a trace, other numbers varints.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.chakra.from_graph import Lowered, Lowering, Variables
-from hespas.converters.chakra.wire import Bytes, EtColumns, Longs
+from hespas.converters.chakra.comm_groups import GroupIds
+from hespas.converters.chakra.from_graph import RankVariables, TraceLowering
+from hespas.converters.chakra.wire import Bools, Bytes, EtColumns, Longs
 from hespas.converters.chakra.wire.encode import encode_metadata, encode_node_chunks
 from hespas.files.wire import encode_varint
-from hespas.graph import OpGraph
+from hespas.graph import NodeKind, OpGraph, Permutation
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["ClassWriter", "Template", "encoded"]
+__all__ = ["ClassWriter", "PermutationPeers", "RankValues", "TraceTemplate", "encoded", "used_slots"]
 
 _PATCHABLE = (AttributeField.INT32, AttributeField.INT64, AttributeField.UINT32, AttributeField.UINT64)
 _KEPT_BYTES = 64 << 20
@@ -35,29 +40,21 @@ def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
             yield np.frombuffer(piece, np.uint8)
 
 
-def _wire(value: bytes | int) -> bytes:
-    """The bytes of a variable inside the trace."""
-    return value if isinstance(value, bytes) else encode_varint(value)
-
-
-def _placeholder(like: bytes | int, digit: int) -> bytes | int:
-    """A value as wide as another one, all of whose bytes are made of ``digit``, 1 or 2."""
-    if isinstance(like, bytes):
-        return str(digit).encode() * len(like)
-    return sum(digit << 7 * place for place in range(len(encode_varint(like))))
-
-
-def _placeholders(variables: Variables, digit: int) -> Variables:
-    groups = tuple(text and str(digit).encode() * len(text) for text in variables.groups)
-    number = [_placeholder(value, digit) for value in variables.values()[len(groups) :]]
-    whole = [value for value in number if isinstance(value, int)]
-    return Variables(groups, whole[0], tuple(whole[1::2]), tuple(whole[2::2]))
+def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
+    """Return variables of the same widths whose bytes all consist of ``digit``, 1 or 2."""
+    groups = tuple(str(digit).encode() * len(text) for text in variables.groups)
+    numbers = [
+        sum(digit << 7 * byte for byte in range(len(encode_varint(value))))
+        for value in variables.values()
+        if isinstance(value, int)
+    ]
+    return RankVariables(groups, numbers[0], tuple(numbers[1::2]), tuple(numbers[2::2]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Template:
-    """An encoded trace, the places of its bytes that differ between ranks, and for each of them which byte of
-    the spelled values of a rank stands there.
+class TraceTemplate:
+    """Encoded trace, the positions of the bytes that differ between ranks, and for each position the index of
+    its byte in the encoded values of a rank.
     """
 
     data: Bytes
@@ -65,8 +62,8 @@ class Template:
     source: Longs
 
     def patched(self, spelled: Bytes) -> Iterator[Bytes]:
-        """The traces of ranks, a row of ``spelled`` each; one is valid until the next is asked for. Others
-        may patch the template meanwhile.
+        """Yield the trace of each row of ``spelled``. A trace is valid until the next one is requested. Other
+        threads may patch the template at the same time.
         """
         data, values = self.data.copy(), spelled[:, self.source]
         for row in values:
@@ -74,60 +71,61 @@ class Template:
             yield data
 
     def distinct(self, spelled: Bytes) -> Bytes:
-        """What of the spelled values stands in the trace: equal rows are equal traces."""
+        """Return the bytes of the encoded values that occur in the trace: equal rows give equal traces."""
         return spelled[:, np.unique(self.source)]
 
 
 @dataclass(slots=True, eq=False)
 class ClassWriter:
-    """Encodes the ranks of one class that run the same nodes; ``found`` counts, once encoded, the nodes that
-    are not said exactly.
+    """Encoder for the ranks of one class that run the same nodes. ``inexact`` counts, after encoding, the
+    nodes that the trace does not state exactly.
     """
 
     graph: OpGraph
-    found: dict[str, int] = field(default_factory=dict[str, int])
-    _templates: dict[tuple[int, ...], Template] = field(default_factory=dict[tuple[int, ...], Template])
+    inexact: dict[str, int] = field(default_factory=dict[str, int])
+    _templates: dict[tuple[int, ...], TraceTemplate] = field(
+        default_factory=dict[tuple[int, ...], TraceTemplate]
+    )
 
-    def pieces(self, variables: Variables) -> Iterator[Bytes]:
-        """One rank's file, encoded piece by piece."""
+    def pieces(self, variables: RankVariables) -> Iterator[Bytes]:
+        """Yield one rank's encoded file piece by piece."""
         return encoded(self._columns(variables))
 
-    def _columns(self, variables: Variables) -> Iterator[EtColumns]:
-        found = Counter[str]()
-        for lowered in Lowering(self.graph).parts(variables):
-            found.update(lowered.inexact)
+    def _columns(self, variables: RankVariables) -> Iterator[EtColumns]:
+        inexact = Counter[str]()
+        for lowered in TraceLowering(self.graph).parts(variables):
+            inexact.update(lowered.inexact)
             yield lowered.columns
-        self.found = dict(found)
+        self.inexact = dict(inexact)
 
-    def template(self, variables: Variables, widths: tuple[int, ...]) -> Template | None:
-        """The template of ranks whose values have these widths, as those of one of them have. None where a
-        variable is of a type whose bytes are not its own: each rank is then encoded.
+    def template(self, variables: RankVariables, widths: tuple[int, ...]) -> TraceTemplate | None:
+        """Return the template of ranks whose values have these widths, given the values of one of them.
+        Return None if a variable has a type whose bytes mix with others: each rank is then encoded.
         """
         template = self._templates.get(widths)
         if template is None:
             template = self._made(variables)
             if template is not None:
-                self._keep(widths, template)
+                held = sum(len(cached.data) for cached in self._templates.values())
+                while self._templates and held + len(template.data) > _KEPT_BYTES:
+                    oldest = next(iter(self._templates))
+                    held -= len(self._templates.pop(oldest).data)
+                self._templates[widths] = template
         return template
 
-    def _keep(self, widths: tuple[int, ...], template: Template) -> None:
-        held = sum(len(known.data) for known in self._templates.values())
-        while self._templates and held + len(template.data) > _KEPT_BYTES:
-            oldest = next(iter(self._templates))
-            held -= len(self._templates.pop(oldest).data)
-        self._templates[widths] = template
-
-    def _made(self, variables: Variables) -> Template | None:
-        """Encode what depends on the rank twice and compare."""
-        lowering, found = Lowering(self.graph), Counter[str]()
+    def _made(self, variables: RankVariables) -> TraceTemplate | None:
+        """Encode everything that depends on the rank twice and compare."""
+        lowering, inexact = TraceLowering(self.graph), Counter[str]()
         one, two = _placeholders(variables, 1), _placeholders(variables, 2)
         data = bytearray()
         places, slots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for nodes in lowering.ranges():
             first = lowering.part(nodes, one)
-            if not _is_patchable(first):
+            rows = first.slot >= 0
+            field_of = first.columns.attrs.field[rows]
+            if not bool((np.isin(field_of, _PATCHABLE) | (field_of == AttributeField.STRING)).all()):
                 return None
-            found.update(first.inexact)
+            inexact.update(first.inexact)
             start = len(data)
             if not start:
                 data += encode_metadata(first.columns)
@@ -137,34 +135,150 @@ class ClassWriter:
             varied = first.slot[first.slot >= 0]
             if len(varied):
                 other = b"".join(encode_node_chunks(lowering.part(nodes, two).columns))
-                places.append(_differences(data, start, other))
+                if len(data) - start != len(other):
+                    raise InvariantError("two encodings of one class have different lengths")
+                places.append(
+                    start
+                    + np.flatnonzero(np.frombuffer(data, np.uint8)[start:] != np.frombuffer(other, np.uint8))
+                )
                 slots.append(varied)
-        self.found = dict(found)
-        place, slot = np.concatenate(places), np.concatenate(slots)
-        return Template(np.frombuffer(data, np.uint8), place, _sources(len(place), slot, variables.values()))
+        self.inexact = dict(inexact)
+        position, slot = np.concatenate(places), np.concatenate(slots)
+        count = len(position)
+        values = variables.values()
+        widths = np.array(
+            [len(value if isinstance(value, bytes) else encode_varint(value)) for value in values]
+        )
+        taken = widths[slot]
+        if int(taken.sum()) != count:
+            raise InvariantError("two encodings of one class differ in more than its variables")
+        starts = (np.cumsum(widths) - widths)[slot]
+        before = np.cumsum(taken) - taken
+        source = np.repeat(starts - before, taken) + np.arange(count)
+        return TraceTemplate(np.frombuffer(data, np.uint8), position, source)
 
 
-def _differences(data: bytearray, start: int, other: bytes) -> Longs:
-    """Return the places from ``start`` on where data differ from another encoding of the same nodes."""
-    if len(data) - start != len(other):
-        raise InvariantError("two encodings of one class have different lengths")
-    return start + np.flatnonzero(np.frombuffer(data, np.uint8)[start:] != np.frombuffer(other, np.uint8))
+_NO_TEXT = -1
 
 
-def _is_patchable(lowered: Lowered) -> bool:
-    rows = lowered.slot >= 0
-    field_of = lowered.columns.attrs.field[rows]
-    return bool((np.isin(field_of, _PATCHABLE) | (field_of == AttributeField.STRING)).all())
+_DECIMALS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
-def _sources(count: int, slots: Longs, values: Sequence[bytes | int]) -> Longs:
-    """Which byte of the values, written behind each other, each of ``count`` differing bytes is; these stand
-    in the order of ``slots``.
-    """
-    widths = np.array([len(_wire(value)) for value in values])
-    taken = widths[slots]
-    if int(taken.sum()) != count:
-        raise InvariantError("two encodings of one class differ in more than its variables")
-    starts = (np.cumsum(widths) - widths)[slots]
-    before = np.cumsum(taken) - taken
-    return np.repeat(starts - before, taken) + np.arange(count)
+_VARINTS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class PermutationPeers:
+    """Peers of ranks in a permutation. Listed pairs are sorted once; strided permutations need no list."""
+
+    permutation: Permutation
+
+    @cached_property
+    def _listed(self) -> tuple[tuple[Longs, Longs], tuple[Longs, Longs]]:
+        pairs = np.array(self.permutation.pairs or (), np.int64).reshape(-1, 2)
+        by_target = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        return (pairs[:, 0], pairs[:, 1]), (by_target[:, 1], by_target[:, 0])
+
+    def peers(self, ranks: Longs, *, sends: bool) -> Longs:
+        """Return the rank that each rank sends to or receives from, -1 for none. O(ranks x log pairs)."""
+        if self.permutation.pairs is None:
+            return self.permutation.targets_of(ranks) if sends else self.permutation.sources_of(ranks)
+        sources, peers = self._listed[0 if sends else 1]
+        if not len(sources):
+            return np.full(len(ranks), -1, np.int64)
+        position = np.minimum(np.searchsorted(sources, ranks), len(sources) - 1)
+        return np.where(sources[position] == ranks, peers[position], -1)
+
+
+class _UsedSlots(NamedTuple):
+    """Flags of the group sets and permutations that nodes of a graph use."""
+
+    groups: Bools
+    ways: Bools
+
+
+def used_slots(graph: OpGraph) -> _UsedSlots:
+    """Return the group sets and permutations that occur in the trace of the graph."""
+    groups = np.zeros(len(graph.group_sets), np.bool_)
+    chosen = graph.collectives.group_set
+    groups[chosen[chosen >= 0]] = True
+    ways = np.zeros(len(graph.permutations), np.bool_)
+    messages = np.isin(graph.kind[graph.p2p.node], (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE))
+    chosen = graph.p2p.permutation[messages]
+    ways[chosen[chosen >= 0]] = True
+    return _UsedSlots(groups, ways)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankValues:
+    """Numbers of shape (ranks, slots); the first ``texts`` slots are texts, where -1 is an empty one."""
+
+    numbers: Longs
+    texts: int
+
+    @classmethod
+    def of(
+        cls, graph: OpGraph, ranks: Longs, ids: GroupIds, ways: dict[Permutation, PermutationPeers]
+    ) -> RankValues:
+        """Return the numbers of ranks that run a graph; 0 or an empty text for slots that the graph does not
+        use.
+        """
+        used = used_slots(graph)
+        texts = len(graph.group_sets)
+        numbers = np.zeros((len(ranks), texts + 1 + 2 * len(graph.permutations)), np.int64)
+        for slot, groups in enumerate(graph.group_sets):
+            numbers[:, slot] = ids.numbers(groups, ranks) if used.groups[slot] else _NO_TEXT
+        if used.ways.any():
+            numbers[:, texts] = ranks
+        for row in np.flatnonzero(used.ways).tolist():
+            way = ways.setdefault(graph.permutations[row], PermutationPeers(graph.permutations[row]))
+            for side, sends in enumerate((True, False)):
+                column = texts + 1 + 2 * row + side
+                numbers[:, column] = np.maximum(way.peers(ranks, sends=sends), 0)
+        return cls(numbers, texts)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, rows: Longs) -> RankValues:
+        """Return the values of some ranks."""
+        return RankValues(self.numbers[rows], self.texts)
+
+    def variables(self, row: int) -> RankVariables:
+        """Return the variables of one rank for encoding."""
+        numbers: list[int] = self.numbers[row].tolist()
+        groups = tuple(b"" if number == _NO_TEXT else b"%d" % number for number in numbers[: self.texts])
+        own, peers = numbers[self.texts], numbers[self.texts + 1 :]
+        return RankVariables(groups, own, tuple(peers[::2]), tuple(peers[1::2]))
+
+    def widths(self) -> Longs:
+        """Return the number of bytes of each value, shape (ranks, slots)."""
+        text, number = self.numbers[:, : self.texts], self.numbers[:, self.texts :]
+        of_text = np.searchsorted(_DECIMALS, text, side="right") + 1
+        of_text[text == _NO_TEXT] = 0
+        of_number = np.searchsorted(_VARINTS, number, side="right") + 1
+        return np.concatenate([of_text, of_number], axis=1)
+
+    def groups_by_widths(self) -> Iterator[tuple[tuple[int, ...], Longs]]:
+        """Yield distinct widths and the rows that have them, in order of first appearance."""
+        widths = self.widths()
+        distinct, first, which = np.unique(widths, axis=0, return_index=True, return_inverse=True)
+        which = which.reshape(-1)
+        for group in np.argsort(first, kind="stable").tolist():
+            yield tuple(distinct[group].tolist()), np.flatnonzero(which == group)
+
+    def spelled(self, widths: tuple[int, ...]) -> Bytes:
+        """Return the bytes of all numbers, slot after slot, shape (ranks, sum of widths); all ranks must have
+        these widths.
+        """
+        columns: list[Longs] = []
+        for slot, width in enumerate(widths):
+            number = self.numbers[:, slot]
+            if slot < self.texts:
+                columns += [number // 10 ** (width - 1 - byte) % 10 + 48 for byte in range(width)]
+            else:
+                more = [0x80] * (width - 1) + [0]
+                columns += [number >> 7 * byte & 0x7F | more[byte] for byte in range(width)]
+        if not columns:
+            return np.empty((len(self), 0), np.uint8)
+        return np.stack(columns, axis=1).astype(np.uint8)

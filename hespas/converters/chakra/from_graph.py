@@ -1,7 +1,7 @@
-"""A graph of the hub as a trace of one rank: the inverse of :mod:`.to_graph`.
+"""Conversion of a graph to the trace of one rank: the inverse of :mod:`.to_graph`.
 
-The graph is flat (no permutes, no loops): see :mod:`.lowering`. What depends on the rank is filled in from
-:class:`Variables`, and each such attribute carries the number of its variable.
+The graph has no permutes and no loops (see :mod:`.lowering`). Values that depend on the rank come from
+:class:`RankVariables`, and each attribute with such a value carries the number of its variable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hespas.converters.chakra.assembly import Assembled, Assembly, Kept, Strings
+from hespas.converters.chakra.assembly import Assembled, Assembly, Strings
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
@@ -21,18 +21,20 @@ from hespas.converters.chakra.contract import (
     Tag,
     default_classes,
 )
+from hespas.converters.chakra.op_classes import classes_unless_stated
+from hespas.converters.chakra.preserve import PreservedRows
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
     LIST_NAMES,
     TensorLists,
-    classes_unless_stated,
     distinct,
     is_as_stated,
-    stand_ins,
+    raised_counts,
     tensor_lists,
     written_bytes,
 )
-from hespas.converters.chakra.spelling import Times, contraction_texts
+from hespas.converters.chakra.spelling import contraction_texts
+from hespas.converters.chakra.times import WrittenTimes
 from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
 from hespas.graph import (
     DTYPES,
@@ -51,18 +53,18 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.opgraph import NODE_COLUMNS
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["NODES_AT_ONCE", "Lowered", "Lowering", "Variables"]
+__all__ = ["NODES_AT_ONCE", "LoweredNodes", "RankVariables", "TraceLowering"]
 
 NODES_AT_ONCE = 1 << 15
-"""Nodes of a part: a few hundred bytes each on the way."""
+"""Nodes of a part: each takes a few hundred bytes during conversion."""
 
 _LARGEST_CANONICAL_TAG = (1 << 31) - 1
 _NAME_OF_NOTHING = b"node_0"
 
 
-class Variables(NamedTuple):
-    """What differs between ranks: a text per group set (empty: all ranks), the own rank, and per permutation
-    the rank sent to and received from.
+class RankVariables(NamedTuple):
+    """Values that differ between ranks: a text per group set (empty: all ranks), the own rank, and per
+    permutation the rank sent to and received from.
 
     Variables are numbered: group sets, own rank, then target and source of each permutation.
     """
@@ -74,18 +76,18 @@ class Variables(NamedTuple):
 
     @property
     def own_slot(self) -> int:
-        """The number of the own rank."""
+        """Number of the own rank."""
         return len(self.groups)
 
     def values(self) -> tuple[bytes | int, ...]:
-        """All variables by number."""
+        """Return all variables by number."""
         pairs = zip(self.targets, self.sources, strict=True)
         return (*self.groups, self.own, *(value for pair in pairs for value in pair))
 
 
-class Lowered(NamedTuple):
-    """Some nodes of a trace, which attribute rows hold which variable (-1: none), and how many nodes the
-    trace does not state exactly, by code.
+class LoweredNodes(NamedTuple):
+    """Nodes of a trace, the variable of each attribute row (-1: none), and counts by code of the nodes that
+    the trace does not state exactly.
     """
 
     columns: EtColumns
@@ -93,26 +95,25 @@ class Lowered(NamedTuple):
     inexact: dict[str, int]
 
 
-class Lowering:
-    """A graph on its way into the trace of one rank, some nodes at a time: memory does not grow with the
-    columns of the whole trace, which take several times the graph. O(nodes + attributes), vectorised but for
-    texts of shapes.
+class TraceLowering:
+    """Conversion of a graph to the trace of one rank, some nodes at a time: the columns of a whole trace take
+    several times the memory of the graph. O(nodes + attributes), vectorised except for shape texts.
     """
 
     def __init__(self, graph: OpGraph) -> None:
-        """Compute what nodes depend on beyond their own rows: times along streams, sizes of tensors."""
+        """Compute values that depend on more than one node: times along streams, sizes of tensors."""
         self.graph = graph
-        self._times = Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
+        self._times = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
         costs = (graph.bytes_read, graph.bytes_written)
-        stated = is_as_stated(graph)
-        self._sizes = None if stated else written_bytes(graph.kind, costs, graph.collectives, graph.p2p)
+        as_stated = is_as_stated(graph)
+        self._sizes = None if as_stated else written_bytes(graph.kind, costs, graph.collectives, graph.p2p)
         self._strings = Strings.of(graph.strings)
-        self._metadata = Kept(_nodes_of(graph, slice(0, 0))).metadata()
+        self._metadata = PreservedRows(_nodes_of(graph, slice(0, 0))).metadata()
         self._types = np.zeros(len(NodeKind), np.int32)
         for kind, number in KIND_TO_TYPE.items():
             self._types[kind] = number
 
-    def parts(self, variables: Variables) -> Iterator[Lowered]:
+    def parts(self, variables: RankVariables) -> Iterator[LoweredNodes]:
         """Yield the nodes in order; one part without nodes for a graph that has none."""
         for nodes in self.ranges():
             yield self.part(nodes, variables)
@@ -123,11 +124,11 @@ class Lowering:
         for start in range(0, max(1, count), NODES_AT_ONCE):
             yield slice(start, min(start + NODES_AT_ONCE, count))
 
-    def part(self, nodes: slice, variables: Variables) -> Lowered:
-        """Return some nodes."""
+    def part(self, nodes: slice, variables: RankVariables) -> LoweredNodes:
+        """Return the given nodes."""
         graph, whole = _nodes_of(self.graph, nodes), self.graph
-        extra = Kept(graph)
-        times = extra.times(Times(self._times.nanos[nodes], self._times.micros[nodes]))
+        extra = PreservedRows(graph)
+        times = extra.times(WrittenTimes(self._times.nanos[nodes], self._times.micros[nodes]))
         control, data = _rows_of(whole.control_deps, nodes), _rows_of(whole.data_deps, nodes)
         lists = None if self._sizes is None else tensor_lists(whole.id, data, self._sizes, nodes)
         assembled = _attributes(graph, variables, (extra, self._strings), times, lists)
@@ -150,16 +151,16 @@ class Lowering:
         )
         rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
         columns, named = _without_empty_frames(columns)
-        found = {
+        inexact = {
             "chakra.sub-microsecond": int(rounded_off.sum()),
             "chakra.named": named,
             "chakra.longest-time": times.shortened(graph.duration_ns),
         }
-        return Lowered(columns, assembled.slot, found)
+        return LoweredNodes(columns, assembled.slot, inexact)
 
 
 def _nodes_of(graph: OpGraph, nodes: slice) -> OpGraph:
-    """Return some nodes with their side tables and the rows of the file, without dependencies."""
+    """Return the given nodes with their side tables and the rows of the file, without dependencies."""
     columns: dict[str, Any] = {name: getattr(graph, name)[nodes] for name in NODE_COLUMNS}
     none = RaggedArray.empty(len(columns["kind"]))
     return replace(
@@ -191,7 +192,7 @@ def _side_rows(table: _Table, nodes: slice) -> _Table:
 
 
 def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
-    """Return the rows of the file and those of some nodes."""
+    """Return the rows of the file and those of the given nodes."""
     if not len(table):
         return table
     of_file, first, last = np.searchsorted(table.node, [0, nodes.start, nodes.stop]).tolist()
@@ -208,8 +209,8 @@ def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
-    """The trace with a name for each node that has nothing at all, and how many those are: its frame would be
-    empty, which other readers take for the end of the file.
+    """Return the trace with a name for each node that has no field at all, and the number of such nodes. The
+    frame of such a node would be empty, which other readers interpret as the end of the file.
     """
     bare = (columns.id == 0) & (columns.type == 0) & (columns.name.lengths == 0)
     if not bare.any():
@@ -228,9 +229,9 @@ def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
 
 def _attributes(
     graph: OpGraph,
-    variables: Variables,
-    texts: tuple[Kept, Strings],
-    times: Times,
+    variables: RankVariables,
+    texts: tuple[PreservedRows, Strings],
+    times: WrittenTimes,
     lists: TensorLists | None,
 ) -> Assembled:
     extra, strings = texts
@@ -242,7 +243,7 @@ def _attributes(
     writer.strings_of("op_type", graph.op_row.astype(np.int64))
     writer.collectives(variables)
     writer.messages(variables)
-    no_flops, no_bytes = stand_ins(graph)
+    no_flops, no_bytes = raised_counts(graph)
     writer.floats("num_ops", np.where(no_flops, 1.0, graph.flops))
     writer.floats("tensor_size", np.where(no_bytes, 1.0, graph.bytes_moved))
     streams = np.flatnonzero(graph.stream >= 0)
@@ -268,7 +269,7 @@ def _attributes(
 
 
 class _AttributeWriter:
-    """Adds the attributes that a graph models, by name."""
+    """Writer of the attributes that a graph models, by name."""
 
     def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:
         self.graph = graph
@@ -289,20 +290,22 @@ class _AttributeWriter:
         self.assembly.integers(name, kind, node, value, slot=slot, optional=optional, implied=implied)
 
     def floats(self, name: str, column: FloatArray) -> None:
-        """Known values of a column, as whole numbers."""
+        """Add the known values of a column as whole numbers."""
         self.sizes(np.arange(len(column)), column, name)
 
     def transcendentals(self) -> None:
-        """Left out where 0 beside a known ``num_ops``; -1 where unknown beside one."""
+        """Add transcendentals; omit 0 if ``num_ops`` is known, and write -1 for an unknown count in that
+        case.
+        """
         graph = self.graph
-        known = graph.flops >= 0
+        has_flops = graph.flops >= 0
         unknown = np.isnan(graph.transcendentals)
-        nodes = np.flatnonzero(np.where(known, graph.transcendentals != 0, ~unknown))
+        nodes = np.flatnonzero(np.where(has_flops, graph.transcendentals != 0, ~unknown))
         value = np.where(unknown, -1.0, np.minimum(graph.transcendentals, LARGEST_COUNT))[nodes]
         self.integers("transcendentals", nodes, np.rint(value).astype(np.int64))
 
     def strings_of(self, name: str, row: Longs) -> None:
-        """Texts by string row; empty ones are left out."""
+        """Add texts by string row; omit empty ones."""
         nodes = np.flatnonzero(self.strings.lengths(row))
         used, which = distinct(row[nodes])
         self._spelled(name, nodes, self.strings.take(used), which)
@@ -310,19 +313,19 @@ class _AttributeWriter:
     def _spelled(
         self, name: str, nodes: Longs, rows: ByteRows, which: Longs, slot: Longs | None = None
     ) -> None:
-        """Texts from a short list."""
+        """Add texts from a short list."""
         start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
         self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
-    def collectives(self, variables: Variables) -> None:
+    def collectives(self, variables: RankVariables) -> None:
         table = self.graph.collectives
         node = table.node.astype(np.int64)
         numbers = np.full(max(CollectiveKind) + 1, -1, np.int64)
         for kind, number in COLLECTIVE_TO_COMM.items():
             numbers[kind] = number
         comm_type = numbers[table.kind]
-        known = comm_type >= 0
-        self.integers("comm_type", node[known], comm_type[known])
+        has_type = comm_type >= 0
+        self.integers("comm_type", node[has_type], comm_type[has_type])
         self.sizes(node, table.comm_bytes)
         named = np.array([bool(text) for text in variables.groups] or [False])
         grouped = np.flatnonzero((table.group_set >= 0) & named[np.maximum(table.group_set, 0)])
@@ -332,11 +335,11 @@ class _AttributeWriter:
             self._spelled("pg_name", node[grouped], texts, which, which)
 
     def sizes(self, node: Longs, size: FloatArray, name: str = "comm_size") -> None:
-        known = np.flatnonzero((size >= 0) & (size < LARGEST_COUNT))
-        self.integers(name, node[known], np.rint(size[known]).astype(np.int64))
+        valid = np.flatnonzero((size >= 0) & (size < LARGEST_COUNT))
+        self.integers(name, node[valid], np.rint(size[valid]).astype(np.int64))
 
     def facts_of_collectives(self) -> None:
-        """What a program says of its collectives beyond what simulators read."""
+        """Add properties of collectives that simulators do not read."""
         table = self.graph.collectives
         node = table.node.astype(np.int64)
         self.sizes(node, table.operand_bytes, "comm_operand_bytes")
@@ -354,12 +357,12 @@ class _AttributeWriter:
         self._spelled("contractions", nodes, ByteRows.from_rows(texts), which)
 
     def tensor_lists(self, lists: TensorLists) -> None:
-        """What every node reads and writes, as a memory tracker wants it."""
+        """Add the lists of tensors that each node reads and writes, for memory trackers."""
         nodes = np.flatnonzero(self.graph.kind != NodeKind.METADATA)
         for name, rows in zip(LIST_NAMES, lists, strict=True):
             self._spelled(name, nodes, rows, nodes)
 
-    def messages(self, variables: Variables) -> None:
+    def messages(self, variables: RankVariables) -> None:
         table = self.graph.p2p
         node = table.node.astype(np.int64)
         self.sizes(node, table.comm_bytes)

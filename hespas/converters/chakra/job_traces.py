@@ -1,4 +1,4 @@
-"""A workload on its way out: which ranks run which nodes, in batches that share an encoded trace."""
+"""Graphs of a workload as its ranks run them, in batches of ranks that share an encoded trace."""
 
 from __future__ import annotations
 
@@ -10,32 +10,26 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
-from hespas.converters.chakra.expansion import ClassWriter
-from hespas.converters.chakra.lowering import (
-    Expanded,
-    expand,
-    host_transfers,
-    measured_work,
-    report_refused,
-)
+from hespas.converters.chakra.expansion import ClassWriter, PermutationPeers, RankValues, used_slots
+from hespas.converters.chakra.losses import report_refused
+from hespas.converters.chakra.lowering import ExpandedGraph, expand, host_transfers, measured_work
 from hespas.converters.chakra.own_metadata import texts_of_class, with_metadata
-from hespas.converters.chakra.rank_values import RankValues, Ways, used_slots
 from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, Workload
 from hespas.graph.diagnostics import Severity
 
-__all__ = ["Account", "Batch", "Change", "JobTraces", "Runs"]
+__all__ = ["Change", "RankBatch", "RankTraces", "RankVariant", "TraceAccount"]
 
 Change = Callable[[OpGraph], OpGraph]
-"""What is done to a graph before it is encoded."""
+"""Change of a graph before it is encoded."""
 
 _RANKS_AT_ONCE = 4096
-"""Ranks of a class that are looked at together: bounds memory."""
+"""Ranks of a class that are processed together: bounds memory."""
 
 
-class Runs(NamedTuple):
-    """Ranks of one class that run the same nodes; how many nodes of the class they do not run, and how long
-    the estimate says those take.
+class RankVariant(NamedTuple):
+    """Ranks of one class that run the same nodes; the number of nodes of the class that they do not run, and
+    the estimated time of those.
     """
 
     of_class: int
@@ -46,63 +40,67 @@ class Runs(NamedTuple):
     is_empty: bool
 
 
-class Batch(NamedTuple):
-    """Ranks that run the same nodes, ascending, whose values take the same bytes: one template is theirs."""
+class RankBatch(NamedTuple):
+    """Ranks that run the same nodes and whose values have equal widths, ascending: they share one
+    template.
+    """
 
-    runs: Runs
+    runs: RankVariant
     ranks: Longs
     values: RankValues
     widths: tuple[int, ...]
 
 
 _FINDINGS = {
-    "chakra.idle": "messages and collectives are left out where a rank has no part in them "
-    "(ranks: {ranks:,}; time they were given there: {idle_us:,.3f} us)",
-    "chakra.empty-rank": "ranks have nothing to do; each is written as one node 'idle' of no time",
+    "chakra.idle": "messages and collectives are omitted on ranks that do not take part "
+    "(ranks: {ranks:,}; their time there: {idle_us:,.3f} us)",
+    "chakra.empty-rank": "ranks have no work; each is written as one node 'idle' without duration",
     "chakra.sub-microsecond": "computations share a microsecond with their neighbours and state 0 in "
-    "duration_micros, of which ASTRA-sim makes 1 ns; duration_nanos holds the exact time",
-    "chakra.named": "nodes have neither name nor anything else and are named: others read an empty frame as "
-    "the end",
-    "chakra.longest-time": "times of 146 years and more are rounded to us, or to the longest that a trace "
-    "states",
+    "duration_micros, which ASTRA-sim reads as 1 ns; duration_nanos holds the exact time",
+    "chakra.named": "nodes without any field get a name: other readers interpret an empty frame as "
+    "the end of the file",
+    "chakra.longest-time": "times of 146 years and more are rounded to us, or to the longest time that a "
+    "trace states",
 }
-"""What the ranks written may not have, or have only roughly."""
+"""Messages about parts of a workload that the written ranks lack or hold only approximately, by code."""
 _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time"})
 
 
 @dataclass(slots=True)
-class Account:
-    """What the ranks written so far do not have, or have only roughly; sums over ranks."""
+class TraceAccount:
+    """Counts of parts of a workload that the written ranks lack or hold only approximately; sums
+    over ranks.
+    """
 
     ranks: int = 0
     idle_ns: float = 0.0
-    found: Counter[str] = field(default_factory=Counter[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
 
-    def add(self, runs: Runs, ranks: int) -> None:
-        """Count ranks that run the same, once one of them is encoded."""
+    def add(self, runs: RankVariant, ranks: int) -> None:
+        """Count ranks of one variant after one of them was encoded."""
         self.ranks += ranks * (runs.idle > 0)
         self.idle_ns += ranks * runs.idle_ns
-        of_one = {**runs.writer.found, "chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)}
-        self.found.update({code: count * ranks for code, count in of_one.items() if count})
+        of_one = {**runs.writer.inexact, "chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)}
+        self.counts.update({code: count * ranks for code, count in of_one.items() if count})
 
-    def join(self, other: Account) -> Self:
-        """Count what another one has."""
+    def join(self, other: TraceAccount) -> Self:
+        """Add the counts of another account."""
         self.ranks += other.ranks
         self.idle_ns += other.idle_ns
-        self.found.update(other.found)
+        self.counts.update(other.counts)
         return self
 
     def report(self, name: str, diagnostics: Diagnostics) -> None:
-        """Say it."""
+        """Report the counts as diagnostics."""
         for code, text in _FINDINGS.items():
             severity = Severity.WARNING if code in _WARNINGS else Severity.INFO
             message = text.format(ranks=self.ranks, idle_us=self.idle_ns / 1e3)
-            diagnostics.add(code, severity, name, message, count=self.found[code])
+            diagnostics.add(code, severity, name, message, count=self.counts[code])
 
 
 @dataclass(slots=True, eq=False)
-class JobTraces:
-    """Graphs as ranks run them, after ``change``, and where each permutation leads. The ``workload`` has no
+class RankTraces:
+    """Graphs as ranks run them, after ``change``, and the peers in each permutation. The ``workload`` has no
     loops (see :func:`hespas.converters.chakra.lowering.unrolled`).
     """
 
@@ -110,19 +108,21 @@ class JobTraces:
     groups: GroupIds
     diagnostics: Diagnostics
     change: Change
-    _expanded: dict[int, Expanded] = field(default_factory=dict[int, Expanded])
-    _runs: dict[tuple[int, bytes], Runs] = field(default_factory=dict[tuple[int, bytes], Runs])
-    _ways: dict[Permutation, Ways] = field(default_factory=dict[Permutation, Ways])
+    _expanded: dict[int, ExpandedGraph] = field(default_factory=dict[int, ExpandedGraph])
+    _runs: dict[tuple[int, bytes], RankVariant] = field(default_factory=dict[tuple[int, bytes], RankVariant])
+    _ways: dict[Permutation, PermutationPeers] = field(default_factory=dict[Permutation, PermutationPeers])
 
-    def batches(self, ranks: Longs) -> Iterator[Batch]:
-        """The batches of ranks, which are ascending, class by class. O(classes x nodes + ranks x slots)."""
-        for runs, members in self.alike(ranks):
+    def batches(self, ranks: Longs) -> Iterator[RankBatch]:
+        """Yield the batches of ascending ranks, class by class. O(classes x nodes + ranks x slots)."""
+        for runs, members in self.rank_variants(ranks):
             values = RankValues.of(runs.writer.graph, members, self.groups, self._ways)
-            for widths, rows in values.alike():
-                yield Batch(runs, members[rows], values.take(rows), widths)
+            for widths, rows in values.groups_by_widths():
+                yield RankBatch(runs, members[rows], values.take(rows), widths)
 
-    def alike(self, ranks: Longs) -> Iterator[tuple[Runs, Longs]]:
-        """Ranks by what they run, class by class, some thousand at a time."""
+    def rank_variants(self, ranks: Longs) -> Iterator[tuple[RankVariant, Longs]]:
+        """Yield ranks grouped by the nodes that they run, class by class, at most :data:`_RANKS_AT_ONCE` at a
+        time.
+        """
         class_of = self.workload.rank_class[ranks]
         for number in np.unique(class_of).tolist():
             mine = ranks[class_of == number]
@@ -131,13 +131,13 @@ class JobTraces:
                 patterns, first, which = np.unique(
                     self._idle_slots(number, some), axis=0, return_index=True, return_inverse=True
                 )
-                for place in np.argsort(first, kind="stable").tolist():
-                    runs = self._runs_of(number, patterns[place])
-                    yield runs, some[which.reshape(-1) == place]
+                for pattern in np.argsort(first, kind="stable").tolist():
+                    runs = self._runs_of(number, patterns[pattern])
+                    yield runs, some[which.reshape(-1) == pattern]
             self._runs.clear()  # with the templates of a class: bounds memory
 
     def least_ranks(self, rank: int, groups: Mapping[int, Sequence[int]]) -> int:
-        """How many ranks a reader of one rank's file takes its job to have, where nobody says more."""
+        """Return the number of ranks that a reader of one rank's file assumes without further information."""
         graph = self.graph(int(self.workload.rank_class[rank])).graph
         table = graph.p2p
         addressed = table.permutation >= 0
@@ -148,8 +148,8 @@ class JobTraces:
         peers = [int(self._way(graph.permutations[way]).peers(alone, sends=sent)[0]) for way, sent in used]
         return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
 
-    def graph(self, number: int) -> Expanded:
-        """Return a class without permutes; the workload has no loops."""
+    def graph(self, number: int) -> ExpandedGraph:
+        """Return the graph of a class without permutes; the workload has no loops."""
         if number not in self._expanded:
             flat = measured_work(self.workload.classes[number], self.diagnostics)
             expanded = expand(host_transfers(flat, self.diagnostics))
@@ -162,39 +162,51 @@ class JobTraces:
             self._expanded[number] = expanded
         return self._expanded[number]
 
-    def _way(self, permutation: Permutation) -> Ways:
-        return self._ways.setdefault(permutation, Ways(permutation))
+    def _way(self, permutation: Permutation) -> PermutationPeers:
+        return self._ways.setdefault(permutation, PermutationPeers(permutation))
 
     def _idle_slots(self, number: int, ranks: Longs) -> Bools:
-        """Which group sets and directions of permutations have nothing to do on ranks, shape (ranks, slots);
-        none that no node has. A permute to itself is a local copy, while a message to itself is a fault that
-        is not hidden.
+        """Return flags of the group sets and permutation directions without work on each rank, shape (ranks,
+        slots). A permute of a rank to itself is a local copy; a message to itself is a fault and stays
+        visible.
         """
         expanded = self.graph(number)
         graph, used = expanded.graph, used_slots(expanded.graph)
         idle = np.zeros((len(ranks), len(graph.group_sets) + 2 * len(graph.permutations)), np.bool_)
         for slot in np.flatnonzero(used.groups).tolist():
             idle[:, slot] = self.groups.are_idle(graph.group_sets[slot], ranks)
-        for place in np.flatnonzero(used.ways).tolist():
-            way = self._way(graph.permutations[place])
+        for row in np.flatnonzero(used.ways).tolist():
+            way = self._way(graph.permutations[row])
             for side, sends in enumerate((True, False)):
                 peers = way.peers(ranks, sends=sends)
                 to_itself = (peers == ranks) & bool(len(expanded.halves))
-                idle[:, len(graph.group_sets) + 2 * place + side] = (peers < 0) | to_itself
+                idle[:, len(graph.group_sets) + 2 * row + side] = (peers < 0) | to_itself
         return idle
 
-    def _runs_of(self, number: int, pattern: Bools) -> Runs:
-        """What ranks of a class do under a pattern. A permute is left out where both its halves are."""
+    def _runs_of(self, number: int, pattern: Bools) -> RankVariant:
+        """Return the variant of a class for a pattern of idle slots. A permute is omitted if both halves are
+        idle.
+        """
         key = (number, pattern.tobytes())
         if key in self._runs:
             return self._runs[key]
         expanded = self.graph(number)
-        idle = _idle_nodes(expanded.graph, pattern)
+        flags = pattern if len(pattern) else np.zeros(1, np.bool_)
+        idle = np.zeros(len(expanded.graph), np.bool_)
+        table = expanded.graph.collectives
+        grouped = table.group_set >= 0
+        idle[table.node[grouped]] = flags[table.group_set[grouped]]
+        addressed = expanded.graph.p2p.permutation >= 0
+        nodes = expanded.graph.p2p.node[addressed]
+        receives = (expanded.graph.kind[nodes] == NodeKind.RECV).astype(np.int64)
+        idle[nodes] = flags[
+            len(expanded.graph.group_sets) + 2 * expanded.graph.p2p.permutation[addressed] + receives
+        ]
         graph = expanded.for_rank(idle)
         gone = idle.copy()
         gone[expanded.halves] &= idle[expanded.halves + 1]
         gone[expanded.halves + 1] = False
-        self._runs[key] = Runs(
+        self._runs[key] = RankVariant(
             *key,
             ClassWriter(self.change(with_metadata(graph, {}, texts_of_class(self.workload, number, graph)))),
             int(gone.sum()),
@@ -202,17 +214,3 @@ class JobTraces:
             is_empty=bool(idle.all()),
         )
         return self._runs[key]
-
-
-def _idle_nodes(graph: OpGraph, pattern: Bools) -> Bools:
-    """The nodes that do nothing under a pattern."""
-    flags = pattern if len(pattern) else np.zeros(1, np.bool_)
-    idle = np.zeros(len(graph), np.bool_)
-    table = graph.collectives
-    grouped = table.group_set >= 0
-    idle[table.node[grouped]] = flags[table.group_set[grouped]]
-    addressed = graph.p2p.permutation >= 0
-    nodes = graph.p2p.node[addressed]
-    receives = (graph.kind[nodes] == NodeKind.RECV).astype(np.int64)
-    idle[nodes] = flags[len(graph.group_sets) + 2 * graph.p2p.permutation[addressed] + receives]
-    return idle

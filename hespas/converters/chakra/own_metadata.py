@@ -1,4 +1,4 @@
-"""What a trace says of itself and of its job, in the attributes of its metadata."""
+"""Metadata attributes of a trace: facts about itself and its job, and its version label."""
 
 from __future__ import annotations
 
@@ -14,38 +14,35 @@ __all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata", "wit
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """Return the attributes that state what nodes do not: that the program is one of a whole job, and on
-    which device times were recorded or for which they were estimated.
+    """Return attributes for facts that nodes do not state: the program is one of a whole job, and the device
+    on which times were recorded or for which they were estimated.
     """
-    stated = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
-    return {name: text.encode("utf-8", "replace") for name, text in stated.items() if text}
+    texts = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
+    return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
 
 
 def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[str, bytes]:
-    """Return what a trace states of its own rank class, of which it holds the graph ``written``: the bytes of
-    its program that nodes do not state, and the steps that were recorded.
+    """Return the attributes of a rank class whose trace holds the graph ``written``: the bytes of its program
+    that nodes do not state, and the recorded steps.
     """
     classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
     text = classes[number] if len(classes) == len(workload.classes) else ""
     texts = {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
-    return texts | _steps_text(workload.classes[number], written)
-
-
-def _steps_text(graph: OpGraph, written: OpGraph) -> dict[str, bytes]:
+    graph = workload.classes[number]
     if not graph.attachments:
-        return {}
+        return texts
     from hespas.converters.measured_ops import recorded_steps_of
 
     steps = recorded_steps_of(graph.attachments, graph.name)
     if steps is None:
-        return {}
+        return texts
     if steps.describes(graph):
         steps = steps.of(written)
-    return {STEPS_ATTRIBUTE: steps.document()}
+    return texts | {STEPS_ATTRIBUTE: steps.document()}
 
 
 def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with the recorded steps that its trace states; another document is ignored, with a
+    """Return the graph with the recorded steps that its trace states. An invalid document is ignored with a
     warning.
     """
     if not document:
@@ -63,13 +60,15 @@ def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics)
 
 
 def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
-    """The graph with more metadata attributes, where the file has none of that name."""
+    """Return the graph with more metadata attributes, except names that the file already has."""
     table = graph.extra
     of_file = table.node < 0
     taken = {graph.strings[row] for row in table.key[of_file].tolist()}
-    kept = [(name, AttributeField.INT64, value.to_bytes(8, "little")) for name, value in numbers.items()]
-    kept += [(name, AttributeField.STRING, text) for name, text in texts.items()]
-    added = [each for each in kept if each[0] not in taken]
+    attributes = [
+        (name, AttributeField.INT64, value.to_bytes(8, "little")) for name, value in numbers.items()
+    ]
+    attributes += [(name, AttributeField.STRING, text) for name, text in texts.items()]
+    added = [attribute for attribute in attributes if attribute[0] not in taken]
     if not added:
         return graph
     builder = StringTableBuilder(graph.strings)
@@ -77,26 +76,19 @@ def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byte
     return replace(graph, strings=builder.build(), extra=table.behind(ExtraTable.from_rows(rows)))
 
 
-# The version label that a trace is written with, where the user names one.
-
-
 def with_label(workload: Workload, version: str) -> Workload:
-    """The workload whose traces say ``version``; as it is for an empty one.
+    """Return the workload with traces of version ``version``; unchanged if it is empty.
 
-    Raises :class:`UsageError` for a version that is not written: both that are have the same bytes but for
-    the label.
+    Raises :class:`UsageError` for a version that is not written. The two written versions differ only in the
+    label.
     """
     if not version:
         return workload
     if version not in LATEST_VERSIONS:
         raise UsageError(
             f"`target_version={version}`: traces are written as {' or '.join(LATEST_VERSIONS)}",
-            hint="older schemas are read only; readers of today do not know them",
+            hint="older schemas can only be read; current readers do not support them",
         )
-    return replace(workload, classes=tuple(_labelled(graph, version.encode()) for graph in workload.classes))
-
-
-def _labelled(graph: OpGraph, label: bytes) -> OpGraph:
-    """The graph with the label as its first row: the first label of a file counts."""
-    extra = graph.extra.behind(ExtraTable.from_rows([(-1, 0, Tag.VERSION, label)]))
-    return replace(graph, extra=extra)
+    label = ExtraTable.from_rows([(-1, 0, Tag.VERSION, version.encode())])  # the first label of a file counts
+    classes = tuple(replace(graph, extra=graph.extra.behind(label)) for graph in workload.classes)
+    return replace(workload, classes=classes)

@@ -1,4 +1,9 @@
-"""What the graph does not model, kept verbatim in its ``extra`` table; :mod:`.assembly` takes it back."""
+"""Trace content that the graph does not model, preserved verbatim in its ``extra`` table and written again.
+
+This includes attribute layouts and microseconds that a writer would choose differently. ``duration_nanos`` is
+exact and takes precedence over ``duration_micros``; the microseconds, which simulators read, are stored as
+well, so that a rewritten trace is unchanged and a checker can compare the two.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +13,50 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.assembly import Layout, Layouts, encode_layout
+from hespas.converters.chakra.assembly import Assembly, Layout, Layouts
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
+    GROUPS_ATTRIBUTE,
+    JOB_ATTRIBUTE,
     LAYOUT_KEY,
+    LINTED,
+    RANK_ATTRIBUTE,
+    STEPS_ATTRIBUTE,
+    TEXTS_OF_JOB,
     Tag,
     is_canonical,
 )
+from hespas.converters.chakra.spelling import type_texts
+from hespas.converters.chakra.times import WrittenTimes, micros_as_ns
 from hespas.converters.chakra.wire import (
     AttributeColumns,
     Bools,
     ByteRows,
+    ByteWindow,
     EtColumns,
     IoColumns,
     Longs,
-    Window,
     Words,
     copy_spans,
+    not_text,
     offsets_of,
 )
 from hespas.converters.chakra.wire.encode import delimited, join, render, rows
-from hespas.graph import ExtraTable, StringTableBuilder
+from hespas.graph import PROGRAM_BYTES, ExtraTable, OpGraph, RaggedArray, StringTableBuilder
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = [
     "ExtraRows",
+    "PreservedRows",
     "attribute_rows",
     "collect",
     "file_rows",
     "find_layouts",
+    "foreign_texts",
     "io_rows",
     "layout_rows",
+    "simulated_ns",
     "start_rows",
     "time_rows",
 ]
@@ -47,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
-    """Rows for the table: columns of equal length. ``order`` sorts the rows of one node among each other."""
+    """Rows for the table: columns of equal length. ``order`` sorts the rows of one node."""
 
     node: Longs
     key: NDArray[np.int32]
@@ -67,15 +84,32 @@ def _constant(node: Longs, key: int, tag: int, value: ByteRows) -> ExtraRows:
     )
 
 
-def attribute_rows(columns: EtColumns, kept: Bools, strings: StringTableBuilder) -> list[ExtraRows]:
-    """The attributes marked in ``kept``, and the doc strings of all attributes."""
+def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBuilder) -> list[ExtraRows]:
+    """Return the attributes marked in ``preserved``, and the doc strings of all attributes."""
     attrs = columns.attrs
     key_rows = np.array([strings.add(name) for name in attrs.keys] or [0], np.int32)
-    at = np.flatnonzero(kept)
+    at = np.flatnonzero(preserved)
     owner = attrs.owner
     field = attrs.field[at].astype(np.int16)
     tag = np.where(field == AttributeField.UNSET, np.int16(Tag.NO_VALUE), field)
-    part = ExtraRows(owner[at], key_rows[attrs.key[at]], tag, _raw_values(columns, at), at)
+    # Payload bytes, or the eight bytes of ``bits``.
+    attrs = columns.attrs
+    bits = attrs.bits[at]
+    held = attrs.has_payload[at]
+    payload = attrs.payload
+    data = np.concatenate([payload.data, np.frombuffer(bits.tobytes(), np.uint8)])
+    start = len(payload.data) + 8 * np.arange(len(at), dtype=np.int64)
+    length = np.full(len(at), 8, np.int64)
+    row = bits[held].view(np.int64)
+    start[held] = payload.offsets[row]
+    length[held] = payload.offsets[row + 1] - payload.offsets[row]
+    part = ExtraRows(
+        owner[at],
+        key_rows[attrs.key[at]],
+        tag,
+        ByteRows(*copy_spans(ByteWindow.holding(data), start, length)),
+        at,
+    )
     docs = attrs.doc_row
     described = ExtraRows(
         owner[docs],
@@ -87,23 +121,8 @@ def attribute_rows(columns: EtColumns, kept: Bools, strings: StringTableBuilder)
     return [part, described]
 
 
-def _raw_values(columns: EtColumns, at: Longs) -> ByteRows:
-    """Payload bytes, or the eight bytes of ``bits``, of the given attribute rows."""
-    attrs = columns.attrs
-    bits = attrs.bits[at]
-    held = attrs.has_payload[at]
-    payload = attrs.payload
-    data = np.concatenate([payload.data, np.frombuffer(bits.tobytes(), np.uint8)])
-    start = len(payload.data) + 8 * np.arange(len(at), dtype=np.int64)
-    length = np.full(len(at), 8, np.int64)
-    row = bits[held].view(np.int64)
-    start[held] = payload.offsets[row]
-    length[held] = payload.offsets[row + 1] - payload.offsets[row]
-    return ByteRows(*copy_spans(Window.holding(data), start, length))
-
-
 def start_rows(columns: EtColumns) -> list[ExtraRows]:
-    """Start times, which a graph does not have."""
+    """Return start times, which a graph does not have."""
     at = np.flatnonzero(columns.start_micros)
     if not len(at):
         return []
@@ -112,7 +131,7 @@ def start_rows(columns: EtColumns) -> list[ExtraRows]:
 
 
 def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> list[ExtraRows]:
-    """Microseconds that are not those which a writer makes of the durations, each with its duration."""
+    """Return microseconds that differ from those a writer computes, each with its duration."""
     at = np.flatnonzero(columns.duration_micros != written)
     if not len(at):
         return []
@@ -122,7 +141,7 @@ def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> li
 
 
 def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
-    """``IOInfo`` texts as their encoded messages."""
+    """Return ``IOInfo`` texts as encoded messages."""
     if not len(io):
         return []
     parts = [
@@ -135,11 +154,16 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
 
 
 def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Distinct layouts as rows of the file, and each node's choice."""
+    """Return distinct layouts as rows of the file, and the choice of each node."""
     if not layouts.layouts:
         return []
     key = strings.add(LAYOUT_KEY)
-    whole = ByteRows.from_rows([encode_layout(layout) for layout in layouts.layouts])
+    # A layout is encoded as field number, length of the name in four bytes, name; repeated.
+    texts = [
+        [bytes([field]) + len(name.encode()).to_bytes(4, "little") + name.encode() for name, field in layout]
+        for layout in layouts.layouts
+    ]
+    whole = ByteRows.from_rows([b"".join(parts) for parts in texts])
     data = np.frombuffer(layouts.choice.astype("<u4").tobytes(), np.uint8)
     chosen = ByteRows(data, offsets_of(np.full(len(layouts.node), 4)))
     return [
@@ -149,25 +173,25 @@ def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows
 
 
 def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
-    """The file's version label and metadata attributes, as rows of node -1."""
+    """Return the file's version label and metadata attributes as rows of node -1."""
     version = ByteRows.from_text([columns.version])
     nobody = np.full(1, -1, np.int64)
-    found = [_constant(nobody, 0, Tag.VERSION, version)]
+    parts_of_file = [_constant(nobody, 0, Tag.VERSION, version)]
     if as_stated:
-        found.append(_constant(nobody, 0, Tag.AS_STATED, ByteRows.blank(1)))
+        parts_of_file.append(_constant(nobody, 0, Tag.AS_STATED, ByteRows.blank(1)))
     attrs = columns.metadata
     if len(attrs):
         holder = EtColumns.empty(attrs)
         parts = attribute_rows(holder, np.ones(len(attrs), np.bool_), strings)
-        found += [
+        parts_of_file += [
             ExtraRows(np.full(len(part.node), -1, np.int64), part.key, part.tag, part.value, part.order)
             for part in parts
         ]
-    return found
+    return parts_of_file
 
 
 def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
-    """One table of all rows, sorted by node and then by order; the order of parts breaks ties."""
+    """Return one table of all rows, sorted by node and then by order; the order of parts breaks ties."""
     parts = [part for part in parts if len(part.node)]
     if not parts:
         return ExtraTable.empty()
@@ -175,9 +199,9 @@ def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
     order = np.lexsort((np.concatenate([part.order for part in parts]), node))
     data = np.concatenate([part.value.data for part in parts])
     base = offsets_of(np.array([len(part.value.data) for part in parts]))
-    starts = np.concatenate([part.value.offsets[:-1] + base[place] for place, part in enumerate(parts)])
+    starts = np.concatenate([part.value.offsets[:-1] + base[index] for index, part in enumerate(parts)])
     lengths = np.concatenate([part.value.lengths for part in parts])
-    values, offsets = copy_spans(Window.holding(data), starts[order], lengths[order])
+    values, offsets = copy_spans(ByteWindow.holding(data), starts[order], lengths[order])
     return ExtraTable(
         node=node[order].astype(np.int32),
         key=np.concatenate([part.key for part in parts])[order],
@@ -187,32 +211,25 @@ def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
     )
 
 
-# Finding the nodes of a trace that a writer would write otherwise, and the distinct layouts they have.
-
 _RANK = {name: rank for rank, name in enumerate(ATTRIBUTES)}
 _EXTRA_RANK = len(_RANK)
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _unusual(attrs: AttributeColumns, owner: Longs, modelled: Bools, always: Bools) -> Bools:
-    """Nodes whose attributes a writer would not write just so."""
+def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
+    """Return the layouts to preserve. ``modelled`` marks rows whose value is in a column of the graph,
+    ``flagged`` the nodes for which a writer states ``is_cpu_op``; ``forced`` nodes always have a layout.
+    """
+    owner = attrs.owner
     rank_of_key = np.array([_RANK.get(name, _EXTRA_RANK) for name in attrs.keys] or [0])
     rank = np.where(modelled, rank_of_key[attrs.key], _EXTRA_RANK)
-    unusual = always.copy()
+    unusual = flagged.copy()
     flag = rank_of_key[attrs.key] == _RANK["is_cpu_op"]
     unusual[owner[flag & modelled]] = False
     unusual[owner[modelled & ~is_canonical(attrs)]] = True
     falls = (owner[1:] == owner[:-1]) & (rank[1:] < rank[:-1])
     unusual[owner[1:][falls]] = True
-    return unusual
-
-
-def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
-    """The layouts worth keeping. ``modelled`` marks rows whose value went into a column of the graph;
-    ``flagged`` the nodes for which a writer states ``is_cpu_op``; ``forced`` are kept in any case.
-    """
-    owner = attrs.owner
-    nodes = np.flatnonzero(_unusual(attrs, owner, modelled, flagged) | forced)
+    nodes = np.flatnonzero(unusual | forced)
     if not len(nodes):
         return Layouts((), nodes, nodes)
     representative, index = _distinct(attrs, nodes)
@@ -227,13 +244,18 @@ def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, fo
 
 
 def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
-    """One node of each distinct sequence of (name, type), and which of them each of ``nodes`` follows."""
+    """Return one node of each distinct sequence of (name, type), and the index of the sequence of
+    each node.
+    """
     code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
     start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
     own = _hashes(code, start, length)
     _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
-    first, inverse = _by_appearance(first, inverse)
-    # Equal hashes must be equal sequences; what is not (an attack on the hash) gets a layout of its own.
+    order = np.argsort(first, kind="stable")
+    new_index = np.empty_like(order)
+    new_index[order] = np.arange(len(order))
+    first, inverse = first[order], new_index[inverse]
+    # Equal hashes should mean equal sequences; other sequences (an attack on the hash) get their own layout.
     model = first[inverse]
     same = length == length[model]
     flat = np.repeat(start - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
@@ -247,33 +269,218 @@ def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
     return np.concatenate([nodes[first], nodes[strangers]]), index
 
 
-def _by_appearance(first: Longs, inverse: Longs) -> tuple[Longs, Longs]:
-    """Number the distinct rows as they come, not by their hashes, which depend on how names are numbered."""
-    order = np.argsort(first, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return first[order], place[inverse]
-
-
 def _hashes(code: Words, start: Longs, length: Longs) -> Words:
-    """A hash of each slice of ``code``: a polynomial in an odd number, modulo 2**64."""
+    """Return a hash of each slice of ``code``: a polynomial in an odd number, modulo 2**64."""
     total = np.zeros(len(start), np.uint64)
-    for place in range(int(length.max()) if len(length) else 0):
-        rows = np.flatnonzero(length > place)
+    for position in range(int(length.max()) if len(length) else 0):
+        rows = np.flatnonzero(length > position)
         if len(rows) < _FEW:
-            return _rest(code, start, length, total, place)
-        total[rows] = total[rows] * _ODD + code[start[rows] + place] + np.uint64(1)
+            from hashlib import blake2b
+
+            for row in np.flatnonzero(length > position).tolist():
+                tail = code[start[row] + position : start[row] + length[row]].tobytes()
+                total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]
+            return total
+        total[rows] = total[rows] * _ODD + code[start[rows] + position] + np.uint64(1)
     return total
 
 
 _FEW = 16
-"""Below so many long rows, the rest of each is hashed by itself."""
+"""Number of long rows below which the rest of each row is hashed separately."""
 
 
-def _rest(code: Words, start: Longs, length: Longs, total: Words, place: int) -> Words:
-    from hashlib import blake2b
+_ROW_BYTES = 16
 
-    for row in np.flatnonzero(length > place).tolist():
-        tail = code[start[row] + place : start[row] + length[row]].tobytes()
-        total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]
-    return total
+
+def _preserved_micros(graph: OpGraph) -> tuple[Longs, Words]:
+    """Return nodes and the microseconds that their trace stated, if the duration is still the one
+    read there.
+    """
+    table = graph.extra
+    rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))
+    rows = rows[np.diff(table.offsets)[rows] == _ROW_BYTES]
+    if not len(rows):
+        return np.empty(0, np.int64), np.empty(0, np.uint64)
+    words = ByteWindow.holding(np.frombuffer(table.values, np.uint8)).words
+    start = table.offsets[rows]
+    nodes = table.node[rows].astype(np.int64)
+    same = words[start + 8] == np.ascontiguousarray(graph.duration_ns[nodes]).view(np.uint64)
+    return nodes[same], words[start][same]
+
+
+def simulated_ns(graph: OpGraph) -> FloatArray:
+    """Return the durations that readers of ``duration_micros`` see [ns]: whole microseconds as the graph's
+    trace stated them, or as they are written. Some computations below 1 us get 0.
+    """
+    nodes, stated_micros = _preserved_micros(graph)
+    micros = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)).micros.copy()
+    micros[nodes] = stated_micros
+    return micros_as_ns(micros)
+
+
+_OTHER_TAGS = (
+    Tag.DOC_STRING,
+    Tag.START_MICROS,
+    Tag.DURATION_MICROS,
+    Tag.INPUTS,
+    Tag.OUTPUTS,
+    Tag.LAYOUT,
+    Tag.VERSION,
+    Tag.AS_STATED,
+)
+"""Tags of trace content other than attributes."""
+
+
+_RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
+
+
+_RESERVED_OF_FILE = frozenset(
+    {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, PROGRAM_BYTES, STEPS_ATTRIBUTE, *TEXTS_OF_JOB}
+)
+"""Names of attributes with a meaning for readers of traces."""
+
+
+_DEFAULT_VERSION = "0.0.4"
+
+
+class PreservedRows:
+    """Verbatim rows of a graph by type: the inverse of :func:`collect`."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        """Find the version label."""
+        self.graph = graph
+        table = graph.extra
+        self.table = table
+        self.of_file = table.node < 0
+        self.data = np.frombuffer(table.values, np.uint8)
+        version = np.flatnonzero(self.of_file & (table.tag == Tag.VERSION))
+        self.version = table.value(int(version[0])).decode() if len(version) else _DEFAULT_VERSION
+
+    def _rows(self, tag: int) -> Longs:
+        return np.flatnonzero(~self.of_file & (self.table.tag == tag))
+
+    def start_micros(self) -> Words:
+        """Return start times in us, 0 if none is preserved."""
+        column = np.zeros(len(self.graph), np.uint64)
+        rows = self._rows(Tag.START_MICROS)
+        column[self.table.node[rows]] = self._eight_bytes(rows)
+        return column
+
+    def _eight_bytes(self, rows: Longs) -> Words:
+        if not len(rows):
+            return np.empty(0, np.uint64)
+        return ByteWindow.holding(self.data).words[self.table.offsets[rows]]
+
+    def times(self, times: WrittenTimes) -> WrittenTimes:
+        """Return ``times`` with the microseconds of the trace for durations that are unchanged since it was
+        read.
+        """
+        nodes, stated_micros = _preserved_micros(self.graph)
+        if not len(nodes):
+            return times
+        micros = times.micros.copy()
+        micros[nodes] = stated_micros
+        return times._replace(micros=micros)
+
+    def io(self, tag: int, operands: RaggedArray) -> IoColumns:
+        """Return preserved texts, and texts made from tensor types for all other nodes."""
+        rows = self._rows(tag)
+        made = type_texts(self.graph, operands)
+        if not len(rows):
+            return made
+        from hespas.converters.chakra.wire.decode import decode_io
+
+        start = self.table.offsets[rows]
+        preserved = decode_io(ByteWindow.holding(self.data), start, self.table.offsets[rows + 1] - start)
+        preserved = IoColumns(
+            self.table.node[rows].astype(np.int64), preserved.values, preserved.shapes, preserved.types
+        )
+        made = made.take(np.flatnonzero(~np.isin(made.node, preserved.node)))
+        return preserved.joined(made) if len(made) else preserved
+
+    def layouts(self) -> Layouts:
+        """Return distinct layouts and the choice of each node."""
+        whole = np.flatnonzero(self.of_file & (self.table.tag == Tag.LAYOUT))
+        chosen = self._rows(Tag.LAYOUT)
+        nothing = np.empty(0, np.int64)
+        if not len(whole) or not len(chosen):
+            return Layouts((), nothing, nothing)
+        index = ByteWindow.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
+        good = index < len(whole)
+        used, choice = np.unique(index[good], return_inverse=True)
+        layouts: list[Layout] = []
+        for row in whole[used.view(np.int64)].tolist():
+            data, at = self.table.value(row), 0
+            layout: list[tuple[str, int]] = []
+            while at + 5 <= len(data):
+                end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "little")
+                layout.append((data[at + 5 : end].decode(), data[at]))
+                at = end
+            layouts.append(tuple(layout))
+        nodes = self.table.node[chosen][good].astype(np.int64)
+        return Layouts(tuple(layouts), nodes, choice.astype(np.int64))
+
+    def add_to(self, assembly: Assembly, *, of_file: bool) -> tuple[Longs, NDArray[np.int32], ByteRows]:
+        """Add the preserved attributes to an assembly, and return the doc strings as (node, key, text)."""
+        table = self.table
+        mine = self.of_file if of_file else ~self.of_file
+        keys = np.zeros(len(self.graph.strings), np.int32)
+        for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
+            keys[row] = assembly.key(self.graph.strings[row])
+        foreign, _ = foreign_texts(self.graph, of_file=of_file)
+        is_kept = mine & _is_attribute(table.tag)
+        is_kept[foreign] = True
+        rows = np.flatnonzero(is_kept)
+        kind = self.table.tag[rows].astype(np.uint8)
+        kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
+        text_rows = np.flatnonzero(self.table.tag[rows] == Tag.TEXT)
+        broken = not_text(ByteRows(self.data, self.table.offsets).take(rows[text_rows]))
+        kind[text_rows] = np.where(broken, AttributeField.BYTES, AttributeField.STRING)
+        held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
+        base = assembly.buffer(table.values)
+        length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
+        bits = np.zeros(len(rows), np.uint64)
+        bits[~held] = self._eight_bytes(rows[~held])
+        node = np.maximum(table.node[rows].astype(np.int64), 0)
+        assembly.verbatim(node, keys[table.key[rows]], kind, bits, (table.offsets[rows] + base, length))
+        docs = np.flatnonzero(mine & (table.tag == Tag.DOC_STRING))
+        texts = ByteRows(self.data, table.offsets).take(docs)
+        return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
+
+    def metadata(self) -> AttributeColumns:
+        """Return the file's own attributes."""
+        assembly = Assembly(1)
+        docs = self.add_to(assembly, of_file=True)
+        nothing = np.empty(0, np.int64)
+        return assembly.finish(Layouts((), nothing, nothing), docs).attrs
+
+
+def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
+    """Return the rows of another format's texts that become string attributes, and the number of rows that
+    cannot be written: rows without a key or with a key that has another meaning in a trace, further rows of a
+    key on a node, and rows with an unknown tag.
+    """
+    table = graph.extra
+    mine = (table.node < 0) == of_file
+    own = _is_attribute(table.tag)
+    foreign = mine & (table.tag == Tag.TEXT)
+    unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
+    if not foreign.any():
+        return np.empty(0, np.int64), unknown
+    reserved = _RESERVED_OF_FILE if of_file else _RESERVED
+    bad = [key for key in np.unique(table.key[foreign]).tolist() if graph.strings[key] in reserved]
+    rows = np.flatnonzero(foreign & ~np.isin(table.key, bad))
+    # Attributes that were preserved from a trace take precedence.
+    attributes = np.flatnonzero(mine & own)
+    order = np.concatenate([attributes, rows])
+    code = (table.node[order].astype(np.int64) + 1) * len(graph.strings) + table.key[order]
+    first = np.unique(code, return_index=True)[1]
+    writable = np.sort(order[first[first >= len(attributes)]])
+    return writable, unknown + int(foreign.sum()) - len(writable)
+
+
+def _is_attribute(tag: NDArray[np.int16]) -> Bools:
+    """Return a mask of the tags of trace attributes."""
+    of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
+    is_attribute: Bools = of_value | (tag == Tag.NO_VALUE)
+    return is_attribute

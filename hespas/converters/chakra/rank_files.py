@@ -1,7 +1,7 @@
-"""The files of many ranks in one folder: patched and written by several threads, equal ones once.
+"""Files of many ranks in one folder, patched and written by several threads; equal files are written once.
 
-Ranks whose traces are equal byte by byte are names of one file (hard links) where the file system has those,
-copies where it has none. In a folder that an interrupted run has left, files that are whole stay as they are.
+Ranks with byte-identical traces share one file (hard links) if the file system supports links, and get copies
+otherwise. In a folder left by an interrupted run, complete files are not written again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 
-from hespas.converters.chakra.expansion import Template
-from hespas.converters.chakra.job_traces import Account, Batch, JobTraces
+from hespas.converters.chakra.expansion import TraceTemplate
+from hespas.converters.chakra.job_traces import RankBatch, RankTraces, TraceAccount
 from hespas.converters.chakra.wire import Bytes, Longs
 from hespas.files.partial import file_names
 from hespas.files.streams import PackedInput, damage_errors, open_input, open_output
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RankFolder", "write_ranks"]
 
 _RANKS_AT_ONCE, _BYTES_AT_ONCE = 64, 16 << 20
-"""Ranks that a thread takes together, fewer of large ones."""
+"""Ranks, and bytes, that a thread processes together."""
 _WAITING_PER_THREAD = 2
 _NO_LINK = frozenset({errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS})
 _PART = ".part"
@@ -40,8 +40,8 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolder:
-    """A folder of files ``NAME.{rank}SUFFIX``. ``resumes``: what is in it already may be whole, and others
-    may write the same beside us, so that a file appears at once. ``syncs``: each file is seen to the disk.
+    """Folder of files ``NAME.{rank}SUFFIX``. ``resumes``: existing files may be complete, and other processes
+    may write the same files, so that a file must appear atomically. ``syncs``: each file is flushed to disk.
     """
 
     path: Path
@@ -52,15 +52,15 @@ class RankFolder:
     syncs: bool = False
 
     def file(self, rank: int) -> str:
-        """The path of a rank's file."""
+        """Return the path of a rank's file."""
         return f"{self.path}/{self.name}.{rank}{self.suffix}"
 
     def put(self, rank: int, data: Bytes) -> None:
-        """Write one rank's file, if it is not there."""
+        """Write one rank's file unless it exists."""
         self.put_pieces(rank, lambda: [data])
 
     def put_pieces(self, rank: int, pieces: Callable[[], Iterable[Bytes]]) -> None:
-        """Write one rank's file of pieces, which can be asked for again, if it is not there."""
+        """Write one rank's file from pieces unless it exists; ``pieces`` may be called again."""
         path = self.file(rank)
         if not self.resumes:
             self._write(path, pieces())
@@ -70,8 +70,8 @@ class RankFolder:
             Path(temporary).replace(path)
 
     def link(self, first: int, ranks: Iterable[int]) -> None:
-        """Give the file of the first rank the names of others, whose traces are equal. Where a file can have
-        no more names, or none at all, copies are made.
+        """Give the file of the first rank the names of others with equal traces. If the file system allows no
+        links, or no more of them, copy the file.
         """
         source = self.file(first)
         for rank in ranks:
@@ -90,18 +90,18 @@ class RankFolder:
                 Path(target).replace(path)
 
     def remove_others(self, names: Set[str], ranks: Longs) -> None:
-        """Remove what is neither the file of one of these ranks nor of these names: parts of files that a
-        killed writer has left. Raises :class:`InvariantError` where a rank has no file.
+        """Remove everything except the files of these ranks and files with these names, such as partial files
+        of a killed writer. Raise :class:`InvariantError` if a rank has no file.
         """
         wanted = {Path(self.file(rank)).name for rank in ranks.tolist()}
-        found = set(file_names(self.path))
-        if not wanted <= found:
-            raise InvariantError(f"{len(wanted - found)} files of ranks were not written")
-        for name in found - wanted - names:
+        existing = set(file_names(self.path))
+        if not wanted <= existing:
+            raise InvariantError(f"{len(wanted - existing)} files of ranks were not written")
+        for name in existing - wanted - names:
             (self.path / name).unlink(missing_ok=True)
 
     def _part(self, rank: int) -> str:
-        """A name for the file of a rank while it is written."""
+        """Return a temporary name for the file of a rank."""
         return f"{self.path}/.{rank}-{os.getpid():x}-{os.urandom(4).hex()}{_PART}"
 
     def _write(self, path: str, pieces: Iterable[Bytes]) -> None:
@@ -110,7 +110,15 @@ class RankFolder:
                 for piece in pieces:
                     stream.write(piece.data)
         else:
-            _write_raw(path, pieces)
+            # A raw descriptor avoids stream buffers: a piece is usually the whole file.
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                for piece in pieces:
+                    rest = piece.data
+                    while rest:
+                        rest = rest[os.write(handle, rest) :]
+            finally:
+                os.close(handle)
         if self.syncs:
             handle = os.open(path, os.O_RDONLY)
             try:
@@ -119,7 +127,7 @@ class RankFolder:
                 os.close(handle)
 
     def _holds(self, path: str, pieces: Iterable[Bytes]) -> bool:
-        """Whether a file has just these bytes."""
+        """Return True if a file has exactly these bytes."""
         try:
             with open_input(Path(path)) as raw:
                 stream = PackedInput(raw, Path(path)) if self.packed else raw
@@ -132,24 +140,12 @@ class RankFolder:
 
 
 def _read(stream: BinaryIO | PackedInput, size: int) -> bytes:
-    """So many bytes, fewer at the end."""
+    """Read ``size`` bytes, fewer at the end of the stream."""
     parts: list[bytes] = []
     while size and (part := stream.read(size)):
         parts.append(part)
         size -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _write_raw(path: str, pieces: Iterable[Bytes]) -> None:
-    """Without the buffers of a stream: a piece is most often the whole file."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        for piece in pieces:
-            rest = piece.data
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-    finally:
-        os.close(handle)
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -159,23 +155,24 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def write_ranks(
-    job: JobTraces,
+    job: RankTraces,
     ranks: Longs,
     folder: RankFolder,
     *,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> Account:
-    """Write the files of ascending ranks with ``jobs`` threads; ``progress`` gets how many are done.
+) -> TraceAccount:
+    """Write the files of ascending ranks with ``jobs`` threads; ``progress`` gets the number of finished
+    files.
 
-    A template is encoded per class, pattern of idle nodes and widths of values; a rank costs a patch of its
-    bytes and the file. Memory: the templates of one class, and some files per thread. Raises
-    :class:`OutputError` where the system refuses.
+    A template is encoded per class, pattern of idle nodes and widths of values; each rank costs a patch of
+    its bytes and the file. Memory: the templates of one class, and some files per thread. Raises
+    :class:`OutputError` if the system refuses.
     """
-    account = Account()
-    equal = _Equal()
+    account = TraceAccount()
+    equal = _EqualTraces()
     try:
-        with _Threads(jobs, progress) as threads:
+        with _WriterThreads(jobs, progress) as threads:
             for batch in job.batches(ranks):
                 for write in _tasks(batch, folder, equal):
                     threads.run(write)
@@ -197,15 +194,15 @@ _Values = tuple[bytes, tuple[int, ...], bytes]
 
 
 @dataclass(slots=True, eq=False)
-class _Equal:
-    """Ranks whose traces are those of an earlier one: ``links`` has them by that rank."""
+class _EqualTraces:
+    """Ranks whose traces equal that of an earlier rank; ``links`` lists them by that rank."""
 
     links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _of_class: int = -1
     _first: dict[_Values, int] = field(default_factory=dict["_Values", int])
 
-    def first_of_each(self, batch: Batch, template: Template, spelled: Bytes) -> Longs:
-        """The rows of ranks whose trace no earlier rank of the class has."""
+    def first_of_each(self, batch: RankBatch, template: TraceTemplate, spelled: Bytes) -> Longs:
+        """Return the rows of ranks with a trace that no earlier rank of the class has."""
         if batch.runs.of_class != self._of_class:
             self._of_class = batch.runs.of_class
             self._first.clear()
@@ -221,11 +218,11 @@ class _Equal:
 
 
 _Write = Callable[[], int]
-"""Writes some files and says how many."""
+"""Function that writes some files and returns their number."""
 
 
-def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
-    """What is to be written of a batch, in parts that threads can take."""
+def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterator[_Write]:
+    """Yield the writes of a batch, in parts for threads."""
     writer, values = batch.runs.writer, batch.values
     template = None
     if len(batch.ranks) > 1:
@@ -234,7 +231,7 @@ def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
         for row, rank in enumerate(batch.ranks.tolist()):
             variables = values.variables(row)
             folder.put_pieces(rank, partial(writer.pieces, variables))
-            yield _written_already
+            yield lambda: 1  # the file has been encoded and written here, not by a thread
         return
     spelled = values.spelled(batch.widths)
     rows = equal.first_of_each(batch, template, spelled)
@@ -244,16 +241,11 @@ def _tasks(batch: Batch, folder: RankFolder, equal: _Equal) -> Iterator[_Write]:
         yield _PatchedRanks(template, spelled[some], batch.ranks[some].tolist(), folder)
 
 
-def _written_already() -> int:
-    """One file: it is encoded where templates are, and not by a thread."""
-    return 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _PatchedRanks:
-    """Some ranks of a template, for one thread."""
+    """Ranks of a template to be written by one thread."""
 
-    template: Template
+    template: TraceTemplate
     spelled: Bytes
     ranks: list[int]
     folder: RankFolder
@@ -264,8 +256,8 @@ class _PatchedRanks:
         return len(self.ranks)
 
 
-class _Threads:
-    """Runs writes one after the other, or some at once, and tells how many files there are."""
+class _WriterThreads:
+    """Executor of writes, sequential or with threads, that reports the number of finished files."""
 
     def __init__(self, jobs: int, progress: Callable[[int], None] | None) -> None:
         self._files, self._progress = 0, progress
@@ -299,5 +291,5 @@ class _Threads:
             return
         self._pool.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            for each in self._waiting:
-                self._done(each.result())
+            for future in self._waiting:
+                self._done(future.result())

@@ -1,13 +1,13 @@
-"""``rank_map.json``: one trace per class of ranks stands for all of them.
+"""``rank_map.json``: one trace per class of ranks that run the same nodes, read and written.
 
-The document says which rank's file stands for each rank, and keeps who talks to whom as the hub has it, digit
-by digit: the traces state groups and peers of their own ranks only.
+The document names the file that represents each rank, and preserves groups and permutations exactly as in the
+graph: the traces state groups and peers of their own ranks only.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar
@@ -16,12 +16,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hespas.converters.chakra.peers import Groups, PeerRows, Peers, RankPeers
-from hespas.converters.chakra.wire import Bools, EtColumns, Longs
-from hespas.files.documents import Count
+from hespas.converters.chakra.expansion import RankValues
+from hespas.converters.chakra.job_traces import RankTraces, RankVariant, TraceAccount
+from hespas.converters.chakra.peers import ClassPeers, Groups, PeerRows, RankPeers
+from hespas.converters.chakra.rank_files import RankFolder
+from hespas.converters.chakra.wire import EtColumns, Longs
+from hespas.files.documents import Count, encode_json
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
-from hespas.graph import ABSENT, ExplicitGroups, GroupSet, Permutation, StridedGroups
+from hespas.graph import ABSENT, ExplicitGroups, GroupSet, NodeKind, OpGraph, Permutation, StridedGroups
+from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, InvariantError
 from hespas.schemas.chakra.tables import NodeType
 
@@ -36,17 +40,18 @@ __all__ = [
     "ShiftDocument",
     "StridedDocument",
     "groups_document",
+    "permutation_document",
     "read_rank_map",
-    "way_document",
+    "write_classes",
 ]
 
 FILE_NAME = "rank_map.json"
 MAX_RANKS = 1 << 24
-"""Ranks that a document may list: some 100 MB of text."""
+"""Maximum number of ranks in a document: about 100 MB of text."""
 
 _Digit = tuple[Count, Count]
 _Digits = Annotated[
-    list[_Digit], Meta(description="Places of a mixed-radix rank number: size and stride, slowest first.")
+    list[_Digit], Meta(description="Digits of a mixed-radix rank number: size and stride, slowest first.")
 ]
 
 
@@ -60,14 +65,16 @@ class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class ListedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="listed"):
-    """Groups rank by rank, in ring order."""
+    """Groups as lists of ranks, in ring order."""
 
     groups: list[list[Count]]
     communicator: Count
 
 
 class ShiftDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="shift"):
-    """Every rank sends to the one whose digit is so much further; past the end to the start if it wraps."""
+    """Permutation in which every rank sends to the one whose digit is ``shift`` higher; past the end, to the
+    start if ``wraps``.
+    """
 
     num_ranks: Count
     digit: _Digit
@@ -76,15 +83,15 @@ class ShiftDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 class PairsDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pairs"):
-    """Who sends to whom, by sender."""
+    """Permutation as (sender, receiver) pairs, by sender."""
 
     num_ranks: Count
     pairs: list[tuple[Count, Count]]
 
 
 class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A class, by the rank whose file is here. Of its collectives and of its messages, in the order of the
-    file: which of the group sets, of the permutations; -1 for none.
+    """Class of ranks, identified by the rank with a file. ``collectives`` and ``messages`` are, in file
+    order, the group set of each collective and the permutation of each message; -1 for none.
     """
 
     rank: Count
@@ -93,12 +100,13 @@ class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Which trace stands for each rank, and who talks to whom."""
+    """Representative rank of each rank, and all groups and permutations."""
 
     schema: Literal["hespas.rank-map/1"] = "hespas.rank-map/1"
     num_ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     representative: Annotated[
-        list[int], Meta(description="For each rank the one whose file stands for it; -1 where none is here.")
+        list[int],
+        Meta(description="For each rank the representative rank, which has a file; -1 if it has none."),
     ]
     classes: list[ClassDocument]
     group_sets: list[StridedDocument | ListedDocument]
@@ -106,7 +114,7 @@ class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
-    """A group set as the document has it."""
+    """Return a group set as a document."""
     if isinstance(groups, ExplicitGroups):
         return ListedDocument(groups=[list(row) for row in groups.rows], communicator=groups.communicator)
     return StridedDocument(
@@ -117,19 +125,16 @@ def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
     )
 
 
-def way_document(way: Permutation) -> ShiftDocument | PairsDocument:
-    """A permutation as the document has it."""
+def permutation_document(way: Permutation) -> ShiftDocument | PairsDocument:
+    """Return a permutation as a document."""
     if way.pairs is not None:
         return PairsDocument(num_ranks=way.num_ranks, pairs=list(way.pairs))
     return ShiftDocument(num_ranks=way.num_ranks, digit=way.digit, shift=way.shift, wraps=way.wraps)
 
 
-# --- Reading
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMap:
-    """A document that has been checked: ``rank_class`` is the number of the class of each rank."""
+    """Validated document; ``rank_class`` is the class number of each rank."""
 
     path: Path
     document: RankMapDocument
@@ -137,10 +142,13 @@ class RankMap:
     group_sets: tuple[GroupSet, ...]
     permutations: tuple[Permutation, ...]
 
-    def peers(self, number: int, columns: EtColumns, own: RankPeers, rows: PeerRows, groups: Groups) -> Peers:
-        """Who talks to whom in a class, whose file is read: that must state the same of its own rank.
+    def peers(
+        self, number: int, columns: EtColumns, own: RankPeers, rows: PeerRows, groups: Groups
+    ) -> ClassPeers:
+        """Return the peers of a class, whose file was read. The file must state the same peers for its own
+        rank.
 
-        Raises :class:`FormatError` where it is not.
+        Raises :class:`FormatError` if it does not.
         """
         entry = self.document.classes[number]
         is_message = (columns.type == NodeType.COMM_SEND) | (columns.type == NodeType.COMM_RECV)
@@ -150,37 +158,34 @@ class RankMap:
         ways = self._rows(
             entry.messages, len(sends), len(self.permutations), f"messages of rank {entry.rank}"
         )
-        self._check_groups(entry.rank, sets, own.group_column(), groups)
-        self._check_peers(entry.rank, (ways, sends), own.peer_column())
-        sets, held_sets = _own(sets, self.group_sets)
-        ways, held_ways = _own(ways, self.permutations)
-        return Peers(sets, ways, held_sets, held_ways, rows.group, rows.peer)
-
-    def _check_groups(self, rank: int, sets: Longs, named: Longs, groups: Groups) -> None:
-        """The groups that a file names are those of its rank; all ranks need no name."""
+        named = own.group_column()
         for row in _distinct(sets[sets >= 0]):
             held = self.group_sets[row]
-            number = held.group_of(rank)
-            members: list[int] = held.members(number).tolist() if number >= 0 else []
+            group = held.group_of(entry.rank)
+            members: list[int] = held.members(group).tolist() if group >= 0 else []
             for name in _distinct(named[sets == row]):
                 if name > 0 and groups[name] != members:
-                    self._refuse(f"group {name}, which the file of rank {rank} names, has other ranks")
+                    self._refuse(f"group {name}, which the file of rank {entry.rank} names, has other ranks")
                 if name == 0 and not held.is_world(self.document.num_ranks):
-                    self._refuse(f"the file of rank {rank} names no group where group set {row} is meant")
-
-    def _check_peers(self, rank: int, messages: tuple[Longs, Bools], told: Longs) -> None:
-        """The peers that a file names are those of its rank."""
-        ways, sends = messages
+                    self._refuse(
+                        f"the file of rank {entry.rank} names no group, but group set {row} is expected"
+                    )
+        peers = own.peer_column()
         for row in _distinct(ways[ways >= 0]):
             way = self.permutations[row]
-            for direction, peer in ((True, way.target_of(rank)), (False, way.source_of(rank))):
-                if bool((told[(ways == row) & (sends == direction)] != peer).any()):
-                    self._refuse(f"the file of rank {rank} names another peer than permutation {row}")
+            for direction, peer in ((True, way.target_of(entry.rank)), (False, way.source_of(entry.rank))):
+                if bool((peers[(ways == row) & (sends == direction)] != peer).any()):
+                    self._refuse(
+                        f"the file of rank {entry.rank} names a peer that differs from permutation {row}"
+                    )
+        sets, held_sets = _own(sets, self.group_sets)
+        ways, held_ways = _own(ways, self.permutations)
+        return ClassPeers(sets, ways, held_sets, held_ways, rows.group, rows.peer)
 
     def _rows(self, listed: Sequence[int], count: int, most: int, what: str) -> Longs:
         rows = np.array(listed, np.int64).reshape(-1)
         if len(rows) != count:
-            self._refuse(f"it lists {len(rows):,} {what}, and its file has {count:,}")
+            self._refuse(f"it lists {len(rows):,} {what}, but its file has {count:,}")
         if len(rows) and (rows.min() < -1 or rows.max() >= most):
             self._refuse(f"{what}: a number is outside 0..{most - 1}")
         return rows
@@ -190,16 +195,18 @@ class RankMap:
 
 
 def _distinct(column: Longs) -> list[int]:
-    """Its values, each once."""
-    found: list[int] = np.unique(column).tolist()
-    return found
+    """Return the distinct values of a column."""
+    values: list[int] = np.unique(column).tolist()
+    return values
 
 
-_Row = TypeVar("_Row")
+_Entry = TypeVar("_Entry", bound=Hashable)
 
 
-def _own(rows: Longs, table: Sequence[_Row]) -> tuple[Longs, tuple[_Row, ...]]:
-    """Rows of the job's table as those of a class, which has only what its nodes use, in that order."""
+def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
+    """Return rows of the job's table as rows of a class, which has only the entries that its nodes use, in
+    that order.
+    """
     used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
     numbers = np.full(len(table) + 1, -1, np.int64)
     numbers[used] = np.arange(len(used))
@@ -207,9 +214,9 @@ def _own(rows: Longs, table: Sequence[_Row]) -> tuple[Longs, tuple[_Row, ...]]:
 
 
 def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
-    """The document in a folder with the files of ``ranks``, None where there is none.
+    """Return the document in a folder with the files of ``ranks``, None if there is none.
 
-    Raises :class:`FormatError` for one that does not hold together. O(ranks).
+    Raises :class:`FormatError` for an inconsistent document. O(ranks).
     """
     path = folder / FILE_NAME
     if not os.path.lexists(path):
@@ -221,8 +228,8 @@ def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
         raise _wrong(path, str(error)) from error
     rank_class = _classes(document, ranks, path)
     try:
-        sets = tuple(_group_set(each) for each in document.group_sets)
-        ways = tuple(_way(each) for each in document.permutations)
+        sets = tuple(_group_set(entry) for entry in document.group_sets)
+        ways = tuple(_way(entry) for entry in document.permutations)
     except (InvariantError, ValueError) as error:
         raise _wrong(path, str(error)) from error
     _check_bounds(document, sets, ways, path)
@@ -230,30 +237,30 @@ def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
 
 
 def _classes(document: RankMapDocument, ranks: Sequence[int], path: Path) -> Longs:
-    """The class of each rank."""
+    """Return the class of each rank."""
     listed = [entry.rank for entry in document.classes]
     if missing := sorted(set(listed) - set(ranks)):
-        raise _wrong(path, f"the file of rank {missing[0]} is missing, which stands for others")
+        raise _wrong(path, f"the file of rank {missing[0]} is missing, but represents other ranks")
     if others := sorted(set(ranks) - set(listed)):
-        raise _wrong(path, f"the file of rank {others[0]} is here, and stands for nobody")
+        raise _wrong(path, f"the file of rank {others[0]} exists, but does not represent any rank")
     if sorted(set(listed)) != listed or not listed:
-        raise _wrong(path, "classes are not listed once each, by rank")
+        raise _wrong(path, "classes are not listed exactly once each, by rank")
     if len(document.representative) != document.num_ranks:
-        raise _wrong(path, f"it says of {len(document.representative):,} ranks who stands for them, "
-                           f"and the job has {document.num_ranks:,}")  # fmt: skip
+        raise _wrong(path, f"it lists representatives of {len(document.representative):,} ranks, "
+                           f"but the job has {document.num_ranks:,}")  # fmt: skip
     try:
         stands = np.array(document.representative, np.int64)
     except OverflowError as error:
         raise _wrong(path, str(error)) from error
-    known = np.array(listed, np.int64)
-    place = np.minimum(np.searchsorted(known, stands), len(known) - 1)
-    wrong = (known[place] != stands) & (stands != ABSENT)
+    class_ranks = np.array(listed, np.int64)
+    class_index = np.minimum(np.searchsorted(class_ranks, stands), len(class_ranks) - 1)
+    wrong = (class_ranks[class_index] != stands) & (stands != ABSENT)
     if wrong.any():
         rank = int(np.flatnonzero(wrong)[0])
-        raise _wrong(path, f"rank {int(stands[rank])} stands for rank {rank} and is no class")
-    if max(listed) >= len(stands) or (stands[known] != known).any():
-        raise _wrong(path, "a rank whose file is here is not said to stand for itself")
-    return np.where(stands == ABSENT, ABSENT, place)
+        raise _wrong(path, f"rank {int(stands[rank])} represents rank {rank} but is not a class")
+    if max(listed) >= len(stands) or (stands[class_ranks] != class_ranks).any():
+        raise _wrong(path, "a rank with a file does not represent itself")
+    return np.where(stands == ABSENT, ABSENT, class_index)
 
 
 def _group_set(document: StridedDocument | ListedDocument) -> GroupSet:
@@ -266,7 +273,7 @@ def _group_set(document: StridedDocument | ListedDocument) -> GroupSet:
 
 def _way(document: ShiftDocument | PairsDocument) -> Permutation:
     if isinstance(document, PairsDocument):
-        Permutation.from_pairs(document.pairs, document.num_ranks)  # or it is none
+        Permutation.from_pairs(document.pairs, document.num_ranks)  # raises if the pairs are invalid
         return Permutation(document.num_ranks, pairs=tuple(sorted(document.pairs)))
     return Permutation(document.num_ranks, document.digit, document.shift, document.wraps)
 
@@ -274,7 +281,7 @@ def _way(document: ShiftDocument | PairsDocument) -> Permutation:
 def _check_bounds(
     document: RankMapDocument, sets: Sequence[GroupSet], ways: Sequence[Permutation], path: Path
 ) -> None:
-    """Ranks are those of the job, and each is in one group of a set at most."""
+    """Check that ranks belong to the job, and that each is in at most one group of a set."""
     count = document.num_ranks
     for number, groups in enumerate(sets):
         if isinstance(groups, StridedGroups):
@@ -285,15 +292,83 @@ def _check_bounds(
             fits = fits and all(groups.rows)
         if not fits:
             raise _wrong(
-                path, f"group set {number} has a rank twice, an empty group, or ranks beyond the job's"
+                path, f"group set {number} has a rank twice, an empty group, or ranks outside the job"
             )
     for number, way in enumerate(ways):
         if not 0 < way.num_ranks <= count or abs(way.shift) > count:
-            raise _wrong(
-                path, f"permutation {number} is of {way.num_ranks:,} ranks, and the job has {count:,}"
-            )
+            raise _wrong(path, f"permutation {number} has {way.num_ranks:,} ranks, but the job has {count:,}")
 
 
 def _wrong(path: Path, message: str) -> FormatError:
-    hint = "write the classes again with `only_classes`, or remove the file and read what is here"
+    hint = "write the classes again with `only_classes`, or remove the file to read the available ranks"
     return FormatError(message, code="ET022", path=str(path), hint=hint)
+
+
+def write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAccount:
+    """Write one file per class, that of its lowest rank, and ``rank_map.json``. Costs one encoding per class.
+
+    Raises ``OSError`` if the system refuses.
+    """
+    account = TraceAccount()
+    representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
+    classes = _MappedClasses(job, folder)
+    for runs, members in job.rank_variants(ranks):
+        representative[members] = classes.first(runs, members)
+        account.add(runs, len(members))
+    document = RankMapDocument(
+        num_ranks=job.workload.num_ranks,
+        representative=representative.tolist(),
+        classes=[classes.documents[rank] for rank in sorted(classes.documents)],
+        group_sets=[groups_document(groups) for groups in classes.group_sets],
+        permutations=[permutation_document(way) for way in classes.permutations],
+    )
+    (folder.path / FILE_NAME).write_bytes(encode_json(document) + b"\n")
+    return account
+
+
+class _MappedClasses:
+    """Classes written so far, and the tables that they index."""
+
+    def __init__(self, job: RankTraces, folder: RankFolder) -> None:
+        self._job, self._folder = job, folder
+        self._first: dict[tuple[int, bytes], int] = {}
+        self.documents: dict[int, ClassDocument] = {}
+        self.group_sets: dict[GroupSet, int] = {}
+        self.permutations: dict[Permutation, int] = {}
+
+    def first(self, runs: RankVariant, members: Longs) -> int:
+        """Return the representative of the ranks; write its file if it is new."""
+        key = (runs.of_class, runs.pattern)
+        if key in self._first:
+            return self._first[key]
+        rank = self._first[key] = int(members[0])
+        graph = runs.writer.graph
+        variables = RankValues.of(graph, members[:1], self._job.groups, {}).variables(0)
+        self._folder.put_pieces(rank, lambda: runs.writer.pieces(variables))
+        collective = graph.kind == NodeKind.COLLECTIVE
+        message = (graph.kind == NodeKind.SEND) | (graph.kind == NodeKind.RECV)
+        sets = _of_nodes(graph, graph.collectives.node, graph.collectives.group_set)[collective]
+        ways = _of_nodes(graph, graph.p2p.node, graph.p2p.permutation)[message]
+        self.documents[rank] = ClassDocument(
+            rank=rank,
+            collectives=_numbered(sets, graph.group_sets, self.group_sets),
+            messages=_numbered(ways, graph.permutations, self.permutations),
+        )
+        return rank
+
+
+def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
+    """Return the row of each node, -1 for none."""
+    column = np.full(len(graph), -1, np.int64)
+    column[nodes] = rows
+    return column
+
+
+def _numbered(rows: Longs, table: Sequence[_Entry], job_rows: dict[_Entry, int]) -> list[int]:
+    """Return rows of a graph's table as rows of the job's table, which grows in order of use."""
+    numbers = np.full(len(table) + 1, -1, np.int64)  # the last entry belongs to row -1
+    used: list[int] = rows[rows >= 0].tolist()
+    for row in dict.fromkeys(used):
+        numbers[row] = job_rows.setdefault(table[row], len(job_rows))
+    listed: list[int] = numbers[rows].tolist()
+    return listed

@@ -1,8 +1,8 @@
-"""How many bytes traces take, without their being written.
+"""Sizes of traces in bytes, computed without writing them.
 
-In a job of many micro-batches most nodes are repetitions. Their frames differ in the node's own id, those it
-waits for, and the lists of tensors that are called by them; how long those parts are follows from the
-numbers. One frame of each kind is encoded, and gives the rest. The sum is exact.
+Most nodes of a job with many micro-batches are repetitions. Their frames differ in the node's own id, its
+dependencies, and the lists of tensors named after ids; the numbers determine the sizes of these parts. One
+frame of each kind is encoded and gives the rest. The sum is exact.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.contract import JOB_ATTRIBUTE
 from hespas.converters.chakra.expansion import encoded
-from hespas.converters.chakra.from_graph import Lowering, Variables
-from hespas.converters.chakra.job_traces import JobTraces
+from hespas.converters.chakra.from_graph import RankVariables, TraceLowering
+from hespas.converters.chakra.job_traces import RankTraces
 from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_metadata
 from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_bytes, written_bytes
@@ -36,44 +36,41 @@ __all__ = ["trace_bytes"]
 
 _POWERS = 1 << np.arange(63, dtype=np.int64)
 _MOST_TENSORS = 64
-"""Operands of a node, beyond which all frames are encoded."""
+"""Operands of a node above which all frames are encoded."""
 
 
 def trace_bytes(workload: Workload) -> int:
-    """Bytes of the files of all ranks that are here, without ``comm_group.json``, as a folder is written.
-    O(classes x nodes + ranks x slots).
+    """Return the size of the files of all available ranks [bytes], written as a folder, without
+    ``comm_group.json``. O(classes x nodes + ranks x slots).
     """
     whole = workload.is_complete
     ranks = np.arange(workload.num_ranks) if whole else np.asarray(workload.present, np.int64)
     workload = unrolled(workload, ranks.tolist(), Diagnostics())
     numbers = {} if whole else {JOB_ATTRIBUTE: workload.num_ranks}
     change = partial(with_metadata, numbers=numbers, texts=texts_of_job(workload))
-    job = JobTraces(workload, GroupIds.of(workload), Diagnostics(), change)
+    job = RankTraces(workload, GroupIds.of(workload), Diagnostics(), change)
     total = 0
-    known: dict[tuple[int, bytes, tuple[int, ...]], int] = {}
-    kinds: tuple[tuple[int, bytes], _Kinds | None] | None = None
+    size_of: dict[tuple[int, bytes, tuple[int, ...]], int] = {}
+    kinds: tuple[tuple[int, bytes], _FrameKinds | None] | None = None
     for batch in job.batches(ranks):
         runs, variables = batch.runs, batch.values.variables(0)
         key = (runs.of_class, runs.pattern, batch.widths)
-        if key not in known:
+        if key not in size_of:
             if kinds is None or kinds[0] != key[:2]:
-                kinds = (key[:2], _Kinds.of(runs.writer.graph))
-            known[key] = (
-                _whole(runs.writer.graph, variables) if kinds[1] is None else kinds[1].size(variables)
-            )
-        total += len(batch.ranks) * known[key]
+                kinds = (key[:2], _FrameKinds.of(runs.writer.graph))
+            if kinds[1] is None:
+                parts = TraceLowering(runs.writer.graph).parts(variables)
+                size_of[key] = sum(len(piece) for piece in encoded(part.columns for part in parts))
+            else:
+                size_of[key] = kinds[1].size(variables)
+        total += len(batch.ranks) * size_of[key]
     return total
 
 
-def _whole(graph: OpGraph, variables: Variables) -> int:
-    """The size of a trace that is encoded whole."""
-    return sum(len(piece) for piece in encoded(part.columns for part in Lowering(graph).parts(variables)))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kinds:
-    """A graph with one node of each kind, which kind each node is of, and the bytes of each node's parts that
-    its number is in; those of the nodes of ``small`` are ``own``.
+class _FrameKinds:
+    """Graph with one node of each kind, the kind of each node, and the size of each node's parts that depend
+    on node numbers; ``own`` holds these sizes for the nodes of ``small``.
     """
 
     small: OpGraph
@@ -82,38 +79,42 @@ class _Kinds:
     own: Longs
 
     @classmethod
-    def of(cls, graph: OpGraph) -> _Kinds | None:
-        """None for a graph whose frames depend on more than their own row: times whose remainders are
-        carried along, attributes that were kept from a file.
+    def of(cls, graph: OpGraph) -> _FrameKinds | None:
+        """Return the kinds of a graph. Return None if a frame depends on more than its own row: carried
+        remainders of times, or preserved attributes of a file.
         """
         if not _is_plain(graph):
             return None
-        found = _kinds(graph)
-        if found is None:
+        if max(graph.operands.lengths.max(), graph.results.lengths.max()) > _MOST_TENSORS:
             return None
-        first, which = found
+        _, first, which = np.unique(graph.name_row, return_index=True, return_inverse=True)
+        for column in _columns(graph):
+            if np.array_equal(column, column[first][which]):
+                continue
+            values, value = np.unique(column, return_inverse=True)
+            _, first, which = np.unique(which * len(values) + value, return_index=True, return_inverse=True)
         alone = RaggedArray.empty(len(first))
         small = take_nodes(graph, first, alone, alone)
         return cls(small, which, _numbered(graph), _numbered(small))
 
-    def size(self, variables: Variables) -> int:
-        """The size of the trace of one rank."""
-        parts = Lowering(self.small).parts(variables)
+    def size(self, variables: RankVariables) -> int:
+        """Return the size of the trace of one rank."""
+        parts = TraceLowering(self.small).parts(variables)
         data = np.concatenate(list(encoded(part.columns for part in parts)))
         head, *frames = _frames(data)
-        rest = np.array([each.content for each in frames], np.int64) - self.own
+        rest = np.array([frame.content for frame in frames], np.int64) - self.own
         content = rest[self.which] + self.numbered
         return head.size + int(content.sum() + varint_widths(content.view(np.uint64)).sum())
 
 
-class _Frame(NamedTuple):
-    """Bytes of a message, and of the frame with its length in front."""
+class _FrameSize(NamedTuple):
+    """Size of a message, and of its frame with the length prefix."""
 
     content: int
     size: int
 
 
-def _frames(data: NDArray[np.uint8]) -> Iterator[_Frame]:
+def _frames(data: NDArray[np.uint8]) -> Iterator[_FrameSize]:
     at = 0
     while at < len(data):
         start, content, shift = at, 0, 0
@@ -124,66 +125,52 @@ def _frames(data: NDArray[np.uint8]) -> Iterator[_Frame]:
             if byte < 0x80:
                 break
         at += content
-        yield _Frame(content, at - start)
+        yield _FrameSize(content, at - start)
 
 
 def _is_plain(graph: OpGraph) -> bool:
-    """Whether every frame depends on the row of its node alone, but for numbers of nodes."""
-    known = graph.duration_ns[~np.isnan(graph.duration_ns)]
+    """Return True if every frame depends only on the row of its node, except for node numbers."""
+    durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
     lengths = np.diff(graph.strings.offsets)[graph.name_row]
     tables = (graph.collectives, graph.p2p, graph.contractions)
     return (
         len(graph) > 0
-        and not known.any()
-        and bool(lengths.all())  # the name of a node without anything is made up
+        and not durations.any()
+        and bool(lengths.all())  # a node without any field gets a name
         and not is_as_stated(graph)
         and not (graph.extra.node >= 0).any()
         and all(np.bincount(table.node).max(initial=0) < 2 for table in tables)
     )
 
 
-def _kinds(graph: OpGraph) -> tuple[Longs, Longs] | None:
-    """The first node of each kind, and the kind of each node; None where nodes have too many tensors."""
-    if max(graph.operands.lengths.max(), graph.results.lengths.max()) > _MOST_TENSORS:
-        return None
-    _, first, which = np.unique(graph.name_row, return_index=True, return_inverse=True)
-    for column in _columns(graph):
-        if np.array_equal(column, column[first][which]):
-            continue
-        values, value = np.unique(column, return_inverse=True)
-        _, first, which = np.unique(which * len(values) + value, return_index=True, return_inverse=True)
-    return first, which
-
-
 def _columns(graph: OpGraph) -> Iterator[Longs]:
-    """All that a frame says beside numbers of nodes, as whole numbers."""
+    """Yield everything that a frame states, except node numbers, as whole numbers."""
     for name in NODE_COLUMNS:
         column = getattr(graph, name)
         if name != "id" and not is_one_value(column):
             yield _whole_numbers(column)
     for tensors in (graph.operands, graph.results):
         owner = np.repeat(np.arange(len(graph)), tensors.lengths)
-        place = np.arange(len(tensors.values)) - np.repeat(tensors.offsets[:-1], tensors.lengths)
-        for number in range(int(place.max(initial=-1)) + 1):
-            yield _placed(graph, owner[place == number], tensors.values[place == number])
+        position = np.arange(len(tensors.values)) - np.repeat(tensors.offsets[:-1], tensors.lengths)
+        for number in range(int(position.max(initial=-1)) + 1):
+            yield _placed(graph, owner[position == number], tensors.values[position == number])
     for table in (graph.collectives, graph.p2p, graph.contractions):
         for name in table.DTYPES:
             if name != "node":
                 column = getattr(table, name)
-                # tags number the messages of a trace: as many bits take as many bytes
-                yield _placed(graph, table.node, _bits(column) if name == "tag" else column)
+                # tags number the messages of a trace: their size depends only on the number of bits
+                if name == "tag":
+                    column = np.where(column < 0, -1, np.searchsorted(_POWERS, column, side="right"))
+                yield _placed(graph, table.node, column)
 
 
 def _placed(graph: OpGraph, nodes: NDArray[np.integer], values: NDArray[np.generic]) -> Longs:
-    """Values of some nodes by node; that others have none, their kind or their operation says."""
+    """Return values of some nodes by node; the kind or operation of other nodes implies that they
+    have none.
+    """
     column = np.full(len(graph), -1, np.int64)
     column[nodes] = _whole_numbers(values)
     return column
-
-
-def _bits(values: Longs) -> Longs:
-    """Bits of whole numbers; -1 of one below 0."""
-    return np.where(values < 0, -1, np.searchsorted(_POWERS, values, side="right"))
 
 
 def _whole_numbers(values: NDArray[np.generic]) -> Longs:
@@ -192,37 +179,29 @@ def _whole_numbers(values: NDArray[np.generic]) -> Longs:
     return values.astype(np.int64)
 
 
-# --- the parts of a frame that numbers of nodes are in
-
-
 def _numbered(graph: OpGraph) -> Longs:
-    """Bytes of each node's id, dependencies and lists of tensors, tags and lengths included."""
+    """Return the size of each node's id, dependencies and tensor lists, tags and lengths included."""
     ids = graph.id
     widths = varint_widths(ids)
-    found = np.where(ids == 0, 0, _tag_bytes(NodeField.ID, WireType.VARINT) + widths)
+    total = np.where(ids == 0, 0, _tag_bytes(NodeField.ID, WireType.VARINT) + widths)
     for number, deps in ((NodeField.CTRL_DEPS, graph.control_deps), (NodeField.DATA_DEPS, graph.data_deps)):
         content = _sums(widths, deps)
         field = _tag_bytes(number, WireType.BYTES) + varint_widths(content.view(np.uint64)) + content
-        found += np.where(content, field, 0)
+        total += np.where(content, field, 0)
     size = written_bytes(graph.kind, (graph.bytes_read, graph.bytes_written), graph.collectives, graph.p2p)
     written = list_bytes(ids, size)
     works = graph.kind != NodeKind.METADATA
     for name, content in zip(LIST_NAMES, (_sums(written, graph.data_deps), written), strict=True):
-        found += np.where(works, _list_attribute(name, content), 0)
-    return found
+        head = _tag_bytes(AttributeField.NAME, WireType.BYTES) + 1 + len(name)
+        value = _tag_bytes(AttributeField.STRING_LIST, WireType.BYTES) + _width(content) + content
+        message = head + value
+        total += np.where(works, (_tag_bytes(NodeField.ATTR, WireType.BYTES) + _width(message) + message), 0)
+    return total
 
 
 def _sums(values: Longs, deps: RaggedArray) -> Longs:
-    """The sum over what each node waits for."""
+    """Return the sum over the dependencies of each node."""
     return np.diff(offsets_of(values[deps.values])[deps.offsets])
-
-
-def _list_attribute(name: str, content: Longs) -> Longs:
-    """Bytes of an attribute whose value is a list of so many bytes."""
-    head = _tag_bytes(AttributeField.NAME, WireType.BYTES) + 1 + len(name)
-    value = _tag_bytes(AttributeField.STRING_LIST, WireType.BYTES) + _width(content) + content
-    message = head + value
-    return _tag_bytes(NodeField.ATTR, WireType.BYTES) + _width(message) + message
 
 
 def _width(values: Longs) -> Longs:

@@ -1,10 +1,13 @@
-"""Tensor types as ``IOInfo`` text and back: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``.
+"""Texts of tensor types and of contractions in attributes, written and parsed.
 
-What a type says beside its element type stands behind that: ``f32{1,0}`` has the layout ``1,0``, the extents
-of ``f32<=`` are upper bounds, ``i8+64B`` takes 64 bytes more than its elements and ``i8-64B`` as many fewer.
+Tensor types are ``IOInfo`` texts: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``. Other properties
+of a type follow its element type: ``f32{1,0}`` has the layout ``1,0``, the extents of ``f32<=`` are upper
+bounds, ``i8+64B`` takes 64 bytes more than its elements and ``i8-64B`` 64 bytes fewer. The texts are JSON
+and, as Chakra's readers require, Python literals. Texts of other tools are preserved verbatim.
 
-The texts are JSON and, as Chakra's readers want them, Python literals. Texts of other tools are kept
-verbatim.
+Matrix products and convolutions are ``1x128x512x256 bf16*bf16>f32``: the extents batch, M, N and K, then the
+element types of both operands and of the accumulator (``?`` unknown). ``flops=``, ``useful=`` and
+``products=`` follow if the extents do not imply them. A fusion with several of them separates them by ``;``.
 """
 
 from __future__ import annotations
@@ -16,15 +19,13 @@ from math import isfinite, nan, prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hespas.converters.chakra.wire import Bools, ByteRows, IoColumns, Longs, Words
+from hespas.converters.chakra.wire import ByteRows, IoColumns, Longs
 from hespas.graph import (
     DTYPES,
     DYNAMIC,
     ContractionTable,
     DType,
-    NodeKind,
     OpGraph,
     RaggedArray,
     StringTableBuilder,
@@ -32,30 +33,22 @@ from hespas.graph import (
     TensorTypesBuilder,
     find_dtype,
 )
-from hespas.graph.columns import FloatArray
 
 __all__ = [
     "LARGEST_EXTENT",
-    "LARGEST_MICROS",
-    "LONGEST_NS",
-    "UNKNOWN",
-    "Times",
     "TypeTexts",
-    "carried_micros",
     "contraction_texts",
-    "micros_as_ns",
     "nodes_of_odd_sizes",
     "parse_contractions",
     "parse_io",
     "type_texts",
-    "whole_nanos",
 ]
 
 _VALUES = b"[]"
 _TYPE = re.compile(r"([A-Za-z0-9_]*(?:<f[0-9]+>)?)(?:\{(.+)\})?(<=)?(?:([+-][1-9][0-9]{0,15})B)?", re.DOTALL)
 _MOST_EXTRA_BYTES = 10**16
 _MAX_TEXT = 1 << 16
-"""A longer text is no list of shapes of ours; it is not parsed."""
+"""Largest text that is parsed: Hespas writes no longer list of shapes."""
 
 
 class TypeTexts(NamedTuple):
@@ -69,8 +62,8 @@ def _shape_text(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-class _Type(NamedTuple):
-    """A tensor type beside its shape."""
+class _TensorTypeText(NamedTuple):
+    """Tensor type without its shape."""
 
     element: DType | None
     encoding: str = ""
@@ -78,7 +71,7 @@ class _Type(NamedTuple):
     extra_bytes: int = 0
 
     def text(self) -> str:
-        """The type as JSON text."""
+        """Return the type as JSON text."""
         text = self.element.name if self.element else ""
         text += f"{{{self.encoding}}}" if self.encoding else ""
         text += "<=" if self.bounded else ""
@@ -86,8 +79,8 @@ class _Type(NamedTuple):
         return json.dumps(text)
 
     @classmethod
-    def parse(cls, text: str) -> _Type | None:
-        """The type that a text says, None where it is not of this form or names no known element type."""
+    def parse(cls, text: str) -> _TensorTypeText | None:
+        """Return the type of a text, None if it is not of this form or names no known element type."""
         match = _TYPE.fullmatch(text)
         if match is None:
             return None
@@ -99,14 +92,14 @@ class _Type(NamedTuple):
 
 
 def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
-    """The texts of a list of tensors from those of its members."""
+    """Return the texts of a list of tensors from the texts of its members."""
     shapes = ", ".join([shape for shape, _ in spelled])
     names = ", ".join([name for _, name in spelled])
     return TypeTexts(f"[{shapes}]".encode(), f"[{names}]".encode())
 
 
 def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
-    """The ``IOInfo`` of all nodes that have operands (or results)."""
+    """Return the ``IOInfo`` of all nodes that have operands (or results)."""
     nodes = np.flatnonzero(operands.lengths)
     lists = operands.values.astype(np.int32, copy=False).tobytes()
     start: list[int] = (operands.offsets[nodes] * 4).tolist()
@@ -114,7 +107,15 @@ def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
     keys = list(map(lists.__getitem__, map(slice, start, end)))
     distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     which = np.fromiter(map(distinct.__getitem__, keys), np.int64, len(keys))
-    spelled = {row: _spelled(graph, row) for row in set(operands.values.tolist())}
+    types = graph.types
+    spelled: dict[int, tuple[str, str]] = {}
+    for row in set(operands.values.tolist()):
+        shape, element, size = types.shape(row), types.dtype_of(row), float(types.bytes[row])
+        elements = element.storage_bytes(prod(shape)) if element and isfinite(size) else size
+        extra = int(size - elements) if isfinite(size) else 0
+        encoding = graph.strings[int(types.encoding[row])]
+        text = _TensorTypeText(element, encoding, bool(types.bounded[row]), extra).text()
+        spelled[row] = (_shape_text(shape), text)
     lists_of = [np.frombuffer(key, np.int32).tolist() for key in distinct]
     texts = [_joined([spelled[row] for row in rows]) for rows in lists_of]
     return IoColumns(
@@ -126,8 +127,8 @@ def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
 
 
 def nodes_of_odd_sizes(graph: OpGraph) -> int:
-    """Nodes whose tensors have a size that the texts do not bring back: one of an unknown shape, none of a
-    known one, or parts of a byte.
+    """Return the number of nodes with a tensor size that the texts do not preserve: a size of an unknown
+    shape, no size of a known one, or a fraction of a byte.
     """
     types = graph.types
     back = np.array([_size_read(types, row) for row in range(len(types))], np.float64)
@@ -141,7 +142,7 @@ def nodes_of_odd_sizes(graph: OpGraph) -> int:
 
 
 def _size_read(types: TensorTypes, row: int) -> float:
-    """The size that is read where the type of ``row`` was written."""
+    """Return the size that a reader computes from the written type of ``row``."""
     element, shape, size = types.dtype_of(row), types.shape(row), float(types.bytes[row])
     if element is None or DYNAMIC in shape:
         return nan
@@ -150,28 +151,8 @@ def _size_read(types: TensorTypes, row: int) -> float:
     return float(elements + extra) if abs(extra) < _MOST_EXTRA_BYTES else nan
 
 
-def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
-    """Shape and type of one tensor type."""
-    types = graph.types
-    shape, element = types.shape(row), types.dtype_of(row)
-    size = float(types.bytes[row])
-    elements = element.storage_bytes(prod(shape)) if element and isfinite(size) else size
-    extra = int(size - elements) if isfinite(size) else 0
-    spelled = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), extra)
-    return _shape_text(shape), spelled.text()
-
-
-def _fits(spelled: _Type, shape: Sequence[int]) -> bool:
-    """Whether bytes beside the elements, or fewer than them, stand for a size that there can be."""
-    if not spelled.extra_bytes:
-        return True
-    if spelled.element is None or DYNAMIC in shape:
-        return False
-    return spelled.element.storage_bytes(prod(shape)) + spelled.extra_bytes >= 0
-
-
-class _Parser:
-    """Texts already seen are not parsed again."""
+class _TypeParser:
+    """Parser with a cache of parsed texts."""
 
     def __init__(self, types: TensorTypesBuilder, strings: StringTableBuilder) -> None:
         self.types = types
@@ -179,7 +160,7 @@ class _Parser:
         self.known: dict[tuple[bytes, bytes], tuple[int, ...] | None] = {}
 
     def rows(self, shapes: bytes, types: bytes) -> tuple[int, ...] | None:
-        """Type rows of two texts, None where they are not ours."""
+        """Return the type rows of two texts, None if they are not of this form."""
         key = (shapes, types)
         if key not in self.known:
             self.known[key] = self._parse(shapes, types)
@@ -195,35 +176,42 @@ class _Parser:
             names = msgspec.json.decode(types, type=list[str])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        parsed = [_Type.parse(name) for name in names]
-        known = [each for each in parsed if each is not None]
+        parsed = [_TensorTypeText.parse(name) for name in names]
+        valid = [tensor_type for tensor_type in parsed if tensor_type is not None]
         negative = any(extent < -1 or extent > 1 << 62 for shape in extents for extent in shape)
-        if len(known) != len(parsed) or negative or len(extents) != len(names) or not extents:
+        if len(valid) != len(parsed) or negative or len(extents) != len(names) or not extents:
             return None
-        if not all(_fits(each, shape) for each, shape in zip(known, extents, strict=True)):
-            return None
-        texts = [(_shape_text(shape), each.text()) for shape, each in zip(extents, known, strict=True)]
+        for tensor_type, shape in zip(valid, extents, strict=True):
+            element, extra = tensor_type.element, tensor_type.extra_bytes
+            if extra and (element is None or DYNAMIC in shape or element.storage_bytes(prod(shape)) < -extra):
+                return None  # the extra bytes do not give a possible size
+        texts = [
+            (_shape_text(shape), tensor_type.text())
+            for shape, tensor_type in zip(extents, valid, strict=True)
+        ]
         if _joined(texts) != TypeTexts(shapes, types):
             return None
-        return tuple(self._row(each, shape) for each, shape in zip(known, extents, strict=True))
-
-    def _row(self, spelled: _Type, shape: Sequence[int]) -> int:
-        return self.types.add(
-            spelled.element,
-            shape,
-            encoding=self.strings.add(spelled.encoding),
-            bounded=spelled.bounded,
-            extra_bytes=spelled.extra_bytes,
+        return tuple(
+            self.types.add(
+                tensor_type.element,
+                shape,
+                encoding=self.strings.add(tensor_type.encoding),
+                bounded=tensor_type.bounded,
+                extra_bytes=tensor_type.extra_bytes,
+            )
+            for tensor_type, shape in zip(valid, extents, strict=True)
         )
 
 
 def parse_io(
     io: IoColumns, nodes: int, types: TensorTypesBuilder, strings: StringTableBuilder
 ) -> tuple[RaggedArray, Longs]:
-    """Type rows per node, and which rows of ``io`` are not of this form and must be kept as they are."""
+    """Return type rows per node, and the rows of ``io`` that are not of this form and must be preserved
+    verbatim.
+    """
     if not len(io):
         return RaggedArray.empty(nodes), np.empty(0, np.int64)
-    parser = _Parser(types, strings)
+    parser = _TypeParser(types, strings)
     foreign: list[int] = []
     lengths = np.zeros(nodes, np.int64)
     flat: list[int] = []
@@ -231,20 +219,14 @@ def parse_io(
     for row, (owner, value, shapes, names) in enumerate(
         zip(owners, io.values, io.shapes, io.types, strict=True)
     ):
-        found = parser.rows(shapes, names) if value == _VALUES else None
-        if found is None:
+        type_rows = parser.rows(shapes, names) if value == _VALUES else None
+        if type_rows is None:
             foreign.append(row)
             continue
-        lengths[owner] = len(found)
-        flat.extend(found)
+        lengths[owner] = len(type_rows)
+        flat.extend(type_rows)
     return RaggedArray.from_lengths(lengths, np.array(flat, np.int32)), np.array(foreign, np.int64)
 
-
-# Matrix products and convolutions as an attribute: ``1x128x512x256 bf16*bf16>f32``, and back.
-#
-# Extents are batch, M, N and K; element types those of both operands and of the accumulator (``?``
-# unknown). Behind them stands what does not follow from the extents: ``flops=``, ``useful=`` and
-# ``products=``. A fusion that holds several has them with ``;`` between.
 
 _UNKNOWN = "?"
 LARGEST_EXTENT = 1 << 62
@@ -257,8 +239,8 @@ _TEXT = re.compile(
 )
 
 
-class _Contraction(NamedTuple):
-    """One row of the table, its columns behind ``node`` in their order."""
+class _ContractionText(NamedTuple):
+    """One row of the table: its columns after ``node``, in order."""
 
     batch: int
     m: int
@@ -273,20 +255,26 @@ class _Contraction(NamedTuple):
 
     @property
     def usual_flops(self) -> float:
-        """What the extents say."""
+        """FLOPs implied by the extents."""
         return float(_FLOPS_PER_MULTIPLY_ADD) * self.batch * self.m * self.n * self.k
 
     def text(self) -> str:
-        """The row as text; left out is what the rest implies."""
+        """Return the row as text without implied values."""
         text = f"{self.batch}x{self.m}x{self.n}x{self.k} "
         text += f"{_name(self.lhs)}*{_name(self.rhs)}>{_name(self.accumulator)}"
         text += f" flops={self.flops!r}" if self.flops != self.usual_flops else ""
-        text += f" useful={self.useful_flops!r}" if _differ(self.useful_flops, self.flops) else ""
+        text += (
+            f" useful={self.useful_flops!r}"
+            if (
+                self.useful_flops != self.flops and not (np.isnan(self.useful_flops) and np.isnan(self.flops))
+            )
+            else ""
+        )
         return text + (f" products={self.products}" if self.products != 1 else "")
 
     @classmethod
-    def parse(cls, text: str) -> _Contraction | None:
-        """The row that a text says, None where it is not of this form."""
+    def parse(cls, text: str) -> _ContractionText | None:
+        """Return the row of a text, None if it is not of this form."""
         match = _TEXT.fullmatch(text)
         if match is None:
             return None
@@ -301,11 +289,6 @@ class _Contraction(NamedTuple):
         return row._replace(flops=flops, useful_flops=useful)
 
 
-def _differ(one: float, other: float) -> bool:
-    """Whether two figures differ; unknown is the same as unknown."""
-    return one != other and not (np.isnan(one) and np.isnan(other))
-
-
 def _name(code: int) -> str:
     return DTYPES[code].name if code >= 0 else _UNKNOWN
 
@@ -313,144 +296,36 @@ def _name(code: int) -> str:
 def _code(name: str) -> int | None:
     if name == _UNKNOWN:
         return -1
-    found = find_dtype(name)
-    return found.code if found is not None and found.name == name else None
+    dtype = find_dtype(name)
+    return dtype.code if dtype is not None and dtype.name == name else None
 
 
 def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
-    """The nodes that hold contractions, the distinct texts, and which of them each node has."""
+    """Return the nodes with contractions, the distinct texts, and the index of each node's text."""
     table = graph.contractions
     columns = [getattr(table, name).tolist() for name in table.DTYPES]
     texts: dict[int, str] = {}
     for node, *values in zip(*columns, strict=True):
-        text = _Contraction(*values).text()
+        text = _ContractionText(*values).text()
         texts[node] = f"{texts[node]};{text}" if node in texts else text
-    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts.values()))}
+    distinct = {text: number for number, text in enumerate(dict.fromkeys(texts.values()))}
     which = np.array([distinct[text] for text in texts.values()], np.int64)
     return np.array(list(texts), np.int64), [text.encode() for text in distinct], which
 
 
-def parse_contractions(nodes: Longs, texts: list[str], place: Longs) -> tuple[ContractionTable, Longs]:
-    """The table of nodes that have ``texts[place]``, and which places of ``nodes`` are not of this form."""
-    known = [_parsed(text) for text in texts]
-    places: list[int] = place.tolist()
+def parse_contractions(nodes: Longs, texts: list[str], text_of: Longs) -> tuple[ContractionTable, Longs]:
+    """Return the table of nodes with ``texts[text_of]``, and the positions in ``nodes`` of texts not of this
+    form. A text that would be written differently is not of this form.
+    """
+    parsed: list[list[_ContractionText] | None] = []
+    for text in texts:
+        parts = [_ContractionText.parse(part) for part in text.split(";")]
+        valid = [row for row in parts if row is not None]
+        same = len(valid) == len(parts) and ";".join(row.text() for row in valid) == text
+        parsed.append(valid if same and all(row.products <= 255 for row in valid) else None)
+    which: list[int] = text_of.tolist()
     owners: list[int] = nodes.tolist()
-    rows = [known[which] for which in places]
-    found = [(node, *row) for node, each in zip(owners, rows, strict=True) for row in each or ()]
-    foreign = np.array([index for index, each in enumerate(rows) if each is None], np.int64)
-    return ContractionTable.from_rows(found), foreign
-
-
-def _parsed(text: str) -> tuple[_Contraction, ...] | None:
-    """The rows of one node, None where the text would not be written again as it is."""
-    rows = [_Contraction.parse(part) for part in text.split(";")]
-    known = tuple(row for row in rows if row is not None)
-    same = len(known) == len(rows) and ";".join(row.text() for row in known) == text
-    return known if same and all(row.products <= 255 for row in known) else None
-
-
-# --- Whole microseconds without losing time: the remainder is carried along each stream.
-#
-# Truncating every duration loses several per cent of a real trace and makes a third of its kernels 0 us long.
-# Here the running time of a stream is rounded up at each node, so any sum along it is right within 1 us.
-
-_COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
-UNKNOWN = -1
-LONGEST_NS = 1 << 62
-"""Longer times (146 years) are stated in microseconds only."""
-
-LARGEST_MICROS = np.uint64((1 << 63) - 1)
-"""More would be a negative time to readers of signed numbers."""
-_LARGEST_CAST = float((1 << 63) - 1024)
-"""The largest number below 2**63 that a float holds."""
-
-
-class Times(NamedTuple):
-    """``nanos``: whole ns, :data:`UNKNOWN` where not known or of :data:`LONGEST_NS` and more. ``micros``:
-    what ``duration_micros`` states, 0 where not known.
-    """
-
-    nanos: Longs
-    micros: Words
-
-    @classmethod
-    def of(
-        cls, duration_ns: FloatArray, kind: NDArray[np.integer], place: tuple[NDArray[np.integer], ...]
-    ) -> Times:
-        """What a trace states for durations (ns, NaN where unknown). ``place`` is resource and stream, along
-        which remainders are carried: those of computations among each other, for a simulator replays their
-        times alone.
-        """
-        resource, stream = place
-        lane = (resource.astype(np.int64) * 2 + np.isin(kind, _COMMUNICATION)) * (1 << 32) + stream
-        nanos = whole_nanos(duration_ns, lane)
-        micros = carried_micros(nanos, lane).view(np.uint64)
-        long = np.flatnonzero(duration_ns >= LONGEST_NS)
-        if len(long):
-            whole = np.floor(duration_ns[long] / 1e3)
-            cast = np.minimum(whole, _LARGEST_CAST).astype(np.uint64)
-            micros[long] = np.where(whole > _LARGEST_CAST, LARGEST_MICROS, cast)
-        return cls(nanos, micros)
-
-    def shortened(self, duration_ns: FloatArray) -> int:
-        """How many long times are not those that were given."""
-        long = duration_ns >= LONGEST_NS
-        return int((micros_as_ns(self.micros[long]) != duration_ns[long]).sum())
-
-    def are_exact(self, duration_ns: FloatArray) -> Bools:
-        """Where ``micros`` alone tell the time, and it is not 0."""
-        whole = (self.nanos % 1000 == 0) & ((self.nanos // 1000).view(np.uint64) == self.micros)
-        exact: Bools = (self.nanos > 0) & (whole | (micros_as_ns(self.micros) == duration_ns))
-        return exact
-
-
-def micros_as_ns(micros: Words) -> FloatArray:
-    """Stated microseconds in ns, as a reader takes them."""
-    return micros.astype(np.float64) * 1e3
-
-
-def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
-    """Durations in whole ns, :data:`UNKNOWN` where not known or too long; a positive one is at least 1 ns.
-
-    Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
-    """
-    known = (duration_ns >= 0) & (duration_ns < LONGEST_NS)
-    time = np.where(known, duration_ns, 0.0)
-    time[(time > 0) & (time < 1)] = 1.0
-    whole = np.floor(time)
-    order, begins, ends = _along(time - whole, stream)
-    nanos = whole.astype(np.int64)
-    nanos[order] += _half_up(ends) - _half_up(begins)
-    return np.where(known, nanos, UNKNOWN)
-
-
-def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
-    """Microseconds per node, in node order along each stream; 0 where the time is unknown."""
-    known = np.maximum(nanos, 0)
-    micros = known // 1000
-    order, begins, ends = _along((known - micros * 1000).astype(np.float64), stream)
-    micros[order] += (ends.astype(np.int64) + 999) // 1000 - (begins.astype(np.int64) + 999) // 1000
-    return micros
-
-
-def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
-    """Nodes stream by stream, and the sum of what is left over before and after each; a stream begins at 0.
-
-    Only remainders are summed, so that sums stay exact however long the times are.
-    """
-    order = np.argsort(stream, kind="stable")
-    ordered = stream[order]
-    ends = np.cumsum(rest[order])
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
-    first = ends[starts] - rest[order][starts]
-    ends -= np.repeat(first, np.diff(np.append(starts, len(order))))
-    begins = np.zeros_like(ends)
-    begins[1:] = ends[:-1]
-    begins[starts] = 0
-    return order, begins, ends
-
-
-def _half_up(time: FloatArray) -> Longs:
-    """Rounded so that times 1 apart stay at least 1 apart, unlike ``np.rint``, which rounds half to even."""
-    whole = np.floor(time)
-    return whole.astype(np.int64) + (time - whole >= 0.5)
+    rows = [parsed[text_row] for text_row in which]
+    table_rows = [(node, *row) for node, entry in zip(owners, rows, strict=True) for row in entry or ()]
+    foreign = np.array([index for index, entry in enumerate(rows) if entry is None], np.int64)
+    return ContractionTable.from_rows(table_rows), foreign

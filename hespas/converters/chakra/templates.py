@@ -1,7 +1,7 @@
-"""Files of ranks that are equal up to process groups and message peers, told by their bytes.
+"""Recognition by their bytes of rank files that differ only in process groups and message peers.
 
-Of a file that was decoded, the places of those values are known. Another file of the same length that differs
-at these places only has the same columns but for them, and is not decoded again.
+The positions of these values are known for a file that was decoded. Another file of the same length that
+differs only there has equal columns except for these values, and is not decoded again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hespas.files.streams import open_regular
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import NodeType
 
-__all__ = ["Decoded", "Templates"]
+__all__ = ["DecodedFile", "FileTemplates"]
 
 _MOST, _MOST_BYTES = 64, 1 << 24
 _NAME = re.compile(rb"\n\x07pg_name\xea\x01([\x00-\x7f])", re.DOTALL)
-"""The attribute's name, the tag of its text, the length of that."""
+"""Name of the attribute, tag of its text, length of the text."""
 _NUMBER = {
     name: re.compile(rb"\n\x08" + name.encode() + rb"(?:[\x18-\x78]|[\x80-\xff][\x01\x02])"
                      rb"([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
     for name in ("comm_src", "comm_dst")
 }  # fmt: skip
-"""The attribute's name, the tag of its number, the number as a varint."""
+"""Name of the attribute, tag of its number, the number as a varint."""
 
 _Span = tuple[int, int]
 
 
-class Decoded(NamedTuple):
-    """A file: its columns, and what its class leaves open."""
+class DecodedFile(NamedTuple):
+    """Columns of a file, and the values that its class leaves open."""
 
     columns: EtColumns
     facts: AttributeFacts
@@ -49,29 +49,31 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Values:
-    """Where values stand in a file, and which node of those that have such a value states each."""
+class _ValueSpans:
+    """Spans of values in a file, and the index of the node that states each, among the nodes with such a
+    value.
+    """
 
     spans: tuple[_Span, ...] = ()
     places: Longs = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Template:
-    """``peers`` are the values of the file; ``names`` those by collective, ``others`` those by message,
-    ``own`` the numbers of the rank itself. ``fixed`` are bytes that no value takes.
+class _FileTemplate:
+    """Decoded file. ``peers`` are its values: ``names`` by collective, ``others`` by message, ``own`` the
+    numbers of the rank itself. ``fixed`` marks bytes outside all values.
     """
 
     key: bytes
     data: NDArray[np.uint8]
     fixed: Bools
     peers: RankPeers
-    names: _Values
-    others: _Values
-    own: _Values
+    names: _ValueSpans
+    others: _ValueSpans
+    own: _ValueSpans
 
-    def values_of(self, data: bytes, rank: int, ids: _Ids) -> RankPeers | None:
-        """The values of a file that is equal up to them, None where it is not."""
+    def values_of(self, data: bytes, rank: int, ids: _GroupIdCache) -> RankPeers | None:
+        """Return the values of a file that is otherwise equal, None if it is not."""
         theirs = np.frombuffer(data, np.uint8)
         if ((theirs != self.data) & self.fixed).any():
             return None
@@ -87,45 +89,47 @@ class _Template:
 
 
 @dataclass(slots=True, eq=False)
-class _Ids:
+class _GroupIdCache:
+    """Ids of groups by their text, cached."""
+
     groups: Groups
-    _found: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    _numbers_of: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     def of(self, text: bytes) -> int:
-        """The number of a group, 0 and less for none."""
-        found = self._found.get(text)
-        if found is None:
+        """Return the id of a group, at most 0 if the text names none."""
+        group = self._numbers_of.get(text)
+        if group is None:
             try:
-                found = self.groups.find(text.decode())
+                group = self.groups.find(text.decode())
             except UnicodeDecodeError:
-                found = -1
-            self._found[text] = found
-        return found
+                group = -1
+            self._numbers_of[text] = group
+        return group
 
 
 @dataclass(slots=True, eq=False)
-class Templates:
-    """Files of a job that were decoded, by their lengths."""
+class FileTemplates:
+    """Decoded files of a job, by length."""
 
-    _by_length: dict[int, list[_Template]] = field(default_factory=dict[int, list[_Template]])
-    _ids: _Ids | None = None
+    _by_length: dict[int, list[_FileTemplate]] = field(default_factory=dict[int, list[_FileTemplate]])
+    _ids: _GroupIdCache | None = None
     _count: int = 0
 
     def find(self, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
-        """The class of a file and its values, None where it has to be decoded."""
+        """Return the class of a file and its values, None if the file must be decoded."""
         if not self._count:
             return None
         data = _content(path)
         if self._ids is None or self._ids.groups is not groups:
-            self._ids = _Ids(groups)
+            self._ids = _GroupIdCache(groups)
         for template in self._by_length.get(len(data), ()):
-            found = template.values_of(data, rank, self._ids)
-            if found is not None:
-                return template.key, found
+            values = template.values_of(data, rank, self._ids)
+            if values is not None:
+                return template.key, values
         return None
 
-    def add(self, path: Path, key: bytes, decoded: Decoded) -> None:
-        """Keep a file that was decoded, if its values are found in its bytes."""
+    def add(self, path: Path, key: bytes, decoded: DecodedFile) -> None:
+        """Store a decoded file if its bytes show its values."""
         if self._count >= _MOST:
             return
         data = _content(path)
@@ -136,17 +140,17 @@ class Templates:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, nothing of a large one."""
+    """Return the bytes of a file, empty for a large one."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             return stream.read(size) if size <= _MOST_BYTES else b""
-    except (OSError, FormatError):  # told where it is decoded
+    except (OSError, FormatError):  # reported when the file is decoded
         return b""
 
 
-def _template(data: bytes, key: bytes, decoded: Decoded) -> _Template | None:
-    """A file as a template; None where its bytes do not show the values that were decoded."""
+def _template(data: bytes, key: bytes, decoded: DecodedFile) -> _FileTemplate | None:
+    """Return a file as a template; None if its bytes do not show the decoded values."""
     facts, rows, peers = decoded.facts, decoded.rows, decoded.peers
     names = _names(data, facts)
     sources, targets = _numbers(data, facts, "comm_src"), _numbers(data, facts, "comm_dst")
@@ -167,42 +171,42 @@ def _template(data: bytes, key: bytes, decoded: Decoded) -> _Template | None:
     fixed = np.ones(len(data), np.bool_)
     for (start, stop), _ in (*group_names, *others, *own):
         fixed[start:stop] = False
-    return _Template(
+    return _FileTemplate(
         key, np.frombuffer(data, np.uint8), fixed, peers, _values(group_names), _values(others), _values(own)
     )
 
 
-def _values(found: Sequence[tuple[_Span, int]]) -> _Values:
-    return _Values(
-        tuple(span for span, _ in found), np.fromiter((place for _, place in found), np.int64, len(found))
+def _values(pairs: Sequence[tuple[_Span, int]]) -> _ValueSpans:
+    return _ValueSpans(
+        tuple(span for span, _ in pairs), np.fromiter((node for _, node in pairs), np.int64, len(pairs))
     )
 
 
 def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
-    """Attribute row -> where the name of its process group stands; None where bytes and rows disagree."""
-    stated = facts.texts("pg_name")
+    """Return attribute row -> span of the name of its process group; None if bytes and rows disagree."""
+    group_names = facts.texts("pg_name")
     spans = [(match.end(), match.end() + match[1][0]) for match in _NAME.finditer(data)]
-    if not len(stated.row) == len(facts.rows("pg_name")) == len(spans):
+    if not len(group_names.row) == len(facts.rows("pg_name")) == len(spans):
         return None
-    if [data[start:stop] for start, stop in spans] != list(facts.values(stated)):
+    if [data[start:stop] for start, stop in spans] != list(facts.values(group_names)):
         return None
-    return dict(zip(stated.row.tolist(), spans, strict=True))
+    return dict(zip(group_names.row.tolist(), spans, strict=True))
 
 
 def _numbers(data: bytes, facts: AttributeFacts, name: str) -> dict[int, _Span] | None:
-    """Attribute row -> where its number stands; None where bytes and rows disagree."""
-    stated = facts.integers(name)
+    """Return attribute row -> span of its number; None if bytes and rows disagree."""
+    numbers = facts.integers(name)
     spans = [match.span(1) for match in _NUMBER[name].finditer(data)]
-    if not len(stated.row) == len(facts.rows(name)) == len(spans):
+    if not len(numbers.row) == len(facts.rows(name)) == len(spans):
         return None
-    if [_number(data[start:stop]) for start, stop in spans] != stated.value.tolist():
+    if [_number(data[start:stop]) for start, stop in spans] != numbers.value.tolist():
         return None
-    return dict(zip(stated.row.tolist(), spans, strict=True))
+    return dict(zip(numbers.row.tolist(), spans, strict=True))
 
 
 def _number(varint: bytes) -> int:
-    """A whole varint as a number, -1 for none."""
+    """Return a whole varint as a number, -1 if it is malformed."""
     *more, last = varint
     if last > 0x7F or any(byte < 0x80 for byte in more):
         return -1
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint))
+    return sum((byte & 0x7F) << 7 * index for index, byte in enumerate(varint))

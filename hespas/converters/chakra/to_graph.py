@@ -1,6 +1,6 @@
-"""A trace of one rank class as a graph of the hub. Units at the border: microseconds -> ns.
+"""Conversion of a trace of one rank class to a graph. Units change from microseconds to ns.
 
-Every attribute value either goes into a column that can hold it exactly, or stays in ``extra`` as it was.
+Every attribute value either moves to a column that can hold it exactly, or stays unchanged in ``extra``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.contract import (
     COMM_TO_COLLECTIVE,
     LINTED,
     TYPE_TO_KIND,
     AttributeFacts,
-    Faults,
-    Stated,
+    AttributeValues,
     Tag,
     default_classes,
 )
-from hespas.converters.chakra.peers import Peers
+from hespas.converters.chakra.op_classes import SCHEMA_ATTRIBUTE, classes_by_name
+from hespas.converters.chakra.peers import ClassPeers
 from hespas.converters.chakra.preserve import (
-    ExtraRows,
     attribute_rows,
     collect,
     file_rows,
@@ -34,27 +34,15 @@ from hespas.converters.chakra.preserve import (
     start_rows,
     time_rows,
 )
-from hespas.converters.chakra.readiness import (
-    LIST_NAMES,
-    SCHEMA_ATTRIBUTE,
-    classes_by_name,
-    states_lists,
-    tensor_lists,
-    written_bytes,
-)
-from hespas.converters.chakra.spelling import (
-    LARGEST_MICROS,
-    Times,
-    micros_as_ns,
-    parse_contractions,
-    parse_io,
-)
-from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words, offsets_of
+from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
+from hespas.converters.chakra.spelling import parse_contractions, parse_io
+from hespas.converters.chakra.times import LARGEST_MICROS, WrittenTimes, micros_as_ns
+from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words, node_numbers, offsets_of
 from hespas.graph import (
+    DTYPES,
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
-    ExtraTable,
     NodeKind,
     OpClass,
     OpGraph,
@@ -65,50 +53,33 @@ from hespas.graph import (
     StringTable,
     StringTableBuilder,
     TensorTypesBuilder,
-    find_dtype,
 )
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, constant
 
-__all__ = ["node_numbers", "to_graph"]
+__all__ = ["to_graph"]
 
+_DTYPE_CODES = {dtype.name: dtype.code for dtype in DTYPES}
 _CLASS_BY_NAME = {member.name.lower(): int(member) for member in OpClass}
 _LISTED = 8
 _MICRO_NS = 1e3
-"""Whole microseconds and whole ns of one time differ by less, however the former were rounded."""
-
-
-def node_numbers(ids: Words, deps: Words) -> Longs:
-    """The node number of each id in ``deps``, -1 where there is none; of equal ids the last counts."""
-    count = np.uint64(len(ids))
-    if np.array_equal(ids, np.arange(len(ids), dtype=np.uint64)):
-        return np.where(deps < count, deps, np.uint64(0)).view(np.int64) - (deps >= count)
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    place = np.searchsorted(ordered, deps, side="right") - 1
-    found = (place >= 0) & (ordered[np.maximum(place, 0)] == deps)
-    return np.where(found, order[np.maximum(place, 0)], -1)
-
-
-def _with_names(columns: EtColumns, strings: StringTableBuilder) -> tuple[StringTable, int]:
-    """The interned strings, all node names behind them (not interned), and the row of the first of these."""
-    table = strings.build()
-    buffer = b"".join((bytes(table.buffer), columns.name.data.tobytes()))
-    offsets = np.concatenate([table.offsets, columns.name.offsets[1:] + table.offsets[-1]])
-    return StringTable(buffer, offsets), len(table)
+"""Limit of the difference between whole microseconds, rounded in any direction, and whole ns of one time."""
 
 
 def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
+    """Return dependencies as node numbers, without those on unknown nodes."""
     if not len(values):
         return RaggedArray.empty(len(ids))
     numbers = node_numbers(ids, values)
-    known = numbers >= 0
-    if known.all():
+    exists = numbers >= 0
+    if exists.all():
         return RaggedArray(offsets, numbers.astype(np.int32))
-    return RaggedArray(offsets_of(known.astype(np.int64))[offsets], numbers[known].astype(np.int32))
+    return RaggedArray(offsets_of(exists.astype(np.int64))[offsets], numbers[exists].astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Costs:
+class _NodeCosts:
+    """Costs of all nodes, and the attributes that state them."""
+
     flops: FloatArray
     useful_flops: FloatArray
     transcendentals: FloatArray
@@ -116,23 +87,25 @@ class _Costs:
     bytes_written: FloatArray
     duration_ns: FloatArray
     exact_micros: Bools
-    """Nodes that state in ``duration_nanos`` what ``duration_micros`` says as well."""
+    """Nodes that state the same time in ``duration_nanos`` and ``duration_micros``."""
     is_exact: bool
-    """Whether more than whole microseconds that a float holds are stated."""
+    """True if more than whole microseconds that a float holds are stated."""
     conflicts: int
-    """How many state there what no rounding makes of it."""
+    """Number of nodes whose two times differ by more than rounding."""
     bare: Bools
-    """Nodes that state a count of 0 as it is, and know the other one."""
-    counted_ops: Stated
-    counted_bytes: Stated
+    """Nodes that state a count of 0 directly, and know the other count."""
+    counted_ops: AttributeValues
+    counted_bytes: AttributeValues
     """Counts of 0 that are stated as 1."""
 
-    def as_stated(self, reader: _AttributeReader) -> _Costs:
-        """Costs of a trace that is written again as it is: the 1 counts, what stands beside it is kept."""
+    def as_stated(self, reader: _AttributeReader) -> _NodeCosts:
+        """Return the costs of a trace that is written unchanged: counts of 1 stay 1, and their true counts
+        stay attributes.
+        """
         ops, moved = np.zeros((2, len(self.flops)), np.bool_)
-        for found, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
-            nodes[found.node] = True
-            reader.modelled[found.row] = False
+        for counted, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
+            nodes[counted.node] = True
+            reader.modelled[counted.row] = False
         return replace(
             self,
             flops=np.where(ops, 1.0, self.flops),
@@ -141,7 +114,7 @@ class _Costs:
         )
 
 
-def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
+def _costs(columns: EtColumns, reader: _AttributeReader) -> _NodeCosts:
     num_ops, tensor_size = (reader.take(reader.find(name)) for name in ("num_ops", "tensor_size"))
     counted_ops = _counted(reader, "counted_ops", num_ops)
     counted_bytes = _counted(reader, "counted_bytes", tensor_size)
@@ -153,17 +126,19 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     fits = written.value <= moved[written.node]
     reader.refuse("bytes_written", int((~fits).sum()))
     bytes_written = reader.take(written.where(fits & (written.value > 0)), default=0.0)
-    stated = reader.find("transcendentals", low=-1)
-    counted = np.isnan(flops[stated.node]) != (stated.value != 0)
-    transcendentals = reader.take(stated.where(counted | (stated.value > 0)))
+    counts = reader.find("transcendentals", low=-1)
+    counted = np.isnan(flops[counts.node]) != (counts.value != 0)
+    transcendentals = reader.take(counts.where(counted | (counts.value > 0)))
     # Zero microseconds may as well be an unknown time.
     micros = micros_as_ns(columns.duration_micros)
     nanos = reader.take(reader.find("duration_nanos"))
     run_ns = micros if columns.run_ns is None else columns.run_ns.astype(np.float64)
-    return _Costs(
+    # A missing count next to a known ``num_ops`` means 0; -1 means unknown.
+    meant = np.where(np.isnan(transcendentals) & ~np.isnan(flops), 0.0, transcendentals)
+    return _NodeCosts(
         flops=flops,
         useful_flops=np.where(np.isnan(useful_flops), flops, useful_flops),
-        transcendentals=_transcendentals(transcendentals, flops),
+        transcendentals=np.where(meant < 0, nan, meant),
         bytes_read=moved - bytes_written,
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
         duration_ns=np.where(np.isnan(nanos), np.where(run_ns > 0, run_ns, nan), nanos),
@@ -176,56 +151,25 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     )
 
 
-def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Stated:
-    """Counts that are stated as 1 because a simulator cannot do with the true one."""
-    found = reader.find(name)
-    found = found.where((stated[found.node] == 1) & (found.value == 0))
-    reader.modelled[found.row] = True
-    return found
+def _counted(reader: _AttributeReader, name: str, totals: FloatArray) -> AttributeValues:
+    """Return counts of 0 that are stated as 1 because a simulator cannot handle 0."""
+    true_counts = reader.find(name)
+    true_counts = true_counts.where((totals[true_counts.node] == 1) & (true_counts.value == 0))
+    reader.modelled[true_counts.row] = True
+    return true_counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Types:
+class _NodeTypes:
+    """Operand and result types of all nodes, and the texts that are not of a known form."""
+
     operands: RaggedArray
     results: RaggedArray
     foreign: tuple[IoColumns, IoColumns]
 
 
-def _types(columns: EtColumns, types: TensorTypesBuilder, strings: StringTableBuilder) -> _Types:
-    operands, foreign_in = parse_io(columns.inputs, len(columns), types, strings)
-    results, foreign_out = parse_io(columns.outputs, len(columns), types, strings)
-    return _Types(operands, results, (columns.inputs.take(foreign_in), columns.outputs.take(foreign_out)))
-
-
-def _transcendentals(stated: FloatArray, flops: FloatArray) -> FloatArray:
-    """Stated numbers; none beside a known ``num_ops`` means 0, and -1 unknown."""
-    meant = np.where(np.isnan(stated) & ~np.isnan(flops), 0.0, stated)
-    return np.where(meant < 0, nan, meant)
-
-
-def _extra(
-    columns: EtColumns,
-    reader: _AttributeReader,
-    others: list[ExtraRows],
-    forced: Bools,
-    strings: StringTableBuilder,
-    *,
-    as_stated: bool,
-) -> ExtraTable:
-    flagged = reader.kind != NodeKind.METADATA
-    layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
-    return collect(
-        [
-            *file_rows(columns, strings, as_stated=as_stated),
-            *layout_rows(layouts, strings),
-            *others,
-            *attribute_rows(columns, ~reader.modelled, strings),
-        ]
-    )
-
-
 def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
-    """Resource and stream of each node."""
+    """Return resource and stream of each node."""
     count = len(reader.columns)
     flags = reader.facts.integers("is_cpu_op")
     resource = np.full(count, Resource.DEVICE, np.uint8)
@@ -237,26 +181,9 @@ def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]
     return resource, stream
 
 
-def _verbatim(
-    columns: EtColumns,
-    costs: _Costs,
-    tensors: _Types,
-    place: tuple[NDArray[np.uint8], NDArray[np.uint8], SmallIntArray],
-) -> list[ExtraRows]:
-    """What a trace states beside attributes and a graph has no column for."""
-    kind, resource, stream = place
-    found = start_rows(columns)
-    if costs.is_exact and columns.duration_micros.any():  # else a writer may fill them in
-        written = Times.of(costs.duration_ns, kind, (resource, stream)).micros
-        found += time_rows(columns, costs.duration_ns, written)
-    for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
-        found += io_rows(io, tag)
-    return found
-
-
 def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, _AttributeReader]:
-    """The columns, and a reader of their attributes, without times that are errors: who comes here with one
-    asked for repairs.
+    """Return the columns without negative times, and a reader of their attributes. Such times only reach this
+    point if the user asked for repairs.
     """
     negative = columns.duration_micros > LARGEST_MICROS
     if negative.any():
@@ -267,32 +194,49 @@ def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[
     return columns, reader
 
 
-def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str, faults: Faults) -> OpGraph:
-    """The graph of a class whose ranks share these columns; who talks to whom is in ``peers``.
+def to_graph(
+    columns: EtColumns, facts: AttributeFacts, peers: ClassPeers, name: str, faults: Faults
+) -> OpGraph:
+    """Return the graph of a class whose ranks share these columns, with the given ``peers``.
 
-    Unknown is NaN or -1; values that cannot be meant are reported. Cost: O(nodes + attributes), vectorised.
+    Unknown is NaN or -1; invalid values are reported. Cost: O(nodes + attributes), vectorised.
     """
     count = len(columns)
     columns, reader = _without_negative_times(columns, facts)
     strings, type_table = StringTableBuilder(), TensorTypesBuilder()
-    tensors = _types(columns, type_table, strings)
+    operands, foreign_in = parse_io(columns.inputs, len(columns), type_table, strings)
+    results, foreign_out = parse_io(columns.outputs, len(columns), type_table, strings)
+
     op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
-    dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
+    dtype = reader.codes("dtype", _DTYPE_CODES, np.full(count, -1, np.int16))
     collectives, p2p = _collective_table(reader, peers, strings), _p2p_table(reader, peers)
     contractions = reader.contractions()
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
-    others = _verbatim(columns, costs, tensors, (reader.kind, resource, stream))
+    # Start times, other microseconds than a writer would state, and foreign texts have no column.
+    others = start_rows(columns)
+    if costs.is_exact and columns.duration_micros.any():  # otherwise a writer may state the same times
+        written = WrittenTimes.of(costs.duration_ns, reader.kind, (resource, stream)).micros
+        others += time_rows(columns, costs.duration_ns, written)
+    others += io_rows(columns.inputs.take(foreign_in), Tag.INPUTS)
+    others += io_rows(columns.outputs.take(foreign_out), Tag.OUTPUTS)
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
     costs, unstated = (costs if listed else costs.as_stated(reader)), default_classes(reader.kind)
-    unstated = unstated if listed else _told(reader, unstated, costs.flops, op_row, strings)
+    unstated = unstated if listed else _classes_of_words(reader, unstated, costs.flops, op_row, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
-    extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
+    flagged = reader.kind != NodeKind.METADATA
+    layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
+    others = [*file_rows(columns, strings, as_stated=not listed), *layout_rows(layouts, strings), *others]
+    extra = collect([*others, *attribute_rows(columns, ~reader.modelled, strings)])
     _report(reader, costs, faults)
-    texts, first = _with_names(columns, strings)
+    # All node names are appended to the interned strings without being interned.
+    table = strings.build()
+    buffer = b"".join((bytes(table.buffer), columns.name.data.tobytes()))
+    offsets = np.concatenate([table.offsets, columns.name.offsets[1:] + table.offsets[-1]])
+    texts, first = StringTable(buffer, offsets), len(table)
     return OpGraph(
         name=name,
         strings=texts,
@@ -319,8 +263,8 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         multiplicity=constant(1.0, count),
         data_deps=data_deps,
         control_deps=_deps(columns.id, columns.ctrl_offsets, columns.ctrl_deps),
-        operands=tensors.operands,
-        results=tensors.results,
+        operands=operands,
+        results=results,
         collectives=collectives,
         p2p=p2p,
         contractions=contractions,
@@ -330,8 +274,8 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
 
 
 def _takes_lists(reader: _AttributeReader, data_deps: RaggedArray, size: Longs, bare: Bools) -> bool:
-    """Whether all nodes that do anything list the tensors that a writer would list, and none is a computation
-    with a ``bare`` count, which a writer would not leave; the lists then count as accounted for.
+    """Return True if all nodes with work list the tensors that a writer would list, and no computation has a
+    ``bare`` count, which a writer would replace. The lists then count as modelled.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
@@ -345,14 +289,14 @@ def _takes_lists(reader: _AttributeReader, data_deps: RaggedArray, size: Longs, 
     return True
 
 
-def _told(
+def _classes_of_words(
     reader: _AttributeReader,
     default: NDArray[np.uint8],
     flops: FloatArray,
     op_row: SmallIntArray,
     strings: StringTableBuilder,
 ) -> NDArray[np.uint8]:
-    """The classes that the words of another tool's trace tell."""
+    """Return the classes that the names in another tool's trace imply."""
     names, operations = reader.columns.name, strings.build()
 
     def words(nodes: list[int]) -> Iterator[str]:
@@ -364,49 +308,42 @@ def _told(
     return classes_by_name(default, (reader.kind, flops), words, schemas[0].decode() if schemas else "")
 
 
-def _report(reader: _AttributeReader, costs: _Costs, faults: Faults) -> None:
-    """Say what the trace states and the graph does not take from it."""
-    kept = "both are kept" if reader.columns.duration_micros.any() else "a trace written from it has both"
-    message = "duration_micros, which simulators read, is not what duration_nanos says, which is taken here"
-    faults.lint("chakra.duration-conflict", f"{message}; {kept}", costs.conflicts)
+def _report(reader: _AttributeReader, costs: _NodeCosts, faults: Faults) -> None:
+    """Report values of the trace that the graph does not use."""
+    note = "both are kept" if reader.columns.duration_micros.any() else "a trace written from it has both"
+    message = "duration_micros, which simulators read, differs from duration_nanos, which is used here"
+    faults.lint("chakra.duration-conflict", f"{message}; {note}", costs.conflicts)
     message = (
-        "attribute values mean nothing (negative, too large, or of no known form); they count as unknown and "
+        "attribute values are invalid (negative, too large, or malformed); they count as unknown and "
         f"are kept: {', '.join(list(reader.refused)[:_LISTED])}"
     )
     faults.lint("chakra.bad-value", message, sum(reader.refused.values()))
 
 
-def _one_sided(columns: EtColumns, p2p: P2pTable, peers: Peers) -> Bools:
-    """Messages that state their peer but not their own rank, which a writer would."""
-    stated = np.bincount(columns.attrs.owner[peers.peer_rows], minlength=len(columns))
+def _one_sided(columns: EtColumns, p2p: P2pTable, peers: ClassPeers) -> Bools:
+    """Return a mask of the messages that state their peer but not their own rank; a writer states both."""
+    num_stated = np.bincount(columns.attrs.owner[peers.peer_rows], minlength=len(columns))
     alone = np.zeros(len(columns), np.bool_)
     nodes = p2p.node[p2p.permutation >= 0]
-    alone[nodes] = stated[nodes] < 2
+    alone[nodes] = num_stated[nodes] < 2
     return alone
 
-
-def _dtype_codes(facts: AttributeFacts) -> dict[str, int]:
-    """The element types this trace names by the spelling of the hub's table."""
-    texts, _ = facts.distinct(facts.texts("dtype"))
-    found = {text: find_dtype(text) for text in texts}
-    return {text: entry.code for text, entry in found.items() if entry is not None and entry.name == text}
-
-
-# Collectives and messages of a trace as tables of the hub.
 
 _LARGEST_NUMBER = (1 << 63) - 1
 
 
-def _collective_table(reader: _AttributeReader, peers: Peers, strings: StringTableBuilder) -> CollectiveTable:
-    """One row per collective node; who takes part is in ``peers``."""
+def _collective_table(
+    reader: _AttributeReader, peers: ClassPeers, strings: StringTableBuilder
+) -> CollectiveTable:
+    """Return one row per collective node; ``peers`` holds the participants."""
     is_collective = reader.kind == NodeKind.COLLECTIVE
     nodes = np.flatnonzero(is_collective)
     kind = np.full(len(reader.columns), CollectiveKind.UNKNOWN, np.uint8)
-    stated = reader.integers("comm_type", is_collective, 0, max(COMM_TO_COLLECTIVE))
+    comm_types = reader.integers("comm_type", is_collective, 0, max(COMM_TO_COLLECTIVE))
     meaning = np.array(
         [COMM_TO_COLLECTIVE[number] for number in range(max(COMM_TO_COLLECTIVE) + 1)], np.uint8
     )
-    kind[stated.node] = meaning[stated.value]
+    kind[comm_types.node] = meaning[comm_types.value]
     reader.modelled[peers.group_rows] = True
     return CollectiveTable(
         node=nodes.astype(np.int32),
@@ -420,8 +357,8 @@ def _collective_table(reader: _AttributeReader, peers: Peers, strings: StringTab
     )
 
 
-def _p2p_table(reader: _AttributeReader, peers: Peers) -> P2pTable:
-    """One row per message node; whom it goes to is in ``peers``."""
+def _p2p_table(reader: _AttributeReader, peers: ClassPeers) -> P2pTable:
+    """Return one row per message node; ``peers`` holds sender and receiver."""
     is_message = (reader.kind == NodeKind.SEND) | (reader.kind == NodeKind.RECV)
     nodes = np.flatnonzero(is_message)
     reader.modelled[peers.peer_rows] = True
@@ -435,125 +372,123 @@ def _p2p_table(reader: _AttributeReader, peers: Peers) -> P2pTable:
 
 
 def _sizes(reader: _AttributeReader, name: str, nodes: Bools) -> FloatArray:
-    """Bytes by node, NaN where not stated."""
+    """Return bytes by node, NaN if not stated."""
     return reader.take(reader.find(name, nodes=nodes))
 
 
 def _numbers(reader: _AttributeReader, name: str, nodes: Bools) -> IntArray:
-    """Numbers by node, -1 where not stated."""
-    found = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
+    """Return numbers by node, -1 if not stated."""
+    numbers = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
     column = np.full(len(reader.columns), -1, np.int64)
-    column[found.node] = found.value
+    column[numbers.node] = numbers.value
     return column
 
 
-# Moving attribute values of a trace into columns, remembering which attributes are accounted for.
-
 _EXACT = 1 << 53
-"""Up to here floats hold every integer."""
+"""Limit up to which floats hold every integer."""
 
 _LARGEST = (1 << 62) - 1
-"""Beyond this a float that is cast to an integer may not fit."""
+"""Limit above which a float that is cast to an integer may not fit."""
 
 
 class _AttributeReader:
-    """Moves attribute values into columns and remembers which rows are accounted for."""
+    """Reader that moves attribute values into columns and marks the rows that it has used."""
 
     def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
         self.columns = columns
         self.facts = facts
-        self.kind = _kinds(columns.type)
+        table = np.full(max(TYPE_TO_KIND) + 2, NodeKind.INVALID, np.uint8)
+        for number, kind in TYPE_TO_KIND.items():
+            table[number] = kind
+        is_valid = (columns.type >= 0) & (columns.type <= max(TYPE_TO_KIND))
+        self.kind = table[np.where(is_valid, columns.type, len(table) - 1)]
         self.modelled: Bools = np.zeros(len(columns.attrs), np.bool_)
         self.refused: dict[str, int] = {}
         """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
 
     def refuse(self, name: str, count: int) -> None:
-        """Count values that stay attributes because they cannot be meant."""
+        """Count invalid values that stay attributes."""
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
-    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Stated:
-        """An integer attribute (of the nodes marked) from ``low`` on that a float holds exactly; others are
-        refused.
+    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> AttributeValues:
+        """Return an integer attribute (of the marked nodes) of at least ``low`` that a float holds exactly;
+        others are refused.
         """
-        found = self.facts.integers(name)
-        fits = (found.value >= low) & (found.value <= _LARGEST)
-        good = fits & (np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value)
-        return self._within(name, found, good if nodes is None else good & nodes[found.node], nodes)
+        values = self.facts.integers(name)
+        fits = (values.value >= low) & (values.value <= _LARGEST)
+        good = fits & (np.where(fits, values.value, 0).astype(np.float64).astype(np.int64) == values.value)
+        return self._within(name, values, good if nodes is None else good & nodes[values.node], nodes)
 
-    def _within(self, name: str, found: Stated, good: Bools, nodes: Bools | None = None) -> Stated:
-        """The good ones; all others of the nodes marked are refused."""
-        good_ones = found.where(good)
+    def _within(
+        self, name: str, values: AttributeValues, good: Bools, nodes: Bools | None = None
+    ) -> AttributeValues:
+        """Return the valid values; all others of the marked nodes are refused."""
+        good_ones = values.where(good)
         rows = self.facts.first_rows(name, integral=name in LINTED)
-        stated = len(rows) if nodes is None else int(nodes[self.facts.owner[rows]].sum())
-        self.refuse(name, stated - len(good_ones.node))
+        num_stated = len(rows) if nodes is None else int(nodes[self.facts.owner[rows]].sum())
+        self.refuse(name, num_stated - len(good_ones.node))
         return good_ones
 
-    def take(self, found: Stated, default: float = nan) -> FloatArray:
-        """The values as a float column; they count as accounted for."""
-        if not len(found.node):
+    def take(self, values: AttributeValues, default: float = nan) -> FloatArray:
+        """Return the values as a float column, and mark their rows as used."""
+        if not len(values.node):
             return constant(default, len(self.columns))
         column = np.full(len(self.columns), default)
-        column[found.node] = found.value
-        self.modelled[found.row] = True
+        column[values.node] = values.value
+        self.modelled[values.row] = True
         return column
 
-    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Stated:
-        """Values of the nodes marked, within bounds; they count as accounted for, others are refused."""
-        found = self.facts.integers(name)
-        good = nodes[found.node] & (found.value >= low) & (found.value <= high)
-        found = self._within(name, found, good, nodes)
-        self.modelled[found.row] = True
-        return found
+    def integers(self, name: str, nodes: Bools, low: int, high: int) -> AttributeValues:
+        """Return values of the marked nodes within bounds, and mark their rows as used; others
+        are refused.
+        """
+        values = self.facts.integers(name)
+        good = nodes[values.node] & (values.value >= low) & (values.value <= high)
+        values = self._within(name, values, good, nodes)
+        self.modelled[values.row] = True
+        return values
 
     def texts(self, name: str, strings: StringTableBuilder, nodes: Bools | None = None) -> SmallIntArray:
-        """A string attribute (of the nodes marked) as string rows, 0 where absent; empty values stay where
-        they are.
+        """Return a string attribute (of the marked nodes) as string rows, 0 if absent; empty values stay
+        attributes.
         """
-        found = self.facts.texts(name)
+        values = self.facts.texts(name)
         if nodes is not None:
-            found = found.where(nodes[found.node])
-        texts, place = self.facts.distinct(found)
+            values = values.where(nodes[values.node])
+        texts, index = self.facts.distinct(values)
         rows = np.array([strings.add(text) for text in texts] or [0], np.int32)
         column = np.zeros(len(self.columns), np.int32)
-        column[found.node] = rows[place]
-        self.modelled[found.row[rows[place] > 0]] = True
+        column[values.node] = rows[index]
+        self.modelled[values.row[rows[index] > 0]] = True
         return column
 
     def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
-        """A string attribute by what its values mean; unknown values stay where they are, and so do those
+        """Return a string attribute as codes from a table. Unknown values stay attributes, and so do values
         that equal the default.
         """
-        found = self.facts.texts(name)
-        texts, place = self.facts.distinct(found)
-        meaning = np.array([table.get(text, -1) for text in texts] or [-1])[place]
-        good = (meaning >= 0) & (meaning != default[found.node])
+        values = self.facts.texts(name)
+        texts, index = self.facts.distinct(values)
+        meaning = np.array([table.get(text, -1) for text in texts] or [-1])[index]
+        good = (meaning >= 0) & (meaning != default[values.node])
         column = default.copy()
-        column[found.node[good]] = meaning[good]
-        self.modelled[found.row[good]] = True
-        unknown = np.array([text != "" and text not in table for text in texts] or [False])[place]
+        column[values.node[good]] = meaning[good]
+        self.modelled[values.row[good]] = True
+        unknown = np.array([text != "" and text not in table for text in texts] or [False])[index]
         self.refuse(name, int(unknown.sum()) + self._no_texts(name))
         return column
 
     def _no_texts(self, name: str) -> int:
-        """Values of a string attribute that are none."""
+        """Return the number of values of a string attribute that are not strings."""
         return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
 
     def contractions(self) -> ContractionTable:
-        """The matrix products and convolutions that nodes state; other texts stay where they are."""
-        found = self.facts.texts("contractions")
+        """Return the matrix products and convolutions that nodes state; other texts stay attributes."""
+        values = self.facts.texts("contractions")
         self.refuse("contractions", self._no_texts("contractions"))
-        if not len(found.node):
+        if not len(values.node):
             return ContractionTable.empty()
-        table, foreign = parse_contractions(found.node, *self.facts.distinct(found))
+        table, foreign = parse_contractions(values.node, *self.facts.distinct(values))
         self.refuse("contractions", len(foreign))
-        self.modelled[np.delete(found.row, foreign)] = True
+        self.modelled[np.delete(values.row, foreign)] = True
         return table
-
-
-def _kinds(types: NDArray[np.int32]) -> NDArray[np.uint8]:
-    table = np.full(max(TYPE_TO_KIND) + 2, NodeKind.INVALID, np.uint8)
-    for number, kind in TYPE_TO_KIND.items():
-        table[number] = kind
-    known = (types >= 0) & (types <= max(TYPE_TO_KIND))
-    return table[np.where(known, types, len(table) - 1)]

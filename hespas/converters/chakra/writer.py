@@ -1,4 +1,6 @@
-"""A workload as Chakra trace files: ``NAME.{rank}.et`` and ``comm_group.json`` in a folder, or one file."""
+"""Writing of a workload as Chakra trace files: ``NAME.{rank}.et`` and ``comm_group.json`` in a folder, or one
+file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.converters.chakra.class_files import write_classes
+from hespas.converters.chakra import RANK_FILE
 from hespas.converters.chakra.comm_groups import (
     FILE_NAME,
     MAX_RANK_DIGITS,
@@ -18,13 +20,12 @@ from hespas.converters.chakra.comm_groups import (
     render_groups,
 )
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
-from hespas.converters.chakra.job_traces import Account, JobTraces
-from hespas.converters.chakra.lowering import report, unrolled
+from hespas.converters.chakra.job_traces import RankTraces, TraceAccount
+from hespas.converters.chakra.losses import report
+from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_label, with_metadata
 from hespas.converters.chakra.rank_files import RankFolder, write_ranks
-from hespas.converters.chakra.rank_map import MAX_RANKS
-from hespas.converters.chakra.sniff import RANK_FILE
-from hespas.converters.chakra.wire import Longs
+from hespas.converters.chakra.rank_map import MAX_RANKS, write_classes
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
@@ -34,28 +35,28 @@ __all__ = ["chosen_ranks", "rank_file_name", "share_of", "write_chakra"]
 
 _MOST_FILES = 1 << 20
 _MANY_FILES = 16
-"""For fewer no threads are started."""
+"""Number of files from which threads are used."""
 
 
 def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write the chosen ranks: a directory, or a file where there is one rank only.
+    """Write the chosen ranks: a directory, or a file if there is only one rank.
 
     Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile,
-    :class:`UsageError` where several ranks would go to one file or the version is not written, and
-    :class:`OutputError` where the system refuses.
+    :class:`UsageError` if several ranks would go to one file or the version is not written, and
+    :class:`OutputError` if the system refuses.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
-            "a profile holds measured events and no program", hint="convert the program, or a trace of it"
+            "a profile holds measured events, not a program", hint="convert the program, or a trace of it"
         )
     value = with_label(value, options.version)
     ranks = chosen_ranks(value, options)
     value = unrolled(value, ranks, diagnostics)
-    request = _Request(value, GroupIds.of(value), ranks, path, options, diagnostics)
+    request = _WriteRequest(value, GroupIds.of(value), ranks, path, options, diagnostics)
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
     if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):
         raise UsageError(
-            f"{len(ranks):,} ranks are as many files, and this names one",
+            f"{len(ranks):,} ranks need as many files, and the destination is one file",
             path=options.name,
             hint="name a directory, or choose one rank with `ranks`",
         )
@@ -74,24 +75,20 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
 
 
 def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
-    """The ranks to write: those wanted, or all that are here. Raises :class:`UsageError` for others."""
+    """Return the ranks to write: the requested ones, or all that are available. Raise :class:`UsageError` for
+    others.
+    """
     if options.ranks is None:
         return range(workload.num_ranks) if workload.is_complete else workload.present.tolist()
     if sum(workload.sizes_within(options.ranks)) < len(options.ranks):
-        message = f"ranks {options.ranks.start}..{options.ranks.stop - 1} are not all here"
-        raise UsageError(message, path=options.name, hint="choose among the ranks that were read")
+        message = f"ranks {options.ranks.start}..{options.ranks.stop - 1} are not all available"
+        raise UsageError(message, path=options.name, hint="choose from the ranks that were read")
     return options.ranks
 
 
-def _rank_in_name(path: Path, options: WriteOptions) -> str:
-    """The rank that the name of a file states, as its reader takes it; empty where it states none."""
-    match = RANK_FILE.match(options.name or path.name)
-    return str(int(match["rank"])) if match and len(match["rank"]) <= MAX_RANK_DIGITS else ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """What to write: the ``ranks`` chosen of a workload, at ``path``."""
+class _WriteRequest:
+    """Ranks of a workload to write at ``path``."""
 
     workload: Workload
     ids: GroupIds
@@ -102,28 +99,32 @@ class _Request:
 
     @property
     def is_packed(self) -> bool:
-        """Whether files are gzipped."""
+        """True if files are gzipped."""
         return self.options.name.endswith(".gz") or self.path.suffix == ".gz"
 
-    def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> JobTraces:
-        """The traces, with what they say of themselves."""
+    def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> RankTraces:
+        """Return the traces with their metadata attributes."""
         texts = texts_of_job(self.workload) | texts
         change = partial(with_metadata, numbers=numbers, texts=texts)
-        return JobTraces(self.workload, self.ids, self.diagnostics, change)
+        return RankTraces(self.workload, self.ids, self.diagnostics, change)
 
 
-def _write_alone(request: _Request) -> Account:
-    """One rank's file. Taken out of its set, it says its rank, its groups and the size of its job itself."""
+def _write_alone(request: _WriteRequest) -> TraceAccount:
+    """Write one rank's file. Without the rest of its set, the file states its rank, its groups and the size
+    of its job itself.
+    """
     workload, rank = request.workload, request.ranks[0]
     groups = request.ids.of_rank(rank)
     numbers = dict[str, int]()
     job = request.job(numbers, {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else {})
     taken = workload.is_complete and workload.num_ranks > 1
-    if taken or int(_rank_in_name(request.path, request.options) or 0) != rank:
+    match = RANK_FILE.match(request.options.name or request.path.name)
+    rank_in_name = int(match["rank"]) if match and len(match["rank"]) <= MAX_RANK_DIGITS else 0
+    if taken or rank_in_name != rank:
         numbers[RANK_ATTRIBUTE] = rank
     if taken or workload.num_ranks > job.least_ranks(rank, groups):
         numbers[JOB_ATTRIBUTE] = workload.num_ranks
-    account = Account()
+    account = TraceAccount()
     for batch in job.batches(np.array([rank])):
         with open_output(request.path, packed=request.is_packed) as stream:
             for piece in batch.runs.writer.pieces(batch.values.variables(0)):
@@ -132,8 +133,8 @@ def _write_alone(request: _Request) -> Account:
     return account
 
 
-def _write_directory(request: _Request) -> Account:
-    """The files of ranks, or of a share of them, or one per class; with the process groups."""
+def _write_directory(request: _WriteRequest) -> TraceAccount:
+    """Write the files of ranks, of a share of them, or one per class, with the process groups."""
     options, size = request.options, request.workload.num_ranks
     job = request.job({JOB_ATTRIBUTE: size} if len(request.ranks) < size else {}, {})
     ranks = np.asarray(request.ranks, np.int64)
@@ -156,32 +157,28 @@ def _write_directory(request: _Request) -> Account:
             return write_classes(job, ranks, folder)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(folder.path)) from error
-    account = _write_files(job, ranks, folder, options)
-    if folder.resumes:
-        folder.remove_others({FILE_NAME} if document else set(), ranks)
-    return account
 
-
-def _write_files(job: JobTraces, ranks: Longs, folder: RankFolder, options: WriteOptions) -> Account:
-    """The files, by this process or by those of a cluster."""
-
-    def told(done: int) -> None:
+    def report_progress(done: int) -> None:
         if options.progress:
             options.progress(done, len(ranks))
 
     if options.cluster:
         from hespas.converters.chakra.cluster import write_on_cluster
 
-        return write_on_cluster(job, ranks, folder, options.cluster, progress=told)
-    jobs = options.jobs if len(ranks) >= _MANY_FILES else 1
-    return write_ranks(job, ranks, folder, jobs=jobs, progress=told)
+        account = write_on_cluster(job, ranks, folder, options.cluster, progress=report_progress)
+    else:
+        jobs = options.jobs if len(ranks) >= _MANY_FILES else 1
+        account = write_ranks(job, ranks, folder, jobs=jobs, progress=report_progress)
+    if folder.resumes:
+        folder.remove_others({FILE_NAME} if document else set(), ranks)
+    return account
 
 
 def rank_file_name(workload: Workload, options: WriteOptions) -> str:
-    """The first part of the names of the files in a folder."""
+    """Return the first part of the file names in a folder."""
     return options.name.removesuffix(".gz").removesuffix(".et") or workload.name or "trace"
 
 
 def share_of(count: int, number: int, shares: int) -> slice:
-    """Where the ``number``-th (from 1) of as many contiguous shares of ``count`` ranks lies."""
+    """Return the slice of the ``number``-th (from 1) of ``shares`` contiguous shares of ``count`` ranks."""
     return slice((number - 1) * count // shares, number * count // shares)

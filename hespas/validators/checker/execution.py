@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.converters.chakra.assembly import simulated_ns
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, parse_groups
-from hespas.converters.chakra.contract import Faults
-from hespas.converters.chakra.readiness import stand_ins
+from hespas.converters.chakra.preserve import simulated_ns
+from hespas.converters.chakra.readiness import raised_counts
 from hespas.graph import Diagnostics, GroupSet, OpGraph, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra import AstraOptions, AstraSimulation, StatedCosts, simulate_astra
@@ -50,7 +50,7 @@ def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnosti
 
 def stated_costs(graph: OpGraph) -> StatedCosts:
     """Return the costs as a trace of the graph states them: traces by Hespas state 0 as 1."""
-    no_flops, no_bytes = stand_ins(graph)
+    no_flops, no_bytes = raised_counts(graph)
     return StatedCosts(
         simulated_ns(graph),
         np.where(no_flops, 1.0, graph.flops),

@@ -153,7 +153,7 @@ def test_attributes_that_contradict_their_declared_type_are_refused(
 
 
 def test_undecidable_schema_is_refused(tmp_path: Path, reference: Any) -> None:
-    with pytest.raises(UnsupportedError, match="nothing in this file tells"):
+    with pytest.raises(UnsupportedError, match="this file does not determine"):
         _read(
             tmp_path / "bare.et", reference.framed(b"\x08\x01\x12\x01a\x18\x03", b"\x08\x02\x12\x01b\x18\x03")
         )

@@ -57,7 +57,7 @@ def _only_a_collective(num_ranks: int) -> Workload:
 def test_ranks_without_work_have_one_idle_node(tmp_path: Path) -> None:
     diagnostics = _write(_only_a_collective(4), tmp_path / "job")
     assert diagnostics.counts() == {"chakra.idle": 2, "chakra.empty-rank": 2}
-    assert "(ranks: 2; time they were given there: 10.000 us)" in next(iter(diagnostics)).message
+    assert "(ranks: 2; their time there: 10.000 us)" in next(iter(diagnostics)).message
     assert check([tmp_path / "job"], "astra-sim").valid
     again = _read(tmp_path / "job")
     idle = again.graph_of(3)
@@ -140,7 +140,7 @@ def test_the_time_of_a_permute_is_neither_lost_nor_doubled(tmp_path: Path) -> No
     assert [_communication_ns(again.graph_of(rank)) for rank in range(4)] == [7000, 7000, 7000, 0]
     assert diagnostics.counts() == {"chakra.permute": 1, "chakra.idle": 1}
     told = {found.code: found.message for found in diagnostics}
-    assert "(ranks: 1; time they were given there: 7.000 us)" in told["chakra.idle"]
+    assert "(ranks: 1; their time there: 7.000 us)" in told["chakra.idle"]
 
 
 def test_work_of_less_than_a_microsecond_is_counted_and_kept_in_nanoseconds(tmp_path: Path) -> None:

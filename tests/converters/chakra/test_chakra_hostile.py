@@ -161,7 +161,7 @@ def test_groups_too_large_to_list_are_refused(num_ranks: int, groups: GroupSet, 
 def test_large_groups_that_need_no_list_pass() -> None:
     check_listing(_job(1 << 25, StridedGroups.all_ranks(1 << 25)), alone=False)
     check_listing(_job(1 << 25, StridedGroups.from_mesh((1 << 24, 2), (1,))), alone=True)
-    with pytest.raises(UnsupportedError, match=r"rank 7, but the job only ranks 0\.\.0"):
+    with pytest.raises(UnsupportedError, match=r"rank 7, but the job has ranks 0\.\.0"):
         check_listing(_job(1, StridedGroups.all_ranks(8)), alone=True)
 
 

@@ -96,10 +96,10 @@ def test_the_feeders_keys_become_the_attributes_of_the_contract(tmp_path: Path) 
     [
         ({"Id": None}, "Id is missing"),
         ({"NodeType": None}, "NodeType is missing"),
-        ({"NodeType": "X"}, "no node type"),
+        ({"NodeType": "X"}, "not a node type"),
         ({"runtime": -1}, "duration_micros: -1"),
-        ({"data_deps": "3"}, "data_deps: no list"),
-        ({"comm_size": "many"}, "int64_val: 'many' is no whole number"),
+        ({"data_deps": "3"}, "data_deps: not a list"),
+        ({"comm_size": "many"}, "int64_val: 'many' is not a whole number"),
         ({"is_cpu_op": 3}, "bool_val: 3 is neither"),
         ({"ctrl_deps": [], "ctrlDeps": []}, "two spellings"),
     ],
@@ -123,13 +123,13 @@ def test_wrong_feeder_nodes_are_refused_by_place(
         ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"} {}]}', "comma is missing"),
         ('{"workload_graph": [5]}', "an object was expected"),
         ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"},]}', "an object was expected"),
-        ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"}]', "behind workload_graph"),
-        ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"}]} {}', "behind workload_graph"),
+        ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"}]', "after workload_graph"),
+        ('{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"}]} {}', "after workload_graph"),
         ('{"workload_graph": []}', "ET002"),
         ('{"workload_graph": [], "workload_graph": []}', "twice"),
         (
             '{"workload_graph": [{"Id": 1, "NodeType": 4, "Name": "a"}], "global_metadata": {}}',
-            "stands behind",
+            "follows workload_graph",
         ),
     ],
 )
@@ -253,7 +253,7 @@ def test_several_ranks_are_a_folder_without_scratch(reference: Any, tmp_path: Pa
     assert [groups.group_size for groups in again.group_sets] == [
         groups.group_size for groups in workload.group_sets
     ]
-    with pytest.raises(UsageError, match="3 ranks are as many files"):
+    with pytest.raises(UsageError, match="3 ranks need as many files"):
         _write(workload, tmp_path / "one.json")
     (made / "made.1.json").unlink()
     with pytest.raises(FormatError, match="ET022") as caught:

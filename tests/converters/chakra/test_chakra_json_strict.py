@@ -49,7 +49,7 @@ def _listed(path: Path, **node: Any) -> Path:
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str, place: str) -> None:
     path = tmp_path / "job.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match="stands twice in an object") as caught:
+    with pytest.raises(FormatError, match="occurs twice in an object") as caught:
         _read(path)
     assert place in (caught.value.position or "")
 
@@ -92,8 +92,8 @@ def test_a_node_without_a_field_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"workload_graph":{}}', "workload_graph is no list"),
-        ('{"workload_graph": 5, "schema": "x"}', "workload_graph is no list"),
+        ('{"workload_graph":{}}', "workload_graph is not a list"),
+        ('{"workload_graph": 5, "schema": "x"}', "workload_graph is not a list"),
         ('{"workload_graph":[1,2]}', "an object was expected, not b'1,2'"),
     ],
 )

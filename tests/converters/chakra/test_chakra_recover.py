@@ -59,7 +59,7 @@ def test_whole_frames_before_a_cut_are_kept(tmp_path: Path, version: str) -> Non
         assert len(found.classes[0]) == whole
         told = next(entry for entry in diagnostics if entry.code == "ET001")
         assert told.severity is Severity.WARNING
-        assert f"the {whole} nodes before it were kept" in told.message
+        assert f"the {whole} nodes before it are kept" in told.message
         assert told.location == f"byte {ends[whole - 1]}"
 
 
@@ -106,7 +106,7 @@ def test_dependencies_on_lost_nodes_are_left_out(tmp_path: Path, version: str) -
     assert found.classes[0].data_deps.values.tolist() == [0]
     told = next(entry for entry in diagnostics if entry.code == "ET006")
     assert (told.severity, diagnostics.counts()["ET006"]) == (Severity.WARNING, 1)
-    assert "names node 2, which does not exist: dependencies on no node are left out" in told.message
+    assert "names node 2, which does not exist: dependencies on unknown nodes are ignored" in told.message
 
 
 def _pytorch_step(reference: Any) -> list[Any]:
@@ -140,8 +140,8 @@ def test_a_pytorch_trace_as_its_converter_leaves_it_is_read(reference: Any, tmp_
         _read(tmp_path, recover=False)
     found, diagnostics = _read(tmp_path, recover=True)
     told = [entry.message for entry in diagnostics if entry.code in {"ET006", "ET018"}]
-    assert any("taken as one of all ranks" in message for message in told)
-    assert any("dependencies on no node are left out" in message for message in told)
+    assert any("treated as a group of all ranks" in message for message in told)
+    assert any("dependencies on unknown nodes are ignored" in message for message in told)
     graph = found.classes[0]
     rows: list[int] = graph.collectives.group_set.tolist()
     members: list[list[int]] = [[] if row < 0 else graph.group_sets[row].members(0).tolist() for row in rows]
@@ -174,5 +174,5 @@ def test_the_command_recovers_on_request(tmp_path: Path) -> None:
     assert not target.exists()
     done = CliRunner().invoke(convert.app, [str(source), str(target), "--recover"])
     assert done.exit_code == 0, done.output
-    assert "29 nodes before it were kept" in done.output
+    assert "29 nodes before it are kept" in done.output
     assert len(read_columns(target, Diagnostics())) == 29

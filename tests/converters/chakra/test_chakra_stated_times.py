@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hespas.converters import ReadOptions, WriteOptions, load_format
-from hespas.converters.chakra.assembly import simulated_ns
-from hespas.converters.chakra.spelling import Times
+from hespas.converters.chakra.preserve import simulated_ns
+from hespas.converters.chakra.times import WrittenTimes
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.checker import check
 
@@ -112,7 +112,7 @@ def test_long_times_come_back_exactly(reference: Any, tmp_path: Path, micros: in
 def test_times_longer_than_any_trace_are_the_longest() -> None:
     time = np.array([5e18, 2.5e22, 1.0])
     nothing = np.zeros(3, np.int64)
-    times = Times.of(time, nothing, (nothing, nothing))
+    times = WrittenTimes.of(time, nothing, (nothing, nothing))
     assert times.nanos.tolist() == [-1, -1, 1]
     assert times.micros.tolist() == [5 * 10**15, (1 << 63) - 1, 1]
     assert times.shortened(time) == 1

@@ -1,4 +1,4 @@
-"""Whole nanoseconds and microseconds: sums along a stream stay right."""
+"""Whole nanoseconds and microseconds: sums along a stream stay correct."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.spelling import UNKNOWN, Times, carried_micros, whole_nanos
+from hespas.converters.chakra.times import UNKNOWN, WrittenTimes, carried_micros, whole_nanos
 from hespas.graph import NodeKind
 
 _NODES = st.lists(
@@ -46,6 +46,6 @@ def test_what_a_simulator_replays_has_its_own_remainders() -> None:
     kind = np.array([NodeKind.COMPUTE, NodeKind.COLLECTIVE] * 4)
     time = np.array([100.0, 900.0] * 4)  # along one lane: 1 us of each computation, none of a collective
     place = (np.zeros(8, np.int64), np.zeros(8, np.int64))
-    micros = Times.of(time, kind, place).micros
+    micros = WrittenTimes.of(time, kind, place).micros
     assert int(micros[kind == NodeKind.COMPUTE].sum()) == 1  # 0.4 us, and nothing of the collectives' 3.6
     assert int(micros[kind == NodeKind.COLLECTIVE].sum()) == 4

@@ -314,7 +314,7 @@ def test_round_trips_read_the_groups_that_are_named_and_write_their_own(
             node.attr.add(name="comm_size").int64_val = 9
             node.attr.add(name="pg_name").string_val = "dp"
             (folder / f"w.{rank}.et").write_bytes(reference.file(node))
-    with pytest.raises(FormatError, match="is no group"):
+    with pytest.raises(FormatError, match="is not a group"):
         roundtrip(sets, ("chakra",), jobs=jobs)
     named = tmp_path / "any.txt"
     named.write_text('{"dp": [0, 1]}')

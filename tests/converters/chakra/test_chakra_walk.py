@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.wire import Window, offsets_of
-from hespas.converters.chakra.wire.walk import Fields, walk
+from hespas.converters.chakra.wire import ByteWindow, offsets_of
+from hespas.converters.chakra.wire.walk import WireFields, walk
 from tests.converters.chakra.historic_protos import classes
 
 _SETTINGS = settings(max_examples=80)
 
 
-def _walk(*messages: bytes) -> Fields:
+def _walk(*messages: bytes) -> WireFields:
     offsets = offsets_of(np.array([len(message) for message in messages], np.int64))
-    window = Window.holding(np.frombuffer(b"".join(messages), np.uint8))
+    window = ByteWindow.holding(np.frombuffer(b"".join(messages), np.uint8))
     return walk(window, offsets[:-1], offsets[1:])
 
 

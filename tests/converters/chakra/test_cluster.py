@@ -87,7 +87,7 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
             hespas.write(job(), tmp_path / "shares", format="chakra", options=part)
         assert tree(tmp_path / "shares") == tree(tmp_path / "alone")
         monkeypatch.setattr(cluster, "__version__", "another")
-        with pytest.raises(UsageError, match="and another asks"):
+        with pytest.raises(UsageError, match="the client has another"):
             hespas.write(job(), tmp_path / "out", format="chakra", options=replace(options, progress=None))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["alone", "killed", "shares"]
 
@@ -96,7 +96,7 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
 @needs_distributed
 def test_an_address_without_a_scheduler_is_told(tmp_path: Path) -> None:
     for address, told in (
-        ("nonsense://127.0.0.1", "is no address of a scheduler"),
+        ("nonsense://127.0.0.1", "not the address of a scheduler"),
         ("tcp://127.0.0.1:1", "no scheduler answers"),
     ):
         with pytest.raises(UsageError, match=told):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import hespas
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.comm_groups import GroupIds
+from hespas.converters.chakra.expansion import PermutationPeers, RankValues
 from hespas.converters.chakra.rank_map import FILE_NAME
-from hespas.converters.chakra.rank_values import RankValues, Ways
 from hespas.graph import (
     ABSENT,
     CollectiveKind,
@@ -161,8 +161,8 @@ _Change = Callable[[dict[str, Any]], object]
 
 
 WRONG_MAPS: list[tuple[_Change, str]] = [
-    (lambda m: m.update(num_ranks=25), "24 ranks who stands for them"),
-    (lambda m: m["representative"].__setitem__(23, 99), "stands for rank 23 and is no class"),
+    (lambda m: m.update(num_ranks=25), "representatives of 24 ranks"),
+    (lambda m: m["representative"].__setitem__(23, 99), "represents rank 23 but is not a class"),
     (lambda m: m["representative"].__setitem__(0, 1), "not said to stand for itself"),
     (lambda m: m["classes"].pop(), "stands for nobody"),
     (lambda m: m["classes"].reverse(), "not listed once each"),
@@ -235,7 +235,7 @@ def test_values_of_all_ranks_are_those_of_each(
         b.add_p2p(node, permutation=b.permutation(way), comm_bytes=1)
     graph = b.build()
     ids = GroupIds.of(Workload.spmd(graph, RANKS))
-    values = RankValues.of(graph, np.arange(RANKS), ids, dict[Permutation, Ways]())
+    values = RankValues.of(graph, np.arange(RANKS), ids, dict[Permutation, PermutationPeers]())
     widths = values.widths()
     for rank in range(RANKS):
         variables = values.variables(rank)

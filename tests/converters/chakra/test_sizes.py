@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.converters.chakra.from_graph import Lowering
+from hespas.converters.chakra.from_graph import TraceLowering
 from hespas.converters.chakra.sizes import trace_bytes
 from hespas.generators.collectives import CollectiveBenchmark
 from hespas.generators.dlrm import DlrmStep
@@ -59,11 +59,11 @@ def test_repetitions_are_not_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """Thousands of nodes are of a few hundred kinds, and none of them is encoded but one of each."""
     lowered: list[int] = []
 
-    def counted(graph: OpGraph) -> Lowering:
+    def counted(graph: OpGraph) -> TraceLowering:
         lowered.append(len(graph))
-        return Lowering(graph)
+        return TraceLowering(graph)
 
-    monkeypatch.setattr("hespas.converters.chakra.sizes.Lowering", counted)
+    monkeypatch.setattr("hespas.converters.chakra.sizes.TraceLowering", counted)
     job = step(DENSE, Layout(dp=2, pp=2), global_batch=256)
     assert trace_bytes(job) == written(job, tmp_path / "traces")
     assert min(len(graph) for graph in job.classes) > 10_000

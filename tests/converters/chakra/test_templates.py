@@ -9,7 +9,7 @@ import pytest
 
 import hespas
 from hespas.converters.chakra.peers import Groups, RankPeers
-from hespas.converters.chakra.templates import Templates
+from hespas.converters.chakra.templates import FileTemplates
 from hespas.graph import NodeKind, Permutation, StridedGroups, Workload
 from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
@@ -49,22 +49,22 @@ def read(folder: Path) -> Workload:
 def test_the_job_is_the_one_of_files_that_are_all_decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = Templates.find
+    find = FileTemplates.find
     decoded: list[Path] = []
 
-    def told(self: Templates, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
+    def told(self: FileTemplates, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
         found = find(self, path, rank, groups)
         decoded.extend([path] * (found is None))
         return found
 
-    monkeypatch.setattr(Templates, "find", told)
+    monkeypatch.setattr(FileTemplates, "find", told)
     quick = read(folder)
     assert len(decoded) <= 9  # of each stage, one per length
 
     def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(Templates, "find", nothing)
+    monkeypatch.setattr(FileTemplates, "find", nothing)
     slow = read(folder)
     assert workloads_equal(quick, slow) == []
     assert len(quick.classes) == 3

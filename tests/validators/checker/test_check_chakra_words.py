@@ -23,7 +23,7 @@ def test_bytes_that_are_no_trace_are_no_empty_file(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x80" + Random(7).randbytes(4000))
     assert "empty" not in str(_told(path))
     path.write_bytes(b"\x04\xff\xff\xff\xff" * 9)
-    assert _told(path) == [("ET003", "byte 0: the first frame is no Chakra message")]
+    assert _told(path) == [("ET003", "byte 0: the first frame is not a Chakra message")]
 
 
 @pytest.mark.parametrize("name", ["empty.et", "empty.0.et", "empty.et.gz"])

@@ -1,8 +1,12 @@
-"""Which schema a trace has. Labels are unreliable and numbers were reused, so its structure decides.
+"""Schema version of a trace, determined from its structure: labels are unreliable and field numbers were
+reused.
 
-A metadata frame with a version text or with attributes in field 2 can only be of today's schema. Everything
-else (no metadata, empty ones, attributes in field 1) needs evidence from the nodes, which is held against the
-table of versions.
+Only the current schema has a metadata frame with a version text or with attributes in field 2. All other
+files (no metadata, empty metadata, attributes in field 1) need evidence from their nodes: the fields, wire
+types and value ranges that occur. The evidence is a few small sets, independent of the length of the trace,
+and is compared with the table of versions. A version is chosen if it is the only one that explains every
+field, or if all that do so read the same graph. Otherwise the user must name a version; a version that
+contradicts the structure is refused.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ import numpy as np
 from hespas.converters.chakra.wire import (
     Bools,
     ByteRows,
+    ByteWindow,
     Longs,
-    Window,
     Words,
     copy_spans,
     not_text,
     packed_varints,
 )
-from hespas.converters.chakra.wire.walk import Fields, walk
+from hespas.converters.chakra.wire.walk import WireFields, walk
 from hespas.files.wire import BYTES, VARINT, WireError, encode_varint
 from hespas.files.wire import fields as wire_fields
 from hespas.graph.errors import UnsupportedError
@@ -63,7 +67,7 @@ _PROTO2 = frozenset(label for label, version in VERSIONS.items() if version.synt
 
 
 class FirstFrame(Enum):
-    """What the first frame is."""
+    """Type of the first frame."""
 
     METADATA = "metadata"
     NODE = "node"
@@ -72,33 +76,35 @@ class FirstFrame(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Top-level fields of one message: (number, wire type, content of a length-delimited one)."""
+    """Top-level fields of one message: (number, wire type, content if length-delimited)."""
 
     fields: tuple[tuple[int, int, bytes], ...]
 
     @classmethod
     def of(cls, message: bytes) -> Signature | None:
-        """The fields of a message, None where it is no protobuf message."""
-        found: list[tuple[int, int, bytes]] = []
+        """Return the fields of a message, None if the bytes are not a protobuf message."""
+        fields: list[tuple[int, int, bytes]] = []
         try:
             for number, wire, start, end in wire_fields(message, 0, len(message)):
-                found.append((number, wire, message[start:end] if wire == BYTES else b""))
+                fields.append((number, wire, message[start:end] if wire == BYTES else b""))
         except WireError:
             return None
-        return cls(tuple(found))
+        return cls(tuple(fields))
 
     @property
     def wires(self) -> frozenset[tuple[int, int]]:
-        """Which (number, wire type) there are."""
+        """Set of (number, wire type) in the message."""
         return frozenset((number, wire) for number, wire, _ in self.fields)
 
     def contents(self, number: int) -> list[bytes]:
-        """What stands in a length-delimited field."""
-        return [content for found, wire, content in self.fields if found == number and wire == BYTES]
+        """Return the contents of a length-delimited field."""
+        return [
+            content for field_number, wire, content in self.fields if field_number == number and wire == BYTES
+        ]
 
 
 def first_frame(signature: Signature) -> FirstFrame:
-    """Whether the first frame is a ``GlobalMetadata`` (an empty one is) or already a ``Node``."""
+    """Return the type of the first frame: ``GlobalMetadata`` (possibly empty) or ``Node``."""
     wires = {number: wire for number, wire, _ in reversed(signature.fields)}
     if wires.get(1) == VARINT or set(wires) - {1, 2}:
         return FirstFrame.NODE if set(wires) - {2} else FirstFrame.UNKNOWN
@@ -106,32 +112,28 @@ def first_frame(signature: Signature) -> FirstFrame:
 
 
 def possible_versions(signature: Signature) -> frozenset[str]:
-    """The versions whose traces may begin with this frame.
+    """Return the versions whose traces may begin with this frame.
 
-    A node may come first in all of proto2, since writers were slower than the schema; today's codec reads
-    such a file only as a faulty one. An attribute begins with its name, whose tag is a line feed: no version
-    label does. Attributes of proto2 declare a type, where those of today have a doc string.
+    All proto2 versions may start with a node, because writers lagged behind the schema; the current codec
+    reads such a file only as a faulty one. An attribute begins with its name, whose tag is a line feed, and a
+    version label never does. Attributes of proto2 declare a type; current ones have a doc string instead.
     """
     if first_frame(signature) is not FirstFrame.METADATA:
         return _PROTO2 | {CURRENT}
     if not signature.fields:
         return _WITH_METADATA
     first = signature.contents(1)
-    if len(first) < len(signature.fields) or not all(map(_is_attribute, first)):
+    attributes = [Signature.of(content) for content in first if content.startswith(_ATTRIBUTE_START)]
+    if len(attributes) < len(signature.fields) or None in attributes:
         return frozenset({CURRENT})
-    typed = [(2, VARINT) in inner.wires for inner in map(Signature.of, first) if inner is not None]
+    typed = [(2, VARINT) in inner.wires for inner in attributes if inner is not None]
     if all(typed):
         return _WITH_METADATA & _PROTO2
     return frozenset() if any(typed) else frozenset({EARLY})
 
 
-def _is_attribute(content: bytes) -> bool:
-    inner = Signature.of(content) if content.startswith(_ATTRIBUTE_START) else None
-    return inner is not None
-
-
 def as_current_metadata(signature: Signature) -> bytes:
-    """Early 0.0.4 metadata, whose attributes are in field 1, as metadata of today."""
+    """Return early 0.0.4 metadata, whose attributes are in field 1, in the current form."""
     return b"".join(
         b"\x12" + encode_varint(len(content)) + content
         for number, _, content in signature.fields
@@ -145,7 +147,7 @@ TAGS_OF_OLD = frozenset((*_OLD_TAGS, 11 << 3 | 2))
 
 
 def looks_old(signature: Signature) -> bool:
-    """Whether a node has fields as only nodes before 0.0.4 have them."""
+    """Return True if a node has fields that only nodes before 0.0.4 have."""
     wires = signature.wires
     if wires & {(6, BYTES), (7, BYTES)} or any((number, VARINT) in wires for number in range(8, 21)):
         return True
@@ -153,32 +155,32 @@ def looks_old(signature: Signature) -> bool:
     return any({(1, BYTES), (2, VARINT)} <= inner.wires for inner in old)
 
 
-# --- Which version a trace has: its evidence held against the table of versions.
-#
-# A version is taken when it is the only one that explains every field, or when all that do read the same
-# graph from them. Otherwise the user has to name one, and a name that contradicts the structure is refused.
-
 _PACKED_PARENTS = 4 << 3 | 2
 
 
 class Resolution(NamedTuple):
-    """``reading``: the version whose table to read with; ``label``: what to call the file's version."""
+    """Resolved version. ``reading`` is the version whose table is used for reading; ``label`` is the name of
+    the file's version.
+    """
 
     reading: str
     label: str
 
 
 def survivors(evidence: Evidence, possible: Collection[str], *, has_metadata: bool) -> frozenset[str]:
-    """The versions of ``possible`` that explain all evidence."""
+    """Return the versions of ``possible`` that explain all evidence."""
     fitting = _fitting(evidence, possible, has_metadata, texts_are_lists=False)
     if fitting:
         return fitting
-    # What nobody writes, lists packed so that they look like text, is considered where nothing else fits;
-    # then fields that today's schema does not know.
+    # Packed lists that look like text are unusual: they are considered only if nothing else fits.
     fitting = _fitting(evidence, possible, has_metadata, texts_are_lists=True)
-    return fitting or frozenset(
-        label for label in possible if label in NAMED[CURRENT] and _tolerable(evidence)
-    )
+    if fitting:
+        return fitting
+    # The current codec may read the trace without its unknown fields if nothing resembles an older schema.
+    old_attributes = _ATTRIBUTE_TAG in evidence.largest and _ATTRIBUTE_TAG not in evidence.broken
+    if old_attributes or evidence.largest.keys() & set(_OLD_TAGS):
+        return frozenset()
+    return frozenset(label for label in possible if label in NAMED[CURRENT])
 
 
 def _fitting(
@@ -189,39 +191,34 @@ def _fitting(
         for label in possible
         if VERSIONS[label].syntax == "proto2" and _fits_old(VERSIONS[label], evidence, texts_are_lists)
     }
-    # Without metadata, or beside another explanation, a trace of today is at least one that a serialiser of
-    # today would have written.
-    canonical = not evidence.unlike_proto3
-    fits = _fits_current(evidence) and (canonical or (has_metadata and not old))
+    # Without metadata, or if an old version fits as well, a current trace must be one that a current
+    # serialiser would have written.
+    fields = VERSIONS[CURRENT].node.fields
+    fits = (
+        (not evidence.unlike_proto3 or (has_metadata and not old))
+        and not evidence.broken - {_ATTRIBUTE_TAG}
+        and all(tag >> 3 in fields and _has_wire(fields[tag >> 3], tag & 7) for tag in evidence.largest)
+    )
     return frozenset(old) | frozenset(label for label in possible if label in NAMED[CURRENT] and fits)
 
 
-def _fits_current(evidence: Evidence) -> bool:
-    fields = VERSIONS[CURRENT].node.fields
-    if evidence.broken - {_ATTRIBUTE_TAG}:
-        return False
-    return all(tag >> 3 in fields and _has_wire(fields[tag >> 3], tag & 7) for tag in evidence.largest)
-
-
-def _tolerable(evidence: Evidence) -> bool:
-    """Whether today's codec may read it, leaving unknown fields out: nothing looks like an older schema."""
-    old_attributes = _ATTRIBUTE_TAG in evidence.largest and _ATTRIBUTE_TAG not in evidence.broken
-    return not old_attributes and not evidence.largest.keys() & set(_OLD_TAGS)
-
-
 def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
+    """Return True if a version of proto2 has all fields of the nodes, for values of their range and type."""
     if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG} or not _fits_fields(version, evidence):
         return False
     types, kinds = len(version.declared), len(version.comm_types)
     if max(evidence.valueless, default=-1) >= types or max(evidence.comm_types, default=-1) >= kinds:
         return False
     return all(
-        _explains(version.declared, place, seen, texts_are_lists) for place, seen in evidence.values.items()
+        _explains(version.declared, type_and_tag, seen, texts_are_lists)
+        for type_and_tag, seen in evidence.values.items()
     )
 
 
 def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
-    """Whether a version has all fields that nodes have, for values as theirs, and requires no others."""
+    """Return True if a version has all fields of the nodes, for values of their range, and requires no other
+    field.
+    """
     fields = version.node.fields
     for tag, largest in evidence.largest.items():
         spec = fields.get(tag >> 3)
@@ -239,27 +236,30 @@ def _has_wire(spec: FieldSpec, wire: int) -> bool:
 
 
 def _explains(
-    declared: tuple[DeclaredType, ...], place: tuple[int, int], seen: _Seen, texts_are_lists: bool
+    declared: tuple[DeclaredType, ...],
+    type_and_tag: tuple[int, int],
+    seen: _ValueTraits,
+    texts_are_lists: bool,
 ) -> bool:
-    """Whether values of one (declared type, tag) can be what the version says."""
-    number, tag = place
+    """Return True if the version allows values of this (declared type, tag)."""
+    number, tag = type_and_tag
     if number >= len(declared) or declared[number].field.number != tag >> 3:
         return False
     spec, wire = declared[number].field, tag & 7
     if wire == spec.kind.wire:
-        return not (spec.kind is ProtoKind.BOOL and seen & _Seen.ABOVE_ONE)
+        return not (spec.kind is ProtoKind.BOOL and seen & _ValueTraits.ABOVE_ONE)
     if not spec.repeated or wire != WireType.BYTES:
         return False
-    if seen & _Seen.EMPTY or (seen & _Seen.TEXT and not texts_are_lists):
+    if seen & _ValueTraits.EMPTY or (seen & _ValueTraits.TEXT and not texts_are_lists):
         return False
-    excluded = {ProtoKind.BOOL: _Seen.NO_BOOLS, ProtoKind.FLOAT: _Seen.NO_FLOATS}.get(
-        spec.kind, _Seen.NO_VARINTS
+    excluded = {ProtoKind.BOOL: _ValueTraits.NO_BOOLS, ProtoKind.FLOAT: _ValueTraits.NO_FLOATS}.get(
+        spec.kind, _ValueTraits.NO_VARINTS
     )
     return not seen & excluded
 
 
 def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
-    """What a version makes of the evidence: equal meanings are equal graphs."""
+    """Return the interpretation of the evidence by a version: equal interpretations give equal graphs."""
     fields = version.node.fields
     roles = frozenset(
         (tag, RENAMED_FIELDS.get(spec.name, spec.name))
@@ -267,13 +267,22 @@ def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
         if (spec := fields.get(tag >> 3)) is not None
     )
     kinds = tuple(version.node_types[number] for number in sorted(evidence.node_types) if number < 7)
-    stated = evidence.comm_types
-    comm = tuple(version.comm_types[number] for number in sorted(stated) if number < len(version.comm_types))
+    comm_types = evidence.comm_types
+    comm = tuple(
+        version.comm_types[number] for number in sorted(comm_types) if number < len(version.comm_types)
+    )
     if not version.declared:
         return roles, kinds, comm, (), ()
+    # INT and UINT are equivalent for values that both can hold.
     values = tuple(
-        (place, _target(version.declared[place[0]].becomes, seen))
-        for place, seen in sorted(evidence.values.items())
+        (
+            type_and_tag,
+            AttributeField.INT64
+            if becomes is AttributeField.UINT64 and not seen & _ValueTraits.ABOVE_INT64
+            else becomes,
+        )
+        for type_and_tag, seen in sorted(evidence.values.items())
+        for becomes in (version.declared[type_and_tag[0]].becomes,)
     )
     empty = tuple(
         (number, target if target in _LISTS else AttributeField.UNSET)
@@ -286,14 +295,10 @@ def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
 _LISTS = frozenset(field for field in AttributeField if field % 2 == 0 and field > AttributeField.DOUBLE)
 
 
-def _target(becomes: AttributeField, seen: _Seen) -> AttributeField:
-    """The type of a value; INT and UINT are the same for what both can hold."""
-    unsigned = becomes is AttributeField.UINT64 and not seen & _Seen.ABOVE_INT64
-    return AttributeField.INT64 if unsigned else becomes
-
-
 def is_final(labels: Collection[str]) -> bool:
-    """Whether more evidence cannot change the reading: none, one, or versions with the same tables."""
+    """Return True if more evidence cannot change the result: no version, one, or versions with
+    equal tables.
+    """
     tables = {
         (VERSIONS[label].declared, VERSIONS[label].node_types, VERSIONS[label].syntax) for label in labels
     }
@@ -303,46 +308,45 @@ def is_final(labels: Collection[str]) -> bool:
 def resolve(
     evidence: Evidence, possible: Collection[str], *, has_metadata: bool, named: str, path: str
 ) -> Resolution:
-    """The version to read with. Raises :class:`UnsupportedError` (``ET003``) where none fits, several do and
-    disagree, or the one that the user named does not.
+    """Return the version for reading. Raise :class:`UnsupportedError` (``ET003``) if no version fits, if
+    several fit and disagree, or if the version that the user named does not fit.
     """
-    found = survivors(evidence, possible, has_metadata=has_metadata)
-    if not found:
+    remaining = survivors(evidence, possible, has_metadata=has_metadata)
+    if not remaining:
+        note = ""
+        if _ATTRIBUTE_TAG in evidence.largest and _NAME_TAG in evidence.largest:
+            note = ": its nodes resemble 0.0.2 or 0.0.3, but values are not in the fields of their types"
         raise UnsupportedError(
-            f"the fields of this file fit no version of the Chakra schema{_family(evidence)}",
+            f"the fields of this file do not match any version of the Chakra schema{note}",
             code="ET003",
             path=path,
             position="byte 0",
             hint="is this a Chakra trace? Its frames may come from several versions",
         )
-    wanted = found & NAMED[named] if named else found
+    wanted = remaining & NAMED[named] if named else remaining
     if not wanted:
         raise UnsupportedError(
-            f"this is no Chakra trace of schema {named}; its structure is that of {_listed(found)}",
+            f"this is not a Chakra trace of schema {named}; its structure matches {_listed(remaining)}",
             code="ET003",
             path=path,
             position="byte 0",
-            hint="leave the version out, or name that one",
+            hint="omit the version, or name the matching one",
         )
-    meanings = {label: _meaning(VERSIONS[label], evidence) for label in found}
+    meanings = {label: _meaning(VERSIONS[label], evidence) for label in remaining}
     if len({meanings[label] for label in wanted}) > 1:
         raise UnsupportedError(
-            f"nothing in this file tells which Chakra schema it has: it may be {_listed(wanted)}",
+            f"this file does not determine its Chakra schema: it may be {_listed(wanted)}",
             code="ET003",
             path=path,
             position="byte 0",
-            hint=f"name it, if you know: `source_version={_oldest(wanted)}`",
+            hint=f"name it if you know it: `source_version={_oldest(wanted)}`",
         )
     meaning = meanings[_oldest(wanted)]
-    alike = {label for label in found if meanings[label] == meaning}
-    return Resolution(_reading(alike, wanted, has_metadata=has_metadata), named or _label(alike))
-
-
-def _family(evidence: Evidence) -> str:
-    """What a file that fits no version resembles."""
-    if _ATTRIBUTE_TAG in evidence.largest and _NAME_TAG in evidence.largest:
-        return ": its nodes are like those of 0.0.2 or 0.0.3, but values do not stand where their types say"
-    return ""
+    alike = {label for label in remaining if meanings[label] == meaning}
+    # The label is the name for exactly these versions or, without such a name, for the fewest more.
+    names = [name for name, labels in NAMED.items() if alike <= labels]
+    label = min(names, key=lambda name: len(NAMED[name]), default=_oldest(alike))
+    return Resolution(_reading(alike, wanted, has_metadata=has_metadata), named or label)
 
 
 def _oldest(labels: Iterable[str]) -> str:
@@ -350,8 +354,9 @@ def _oldest(labels: Iterable[str]) -> str:
 
 
 def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) -> str:
-    """One of several versions that read the same graph: today's, which is read fastest, else of the oldest
-    table the newest version (that the user named), which knows most collectives.
+    """Return one of several versions that read the same graph. The current version is read fastest; otherwise
+    return the newest version with the oldest table, which has most collectives, preferably one that the user
+    named.
     """
     if CURRENT in alike and has_metadata:
         return CURRENT
@@ -361,14 +366,8 @@ def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) ->
     return ([label for label in same if label in wanted] or same)[-1]
 
 
-def _label(labels: set[str]) -> str:
-    """The name that means just these versions or, where there is none, some more of them."""
-    names = [name for name, meant in NAMED.items() if labels <= meant]
-    return min(names, key=lambda name: len(NAMED[name]), default=_oldest(labels))
-
-
 def _listed(labels: Collection[str]) -> str:
-    """Versions for a message, oldest first; revisions of one schema are that schema beside others."""
+    """Return the versions for a message, oldest first; revisions of one schema are listed as that schema."""
     revisions = NAMED["0.0.3"]
     short = not revisions.issuperset(labels)
     names = ["0.0.3" if short and label in revisions else label for label in VERSIONS if label in labels]
@@ -377,13 +376,8 @@ def _listed(labels: Collection[str]) -> str:
     return " or ".join(dict.fromkeys(names))
 
 
-# What the nodes of a trace say about its schema: which fields they have, of which wire types, how large.
-#
-# Evidence is collected over as many frames as it takes and then held against each version's table above.
-# It is a few small sets, however long the trace is.
-
 _ATTRIBUTE_TAG = 11 << 3 | WireType.BYTES
-"""Attributes of 0.0.2 and 0.0.3 nodes."""
+"""Tag of attributes in nodes of 0.0.2 and 0.0.3."""
 
 _NAME, _TYPE, _DOC = 0x0A, 0x10, 0x1A
 _ID_TAG, _NAME_TAG, _TYPE_TAG = 0x08, 0x12, 0x18
@@ -400,17 +394,17 @@ _ATTR_TAGS = (
     *(number + 1 << 3 | WireType.BYTES for number in VALUE_FIELDS),
 )
 _NOT_IN_PROTO3 = (_ID_TAG, _TYPE_TAG, 6 << 3, 7 << 3)
-"""Numbers that a proto3 serialiser leaves out when they are 0."""
+"""Tags of numbers that a proto3 serialiser omits if they are 0."""
 
 _COMM_TYPE = (9, int.from_bytes(b"comm_typ", "little"), ord("e"))
 _UNKNOWN_TAG = 32 << 3
-"""No version has a field of this number, or of a larger one."""
+"""Smallest tag that no version uses."""
 _LARGEST_TYPE = 15
 _MANY = 64
 
 
-class _Seen(IntFlag):
-    """What has been seen of the values of one (declared type, tag) of attributes."""
+class _ValueTraits(IntFlag):
+    """Properties of the values of one (declared type, tag) of attributes."""
 
     ABOVE_ONE = 1
     ABOVE_INT64 = 2
@@ -423,13 +417,13 @@ class _Seen(IntFlag):
 
 @dataclass(slots=True, eq=False)
 class Evidence:
-    """Collected over nodes, and over the metadata attributes of old traces.
+    """Evidence collected over nodes, and over the metadata attributes of old traces.
 
-    ``largest`` is the largest value by tag (0 for what is no integer), ``lacking`` the numbers of fields that
-    some node lacks, ``broken`` the tags whose content is not what it is in any schema that has messages or
-    lists there, ``not_text`` those whose content is no text. ``values`` says what attribute values look like
-    by (declared type, tag), ``valueless`` the declared types of attributes without one. ``unlike_proto3``:
-    some node is not as a proto3 serialiser writes it.
+    ``largest`` is the largest value by tag (0 for other than integers), ``lacking`` the numbers of fields
+    that some node lacks, ``broken`` the tags whose content is malformed for every schema with messages or
+    lists there, ``not_text`` the tags whose content is not text. ``values`` holds the properties of attribute
+    values by (declared type, tag), ``valueless`` the declared types of attributes without a value.
+    ``unlike_proto3`` is True if a proto3 serialiser would have written some node differently.
     """
 
     largest: dict[int, int] = field(default_factory=dict[int, int])
@@ -437,13 +431,13 @@ class Evidence:
     broken: set[int] = field(default_factory=set[int])
     not_text: set[int] = field(default_factory=set[int])
     node_types: set[int] = field(default_factory=set[int])
-    values: dict[tuple[int, int], _Seen] = field(default_factory=dict[tuple[int, int], _Seen])
+    values: dict[tuple[int, int], _ValueTraits] = field(default_factory=dict[tuple[int, int], _ValueTraits])
     valueless: set[int] = field(default_factory=set[int])
     comm_types: set[int] = field(default_factory=set[int])
     unlike_proto3: bool = False
 
-    def add_nodes(self, window: Window, start: Longs, end: Longs) -> None:
-        """Take in nodes; malformed ones say nothing."""
+    def add_nodes(self, window: ByteWindow, start: Longs, end: Longs) -> None:
+        """Add nodes; ignore malformed ones."""
         fields = walk(window, start, end)
         if fields.bad.any():
             good = np.flatnonzero(~fields.bad)
@@ -459,12 +453,12 @@ class Evidence:
         self._few(self.node_types, fields.value[fields.rows(_TYPE_TAG)])
 
     def add_metadata(self, message: bytes) -> None:
-        """Take in the attributes of a metadata frame that may be one of 0.0.3."""
-        window = Window.holding(np.frombuffer(message, np.uint8))
+        """Add the attributes of a metadata frame that may be one of 0.0.3."""
+        window = ByteWindow.holding(np.frombuffer(message, np.uint8))
         fields = walk(window, np.zeros(1, np.int64), np.full(1, len(message)))
         self._attributes(fields, fields.rows(_NAME))
 
-    def _field(self, tag: int, fields: Fields) -> None:
+    def _field(self, tag: int, fields: WireFields) -> None:
         rows = fields.rows(tag)
         value = fields.value[rows]
         is_integer = tag & 7 == WireType.VARINT
@@ -480,14 +474,14 @@ class Evidence:
             self.broken.add(tag)
         if tag in _IO or tag == _ATTR:
             inner = walk(fields.window, start, start + length)
-            known = _IO_TAGS if tag in _IO else _ATTR_TAGS
-            if inner.bad.any() or not np.isin(inner.tag, known).all():
+            tags = _IO_TAGS if tag in _IO else _ATTR_TAGS
+            if inner.bad.any() or not np.isin(inner.tag, tags).all():
                 self.broken.add(tag)
         if tag == _ATTRIBUTE_TAG:
             self._attributes(fields, rows)
 
-    def _attributes(self, fields: Fields, rows: Longs) -> None:
-        """Attributes of proto2, standing in the given fields."""
+    def _attributes(self, fields: WireFields, rows: Longs) -> None:
+        """Add proto2 attributes that the given fields contain."""
         start = fields.at[rows]
         inner = walk(fields.window, start, start + fields.value[rows].view(np.int64))
         declared = inner.scalar(_TYPE)
@@ -495,64 +489,56 @@ class Evidence:
         number = inner.tag >> 3
         held = np.flatnonzero((number > 3) & (number < 16))
         has_value[inner.owner[held]] = True
-        known = np.isin(inner.tag, (_NAME, _TYPE, _DOC))
-        known[held] = True
+        expected = np.isin(inner.tag, (_NAME, _TYPE, _DOC))
+        expected[held] = True
         complete = inner.has(_NAME) & inner.has(_TYPE) & (declared <= _LARGEST_TYPE)
-        if inner.bad.any() or not (known.all() and complete.all()):
+        if inner.bad.any() or not (expected.all() and complete.all()):
             self.broken.add(_ATTRIBUTE_TAG)
             return
         self._few(self.valueless, declared[~has_value])
         code = declared[inner.owner[held]].view(np.int64) * 128 + inner.tag[held]
-        for each in np.unique(code).tolist():
-            place = divmod(each, 128)
-            seen = _looks(inner, held[code == each], place[1] & 7)
-            self.values[place] = self.values.get(place, _Seen(0)) | seen
-        is_kind = held[_named_comm_type(inner)[inner.owner[held]]]
+        for pair in np.unique(code).tolist():
+            type_and_tag = divmod(pair, 128)
+            seen = _looks(inner, held[code == pair], type_and_tag[1] & 7)
+            self.values[type_and_tag] = self.values.get(type_and_tag, _ValueTraits(0)) | seen
+        name_start, name_length = inner.span(1)
+        size, head, last = _COMM_TYPE
+        named = (name_length == size) & (inner.window.words[name_start] == head)
+        same: Bools = named & (inner.window.u8[name_start + 8] == last)
+        is_kind = held[same[inner.owner[held]]]
         self._few(self.comm_types, inner.value[is_kind[inner.tag[is_kind] & 7 == WireType.VARINT]])
 
     @staticmethod
     def _few(into: set[int], values: Words) -> None:
-        """Add distinct values; more than a few are all too large, and the smallest and largest will do."""
+        """Add distinct values. If there are many, all are too large, and the smallest and largest suffice."""
         distinct: list[int] = np.unique(values).tolist()
         into.update(distinct if len(distinct) < _MANY else (distinct[0], distinct[-1]))
 
 
-def _looks(fields: Fields, rows: Longs, wire: int) -> _Seen:
-    """What the values in some fields of one tag look like."""
+def _looks(fields: WireFields, rows: Longs, wire: int) -> _ValueTraits:
+    """Return the properties of the values in fields of one tag."""
     value = fields.value[rows]
     if wire == WireType.VARINT:
         highest = int(value.max())
-        return _Seen(_Seen.ABOVE_ONE * (highest > 1) | _Seen.ABOVE_INT64 * (highest >= 1 << 63))
+        return _ValueTraits(
+            _ValueTraits.ABOVE_ONE * (highest > 1) | _ValueTraits.ABOVE_INT64 * (highest >= 1 << 63)
+        )
     if wire != WireType.BYTES:
-        return _Seen(0)
+        return _ValueTraits(0)
     start, length = fields.at[rows], value.view(np.int64)
-    seen = _Seen.EMPTY if not length.all() else _Seen(0)
+    seen = _ValueTraits.EMPTY if not length.all() else _ValueTraits(0)
     filled = np.flatnonzero(length)
     if not len(filled):
         return seen
     content = ByteRows(*copy_spans(fields.window, start[filled], length[filled]))
-    if (~_is_binary(content)).any():
-        seen |= _Seen.TEXT
-    if (content.data > 1).any():
-        seen |= _Seen.NO_BOOLS
-    if (content.lengths % 4).any():
-        seen |= _Seen.NO_FLOATS
-    if packed_varints(fields.window, start[filled], length[filled])[2] is not None:
-        seen |= _Seen.NO_VARINTS
-    return seen
-
-
-def _is_binary(content: ByteRows) -> Bools:
-    """Which rows nobody would write as a text: no UTF-8, or with control characters."""
     data = content.data
     control = ((data < 0x20) & (data != 0x09) & (data != 0x0A) & (data != 0x0D)) | (data == 0x7F)
-    return not_text(content) | (np.add.reduceat(control, content.offsets[:-1], dtype=np.int64) > 0)
-
-
-def _named_comm_type(fields: Fields) -> Bools:
-    """Which attributes are called ``comm_type``."""
-    start, length = fields.span(1)
-    size, head, last = _COMM_TYPE
-    named = (length == size) & (fields.window.words[start] == head)
-    same: Bools = named & (fields.window.u8[start + 8] == last)
-    return same
+    if (~(not_text(content) | (np.add.reduceat(control, content.offsets[:-1], dtype=np.int64) > 0))).any():
+        seen |= _ValueTraits.TEXT
+    if (content.data > 1).any():
+        seen |= _ValueTraits.NO_BOOLS
+    if (content.lengths % 4).any():
+        seen |= _ValueTraits.NO_FLOATS
+    if packed_varints(fields.window, start[filled], length[filled])[2] is not None:
+        seen |= _ValueTraits.NO_VARINTS
+    return seen

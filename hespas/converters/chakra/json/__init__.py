@@ -1,8 +1,9 @@
-"""A Chakra trace in JSON as the messages of a ``.et`` file, one after the other.
+"""Chakra traces in JSON, read as the messages of a ``.et`` file in order.
 
-Three kinds are distinguished by their structure: documents in protobuf-JSON behind each other, the first of
-them the ``GlobalMetadata`` (what ``chakra_jsonizer`` prints); an object with a list ``workload_graph``, for
-Chakra's C++ feeder; and the same with everything that a trace holds, as our writer makes it.
+Their structure distinguishes three forms: concatenated documents in protobuf-JSON, the first of them the
+``GlobalMetadata`` (the output of ``chakra_jsonizer``); an object with a list ``workload_graph``, for Chakra's
+C++ feeder; and the same object with everything that a trace holds, as Hespas writes it. Memory: one block of
+the file and its largest object. The ends of all objects of a block are found in one pass.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple, NoReturn, cast
 import msgspec
 import numpy as np
 
+from hespas.converters.chakra import JSON_SCHEMA
 from hespas.converters.chakra.json.nodes import (
     JsonValue,
     WrongValueError,
@@ -24,7 +26,6 @@ from hespas.converters.chakra.json.nodes import (
     listed_node,
     message_bytes,
 )
-from hespas.converters.chakra.sniff import JSON_SCHEMA
 from hespas.converters.chakra.wire import Longs
 from hespas.converters.chakra.wire.decode import CutOffError, open_trace
 from hespas.files.documents import BracketScan
@@ -37,8 +38,8 @@ __all__ = [
     "NODE_LIST",
     "SCHEMA_KEY",
     "JsonFrames",
+    "JsonMessage",
     "KnownNodes",
-    "Message",
     "bare_name",
     "decoded",
     "is_metadata",
@@ -48,17 +49,15 @@ __all__ = [
 SCHEMA_KEY, METADATA_KEY = "schema", "global_metadata"
 _VERSION = "0.0.4"
 _KNOWN_BYTES = 64 << 20
-"""Room for the texts and messages of nodes that are met again in files of other ranks."""
-_HINT = (
-    "compare it with what chakra_jsonizer prints, or with a file that hespas-convert --to chakra-json wrote"
-)
+"""Memory for the texts and messages of nodes that recur in the files of other ranks."""
+_HINT = "compare it with the output of chakra_jsonizer or of hespas-convert --to chakra-json"
 _OLD_FIELDS = frozenset(
     {"parent", "attribute", "inputShapes", "input_shapes", "inputTypes", "input_types", "simulatedRunTime"}
 )
 """Fields of nodes before schema 0.0.4."""
 
 
-class Message(NamedTuple):
+class JsonMessage(NamedTuple):
     """One message, and the line on which its object starts."""
 
     data: bytes
@@ -66,24 +65,24 @@ class Message(NamedTuple):
 
 
 def is_metadata(keys: set[str]) -> bool:
-    """Whether a document with these keys is a ``GlobalMetadata``."""
+    """Return True if a document with these keys is a ``GlobalMetadata``."""
     return keys <= {"version", "attr"}
 
 
 class KnownNodes:
-    """Nodes met before, by their text: ranks of one class differ in few of theirs. Bounded."""
+    """Cache of nodes by their text: files of one rank class differ in few nodes. Bounded in size."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start with an empty cache."""
         self._data: dict[bytes, bytes] = {}
         self._room = _KNOWN_BYTES
 
     def find(self, text: bytes) -> bytes | None:
-        """The message of a text without findings that was met before."""
+        """Return the message of a cached text that had no findings, None if there is none."""
         return self._data.get(text)
 
     def keep(self, text: bytes, data: bytes) -> None:
-        """Remember a node, as long as there is room."""
+        """Cache a node if there is space."""
         size = len(text) + len(data)
         if size <= self._room:
             self._room -= size
@@ -91,10 +90,10 @@ class KnownNodes:
 
 
 class JsonFrames:
-    """The messages of one file; findings go to ``diagnostics``. ``known`` may be shared by files of one set.
+    """Messages of one file; findings go to ``diagnostics``. Files of one set may share a ``cache``.
 
-    With ``lenient``, nodes that make no sense are left out and recorded. Raises :class:`FormatError`
-    (``ET001``, ``ET002``) and :class:`UnsupportedError` (``ET003``) naming document, line and node.
+    With ``lenient``, invalid nodes are skipped and recorded. Raises :class:`FormatError` (``ET001``,
+    ``ET002``) and :class:`UnsupportedError` (``ET003``) with document, line and node.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class JsonFrames:
         *,
         max_bytes: int | None,
         lenient: bool,
-        known: KnownNodes | None = None,
+        cache: KnownNodes | None = None,
     ) -> None:
         """Open nothing yet."""
-        self._known = KnownNodes() if known is None else known
+        self._cache = KnownNodes() if cache is None else cache
         self._file = path
         self._max_bytes = max_bytes
         self._path = str(path)
@@ -115,27 +114,37 @@ class JsonFrames:
         self._lenient = lenient
         self._is_list = False
 
-    def messages(self) -> Iterator[Message]:
-        """The metadata, then the nodes in the order of the file."""
+    def messages(self) -> Iterator[JsonMessage]:
+        """Yield the metadata, then the nodes in file order."""
         with closing(_JsonStream(self._file, self._max_bytes)) as stream:
             stream.open()
             self._is_list = stream.is_list
-            yield from self._listed(stream) if stream.is_list else self._documents(stream)
+            if stream.is_list:
+                yield JsonMessage(self._list_metadata(stream.header), 1)
+            for text_object in stream.objects():
+                if stream.is_list or text_object.number:
+                    yield from self._node(text_object)
+                else:
+                    yield from self._first_document(text_object)
+            if stream.is_list:
+                self._check_header(stream)
 
-    def _listed(self, stream: _JsonStream) -> Iterator[Message]:
-        """Nodes of a list, with the metadata beside it before them."""
-        yield Message(self._list_metadata(stream.header), 1)
-        for found in stream.objects():
-            yield from self._node(found)
-        self._check_header(stream.header)
-
-    def _documents(self, stream: _JsonStream) -> Iterator[Message]:
-        """Documents behind each other, the first of them metadata."""
-        for found in stream.objects():
-            yield from self._node(found) if found.number else self._first_document(found)
+    def _check_header(self, stream: _JsonStream) -> None:
+        """Check the other keys of a document with a node list."""
+        if METADATA_KEY in stream.header:
+            self._refuse(f"{METADATA_KEY} follows {NODE_LIST}", "end of file")
+        schema = stream.header.pop(SCHEMA_KEY, JSON_SCHEMA)
+        if schema != JSON_SCHEMA:
+            raise UnsupportedError(
+                f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
+                code="ET003",
+                path=self._path,
+                hint="was it written by a newer version?",
+            )
+        self._count_unknown(list(stream.header))
 
     def _list_metadata(self, header: dict[str, JsonValue]) -> bytes:
-        """The metadata of a document with a list; the feeder's has none."""
+        """Return the metadata of a document with a list; documents for the feeder have none."""
         if METADATA_KEY not in header:
             return message_bytes(GLOBAL_METADATA, {"version": _VERSION}, [])
         unknown: list[str] = []
@@ -146,111 +155,93 @@ class JsonFrames:
         self._count_unknown(unknown)
         return data
 
-    def _check_header(self, header: dict[str, JsonValue]) -> None:
-        """What else stands beside the list of nodes."""
-        if METADATA_KEY in header:
-            self._refuse(f"{METADATA_KEY} stands behind {NODE_LIST}", "end of file")
-        schema = header.pop(SCHEMA_KEY, JSON_SCHEMA)
-        if schema != JSON_SCHEMA:
-            raise UnsupportedError(
-                f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
-                code="ET003",
-                path=self._path,
-                hint="was it written by a newer version?",
-            )
-        self._count_unknown(list(header))
-
-    def _first_document(self, found: _TextObject) -> Iterator[Message]:
-        value = self._object(found)
+    def _first_document(self, text_object: _TextObject) -> Iterator[JsonMessage]:
+        value = self._object(text_object)
         if is_metadata(set(value)):
             unknown: list[str] = []
             try:
-                yield Message(message_bytes(GLOBAL_METADATA, value, unknown), found.line)
+                yield JsonMessage(message_bytes(GLOBAL_METADATA, value, unknown), text_object.line)
             except WrongValueError as error:
-                self._refuse(str(error), self._position(found))
+                self._refuse(str(error), self._position(text_object))
             self._count_unknown(unknown)
             return
         if NODE_LIST in value:
-            self._refuse(f"{NODE_LIST} is no list", self._position(found))
+            self._refuse(f"{NODE_LIST} is not a list", self._position(text_object))
         if not {"id", "name", "type"} & set(value):
-            self._refuse("the first document is neither metadata nor a node", self._position(found))
+            self._refuse("the first document is neither metadata nor a node", self._position(text_object))
         code, message = "ET002", "the first document is a node, not the GlobalMetadata"
         if not self._lenient:
-            raise FormatError(message, code=code, path=self._path, position=self._position(found), hint=_HINT)
-        self._diagnostics.error(code, self._position(found), message, path=self._path)
-        yield Message(b"", found.line)
-        yield from self._node(found)
+            raise FormatError(
+                message, code=code, path=self._path, position=self._position(text_object), hint=_HINT
+            )
+        self._diagnostics.error(code, self._position(text_object), message, path=self._path)
+        yield JsonMessage(b"", text_object.line)
+        yield from self._node(text_object)
 
-    def _node(self, found: _TextObject) -> list[Message]:
-        """One node; nothing where it is left out."""
-        known = self._known.find(found.text) if self._is_list else None
-        if known is not None:
-            return [Message(known, found.line)]
+    def _node(self, text_object: _TextObject) -> list[JsonMessage]:
+        """Return the message of one node; an empty list if the node is skipped."""
+        cached = self._cache.find(text_object.text) if self._is_list else None
+        if cached is not None:
+            return [JsonMessage(cached, text_object.line)]
         unknown: list[str] = []
-        value = self._object(found)
+        value = self._object(text_object)
         try:
             node: JsonValue = listed_node(value, unknown) if self._is_list else value
             data = message_bytes(NODE, node, unknown)
         except WrongValueError as error:
-            position = self._position(found, value)
+            position = self._position(text_object, value)
             if not self._lenient:
                 self._refuse(str(error), position)
-            message = f"{error}; the node is left out"
+            message = f"{error}; the node is skipped"
             self._diagnostics.error("ET001", position, message, path=self._path)
             return []
         if unknown:
-            self._refuse_old(unknown, self._position(found, value))
+            old = [name for name in unknown if name in _OLD_FIELDS]
+            if old:
+                raise UnsupportedError(
+                    f"{old[0]} is a field of a schema before 0.0.4",
+                    code="ET003",
+                    path=self._path,
+                    position=self._position(text_object, value),
+                    hint="convert the .et file that it was printed from",
+                )
             self._count_unknown(unknown)
         if self._is_list:
             wrong = contradicted_keys(value)
-            message = "a key for the C++ feeder differs from the attribute of its name, which was taken"
+            message = "a key for the C++ feeder differs from the attribute of the same name, which is used"
             self._count("chakra-json.feeder-key", message, len(wrong))
             if not unknown and not wrong:
-                self._known.keep(found.text, data)
-        return [Message(data, found.line)]
+                self._cache.keep(text_object.text, data)
+        return [JsonMessage(data, text_object.line)]
 
-    def _object(self, found: _TextObject) -> dict[str, JsonValue]:
+    def _object(self, text_object: _TextObject) -> dict[str, JsonValue]:
         try:
-            return decoded(found.text)
+            return decoded(text_object.text)
         except ValueError as error:
-            self._refuse(str(error), self._position(found))
+            self._refuse(str(error), self._position(text_object))
 
-    def _position(self, found: _TextObject, value: dict[str, JsonValue] | None = None) -> str:
-        place = f"{NODE_LIST}[{found.number}]" if self._is_list else f"document {found.number + 1}"
-        stated = (value or {}).get("Id" if self._is_list else "id")
-        node = f"node {stated}, " if isinstance(stated, int | str) and len(str(stated)) <= 20 else ""
-        return f"{node}{place}, line {found.line}"
+    def _position(self, text_object: _TextObject, value: dict[str, JsonValue] | None = None) -> str:
+        entry = (
+            f"{NODE_LIST}[{text_object.number}]" if self._is_list else f"document {text_object.number + 1}"
+        )
+        node_id = (value or {}).get("Id" if self._is_list else "id")
+        node = f"node {node_id}, " if isinstance(node_id, int | str) and len(str(node_id)) <= 20 else ""
+        return f"{node}{entry}, line {text_object.line}"
 
     def _refuse(self, message: str, position: str) -> NoReturn:
         raise FormatError(message, code="ET001", path=self._path, position=position, hint=_HINT)
 
-    def _refuse_old(self, unknown: list[str], position: str) -> None:
-        old = [name for name in unknown if name in _OLD_FIELDS]
-        if old:
-            raise UnsupportedError(
-                f"{old[0]} is a field of a schema before 0.0.4",
-                code="ET003",
-                path=self._path,
-                position=position,
-                hint="convert the .et file that it was printed from",
-            )
-
     def _count_unknown(self, unknown: list[str]) -> None:
         if unknown:
-            message = f"unknown fields were left out: {unknown[0][:60]}"
+            message = f"unknown fields were ignored: {unknown[0][:60]}"
             self._count("chakra.unknown-field", message, len(unknown))
 
     def _count(self, code: str, message: str, count: int) -> None:
         self._diagnostics.warning(code, self._path, message, path=self._path, count=count)
 
 
-# The objects of a JSON file one by one: documents that stand behind each other, as the jsonizer writes them,
-# or the entries of the list ``workload_graph`` of one document.
-#
-# Memory is a block of the file and its largest object; where objects end is found for all of a block at once.
-
 NODE_LIST = "workload_graph"
-"""The key under which the feeder's JSON lists nodes."""
+"""Key of the node list in JSON for the feeder."""
 
 _BLOCK_BYTES = 1 << 20
 _LARGEST_OBJECT = 64 << 20
@@ -261,14 +252,14 @@ _DAMAGED = "the file is damaged or cut off; write or copy it again"
 
 
 class _TextObject(NamedTuple):
-    """One object: its text, which it is (from 0), and the line on which it starts (from 1)."""
+    """One object: its text, its number (from 0), and the line on which it starts (from 1)."""
 
     text: bytes
     number: int
     line: int
 
 
-class _Objects(NamedTuple):
+class _ObjectSpans(NamedTuple):
     """Objects that begin and end in a text, and the position of the bracket that ends their list, or -1."""
 
     start: list[int]
@@ -276,8 +267,8 @@ class _Objects(NamedTuple):
     closed: int
 
 
-def whole_objects(text: bytes) -> _Objects:
-    """The outermost objects of a text that starts between two of them. O(len(text)), vectorised."""
+def whole_objects(text: bytes) -> _ObjectSpans:
+    """Return the outermost objects of a text that starts between two objects. O(len(text)), vectorised."""
     _, step, depth = BracketScan().scan(text)
     below: Longs = np.flatnonzero(depth < 0)
     closed = int(below[0]) if len(below) else -1
@@ -285,66 +276,71 @@ def whole_objects(text: bytes) -> _Objects:
         step, depth = step[:closed], depth[:closed]
     ends = np.flatnonzero((depth == 0) & (step < 0)) + 1
     starts = np.flatnonzero((depth == 1) & (step > 0))[: len(ends)]
-    return _Objects(starts.tolist(), ends.tolist(), closed)
+    return _ObjectSpans(starts.tolist(), ends.tolist(), closed)
 
 
 class _RepeatedKeyError(ValueError):
-    """A key that stands twice in an object: which of its values is meant, nobody knows."""
+    """Error for a key that occurs twice in an object, whose value is therefore ambiguous."""
 
 
 def _refuse_repeated(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise _RepeatedKeyError(f"key {key[:60]!r} stands twice in an object")
+            raise _RepeatedKeyError(f"key {key[:60]!r} occurs twice in an object")
         seen.add(key)
 
 
-def _check_keys(text: bytes) -> None:
-    """Raise :class:`_RepeatedKeyError` where an object of a sound text has a key twice."""
-    json.loads(text.decode(), object_pairs_hook=_refuse_repeated, parse_int=len, parse_float=len)
-
-
 def decoded(text: bytes) -> dict[str, JsonValue]:
-    """The object of a JSON text. Raises ``ValueError`` for whatever is wrong with it."""
+    """Return the object of a JSON text. Raise ``ValueError`` for any fault."""
     try:
         value = cast("JsonValue", msgspec.json.decode(text))
-        _check_keys(text)
+        json.loads(text.decode(), object_pairs_hook=_refuse_repeated, parse_int=len, parse_float=len)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(value, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return value
 
 
 class _JsonStream:
-    """Reads one file once: :meth:`open`, :meth:`objects`, :meth:`close`.
+    """Single-pass reader of one file: :meth:`open`, :meth:`objects`, :meth:`close`.
 
-    ``header`` holds what stands beside the list of nodes (nothing where documents stand behind each other);
-    what stands behind the list is there when all objects were read. Errors are ``ET001`` and name the line.
+    ``header`` holds the other keys of a document with a node list (empty for concatenated documents); keys
+    after the list are available after all objects were read. Errors are ``ET001`` and name the line.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
-        """Open the file, gzip or not; raises what :func:`.decode.open_trace` does."""
+        """Open the file, gzip or not; raise the errors of :func:`.decode.open_trace`."""
         self.path = str(path)
         self.header: dict[str, JsonValue] = {}
         self.is_list = False
-        self._stated: frozenset[str] = frozenset()
+        self._keys_before: frozenset[str] = frozenset()
         self._source = open_trace(path, max_bytes)
         self._text = b""
         self._line = 1
         self._count = 0
 
     def open(self) -> None:
-        """Find out which kind of file it is, and read it up to the first node."""
+        """Detect the form of the file, and read it up to the first node."""
         self._more(_BLOCK_BYTES)
         self._text = self._text.removeprefix(_BOM)
         more = True
         while more:
-            found = _LIST_START.search(self._text)
-            if found and self._begins_list(found.end()):
+            match = _LIST_START.search(self._text)
+            try:
+                header = decoded(self._text[: match.end()] + b"]}") if match else None
+            except _RepeatedKeyError as error:
+                self._fail(str(error), 0)
+            except ValueError:  # the key is inside another value, or the text ends before the list
+                header = None
+            if match and header is not None:
+                del header[NODE_LIST]
+                self.header, self._keys_before = header, frozenset(header)
+                self._consume(match.end())
+                self.is_list = True
                 return
             if whole_objects(self._text).end or len(self._text) > _LARGEST_OBJECT:
                 return
@@ -353,20 +349,6 @@ class _JsonStream:
     def close(self) -> None:
         """Close the file."""
         self._source.stream.close()
-
-    def _begins_list(self, end: int) -> bool:
-        """Whether the list of nodes starts at ``end``: the document closed there must make sense."""
-        try:
-            self.header = decoded(self._text[:end] + b"]}")
-        except _RepeatedKeyError as error:
-            self._fail(str(error), 0)
-        except ValueError:
-            return False
-        del self.header[NODE_LIST]
-        self._stated = frozenset(self.header)
-        self._consume(end)
-        self.is_list = True
-        return True
 
     def _more(self, size: int) -> bool:
         data = self._source.stream.read(size)
@@ -378,19 +360,26 @@ class _JsonStream:
         self._text = self._text[end:]
 
     def objects(self) -> Generator[_TextObject]:
-        """The objects in order, from where :meth:`open` got to."""
+        """Yield the objects in order, from the position where :meth:`open` stopped."""
         more = True
         while True:
-            found = whole_objects(self._text)
-            if not self.is_list and found.closed >= 0:
-                self._fail("a bracket closes what was not opened", found.closed)
-            yield from self._within(found)
-            if found.closed >= 0:
-                self._check_gap(found.end[-1] if found.end else 0, found.closed, closing=True)
-                self._consume(found.closed)
+            spans = whole_objects(self._text)
+            if not self.is_list and spans.closed >= 0:
+                self._fail("a closing bracket has no opening one", spans.closed)
+            line, behind = self._line, 0
+            for start, end in zip(spans.start, spans.end, strict=True):
+                self._check_gap(behind, start)
+                line += self._text.count(b"\n", behind, start)
+                yield _TextObject(self._text[start:end], self._count, line)
+                line += self._text.count(b"\n", start, end)
+                self._count += 1
+                behind = end
+            if spans.closed >= 0:
+                self._check_gap(behind, spans.closed, closing=True)
+                self._consume(spans.closed)
                 self._read_trailer()
                 return
-            self._consume(found.end[-1] if found.end else 0)
+            self._consume(behind)
             if not more:
                 break
             if len(self._text) > _LARGEST_OBJECT:
@@ -398,16 +387,22 @@ class _JsonStream:
             more = self._more(max(_BLOCK_BYTES, len(self._text)))
         self._check_end()
 
-    def _within(self, found: _Objects) -> Iterator[_TextObject]:
-        """The objects of the block; between them is nothing, or a comma in a list."""
-        line, behind = self._line, 0
-        for start, end in zip(found.start, found.end, strict=True):
-            self._check_gap(behind, start)
-            line += self._text.count(b"\n", behind, start)
-            yield _TextObject(self._text[start:end], self._count, line)
-            line += self._text.count(b"\n", start, end)
-            self._count += 1
-            behind = end
+    def _read_trailer(self) -> None:
+        """Read the keys after the node list into ``header``."""
+        while self._more(_BLOCK_BYTES):
+            if len(self._text) > _LARGEST_OBJECT:
+                self._fail(f"more than {_LARGEST_OBJECT >> 20} MiB after {NODE_LIST}", 0)
+        try:
+            trailer = decoded(b'{"":[' + self._text)
+        except ValueError as error:
+            self._fail(f"after {NODE_LIST}: {error}", 0)
+        del trailer[""]
+        if NODE_LIST in trailer:
+            self._fail(f"{NODE_LIST} occurs twice", 0)
+        again = next((key for key in trailer if key in self._keys_before), "")
+        if again:
+            self._fail(f"key {again[:60]!r} occurs twice in an object", 0)
+        self.header.update(trailer)
 
     def _check_gap(self, start: int, end: int, *, closing: bool = False) -> None:
         gap = self._text[start:end].strip(_SPACE)
@@ -418,7 +413,7 @@ class _JsonStream:
         self._fail(what, start)
 
     def _check_end(self) -> None:
-        """Raise where the file ends within an object or a list."""
+        """Raise an error if the file ends within an object or a list."""
         rest = self._text.strip(_SPACE)
         if not rest and not self.is_list:
             return
@@ -434,28 +429,11 @@ class _JsonStream:
             hint=_DAMAGED,
         )
 
-    def _read_trailer(self) -> None:
-        """What stands behind the list of nodes."""
-        while self._more(_BLOCK_BYTES):
-            if len(self._text) > _LARGEST_OBJECT:
-                self._fail(f"more than {_LARGEST_OBJECT >> 20} MiB behind {NODE_LIST}", 0)
-        try:
-            trailer = decoded(b'{"":[' + self._text)
-        except ValueError as error:
-            self._fail(f"behind {NODE_LIST}: {error}", 0)
-        del trailer[""]
-        if NODE_LIST in trailer:
-            self._fail(f"{NODE_LIST} stands twice", 0)
-        again = next((key for key in trailer if key in self._stated), "")
-        if again:
-            self._fail(f"key {again[:60]!r} stands twice in an object", 0)
-        self.header.update(trailer)
-
     def _fail(self, what: str, at: int) -> NoReturn:
         line = self._line + self._text.count(b"\n", 0, at)
         raise FormatError(what, code="ET001", path=self.path, position=f"line {line}", hint=_DAMAGED)
 
 
 def bare_name(name: str) -> str:
-    """A name without ``.json`` and ``.gz``."""
+    """Return a name without ``.json`` and ``.gz``."""
     return name.removesuffix(".gz").removesuffix(".json")

@@ -1,10 +1,14 @@
-"""Nodes of a list ``workload_graph`` as messages of the schema.
+"""Protobuf-JSON of Chakra messages, and nodes of a list ``workload_graph``, converted to the wire format and
+back.
 
 Two writers make such lists. The C++ feeder of Chakra (https://github.com/mlcommons/chakra, file
 ``src/feeder/json_node.cpp``) reads ``Id``, ``Name``, ``NodeType``, ``is_cpu_op``, ``runtime`` (microseconds)
-and ``data_deps``, and of communication nodes ``tensor_size`` and ``comm_*``; what those say becomes the
-attributes of the contract. Our own writer states the same keys, so that the feeder can be fed with its files,
-and beside them ``attr`` and the other fields of a node, which then count.
+and ``data_deps``, and of communication nodes ``tensor_size`` and ``comm_*``; these become attributes of the
+contract. Hespas writes the same keys, so that the feeder can read its files, and also ``attr`` and the other
+fields of a node, which then take precedence. Values follow https://protobuf.dev/programming-guides/json:
+64-bit integers may be numbers or texts, enumerations names or numbers, and non-finite numbers are texts. Both
+spellings of a name (``dataDeps``, ``data_deps``) are read; the schema's own is written. Recursion depth is
+bounded by the schema.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ COMMUNICATION_KEYS = (
     "comm_dst",
     "comm_tag",
 )
-"""What the feeder reads of sends, receives and collectives only."""
+"""Keys that the feeder reads only from sends, receives and collectives."""
 
 FEEDER_KEYS = (HOST_KEY, *COMMUNICATION_KEYS)
 
@@ -85,19 +89,18 @@ _OF_SCALAR: tuple[tuple[type, str], ...] = (
     (float, "double"),
     (str, "string"),
 )
-"""In this order, because a bool is an int."""
+"""Attribute type by Python type. The order matters because a bool is an int."""
 
 
 def listed_node(node: dict[str, JsonValue], unread_keys: list[str]) -> dict[str, JsonValue]:
-    """The node as protobuf-JSON says it. Keys that mean nothing and hold no plain value go to
-    ``unread_keys``.
+    """Return the node in protobuf-JSON. Unknown keys without a plain value are added to ``unread_keys``.
 
-    Raises :class:`WrongValueError` where what every node has is missing.
+    Raises :class:`WrongValueError` if a required key is missing.
     """
     for key in ("Id", "NodeType"):
         if node.get(key) is None:
             raise WrongValueError(f"{key} is missing")
-    found: dict[str, JsonValue] = {}
+    by_field: dict[str, JsonValue] = {}
     others: dict[str, JsonValue] = {}
     for key, value in node.items():
         if value is None:
@@ -105,32 +108,38 @@ def listed_node(node: dict[str, JsonValue], unread_keys: list[str]) -> dict[str,
         field = _FIELDS.get(key)
         if field is None:
             others[key] = value
-        elif field in found:
-            raise WrongValueError(f"{key}: stands twice, in two spellings")
+        elif field in by_field:
+            raise WrongValueError(f"{key}: occurs twice, in two spellings")
         else:
-            found[field] = value
-    if "attr" not in found:
-        found["attr"] = _attributes(found, others, unread_keys)
+            by_field[field] = value
+    if "attr" not in by_field:
+        by_field["attr"] = _attributes(by_field, others, unread_keys)
     else:
         unread_keys += [key for key in others if key not in FEEDER_KEYS]
-    return found
+    return by_field
 
 
 def contradicted_keys(node: dict[str, JsonValue]) -> list[str]:
-    """The keys for the feeder whose value is not that of the attribute of the same name."""
+    """Return the feeder keys whose value differs from the attribute of the same name."""
     attributes = node.get("attr")
     if not isinstance(attributes, list):
         return []
-    stated: dict[str, JsonValue] = {}
+    attribute_values: dict[str, JsonValue] = {}
     for attribute in attributes:
         name = attribute.get("name") if isinstance(attribute, dict) else None
         if isinstance(attribute, dict) and isinstance(name, str) and name in FEEDER_KEYS:
-            stated.setdefault(name, next((attribute[key] for key in attribute if key.endswith(_VALUE)), None))
-    return [key for key in FEEDER_KEYS if key in node and _plain(node[key]) != _plain(stated.get(key, 0))]
+            attribute_values.setdefault(
+                name, next((attribute[key] for key in attribute if key.endswith(_VALUE)), None)
+            )
+    return [
+        key
+        for key in FEEDER_KEYS
+        if key in node and _plain(node[key]) != _plain(attribute_values.get(key, 0))
+    ]
 
 
 def _plain(value: JsonValue) -> int | None:
-    """The number that a key states, as a number, a text or a truth value."""
+    """Return the integer that a key states as a number, text or bool."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:
@@ -140,8 +149,10 @@ def _plain(value: JsonValue) -> int | None:
 def _attributes(
     fields: dict[str, JsonValue], others: dict[str, JsonValue], unread_keys: list[str]
 ) -> list[JsonValue]:
-    """Attributes from plain keys: those of the contract have its type, others that of their value."""
-    found: list[JsonValue] = []
+    """Return attributes from plain keys: attributes of the contract have its type, others that of their
+    value.
+    """
+    attributes: list[JsonValue] = []
     runtime = fields.get("duration_micros")
     if isinstance(runtime, float) and not runtime.is_integer() and 0 <= runtime < 1 << 53:
         fields["duration_micros"] = int(runtime)
@@ -152,12 +163,12 @@ def _attributes(
         if attribute is None:
             unread_keys.append(key)
         else:
-            found.append(attribute)
-    return found
+            attributes.append(attribute)
+    return attributes
 
 
 def _attribute(key: str, value: JsonValue) -> JsonValue:
-    """None for what no attribute holds: objects and mixed lists."""
+    """Return a plain value as an attribute; None for objects and mixed lists, which no attribute can hold."""
     field = ATTRIBUTES.get(key, AttributeField.INT32 if key == "comm_priority" else None)
     if isinstance(value, list):
         kinds = {_kind_of(entry) for entry in value}
@@ -172,7 +183,7 @@ def _attribute(key: str, value: JsonValue) -> JsonValue:
 
 
 def _as_stated(kind: ProtoKind, value: JsonValue) -> JsonValue:
-    """A value in the type that the contract gives its name, where that loses nothing."""
+    """Return a value in the type that the contract gives its name, if the conversion is exact."""
     if kind is ProtoKind.BOOL and not isinstance(value, bool) and value in (0, 1):
         return value == 1
     if kind is ProtoKind.STRING and isinstance(value, int) and not isinstance(value, bool):
@@ -183,18 +194,14 @@ def _as_stated(kind: ProtoKind, value: JsonValue) -> JsonValue:
 
 
 def _kind_of(value: JsonValue) -> str:
-    """The type of attribute for a plain value: ``int64``; nothing for objects and lists."""
+    """Return the attribute type for a plain value, such as ``int64``; empty for objects and lists."""
     kind = next((name for type_, name in _OF_SCALAR if isinstance(value, type_)), "")
     too_large = kind == "int64" and isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
     return "uint64" if too_large else kind
 
 
-# Single values in protobuf-JSON and on the wire: https://protobuf.dev/programming-guides/json.
-#
-# 64-bit integers may be numbers or texts, enumerations names or numbers; what is not finite is a text.
-
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
-"""Anything that JSON can say."""
+"""Any JSON value."""
 
 _MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 _WHOLE = re.compile(r"-?[0-9]{1,20}\Z")
@@ -231,17 +238,23 @@ _ZIGZAG = frozenset({ProtoKind.SINT32, ProtoKind.SINT64})
 
 
 class WrongValueError(ValueError):
-    """A value that its field cannot have."""
+    """Error for a value that its field cannot have."""
 
 
 def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
-    """One value as it travels, texts and bytes with their length before them. Raises `WrongValueError`."""
+    """Return one value in the wire format; texts and bytes have their length in front. Raise
+    `WrongValueError`.
+    """
     match kind:
         case ProtoKind.STRING:
             content = _text(value)
             return encode_varint(len(content)) + content
-        case ProtoKind.BYTES:
-            content = _bytes(value)
+        case ProtoKind.BYTES:  # base64 of either alphabet, padded or not
+            text = _text(value).rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
+            try:
+                content = b64decode(text + b"=" * (-len(text) % 4), validate=True)
+            except ValueError as error:
+                raise WrongValueError(f"{_shown(value)} is not base64") from error
             return encode_varint(len(content)) + content
         case ProtoKind.DOUBLE | ProtoKind.FLOAT:
             return _real_bytes(kind, value)
@@ -254,14 +267,16 @@ def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
 
 
 def _value_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
-    """What travels (an integer for a varint, else bytes) as JSON says it."""
+    """Return a wire value (an integer for a varint, else bytes) as JSON."""
     match kind:
         case ProtoKind.STRING:
             return raw.decode() if isinstance(raw, bytes) else ""
         case ProtoKind.BYTES:
             return b64encode(raw).decode() if isinstance(raw, bytes) else ""
         case ProtoKind.DOUBLE | ProtoKind.FLOAT:
-            return _real_json(kind, raw)
+            real: float = struct.unpack(_PACKING[kind], raw)[0] if isinstance(raw, bytes) else 0.0
+            infinite = "Infinity" if real > 0 else "-Infinity"
+            return real if isfinite(real) else "NaN" if isnan(real) else infinite
         case ProtoKind.BOOL:
             return raw != 0
         case ProtoKind.ENUM:
@@ -279,46 +294,28 @@ def _shown(value: JsonValue) -> str:
 
 def _text(value: JsonValue) -> bytes:
     if not isinstance(value, str):
-        raise WrongValueError(f"{_shown(value)} is no text")
+        raise WrongValueError(f"{_shown(value)} is not a text")
     return value.encode()
-
-
-def _bytes(value: JsonValue) -> bytes:
-    """Base64, of either alphabet, padded or not."""
-    text = _text(value).rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
-    try:
-        return b64decode(text + b"=" * (-len(text) % 4), validate=True)
-    except ValueError as error:
-        raise WrongValueError(f"{_shown(value)} is no base64") from error
 
 
 def _real_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
     if isinstance(value, str):
         number = _NOT_FINITE.get(value)
         if number is None and not _NUMBER.match(value):
-            raise WrongValueError(f"{_shown(value)} is no number")
+            raise WrongValueError(f"{_shown(value)} is not a number")
         number = float(value) if number is None else number
         overflows = value not in _NOT_FINITE and not isfinite(number)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         overflows = abs(value) > 1.8e308
         number = 0.0 if overflows else float(value)
     else:
-        raise WrongValueError(f"{_shown(value)} is no number")
+        raise WrongValueError(f"{_shown(value)} is not a number")
     try:
         if not overflows:
             return struct.pack(_PACKING[kind], number)
     except OverflowError:
         pass  # too large for 32 bits
     raise WrongValueError(f"{_shown(value)} does not fit a {kind.proto}")
-
-
-def _real_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
-    if isinstance(raw, int):
-        return 0.0
-    number: float = struct.unpack(_PACKING[kind], raw)[0]
-    if isfinite(number):
-        return number
-    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _whole_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
@@ -345,11 +342,11 @@ def _stated_whole(kind: ProtoKind, value: JsonValue) -> int:
         if kind is not ProtoKind.ENUM and _WHOLE.match(value):
             return int(value)
     what = "node type" if kind is ProtoKind.ENUM else "whole number"
-    raise WrongValueError(f"{_shown(value)} is no {what}")
+    raise WrongValueError(f"{_shown(value)} is not a {what}")
 
 
 def _whole(kind: ProtoKind, raw: int | bytes) -> int:
-    """The number that a varint or fixed bytes stand for."""
+    """Return the integer that a varint or fixed bytes encode."""
     if isinstance(raw, bytes):
         number: int = struct.unpack(_PACKING[kind], raw)[0]
         return number
@@ -360,41 +357,30 @@ def _whole(kind: ProtoKind, raw: int | bytes) -> int:
     return raw if kind in _UNSIGNED or raw < 1 << bits - 1 else raw - (1 << bits)
 
 
-# Protobuf-JSON of Chakra messages to their wire format and back, driven by the tables of the schema.
-#
-# Both spellings of a name (``dataDeps``, ``data_deps``) are taken, the schema's own is written. Recursion
-# is as deep as the schema, never as the input.
-
-
-def _spellings(spec: MessageSpec) -> dict[str, FieldSpec]:
-    named: dict[str, FieldSpec] = {}
-    for field in spec.fields.values():
-        first, *others = field.name.split("_")
-        named[field.name] = named[first + "".join(map(str.capitalize, others))] = field
-    return named
-
-
 def _by_message(*roots: MessageSpec) -> dict[str, dict[str, FieldSpec]]:
-    """Fields by name, of all messages within ``roots``."""
-    found: dict[str, dict[str, FieldSpec]] = {}
+    """Return fields by name in both spellings, of all messages within ``roots``."""
+    fields_of: dict[str, dict[str, FieldSpec]] = {}
     waiting = list(roots)
     while waiting:
         spec = waiting.pop()
-        found[spec.name] = _spellings(spec)
-        waiting += [field.message for field in spec.fields.values() if field.message is not None]
-    return found
+        named = fields_of[spec.name] = dict[str, FieldSpec]()
+        for field in spec.fields.values():
+            first, *others = field.name.split("_")
+            named[field.name] = named[first + "".join(map(str.capitalize, others))] = field
+            waiting += [field.message] if field.message is not None else []
+    return fields_of
 
 
 _FIELDS_BY_MESSAGE = _by_message(NODE, GLOBAL_METADATA)
 
 
 def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> bytes:
-    """The message that an object says, in canonical form; names the schema lacks go to ``unknown``.
+    """Return the message of an object in canonical form; names outside the schema are added to ``unknown``.
 
     Raises :class:`WrongValueError`, whose message starts with the path to the value.
     """
     if not isinstance(value, dict):
-        raise WrongValueError(f"no {spec.name} object")
+        raise WrongValueError(f"{spec.name} must be an object")
     fields = _FIELDS_BY_MESSAGE[spec.name]
     parts: dict[int, bytes] = {}
     chosen = ""
@@ -406,9 +392,9 @@ def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> by
         if item is None:
             continue
         if field.oneof and chosen:
-            raise WrongValueError(f"{name}: there is a value already, {chosen}")
+            raise WrongValueError(f"{name}: the attribute already has a value, {chosen}")
         if field.number in parts:
-            raise WrongValueError(f"{name}: stands twice, in two spellings")
+            raise WrongValueError(f"{name}: occurs twice, in two spellings")
         chosen = name if field.oneof else chosen
         parts[field.number] = _field_bytes(field, item, name, unknown)
     return b"".join(parts[number] for number in sorted(parts))
@@ -431,10 +417,10 @@ def _field_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str
 
 def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
     if not isinstance(item, list):
-        raise WrongValueError(f"{name}: no list")
+        raise WrongValueError(f"{name}: not a list")
     head = tag(field.number, WireType.BYTES)
     parts: list[bytes] = []
-    for place, entry in enumerate(item):
+    for index, entry in enumerate(item):
         try:
             if field.message is not None:
                 content = message_bytes(field.message, entry, unknown)
@@ -442,7 +428,7 @@ def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[
                 continue
             content = value_bytes(field.kind, entry)
         except WrongValueError as error:
-            raise WrongValueError(f"{name}[{place}]: {error}") from error
+            raise WrongValueError(f"{name}[{index}]: {error}") from error
         parts += (head, content) if field.kind.wire is WireType.BYTES else (content,)
     whole = b"".join(parts)
     if field.message is not None or field.kind.wire is WireType.BYTES or not whole:
@@ -451,17 +437,25 @@ def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[
 
 
 def message_json(spec: MessageSpec, data: bytes) -> dict[str, JsonValue]:
-    """A canonical message as an object; fields that are not there are left out."""
-    found: dict[str, JsonValue] = {}
+    """Return a canonical message as an object, without absent fields."""
+    values: dict[str, JsonValue] = {}
     for number, raw in wire_fields(data):
         field = spec.fields[number]
         if not field.repeated:
-            found[field.name] = _field_json(field, raw)
+            values[field.name] = _field_json(field, raw)
             continue
-        entries = found.setdefault(field.name, [])
-        if isinstance(entries, list):
-            entries += _entries_json(field, raw)
-    return found
+        entries = values.setdefault(field.name, [])
+        if not isinstance(entries, list):
+            continue
+        # One occurrence of the field holds a message, a text, or packed numbers.
+        if field.kind.wire is WireType.BYTES or isinstance(raw, int):
+            entries.append(_field_json(field, raw))
+        elif field.kind.wire is WireType.VARINT:
+            entries += [_value_json(field.kind, number) for number in wire_integers(raw)]
+        else:
+            width = 8 if field.kind.wire is WireType.FIXED64 else 4
+            entries += [_value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
+    return values
 
 
 def _field_json(field: FieldSpec, raw: int | bytes) -> JsonValue:
@@ -470,32 +464,22 @@ def _field_json(field: FieldSpec, raw: int | bytes) -> JsonValue:
     return _value_json(field.kind, raw)
 
 
-def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
-    """The entries that one occurrence of a repeated field holds: a message, a text, or packed numbers."""
-    if field.kind.wire is WireType.BYTES or isinstance(raw, int):
-        return [_field_json(field, raw)]
-    if field.kind.wire is WireType.VARINT:
-        return [_value_json(field.kind, number) for number in wire_integers(raw)]
-    width = 8 if field.kind.wire is WireType.FIXED64 else 4
-    return [_value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
-
-
 def wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and content of each field of a message that a serialiser wrote: varints as integers."""
-    for number, wire, value, place in fields(data, 0, len(data)):
+    """Yield number and content of each field of a serialised message: varints as integers."""
+    for number, wire, value, position in fields(data, 0, len(data)):
         if wire == WireType.VARINT:
             yield number, value
         elif wire == WireType.BYTES:
-            yield number, data[value:place]
+            yield number, data[value:position]
         else:
-            yield number, data[place : place + (8 if wire == WireType.FIXED64 else 4)]
+            yield number, data[position : position + (8 if wire == WireType.FIXED64 else 4)]
 
 
 def wire_integers(data: bytes) -> list[int]:
-    """The varints of a packed field."""
-    found: list[int] = []
+    """Return the varints of a packed field."""
+    values: list[int] = []
     at = 0
     while at < len(data):
         value, at = decode_varint(data, at, len(data))
-        found.append(value)
-    return found
+        values.append(value)
+    return values

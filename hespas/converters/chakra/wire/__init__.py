@@ -1,7 +1,10 @@
-"""Bytes at many positions: the arrays of the codec, windows over a buffer, and copying of spans.
+"""Arrays of the codec: byte windows, copies of spans, varints, and the columns of a trace.
 
-A :class:`Window` has slack behind its content, so that a load of eight or sixteen bytes at any position
-inside is safe.
+A :class:`ByteWindow` has slack after its content, so that a load of eight or sixteen bytes at any position
+inside is safe. Varints are decoded many at a time (https://protobuf.dev/programming-guides/encoding/);
+malformed ones are returned as a mask and never raise. The columns hold the format's own values without
+interpretation. One :class:`EtColumns` holds a whole file, or a chunk of one, in a few flat arrays (about 60
+bytes per node plus its name, and 13 bytes per attribute).
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ __all__ = [
     "AttributeColumns",
     "Bools",
     "ByteRows",
+    "ByteWindow",
     "Bytes",
     "EtColumns",
     "IoColumns",
     "Longs",
-    "Window",
     "Words",
     "copy_spans",
     "is_text",
+    "node_numbers",
     "not_text",
     "offsets_of",
     "packed_varints",
@@ -42,47 +46,47 @@ Words = NDArray[np.uint64]
 Longs = NDArray[np.int64]
 
 SLACK = 64
-"""Readable bytes that a window keeps behind its content."""
+"""Readable bytes that a window has after its content."""
 
 BLOCK = 16
-"""Bytes moved at once by :func:`copy_spans`."""
+"""Bytes that :func:`copy_spans` moves at once."""
 
 _BLOCK_TYPE = np.dtype((np.void, BLOCK))
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> Longs:
-    """Row offsets, shape ``(rows + 1,)``, from each row's length."""
+    """Return row offsets, shape ``(rows + 1,)``, from each row's length."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
-class Window(NamedTuple):
-    """Bytes (with :data:`SLACK` more behind them) as bytes, and as words and blocks at every position."""
+class ByteWindow(NamedTuple):
+    """Buffer followed by :data:`SLACK` bytes, as bytes, and as words and blocks at every position."""
 
     u8: Bytes
     words: Words
     blocks: NDArray[np.void]
 
     @classmethod
-    def over(cls, padded: Bytes) -> Window:
-        """A window over an array whose last :data:`SLACK` bytes are padding."""
+    def over(cls, padded: Bytes) -> ByteWindow:
+        """Return a window over an array whose last :data:`SLACK` bytes are padding."""
         size = len(padded) - SLACK
         words: Words = np.ndarray((size + SLACK - 8,), "<u8", padded.data, strides=(1,))
         blocks: NDArray[np.void] = np.ndarray((size + SLACK - BLOCK,), _BLOCK_TYPE, padded.data, strides=(1,))
         return cls(padded, words, blocks)
 
     @classmethod
-    def holding(cls, data: Bytes) -> Window:
-        """A window over a padded copy of ``data``."""
+    def holding(cls, data: Bytes) -> ByteWindow:
+        """Return a window over a padded copy of ``data``."""
         padded = np.empty(len(data) + SLACK, np.uint8)
         padded[: len(data)] = data
         padded[len(data) :] = 0
         return cls.over(padded)
 
 
-def copy_spans(window: Window, start: Longs, length: Longs) -> tuple[Bytes, Longs]:
-    """The spans one behind the other, and their offsets, shape ``(spans + 1,)``.
+def copy_spans(window: ByteWindow, start: Longs, length: Longs) -> tuple[Bytes, Longs]:
+    """Return the spans concatenated, and their offsets, shape ``(spans + 1,)``.
 
     The spans must lie within the window's content. Cost: one block move per started 16 bytes.
     """
@@ -96,14 +100,10 @@ def copy_spans(window: Window, start: Longs, length: Longs) -> tuple[Bytes, Long
         steps = np.arange(int(blocks.sum()), dtype=np.int64) << 4
         source = np.repeat(start - (first << 4), blocks) + steps
         into = np.repeat(offsets[:-1] - (first << 4), blocks) + steps
-    # Blocks are written in ascending order, so what one writes beyond its span the next one overwrites.
+    # Blocks are written in ascending order: each overwrites the excess of the one before.
     target[into] = window.blocks[source]
     return out[: int(offsets[-1])], offsets
 
-
-# Varints and length-delimited fields, many at a time: https://protobuf.dev/programming-guides/encoding/.
-#
-# Nothing here raises; what is malformed is reported as a mask for the caller to judge.
 
 _STOPS = np.uint64(0x8080808080808080)
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -111,11 +111,12 @@ _WIDTH_OF_STOP = np.uint64(0x0102030405060708)
 _ONE = np.uint64(1)
 
 
-def read_varints(window: Window, at: Longs) -> tuple[Words, Longs, Bools | None]:
-    """The varint at each position: values, the positions behind them, and where it exceeds ten bytes.
+def read_varints(window: ByteWindow, at: Longs) -> tuple[Words, Longs, Bools | None]:
+    """Return the varint at each position: values, the positions after them, and a mask of varints of more
+    than ten bytes.
 
-    The mask is ``None`` when no varint is that long. Positions must lie within the window's content or not
-    more than ``SLACK - 11`` behind it.
+    The mask is ``None`` if no varint is that long. Positions must lie within the window's content or at most
+    ``SLACK - 11`` after it.
     """
     first = window.u8.take(at)
     if not len(first) or int(first.max()) < 0x80:
@@ -124,26 +125,24 @@ def read_varints(window: Window, at: Longs) -> tuple[Words, Longs, Bools | None]
     stops = ~word & _STOPS
     lowest = stops & (~stops + _ONE)
     mask = (lowest << _ONE) - _ONE
-    value = _pack_sevens(word & mask & _SEVENS)
-    width = ((lowest >> np.uint64(7)) * _WIDTH_OF_STOP) >> np.uint64(56)
-    behind = at + width.view(np.int64)
-    long = np.flatnonzero(stops == 0)
-    return (value, behind, None) if not len(long) else _with_long(window, at, value, behind, long)
-
-
-def _pack_sevens(groups: Words) -> Words:
-    """Close the gaps between the seven-bit groups of eight bytes."""
+    groups = word & mask & _SEVENS
     pairs = (groups & np.uint64(0x007F007F007F007F)) | (
         (groups & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
     )
     quads = (pairs & np.uint64(0x00003FFF00003FFF)) | (
         (pairs & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
     )
-    return (quads & np.uint64(0x000000000FFFFFFF)) | ((quads & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
+    value = (quads & np.uint64(0x000000000FFFFFFF)) | (
+        (quads & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
+    )
+    width = ((lowest >> np.uint64(7)) * _WIDTH_OF_STOP) >> np.uint64(56)
+    behind = at + width.view(np.int64)
+    long = np.flatnonzero(stops == 0)
+    return (value, behind, None) if not len(long) else _with_long(window, at, value, behind, long)
 
 
 def _with_long(
-    window: Window, at: Longs, value: Words, behind: Longs, long: Longs
+    window: ByteWindow, at: Longs, value: Words, behind: Longs, long: Longs
 ) -> tuple[Words, Longs, Bools | None]:
     """Complete the rows ``long``, whose varints have nine or ten bytes (or too many)."""
     ninth = window.u8[at[long] + 8].astype(np.uint64)
@@ -161,8 +160,10 @@ def _with_long(
     return value, behind, bad
 
 
-def packed_varints(window: Window, start: Longs, length: Longs) -> tuple[Words, Longs, Bools | None]:
-    """Packed varints of many spans: all values in order, offsets per span, and which spans are malformed."""
+def packed_varints(window: ByteWindow, start: Longs, length: Longs) -> tuple[Words, Longs, Bools | None]:
+    """Return packed varints of many spans: all values in order, offsets per span, and a mask of malformed
+    spans.
+    """
     data, bounds = copy_spans(window, start, length)
     if not len(data):
         return np.empty(0, np.uint64), np.broadcast_to(np.int64(0), (len(bounds),)), None
@@ -177,16 +178,10 @@ def packed_varints(window: Window, start: Longs, length: Longs) -> tuple[Words, 
     first = np.empty_like(last)
     first[:1] = 0
     first[1:] = last[:-1] + 1
-    values, _, endless = read_varints(Window.holding(data), first)
+    values, _, endless = read_varints(ByteWindow.holding(data), first)
     if endless is not None:
         cut[np.searchsorted(offsets, np.flatnonzero(endless), side="right") - 1] = True
     return values, offsets, cut if cut.any() else None
-
-
-# --- A Chakra trace as columns: what the codec reads and writes.
-#
-# These are the format's own values: nothing is interpreted. One :class:`EtColumns` holds a whole file, or a
-# chunk of one, in a few flat arrays (about 60 bytes a node plus its names and 13 bytes an attribute).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,18 +193,18 @@ class ByteRows:
 
     @classmethod
     def from_rows(cls, rows: Sequence[bytes]) -> ByteRows:
-        """One row per byte string."""
+        """Return one row per byte string."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.frombuffer(b"".join(rows), np.uint8), offsets_of(lengths))
 
     @classmethod
     def from_text(cls, rows: Iterable[str]) -> ByteRows:
-        """One row per string, as UTF-8."""
+        """Return one row per string, as UTF-8."""
         return cls.from_rows([row.encode() for row in rows])
 
     @classmethod
     def blank(cls, rows: int) -> ByteRows:
-        """``rows`` empty rows."""
+        """Return ``rows`` empty rows."""
         return cls(np.empty(0, np.uint8), np.broadcast_to(np.int64(0), (rows + 1,)))
 
     def __len__(self) -> int:
@@ -224,32 +219,32 @@ class ByteRows:
         return (data[start:end] for start, end in pairwise(bounds))
 
     def text(self, row: int) -> str:
-        """One row as text."""
+        """Return one row as text."""
         return self[row].decode()
 
     @property
     def lengths(self) -> Longs:
-        """Bytes in each row."""
+        """Length of each row in bytes."""
         return np.diff(self.offsets)
 
     def joined(self, other: ByteRows) -> ByteRows:
-        """These rows, then those."""
+        """Return these rows followed by the rows of ``other``."""
         data = np.concatenate([self.data, other.data])
         return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
     def take(self, rows: NDArray[np.integer]) -> ByteRows:
-        """The given rows, copied."""
+        """Return the given rows, copied."""
         start = self.offsets[rows]
-        return ByteRows(*copy_spans(Window.holding(self.data), start, self.offsets[rows + 1] - start))
+        return ByteRows(*copy_spans(ByteWindow.holding(self.data), start, self.offsets[rows + 1] - start))
 
     def part(self, start: int, stop: int) -> ByteRows:
-        """Rows ``start`` to ``stop`` without copying their bytes."""
+        """Return rows ``start`` to ``stop`` without copying their bytes."""
         offsets = self.offsets[start : stop + 1]
         return ByteRows(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 def not_text(rows: ByteRows) -> Bools:
-    """Which rows are not UTF-8."""
+    """Return a mask of the rows that are not UTF-8."""
     bad = np.zeros(len(rows), np.bool_)
     if not len(rows.data) or int(rows.data.max()) < 0x80:
         return bad
@@ -263,7 +258,7 @@ def not_text(rows: ByteRows) -> Bools:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8."""
+    """Return True if the bytes are UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -278,7 +273,7 @@ class AttributeColumns:
     ``key`` indexes ``keys``. ``field`` is the number of the value's field (0: no value). ``bits`` is the
     value: an integer in two's complement, 0 or 1 for a bool, the raw 32 or 64 bits of a float or double. For
     strings, bytes and lists it is the row of ``payload``; a list is stored as its encoded message.
-    ``doc_row`` says which rows have the doc strings ``doc``.
+    ``doc_row`` lists the rows with the doc strings ``doc``.
     """
 
     keys: tuple[str, ...]
@@ -292,7 +287,7 @@ class AttributeColumns:
 
     @classmethod
     def empty(cls, owners: int) -> AttributeColumns:
-        """No attributes for any of ``owners``."""
+        """Return no attributes for any of ``owners``."""
         return cls(
             (),
             np.broadcast_to(np.int64(0), (owners + 1,)),
@@ -309,22 +304,22 @@ class AttributeColumns:
 
     @property
     def owner(self) -> Longs:
-        """The owner of each row."""
+        """Owner of each row."""
         return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int64), np.diff(self.offsets))
 
     @property
     def has_payload(self) -> NDArray[np.bool_]:
-        """Which rows are strings, bytes or lists."""
+        """Mask of the rows that are strings, bytes or lists."""
         number = self.field
         lists: NDArray[np.bool_] = (number >= AttributeField.DOUBLE_LIST) & (number & 1 == 0)
         return lists | (number >= AttributeField.BOOL_LIST)
 
     def with_keys(self, keys: tuple[str, ...]) -> AttributeColumns:
-        """The same rows with the names that ``key`` indexes."""
+        """Return the same rows with the names that ``key`` indexes."""
         return replace(self, keys=keys)
 
     def part(self, start: int, stop: int) -> AttributeColumns:
-        """The attributes of owners ``start`` to ``stop``."""
+        """Return the attributes of owners ``start`` to ``stop``."""
         offsets = self.offsets[start : stop + 1]
         rows = slice(int(offsets[0]), int(offsets[-1]))
         narrowed = replace(
@@ -334,7 +329,7 @@ class AttributeColumns:
             field=self.field[rows],
             bits=self.bits[rows],
         )
-        # Payload rows stand in the order of attributes.
+        # Payload rows have the order of attributes.
         held, bits = narrowed.has_payload, narrowed.bits
         used = bits[held]
         first = int(used[0]) if len(used) else 0
@@ -350,7 +345,7 @@ class AttributeColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IoColumns:
-    """``Node.inputs`` or ``Node.outputs``: only the nodes that have one, ascending in ``node``."""
+    """``Node.inputs`` or ``Node.outputs`` of the nodes that have one, ascending in ``node``."""
 
     node: Longs
     values: ByteRows
@@ -359,7 +354,7 @@ class IoColumns:
 
     @classmethod
     def empty(cls) -> IoColumns:
-        """No node has one."""
+        """Return columns without nodes."""
         return cls(np.empty(0, np.int64), ByteRows.blank(0), ByteRows.blank(0), ByteRows.blank(0))
 
     def __len__(self) -> int:
@@ -371,18 +366,18 @@ class IoColumns:
         return self.values, self.shapes, self.types
 
     def take(self, rows: Longs) -> IoColumns:
-        """The given rows."""
+        """Return the given rows."""
         return IoColumns(self.node[rows], *(text.take(rows) for text in self.texts))
 
     def joined(self, other: IoColumns) -> IoColumns:
-        """The rows of both, by node."""
+        """Return the rows of both, by node."""
         node = np.concatenate([self.node, other.node])
         both = (mine.joined(theirs) for mine, theirs in zip(self.texts, other.texts, strict=True))
         return IoColumns(node, *both).take(np.argsort(node, kind="stable"))
 
     def part(self, start: int, stop: int) -> IoColumns:
-        """Those of nodes ``start`` to ``stop``."""
-        first, last = (int(place) for place in np.searchsorted(self.node, [start, stop]))
+        """Return the rows of nodes ``start`` to ``stop``."""
+        first, last = (int(row) for row in np.searchsorted(self.node, [start, stop]))
         return IoColumns(self.node[first:last] - start, *(text.part(first, last) for text in self.texts))
 
 
@@ -390,9 +385,9 @@ class IoColumns:
 class EtColumns:
     """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
 
-    ``frame_byte`` is where each node's frame starts in the (decompressed) file. ``schema`` is the version of
-    the schema that the file has, where that is not the one of its label; ``is_cut`` says that nodes behind a
-    cut are missing; ``run_ns`` are times that an old schema states in no unit and the user calls ns, in which
+    ``frame_byte`` is the start of each node's frame in the (decompressed) file. ``schema`` is the schema
+    version of the file if it differs from the label; ``is_cut`` is True if nodes after a cut are missing;
+    ``run_ns`` are times that an old schema states without a unit and the user declares to be ns, in which
     case ``duration_micros`` is 0. A writer ignores these.
     """
 
@@ -417,7 +412,7 @@ class EtColumns:
 
     @classmethod
     def empty(cls, attrs: AttributeColumns) -> EtColumns:
-        """Nodes that have nothing but these attributes."""
+        """Return nodes with these attributes and no other content."""
         count = len(attrs.offsets) - 1
         nothing = np.zeros(count, np.uint64)
         offsets = np.zeros(count + 1, np.int64)
@@ -443,7 +438,7 @@ class EtColumns:
         return len(self.id)
 
     def part(self, start: int, stop: int) -> EtColumns:
-        """Nodes ``start`` to ``stop`` as columns of their own; views where possible."""
+        """Return nodes ``start`` to ``stop`` as columns of their own; views where possible."""
         ctrl = self.ctrl_offsets[start : stop + 1]
         data = self.data_offsets[start : stop + 1]
         return EtColumns(
@@ -463,3 +458,15 @@ class EtColumns:
             attrs=self.attrs.part(start, stop),
             frame_byte=self.frame_byte[start:stop],
         )
+
+
+def node_numbers(ids: Words, deps: Words) -> Longs:
+    """Return the node number of each id in ``deps``, -1 for unknown ids; of equal ids the last one counts."""
+    count = np.uint64(len(ids))
+    if np.array_equal(ids, np.arange(len(ids), dtype=np.uint64)):
+        return np.where(deps < count, deps, np.uint64(0)).view(np.int64) - (deps >= count)
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    position = np.searchsorted(ordered, deps, side="right") - 1
+    exists = (position >= 0) & (ordered[np.maximum(position, 0)] == deps)
+    return np.where(exists, order[np.maximum(position, 0)], -1)

@@ -1,9 +1,8 @@
-"""One message at a time: the whole wire format, for what the column codec does not take.
+"""Complete wire format for single messages that the column codec does not accept.
 
-Reads any legal encoding of a message (fields in any order, repeated singular fields, unpacked lists, unknown
-fields, groups to be skipped) and writes the one a protobuf serialiser would have written, which the column
-codec then reads. Fields are kept encoded: most need no change. Depth is that of the schema, never that of the
-input.
+Any legal encoding of a message is read (fields in any order, repeated singular fields, unpacked lists,
+unknown fields, skipped groups) and written as a protobuf serialiser would write it; the column codec then
+reads the result. Fields stay encoded: most need no change. Recursion depth is bounded by the schema.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from hespas.schemas.chakra.tables import (
     GLOBAL_METADATA,
     IO_INFO,
     NODE,
-    FieldSpec,
     MessageSpec,
     ProtoKind,
     WireType,
@@ -38,14 +36,14 @@ _SHORTEST = {
     ProtoKind.UINT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
     ProtoKind.INT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
 }
-"""Varints as a serialiser writes them."""
+"""Varints in the form that a serialiser writes."""
 _BOOL, _STRING = ProtoKind.BOOL, ProtoKind.STRING  # looking up a member costs as much as a comparison
 _SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, ProtoKind.SINT32)
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A re-encoded message, and the unknown fields that were left out: how many, and their tags."""
+    """Re-encoded message, and the omitted unknown fields: their number and their tags."""
 
     data: bytes
     unknown_fields: int
@@ -53,12 +51,12 @@ class Canonical:
 
 
 _INTEGER, _BYTES, _FIXED, _PACKED, _UNPACKED, _MESSAGE = range(6)
-"""How the values of a field are read."""
+"""Forms of the values of a field."""
 _LISTED = (_PACKED, _UNPACKED)
 
 
-class _Field(NamedTuple):
-    """A field as one of its tags announces it; ``head`` is the tag that a serialiser writes."""
+class _FieldPlan(NamedTuple):
+    """Field as announced by one of its tags; ``head`` is the tag that a serialiser writes."""
 
     form: int
     number: int
@@ -67,54 +65,54 @@ class _Field(NamedTuple):
     size: int
     repeated: bool
     oneof: bool
-    plan: _Plan | None
+    plan: _MessagePlan | None
 
 
-class _Plan(NamedTuple):
-    """A message type: its fields by tag and by number, and the numbers of those that replace each other."""
+class _MessagePlan(NamedTuple):
+    """Message type: its fields by tag and by number, and the numbers of the fields in its oneof."""
 
-    by_tag: dict[int, _Field]
-    by_number: dict[int, _Field]
+    by_tag: dict[int, _FieldPlan]
+    by_number: dict[int, _FieldPlan]
     oneof: frozenset[int]
 
 
 _Values = dict[int, "bytes | list[bytes] | _Values"]
-"""By field number: a singular field with its tag, the entries of a repeated one, or a message."""
+"""Values by field number: a singular field with its tag, the entries of a repeated one, or a message."""
 
 
-def _plan(spec: MessageSpec) -> _Plan:
-    by_tag: dict[int, _Field] = {}
-    by_number: dict[int, _Field] = {}
+def _plan(spec: MessageSpec) -> _MessagePlan:
+    by_tag: dict[int, _FieldPlan] = {}
+    by_number: dict[int, _FieldPlan] = {}
     for field in spec.fields.values():
-        made = _field(field)
+        wire = field.kind.wire
+        packed = field.repeated and wire != WireType.BYTES
+        if field.message is not None:
+            form = _MESSAGE
+        elif packed:
+            form = _UNPACKED
+        elif wire == WireType.BYTES:
+            form = _BYTES
+        else:
+            form = _INTEGER if wire == WireType.VARINT else _FIXED
+        made = _FieldPlan(
+            form=form,
+            number=field.number,
+            head=tag(field.number, WireType.BYTES if packed else wire),
+            kind=field.kind,
+            size=_FIXED_BYTES.get(wire, 0),
+            repeated=field.repeated,
+            oneof=field.oneof,
+            plan=None if field.message is None else _plan(field.message),
+        )
         by_tag[field.number << 3 | field.kind.wire] = made
         if made.form == _UNPACKED:
             made = made._replace(form=_PACKED)
             by_tag[field.number << 3 | WireType.BYTES] = made
         by_number[field.number] = made
-    return _Plan(by_tag, by_number, frozenset(each.number for each in spec.fields.values() if each.oneof))
-
-
-def _field(field: FieldSpec) -> _Field:
-    wire = field.kind.wire
-    packed = field.repeated and wire != WireType.BYTES
-    if field.message is not None:
-        form = _MESSAGE
-    elif packed:
-        form = _UNPACKED
-    elif wire == WireType.BYTES:
-        form = _BYTES
-    else:
-        form = _INTEGER if wire == WireType.VARINT else _FIXED
-    return _Field(
-        form=form,
-        number=field.number,
-        head=tag(field.number, WireType.BYTES if packed else wire),
-        kind=field.kind,
-        size=_FIXED_BYTES.get(wire, 0),
-        repeated=field.repeated,
-        oneof=field.oneof,
-        plan=None if field.message is None else _plan(field.message),
+    return _MessagePlan(
+        by_tag,
+        by_number,
+        frozenset(field_spec.number for field_spec in spec.fields.values() if field_spec.oneof),
     )
 
 
@@ -122,8 +120,8 @@ _LISTS = tuple(field.message for field in ATTRIBUTE.fields.values() if field.mes
 _KNOWN = {id(spec): _plan(spec) for spec in (NODE, ATTRIBUTE, IO_INFO, GLOBAL_METADATA, *_LISTS)}
 
 
-class _Reader:
-    """Reads one frame; ``base`` is its offset in the file, for messages."""
+class _CanonicalReader:
+    """Reader of one frame; ``base`` is its offset in the file, for error messages."""
 
     __slots__ = ("base", "data", "path", "unknown", "unknown_tags")
 
@@ -140,11 +138,11 @@ class _Reader:
             code="ET001",
             path=self.path,
             position=f"byte {self.base + at}",
-            hint="the file is damaged or is no Chakra trace; write or download it again",
+            hint="the file is damaged or is not a Chakra trace; write or download it again",
         )
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return a varint (64 bits are kept) and the position behind it."""
+        """Return a varint (64 bits) and the position after it."""
         if at < end and self.data[at] < 0x80:
             return self.data[at], at + 1
         try:
@@ -153,7 +151,7 @@ class _Reader:
             raise self.fail(str(error), error.position) from None
 
     def content(self, at: int, end: int) -> tuple[int, int]:
-        """Return where the bytes of a length-delimited field begin and end."""
+        """Return the bounds of the content of a length-delimited field."""
         if at < end and self.data[at] < 0x80:
             length, at = self.data[at], at + 1
         else:
@@ -166,14 +164,14 @@ class _Reader:
         return self.fail(f"a field of {length} bytes does not fit into its message", at)
 
     def tag(self, at: int, end: int) -> tuple[int, int]:
-        """Return a tag and the position behind it."""
+        """Return a tag and the position after it."""
         value, behind = self.varint(at, end)
         if value >> 3 == 0 or value > _MASK32:
             raise self.fail("a field number is out of range", at)
         return value, behind
 
     def skip(self, key: int, at: int, end: int) -> int:
-        """Return the position behind the value of an unknown field."""
+        """Return the position after the value of an unknown field."""
         open_groups: list[int] = []
         while True:
             number, wire = key >> 3, key & 7
@@ -181,30 +179,27 @@ class _Reader:
                 open_groups.append(number)
             elif wire == _GROUP_END:
                 if not open_groups or open_groups.pop() != number:
-                    raise self.fail("a group ends that did not start", at)
+                    raise self.fail("a group ends that was not started", at)
+            elif wire == WireType.VARINT:
+                at = self.varint(at, end)[1]
+            elif wire == WireType.BYTES:
+                at = self.content(at, end)[1]
+            elif wire in _FIXED_BYTES:
+                at = self._fixed(_FIXED_BYTES[WireType(wire)], at, end)
             else:
-                at = self._skip_value(wire, at, end)
+                raise self.fail(f"wire type {wire} does not exist", at)
             if not open_groups:
                 return at
             if len(open_groups) > _MAX_GROUP_DEPTH:
                 raise self.fail("groups are nested too deeply", at)
             key, at = self.tag(at, end)
 
-    def _skip_value(self, wire: int, at: int, end: int) -> int:
-        if wire == WireType.VARINT:
-            return self.varint(at, end)[1]
-        if wire == WireType.BYTES:
-            return self.content(at, end)[1]
-        if wire in _FIXED_BYTES:
-            return self._fixed(_FIXED_BYTES[WireType(wire)], at, end)
-        raise self.fail(f"wire type {wire} does not exist", at)
-
     def _fixed(self, length: int, at: int, end: int) -> int:
         if length > end - at:
             raise self._does_not_fit(length, at)
         return at + length
 
-    def message(self, plan: _Plan, values: _Values, at: int, end: int) -> None:
+    def message(self, plan: _MessagePlan, values: _Values, at: int, end: int) -> None:
         """Merge the fields of ``data[at:end]`` into a message, as protobuf's parser does."""
         data, by_tag = self.data, plan.by_tag
         while at < end:
@@ -221,7 +216,11 @@ class _Reader:
                 continue
             form, number = field.form, field.number
             if field.oneof:
-                for other in [each for each in values if each != number and each in plan.oneof]:
+                for other in [
+                    field_number
+                    for field_number in values
+                    if field_number != number and field_number in plan.oneof
+                ]:
                     del values[other]
             if form == _INTEGER:
                 if at < end and data[at] < 0x80:
@@ -237,8 +236,8 @@ class _Reader:
             else:
                 at = self._bytes(field, values, at, end)
 
-    def _nested(self, field: _Field, values: _Values, at: int, end: int) -> int:
-        """Read a message. One of a field that is not repeated is merged into those before."""
+    def _nested(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
+        """Read a message. A message of a singular field is merged into an earlier one."""
         begin, behind = self.content(at, end)
         plan = field.plan
         assert plan is not None
@@ -247,12 +246,12 @@ class _Reader:
             self.message(plan, inner, begin, behind)
             _entries(values, field.number).append(field.head + _delimited(_write(plan, inner)))
         else:
-            known = values.get(field.number)
-            target = values[field.number] = known if isinstance(known, dict) else {}
+            earlier = values.get(field.number)
+            target = values[field.number] = earlier if isinstance(earlier, dict) else {}
             self.message(plan, target, begin, behind)
         return behind
 
-    def _bytes(self, field: _Field, values: _Values, at: int, end: int) -> int:
+    def _bytes(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
         """Read a text, bytes, or a number of fixed size."""
         if field.form == _FIXED:
             behind = self._fixed(field.size, at, end)
@@ -272,8 +271,8 @@ class _Reader:
             values[field.number] = encoded if content or field.oneof else b""
         return behind
 
-    def _list(self, field: _Field, values: _Values, at: int, end: int) -> int:
-        """Read numbers of a list, packed or one of them."""
+    def _list(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
+        """Read the numbers of a list, packed or a single one."""
         entries = _entries(values, field.number)
         if field.form == _UNPACKED:
             content, at = self._scalar(field, at, end)
@@ -281,7 +280,14 @@ class _Reader:
             return at
         at, behind = self.content(at, end)
         content = self.data[at:behind]
-        if _is_shortest(field, content):
+        if field.size:
+            is_shortest = len(content) % field.size == 0
+        elif content.isascii():
+            is_shortest = field.kind is not _BOOL
+        else:
+            shortest = _SHORTEST.get(field.kind)
+            is_shortest = shortest is not None and shortest.fullmatch(content) is not None
+        if is_shortest:
             entries.append(content)
             return behind
         while at < behind:
@@ -289,7 +295,7 @@ class _Reader:
             entries.append(content)
         return behind
 
-    def _scalar(self, field: _Field, at: int, end: int) -> tuple[bytes, int]:
+    def _scalar(self, field: _FieldPlan, at: int, end: int) -> tuple[bytes, int]:
         if not field.size:
             value, at = self.varint(at, end)
             return _varint(field.kind, value), at
@@ -303,18 +309,8 @@ def _entries(values: _Values, number: int) -> list[bytes]:
     return entries
 
 
-def _is_shortest(field: _Field, content: bytes) -> bool:
-    """Return True where packed numbers are as a serialiser writes them, as far as that is quickly told."""
-    if field.size:
-        return len(content) % field.size == 0
-    if content.isascii():
-        return field.kind is not _BOOL
-    shortest = _SHORTEST.get(field.kind)
-    return shortest is not None and shortest.fullmatch(content) is not None
-
-
 def _varint(kind: ProtoKind, value: int) -> bytes:
-    """Return the varint that a serialiser writes for what a parser made of ``value``."""
+    """Return the varint that a serialiser writes for the parsed ``value``."""
     if kind is _BOOL:
         return _SHORT[value != 0]
     if value < 0x80:
@@ -332,8 +328,8 @@ def _delimited(content: bytes) -> bytes:
     return (_SHORT[length] if length < 0x80 else encode_varint(length)) + content
 
 
-def _write(plan: _Plan, values: _Values) -> bytes:
-    """Write the message as a protobuf serialiser does: ascending fields, packed lists, defaults left out."""
+def _write(plan: _MessagePlan, values: _Values) -> bytes:
+    """Return the message as a protobuf serialiser writes it: ascending fields, packed lists, no defaults."""
     parts: list[bytes] = []
     for number in sorted(values):
         value = values[number]
@@ -352,12 +348,12 @@ def _write(plan: _Plan, values: _Values) -> bytes:
 
 
 def canonical_message(data: bytes, spec: MessageSpec, *, base: int = 0, path: str | None = None) -> Canonical:
-    """Return ``data`` as protobuf would write it again after parsing it, without its unknown fields.
+    """Return ``data`` as protobuf would write it after parsing, without its unknown fields.
 
-    Raises :class:`FormatError` with the offset in the file (``base`` is the offset of ``data``) when it is no
-    legal message. Costs about a microsecond per field: meant for single messages.
+    Raises :class:`FormatError` with the offset in the file (``base`` is the offset of ``data``) for an
+    illegal message. Costs about a microsecond per field: meant for single messages.
     """
-    reader, plan = _Reader(data, base, path), _KNOWN.get(id(spec)) or _plan(spec)
+    reader, plan = _CanonicalReader(data, base, path), _KNOWN.get(id(spec)) or _plan(spec)
     values: _Values = {}
     reader.message(plan, values, 0, len(data))
     return Canonical(_write(plan, values), reader.unknown, frozenset(reader.unknown_tags))

@@ -1,6 +1,8 @@
-"""Whole Chakra trace files to columns and back: https://github.com/mlcommons/chakra, schema 0.0.4 (= 1.0.0).
+"""Reading and writing of whole Chakra trace files as columns: https://github.com/mlcommons/chakra, schema
+0.0.4 (= 1.0.0).
 
-Files of older schemas are read as what they are in that one.
+Files of older schemas are converted to this schema while reading. Chunks of a file are joined one column at a
+time, so that at most one column is in memory twice.
 
 Faults carry the ``ET`` codes of ``hespas-validate check``: ``ET001`` framing and wire format, ``ET002`` empty
 file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty node frames.
@@ -12,12 +14,12 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.contract import Faults
+from hespas.converters.chakra.checks import Faults
 from hespas.converters.chakra.history import (
     Evidence,
     FirstFrame,
@@ -51,7 +53,7 @@ from hespas.schemas.chakra.tables import NAMED, VERSIONS
 __all__ = ["iter_columns", "read_columns", "write_columns"]
 
 _WITHOUT_CONVERTER = "0.0.1"
-"""The schema from before there was a converter that wrote microseconds."""
+"""Schema that predates the first converter that wrote microseconds."""
 _INTERRUPTED = "was the writing program interrupted?"
 
 
@@ -64,23 +66,24 @@ def iter_columns(
     version: str = "",
     recover: bool = False,
 ) -> Iterator[tuple[EtColumns, float]]:
-    """The file's nodes chunk by chunk in constant memory, each with a guess of how many chunks there are.
+    """Yield the file's nodes chunk by chunk in constant memory, each with an estimate of the number of
+    chunks.
 
-    Every chunk carries the metadata and all attribute names met so far; there is at least one, which may
-    be empty. Nodes of older schemas come as those of today's; ``version`` names the schema where the file
-    cannot tell. Raises :class:`FormatError` naming file and byte, and :class:`UnsupportedError` where the
-    schema is not known; with ``lenient`` faults become diagnostics and whole frames are kept, with
-    ``recover`` those before a cut.
+    Every chunk carries the metadata and all attribute names seen so far; there is at least one chunk, which
+    may be empty. Nodes of older schemas are converted to the current one; ``version`` names the schema if the
+    file does not determine it. Raises :class:`FormatError` with file and byte, and :class:`UnsupportedError`
+    for an unknown schema. With ``lenient`` faults become diagnostics and whole frames are kept, with
+    ``recover`` the frames before a cut.
     """
     faults = Faults(str(path), None, diagnostics, lenient, recover)
     source = open_trace(path, max_bytes)
-    opened: _Opened | None = None
+    opened: _OpenedTrace | None = None
     count, expected = 0, 1.0
     try:
         for whole in frames(source):
             batch = whole
             if opened is None:
-                opened = _open_nodes(whole, _Reading(path, max_bytes, version), faults)
+                opened = _open_nodes(whole, _ReadRequest(path, max_bytes, version), faults)
                 batch = opened.nodes
             empty = int((batch.start == batch.end).sum())
             _warn(diagnostics, "ET004", faults.path, "a node frame is empty (all fields default)", empty)
@@ -101,7 +104,7 @@ def iter_columns(
     _conclude(opened, count, faults)
 
 
-def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
+def _complete(chunk: EtColumns, opened: _OpenedTrace) -> EtColumns:
     metadata = opened.metadata
     keys = tuple(opened.decoder.keys.names)
     return replace(
@@ -113,8 +116,8 @@ def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
     )
 
 
-def _conclude(opened: _Opened | None, count: int, faults: Faults) -> None:
-    """Report what holds for the file as a whole."""
+def _conclude(opened: _OpenedTrace | None, count: int, faults: Faults) -> None:
+    """Report findings about the file as a whole."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
         faults.error("ET002", "the file is empty", position="byte 0", hint=_INTERRUPTED)
@@ -122,33 +125,28 @@ def _conclude(opened: _Opened | None, count: int, faults: Faults) -> None:
         faults.error("ET002", "the file has no node", position="end of file", hint=_INTERRUPTED)
     if opened is None:
         return
-    message = "unknown fields were left out"
+    message = "unknown fields were ignored"
     _warn(diagnostics, "chakra.unknown-field", path, message, opened.decoder.unknown_fields)
     label = opened.metadata.version or "empty"
     if label not in LATEST_VERSIONS:
         _warn(diagnostics, "ET004", path, f"the version label is {label}, not 0.0.4 or 1.0.0", 1)
     if opened.schema:
-        _say_migrated(opened, faults)
-
-
-def _say_migrated(opened: _Opened, faults: Faults) -> None:
-    """A checker's reader finds an error here: only today's schema is what simulators read."""
-    read_as = f"the trace has schema {opened.schema} and was read as one of 0.0.4"
-    if faults.lenient:
-        message = f"{read_as}; simulators would misread it: convert it"
-        faults.diagnostics.add("ET003", Severity.ERROR, faults.path, message, path=faults.path)
-    else:
-        _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
-    if isinstance(opened.decoder, HistoricDecoder):
-        likely = (
-            "simulators of its time took them as cycles of 1 ns, which is the likely unit: `run_time_unit=ns`"
-            if opened.schema == _WITHOUT_CONVERTER
-            else "and converters other than Chakra's for PyTorch wrote cycles: `run_time_unit=ns`"
-        )
-        message = (
-            f"run times count as microseconds unless told; schema {opened.schema} names no unit; {likely}"
-        )
-        _warn(faults.diagnostics, "chakra.run-time-unit", faults.path, message, opened.decoder.run_times)
+        read_as = f"the trace has schema {opened.schema} and was converted to 0.0.4"
+        if faults.lenient:
+            message = f"{read_as}; simulators would misread it; convert it first"
+            faults.diagnostics.add("ET003", Severity.ERROR, faults.path, message, path=faults.path)
+        else:
+            _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
+        if isinstance(opened.decoder, HistoricDecoder):
+            likely = (
+                "simulators of that version read cycles of 1 ns, the likely unit: `run_time_unit=ns`"
+                if opened.schema == _WITHOUT_CONVERTER
+                else "and converters other than Chakra's for PyTorch wrote cycles: `run_time_unit=ns`"
+            )
+            message = (
+                f"run times count as microseconds by default; schema {opened.schema} names no unit; {likely}"
+            )
+            _warn(faults.diagnostics, "chakra.run-time-unit", faults.path, message, opened.decoder.run_times)
 
 
 def _warn(diagnostics: Diagnostics, code: str, path: str, message: str, count: int) -> None:
@@ -164,7 +162,7 @@ def read_columns(
     version: str = "",
     recover: bool = False,
 ) -> EtColumns:
-    """A whole trace file; takes and raises what :func:`iter_columns` does."""
+    """Return a whole trace file. The arguments and errors are those of :func:`iter_columns`."""
     joiner = _Joiner()
     last = EtColumns.empty(AttributeColumns.empty(0))
     for chunk, expected in iter_columns(
@@ -176,46 +174,46 @@ def read_columns(
 
 
 def write_columns(columns: EtColumns, path: Path) -> None:
-    """Write a trace file, gzipped where the name ends in ``.gz``. Raises :class:`OutputError`."""
+    """Write a trace file, gzipped if the name ends in ``.gz``. Raise :class:`OutputError`."""
     with open_output(path, packed=path.suffix == ".gz") as stream:
         for piece in encode_chunks(columns):
             stream.write(np.frombuffer(piece, np.uint8).data)
 
 
 def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
-    """Raise a fault of the wire format, unless the reader is lenient or recovers: it keeps what is before."""
+    """Raise a fault of the wire format, unless the reader is lenient or recovers and keeps the nodes before
+    it.
+    """
     recovers = _is_recovered(error, faults)
     if not (faults.lenient or recovers):
         if isinstance(error, CutOffError) and nodes:
             error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
         raise error
-    message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
+    message = f"{error.text}; the {nodes} nodes before it are kept" if nodes else error.text
     severity = Severity.WARNING if recovers else Severity.ERROR
-    code, place = error.code or "ET001", error.position or ""
-    faults.diagnostics.add(code, severity, place, message, path=faults.path)
+    code, position = error.code or "ET001", error.position or ""
+    faults.diagnostics.add(code, severity, position, message, path=faults.path)
 
 
 def _is_recovered(error: FormatError, faults: Faults) -> bool:
-    """Whether the user asked to go on behind this error."""
+    """Return True if the user asked to continue after this error."""
     return faults.recover and isinstance(error, CutOffError)
 
-
-# The start of a trace: which schema it has, its metadata, and the decoder for its nodes.
 
 _PROBED_NODES = 64
 _NO_TRACE = "is this a Chakra trace? Its first frame would be a GlobalMetadata message"
 
 
-class _Reading(NamedTuple):
-    """How to read a file: up to which size, and as which version (empty: as it tells itself)."""
+class _ReadRequest(NamedTuple):
+    """File to read, size limit, and schema version (empty: determined from the file)."""
 
     path: Path
     max_bytes: int | None
     version: str
 
 
-class _Opened(NamedTuple):
-    """A trace of which the first batch has been looked at. ``schema`` names an older schema, else empty."""
+class _OpenedTrace(NamedTuple):
+    """Trace whose first batch has been read. ``schema`` names an older schema, else empty."""
 
     decoder: Decoder | HistoricDecoder
     metadata: Metadata
@@ -223,79 +221,87 @@ class _Opened(NamedTuple):
     schema: str
 
 
-def _open_nodes(batch: FrameBatch, reading: _Reading, faults: Faults) -> _Opened:
-    """Tell the schema, decode the metadata, and return the nodes of the first batch.
+def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _OpenedTrace:
+    """Determine the schema, decode the metadata, and return the nodes of the first batch.
 
-    Where the first frame does not tell, the file is read as far as it takes. Raises :class:`FormatError` and
-    :class:`UnsupportedError` (``ET003``) where the schema is none that is known, or cannot be recognised.
+    If the first frame does not determine the schema, more of the file is read. Raises :class:`FormatError`
+    and :class:`UnsupportedError` (``ET003``) for an unknown or ambiguous schema.
     """
     signature = Signature.of(batch.message(0))
     if signature is None or first_frame(signature) is FirstFrame.UNKNOWN:
-        _not_a_trace(faults.path)
+        raise FormatError(
+            "the first frame is not a Chakra message",
+            code="ET003",
+            path=faults.path,
+            position="byte 0",
+            hint=_NO_TRACE,
+        )
     has_metadata = first_frame(signature) is FirstFrame.METADATA
     nodes = batch.without_first() if has_metadata else batch
     possible = possible_versions(signature)
     if possible and possible <= NAMED[CURRENT]:
-        chosen = _settled(possible, nodes, reading.version, faults.path)
+        for index in range(min(len(nodes), _PROBED_NODES)):
+            node_signature = Signature.of(nodes.message(index))
+            if node_signature is not None and looks_old(node_signature):
+                raise UnsupportedError(
+                    "the metadata of this file have schema 0.0.4, its nodes 0.0.3 or older",
+                    code="ET003",
+                    path=faults.path,
+                    position=f"byte {int(nodes.frame_byte[index])}",
+                    hint="write the trace again with one version of Chakra",
+                )
+        chosen = resolve(Evidence(), possible, has_metadata=True, named=reading.version, path=faults.path)
     else:
-        chosen = _told_by_nodes(batch, possible, reading, faults, has_metadata=has_metadata)
+        chosen = _resolved_by_nodes(batch, possible, reading, faults, has_metadata=has_metadata)
     if chosen.reading not in NAMED[CURRENT]:
-        return _open_old(batch, nodes, chosen, faults, has_metadata=has_metadata)
+        decoder = HistoricDecoder(
+            VERSIONS[chosen.reading],
+            chosen.label,
+            faults.path,
+            faults.diagnostics if faults.lenient else None,
+        )
+        metadata = Metadata(CURRENT, AttributeColumns.empty(1))
+        if has_metadata:
+            metadata = decoder.metadata(batch.message(0), batch.base + int(batch.start[0]))
+        return _OpenedTrace(decoder, metadata, nodes, chosen.label)
     return _open_current(batch, nodes, signature, chosen, faults, named=bool(reading.version))
 
 
-def _settled(possible: frozenset[str], nodes: FrameBatch, named: str, path: str) -> Resolution:
-    """The schema where the metadata can be of today's only; nodes of another are refused."""
-    for index in range(min(len(nodes), _PROBED_NODES)):
-        signature = Signature.of(nodes.message(index))
-        if signature is not None and looks_old(signature):
-            raise UnsupportedError(
-                "the metadata of this file are of schema 0.0.4, its nodes of 0.0.3 or older",
-                code="ET003",
-                path=path,
-                position=f"byte {int(nodes.frame_byte[index])}",
-                hint="write the trace again with one version of Chakra",
-            )
-    return resolve(Evidence(), possible, has_metadata=True, named=named, path=path)
-
-
-def _told_by_nodes(
-    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: Faults, *, has_metadata: bool
+def _resolved_by_nodes(
+    batch: FrameBatch, possible: frozenset[str], reading: _ReadRequest, faults: Faults, *, has_metadata: bool
 ) -> Resolution:
-    """The schema that the nodes have: of the first batch or, while that is not enough, of more of them."""
+    """Return the schema of the nodes: of the first batch or, if that is ambiguous, of more of them."""
     evidence = Evidence()
     if has_metadata:
         evidence.add_metadata(batch.message(0))
     start = deepcopy(evidence)
     nodes = batch.without_first() if has_metadata else batch
     evidence.add_nodes(nodes.window, nodes.start, nodes.end)
-    found = survivors(evidence, possible, has_metadata=has_metadata)
-    if not is_final(found):
+    remaining = survivors(evidence, possible, has_metadata=has_metadata)
+    if not is_final(remaining):
         _read_on(evidence, possible, reading, has_metadata=has_metadata)
     try:
         return resolve(evidence, possible, has_metadata=has_metadata, named=reading.version, path=faults.path)
     except UnsupportedError as error:
-        if not found:
-            error.position = f"byte {_stranger(nodes, start, possible, has_metadata=has_metadata)}"
+        if not remaining:
+            # Bisect for the first node of the batch after which no version remains.
+            low, high = 0, len(nodes)
+            while low < high:
+                middle = (low + high) // 2
+                probe = deepcopy(start)
+                probe.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
+                if survivors(probe, possible, has_metadata=has_metadata):
+                    low = middle + 1
+                else:
+                    high = middle
+            error.position = f"byte {(int(nodes.frame_byte[low]) if low < len(nodes) else nodes.base)}"
         raise
 
 
-def _stranger(nodes: FrameBatch, start: Evidence, possible: frozenset[str], *, has_metadata: bool) -> int:
-    """Where the first node is with which no version is left, in the first batch; found by halving."""
-    low, high = 0, len(nodes)
-    while low < high:
-        middle = (low + high) // 2
-        evidence = deepcopy(start)
-        evidence.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
-        if survivors(evidence, possible, has_metadata=has_metadata):
-            low = middle + 1
-        else:
-            high = middle
-    return int(nodes.frame_byte[low]) if low < len(nodes) else nodes.base
-
-
-def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *, has_metadata: bool) -> None:
-    """Collect evidence from the batches behind the first, until it is enough; damage ends it too."""
+def _read_on(
+    evidence: Evidence, possible: frozenset[str], reading: _ReadRequest, *, has_metadata: bool
+) -> None:
+    """Collect evidence from the batches after the first, until it suffices or the file is damaged."""
     try:
         for number, batch in enumerate(frames(open_trace(reading.path, reading.max_bytes))):
             if not number:
@@ -307,18 +313,6 @@ def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *,
         return  # it is reported when the nodes are read
 
 
-def _open_old(
-    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: Faults, *, has_metadata: bool
-) -> _Opened:
-    decoder = HistoricDecoder(
-        VERSIONS[chosen.reading], chosen.label, faults.path, faults.diagnostics if faults.lenient else None
-    )
-    metadata = Metadata(CURRENT, AttributeColumns.empty(1))
-    if has_metadata:
-        metadata = decoder.metadata(batch.message(0), batch.base + int(batch.start[0]))
-    return _Opened(decoder, metadata, nodes, chosen.label)
-
-
 def _open_current(
     batch: FrameBatch,
     nodes: FrameBatch,
@@ -327,7 +321,7 @@ def _open_current(
     faults: Faults,
     *,
     named: bool,
-) -> _Opened:
+) -> _OpenedTrace:
     decoder = Decoder(faults.path, on_error=faults.diagnostics if faults.lenient else None)
     if len(nodes) == len(batch):
         message = "the first frame is a Node, not a GlobalMetadata: the schema (ET003) can only be guessed"
@@ -336,24 +330,16 @@ def _open_current(
         else:
             hint = f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
             faults.error("ET002", message, position="byte 0", hint=hint)
-        return _Opened(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
+        return _OpenedTrace(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
     message_bytes = batch.message(0)
     is_early = chosen.reading == EARLY
     if is_early:
         message_bytes = as_current_metadata(signature)
     metadata = decoder.metadata(message_bytes, batch.base + int(batch.start[0]))
-    if is_early:  # it had no label yet; the trace that is read is one of today's schema
-        return _Opened(decoder, replace(metadata, version=CURRENT), nodes, EARLY)
-    return _Opened(decoder, metadata, nodes, "")
+    if is_early:  # it had no label yet; the decoded trace has the current schema
+        return _OpenedTrace(decoder, replace(metadata, version=CURRENT), nodes, EARLY)
+    return _OpenedTrace(decoder, metadata, nodes, "")
 
-
-def _not_a_trace(path: str) -> NoReturn:
-    raise FormatError(
-        "the first frame is no Chakra message", code="ET003", path=path, position="byte 0", hint=_NO_TRACE
-    )
-
-
-# Joining the chunks of a file: one column at a time, so that only one column is ever held twice.
 
 _NODE_OFFSETS = ("ctrl_offsets", "data_offsets")
 _NODE_COLUMNS = (
@@ -363,8 +349,8 @@ _NODE_COLUMNS = (
 _IO_TEXTS = ("values", "shapes", "types")
 
 
-class _Column:
-    """A flat column that grows; room that is not used takes no memory."""
+class _GrowingColumn:
+    """Flat column that grows; unused capacity takes no memory."""
 
     __slots__ = ("_room", "size")
 
@@ -374,11 +360,11 @@ class _Column:
 
     @property
     def last(self) -> int:
-        """The last entry, 0 where there is none."""
+        """Last entry, 0 if there is none."""
         return int(self._room[self.size - 1]) if self.size else 0
 
     def add(self, piece: NDArray[Any], expected: float) -> None:
-        """Append; ``expected`` is how many times this much the whole column is thought to hold."""
+        """Append a piece; ``expected`` estimates the size of the whole column as a multiple of this piece."""
         end = self.size + len(piece)
         if end > len(self._room):
             wanted = int(len(piece) * expected * 1.05) if self.size <= 1 else end + end // 2
@@ -389,21 +375,24 @@ class _Column:
         self.size = end
 
     def take(self) -> NDArray[Any]:
-        """The whole column."""
+        """Return the whole column."""
         return self._room[: self.size]
 
 
 class _Joiner:
-    """Takes chunks in file order, whose attribute keys come from one table, and makes one set of columns."""
+    """Accumulator of chunks in file order, whose attribute keys come from one table."""
 
     def __init__(self) -> None:
         """Start with no nodes."""
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _GrowingColumn] = {}
 
     def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
-        """Append the nodes of a chunk; ``expected`` guesses how many such chunks there are, to plan room."""
+        """Append the nodes of a chunk; ``expected`` estimates the number of such chunks, to plan capacity."""
         attrs, bits = chunk.attrs, chunk.attrs.bits
-        nodes, rows, payloads = (self._size(name) for name in ("id", "key", "payload.offsets"))
+        nodes, rows, payloads = (
+            (self._columns[name].size if name in self._columns else 0)
+            for name in ("id", "key", "payload.offsets")
+        )
         if len(attrs.payload):
             bits = np.where(attrs.has_payload, bits + np.uint64(max(0, payloads - 1)), bits)
         pieces: dict[str, NDArray[Any]] = {name: getattr(chunk, name) for name in _NODE_COLUMNS}
@@ -422,11 +411,8 @@ class _Joiner:
             base = column.last
             column.add(piece[1:] + base if column.size else piece, expected)
 
-    def _size(self, name: str) -> int:
-        return self._columns[name].size if name in self._columns else 0
-
-    def _column(self, name: str, like: NDArray[Any]) -> _Column:
-        return self._columns.setdefault(name, _Column(like.dtype))
+    def _column(self, name: str, like: NDArray[Any]) -> _GrowingColumn:
+        return self._columns.setdefault(name, _GrowingColumn(like.dtype))
 
     def _take(self, name: str) -> NDArray[Any]:
         return self._columns.pop(name).take()
@@ -435,7 +421,7 @@ class _Joiner:
         return ByteRows(self._take(f"{name}.data"), self._take(f"{name}.offsets"))
 
     def take(self, last: EtColumns) -> EtColumns:
-        """The whole, with what the last chunk says of the file; the joiner is empty afterwards."""
+        """Return all nodes, with the file properties of the last chunk; the joiner is empty afterwards."""
         if not self._columns:
             return last
         attrs = replace(

@@ -1,7 +1,11 @@
-"""A trace file to columns. A frame is a varint length, then that many bytes, to the exact end of the file.
+"""Decoding of a trace file into columns. A frame is a varint length and that many bytes, up to the exact end
+of the file.
 
-End of file is the absence of bytes: a frame of length 0 is a legal message. A length is checked against the
-bytes that are left, and nothing is allocated for bytes that have not been read.
+The end of the file is the absence of bytes: a frame of length 0 is a legal message. A length is checked
+against the remaining bytes, and nothing is allocated for bytes that have not been read. Messages of schema
+0.0.4 (= 1.0.0) are decoded a block at a time, each field for all messages of the block at once. A message
+that no serialiser would write is first brought into canonical form, so that every legal encoding is read and
+every other one is an error with its position. Memory: the columns and one block.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from hespas.converters.chakra.wire import (
     AttributeColumns,
     Bools,
     ByteRows,
+    ByteWindow,
     EtColumns,
     IoColumns,
     Longs,
-    Window,
     copy_spans,
     not_text,
     packed_varints,
@@ -32,7 +36,7 @@ from hespas.converters.chakra.wire import (
 )
 from hespas.converters.chakra.wire.canonical import canonical_message
 from hespas.converters.chakra.wire.messages import KeyTable, decode_attributes
-from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans, tag_of
+from hespas.converters.chakra.wire.walk import Cursor, FieldSpans, repeated_spans, tag_of
 from hespas.files.limits import limits
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
 from hespas.files.wire import WireError, decode_varint
@@ -40,30 +44,39 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, NodeField, WireType
 
-__all__ = ["CutOffError", "Decoder", "FrameBatch", "Metadata", "Source", "decode_io", "frames", "open_trace"]
+__all__ = [
+    "CutOffError",
+    "Decoder",
+    "FrameBatch",
+    "Metadata",
+    "TraceSource",
+    "decode_io",
+    "frames",
+    "open_trace",
+]
 
 _BLOCK_BYTES = 1 << 20
 _LENGTH_BYTES = 5
-"""Of 32 bits."""
+"""Maximum size of a 32-bit varint."""
 _MAX_EMPTY_FRAMES = 1 << 16
 _FIXED_BYTES = {1: 8, 5: 4}
-"""By wire type."""
-_DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
+"""Size of fixed values by wire type."""
+_DAMAGED = "the file is damaged or is not a Chakra trace; write or download it again"
 
 
 class CutOffError(FormatError):
-    """The file ends too early: what stands before is whole."""
+    """Error for a file that ends too early; the nodes before its end are complete."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
     """Consecutive messages in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
 
-    ``frame_byte`` is where each frame (its length varint) starts in the decompressed file, ``base`` where the
-    window does.
+    ``frame_byte`` is the start of each frame (its length varint) in the decompressed file, ``base`` the start
+    of the window.
     """
 
-    window: Window
+    window: ByteWindow
     start: Longs
     end: Longs
     frame_byte: Longs
@@ -73,16 +86,16 @@ class FrameBatch:
         return len(self.start)
 
     def without_first(self) -> FrameBatch:
-        """The batch without its first message."""
+        """Return the batch without its first message."""
         return replace(self, start=self.start[1:], end=self.end[1:], frame_byte=self.frame_byte[1:])
 
     def message(self, index: int) -> bytes:
-        """The bytes of one message."""
+        """Return the bytes of one message."""
         return self.window.u8[self.start[index] : self.end[index]].tobytes()
 
 
 class _PackedTrace:
-    """A gzip stream; what can be had before damage is returned first."""
+    """Gzip stream that returns all recoverable bytes before it reports damage."""
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
         self._stream = PackedInput(stream, path, max_bytes, code="ET001")
@@ -91,7 +104,7 @@ class _PackedTrace:
         self._damage = ""
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs."""
+        """Return up to ``size`` decompressed bytes; raise :class:`FormatError` for damage and for bombs."""
         data = b""
         if not self._damage:
             try:
@@ -117,18 +130,18 @@ class _PackedTrace:
 
 
 @dataclass(slots=True)
-class Source:
-    """Where bytes come from; ``size`` is the number of all bytes where it is known."""
+class TraceSource:
+    """Source of bytes; ``size`` is their number if known."""
 
     stream: BinaryIO | _PackedTrace
     name: str
     size: int | None
 
 
-def open_trace(path: Path, max_bytes: int | None = None) -> Source:
-    """Open a trace file, gzip or not. ``max_bytes`` bounds the decompressed size of a gzip file further.
+def open_trace(path: Path, max_bytes: int | None = None) -> TraceSource:
+    """Open a trace file, gzip or not. ``max_bytes`` further limits the decompressed size of a gzip file.
 
-    Raises :class:`FormatError` when the file cannot be opened.
+    Raises :class:`FormatError` if the file cannot be opened.
     """
     refuse_special_files(path)
     try:
@@ -137,16 +150,16 @@ def open_trace(path: Path, max_bytes: int | None = None) -> Source:
         size = os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise FormatError(
-            f"cannot be read: {error.strerror}", path=str(path), hint="check the path and who may read it"
+            f"cannot be read: {error.strerror}", path=str(path), hint="check the path and its permissions"
         ) from None
     if magic == GZIP_MAGIC:
-        return Source(_PackedTrace(stream, path, max_bytes), str(path), None)
+        return TraceSource(_PackedTrace(stream, path, max_bytes), str(path), None)
     stream.seek(0)
-    return Source(stream, str(path), size)
+    return TraceSource(stream, str(path), size)
 
 
-def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBatch]:
-    """The messages of a file in batches of about ``block_bytes``; closes the file at the end.
+def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBatch]:
+    """Yield the messages of a file in batches of about ``block_bytes``; close the file at the end.
 
     Raises :class:`FormatError` (``ET001``) with the byte offset of the frame that is cut off or too long.
     """
@@ -157,9 +170,19 @@ def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBat
             block = b"".join((rest, data, bytes(SLACK)))
             heads, behind = _scan(block, size, source.name, offset)
             if heads:
-                batch = _batch(block, heads, offset)
+                window = ByteWindow.over(np.frombuffer(block, np.uint8))
+                head = np.array(heads, np.int64)
+                length, start, _ = read_varints(window, head)
+                batch = FrameBatch(window, start, start + length.view(np.int64), head + offset, offset)
                 empty += int((batch.start == batch.end).sum())
-                _refuse_padding(empty, source.name, offset)
+                if empty > _MAX_EMPTY_FRAMES:
+                    raise FormatError(
+                        f"more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+                        code="ET001",
+                        path=source.name,
+                        position=f"byte {offset}",
+                        hint=_DAMAGED,
+                    )
                 _refuse_crowded(batch, source.name)
                 yield batch
             rest = block[behind:size]
@@ -173,9 +196,10 @@ def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBat
 
 
 def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
-    """Where the whole frames in the first ``size`` bytes begin, and where the first incomplete one does.
+    """Return the starts of the whole frames in the first ``size`` bytes, and that of the first incomplete
+    one.
 
-    A length that runs into the padding behind ``size`` ends behind it too, so it counts as incomplete.
+    A length that runs into the padding after ``size`` also ends after it, so it counts as incomplete.
     """
     heads: list[int] = []
     add = heads.append
@@ -196,7 +220,7 @@ def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], i
 
 
 def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, int]:
-    """A frame length of several bytes and the position behind it, 0 when the block ends before."""
+    """Return a frame length of several bytes and the position after it, 0 if the block ends before."""
     start = at
     try:
         value, at = decode_varint(block, at, min(len(block), start + _LENGTH_BYTES))
@@ -215,30 +239,24 @@ def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, in
     return value, at
 
 
-def _batch(block: bytes, heads: list[int], offset: int) -> FrameBatch:
-    window = Window.over(np.frombuffer(block, np.uint8))
-    head = np.array(heads, np.int64)
-    length, start, _ = read_varints(window, head)
-    return FrameBatch(window, start, start + length.view(np.int64), head + offset, offset)
-
-
-def _refuse_padding(empty: int, name: str, offset: int) -> None:
-    """Stop at zeros: each would be a node of some 60 bytes, and all but one a duplicate id."""
-    if empty > _MAX_EMPTY_FRAMES:
-        raise FormatError(
-            f"more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
-            code="ET001",
-            path=name,
-            position=f"byte {offset}",
-            hint=_DAMAGED,
-        )
-
-
 def _refuse_crowded(batch: FrameBatch, name: str) -> None:
-    """Stop at a message of very many fields: each would take a hundred bytes, and may itself have two."""
+    """Refuse a message of very many fields: each would take a hundred bytes, and may itself have two."""
     most = limits().node_fields
     for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
-        if _count_fields(batch.message(index), most) > most:
+        data = batch.message(index)
+        count = at = 0
+        with suppress(WireError):
+            while at < len(data) and count <= most:
+                tag, at = decode_varint(data, at, len(data))
+                wire = tag & 7
+                value = 0
+                if wire in (0, 2):
+                    value, at = decode_varint(data, at, len(data))
+                elif wire > 5:
+                    break
+                at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
+                count += 1
+        if count > most:
             raise FormatError(
                 f"a message of more than {most:,} fields",
                 code="ET001",
@@ -248,25 +266,8 @@ def _refuse_crowded(batch: FrameBatch, name: str) -> None:
             )
 
 
-def _count_fields(data: bytes, most: int) -> int:
-    """How many fields a message has, up to one more than ``most`` and to the first that is malformed."""
-    count = at = 0
-    with suppress(WireError):
-        while at < len(data) and count <= most:
-            tag, at = decode_varint(data, at, len(data))
-            wire = tag & 7
-            value = 0
-            if wire in (0, 2):
-                value, at = decode_varint(data, at, len(data))
-            elif wire > 5:
-                break
-            at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
-            count += 1
-    return count
-
-
-def _check_declared(rest: bytes, source: Source, offset: int) -> None:
-    """Refuse at once a length beyond the end of a file whose size is known."""
+def _check_declared(rest: bytes, source: TraceSource, offset: int) -> None:
+    """Refuse a length beyond the end of a file whose size is known."""
     if source.size is None or not rest:
         return
     length, start = _long_length(rest, 0, source.name, offset)
@@ -284,16 +285,9 @@ def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
     return CutOffError(message, code="ET001", path=name, position=f"byte {offset}", hint=_DAMAGED)
 
 
-# --- Messages of schema 0.0.4 (= 1.0.0) to columns.
-#
-# They are decoded a block at a time, every field of all messages of the block at once. A message that
-# no serialiser would have written is first brought into canonical form, so that every legal encoding is
-# read and everything else is an error with its place in the file. Memory: the columns and one block.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """The first frame of a file: its version text and its attributes (of one owner)."""
+    """First frame of a file: its version text and its attributes (of one owner)."""
 
     version: str
     attrs: AttributeColumns
@@ -301,10 +295,10 @@ class Metadata:
 
 @dataclass(slots=True)
 class Decoder:
-    """Decodes the frames of one file. ``unknown_fields`` counts what the schema does not know.
+    """Decoder of the frames of one file. ``unknown_fields`` counts fields outside the schema.
 
     ``path`` is for error messages. Attribute names are interned into ``keys`` across batches. Malformed nodes
-    raise, or are left out and recorded in ``on_error`` where that is given.
+    raise, or are skipped and recorded in ``on_error`` if that is given.
     """
 
     path: str | None = None
@@ -313,9 +307,9 @@ class Decoder:
     keys: KeyTable = field(default_factory=KeyTable)
 
     def nodes(self, batch: FrameBatch) -> EtColumns:
-        """The nodes of a batch; ``attrs.keys`` and the metadata are left empty, the codec fills them in.
+        """Return the nodes of a batch. ``attrs.keys`` and the metadata stay empty; the codec sets them.
 
-        Raises :class:`FormatError` (``ET001``) with the byte offset of what is malformed.
+        Raises :class:`FormatError` (``ET001``) with the byte offset of a malformed field.
         """
         columns, bad = _decode_nodes(batch, self.keys)
         if not bad.any():
@@ -326,28 +320,30 @@ class Decoder:
         return columns
 
     def _canonical(self, batch: FrameBatch, bad: Bools) -> FrameBatch:
-        """The batch with the marked messages in canonical form; only these are looked at one by one."""
+        """Return the batch with the marked messages in canonical form; only these are processed
+        one by one.
+        """
         messages = [batch.message(index) for index in range(len(bad))]
         positions: list[int] = batch.start.tolist()
-        kept = np.ones(len(bad), np.bool_)
+        good = np.ones(len(bad), np.bool_)
         for index in np.flatnonzero(bad).tolist():
-            place, frame_byte = batch.base + positions[index], int(batch.frame_byte[index])
+            position, frame_byte = batch.base + positions[index], int(batch.frame_byte[index])
             try:
-                messages[index] = self._canonical_one(messages[index], place, frame_byte)
+                messages[index] = self._canonical_one(messages[index], position, frame_byte)
             except (FormatError, UnsupportedError) as error:
                 if self.on_error is None:
                     raise
-                message = f"{error.text}; the node is left out"
+                message = f"{error.text}; the node is skipped"
                 self.on_error.error(error.code, error.position or "", message, path=self.path or "")
-                kept[index] = False
+                good[index] = False
                 messages[index] = b""
         rows = ByteRows.from_rows(messages)
-        window = Window.holding(rows.data)
-        return FrameBatch(window, rows.offsets[:-1][kept], rows.offsets[1:][kept], batch.frame_byte[kept])
+        window = ByteWindow.holding(rows.data)
+        return FrameBatch(window, rows.offsets[:-1][good], rows.offsets[1:][good], batch.frame_byte[good])
 
     def _canonical_one(self, message: bytes, base: int, frame_byte: int) -> bytes:
-        """A node in canonical form. Raises :class:`UnsupportedError` for one of an older schema, of which
-        protobuf would make nonsense.
+        """Return a node in canonical form. Raise :class:`UnsupportedError` for a node of an older schema,
+        which protobuf would misread.
         """
         try:
             canonical = canonical_message(message, NODE, base=base, path=self.path)
@@ -358,7 +354,7 @@ class Decoder:
             if not _is_old(message):
                 raise
         raise UnsupportedError(
-            "this node has the fields of a schema before 0.0.4, which the file has",
+            "this node has fields of a schema before 0.0.4, but the file has schema 0.0.4",
             code="ET003",
             path=self.path,
             position=f"byte {frame_byte}",
@@ -369,7 +365,7 @@ class Decoder:
         """Decode a ``GlobalMetadata`` message that starts at byte ``base`` of the file."""
         canonical = canonical_message(message, GLOBAL_METADATA, base=base, path=self.path)
         self.unknown_fields += canonical.unknown_fields
-        window = Window.holding(np.frombuffer(canonical.data, np.uint8))
+        window = ByteWindow.holding(np.frombuffer(canonical.data, np.uint8))
         cursor = Cursor(window, np.zeros(1, np.int64), np.array([len(canonical.data)]))
         version = cursor.span(tag_of(1, WireType.BYTES))
         offsets, start, length = repeated_spans(cursor, tag_of(2, WireType.BYTES))
@@ -387,7 +383,7 @@ def _is_old(message: bytes) -> bool:
 
 
 def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
-    """All fields of all messages, and which messages need the canonical form first."""
+    """Return all fields of all messages, and a mask of the messages that need the canonical form first."""
     window, count = batch.window, len(batch.start)
     cursor = Cursor(window, batch.start, batch.end)
     node_id = cursor.varint(tag_of(NodeField.ID, WireType.VARINT))
@@ -427,8 +423,8 @@ def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
     return columns, bad
 
 
-def _io(owner: Cursor, spans: Spans) -> IoColumns:
-    """The ``IOInfo`` messages at ``spans``; owners of what is not understood are marked."""
+def _io(owner: Cursor, spans: FieldSpans) -> IoColumns:
+    """Return the ``IOInfo`` messages at ``spans``; mark the owners of malformed ones."""
     rows: Longs = np.arange(len(owner.at)) if spans.rows is None else spans.rows
     if not len(rows):
         return IoColumns.empty()
@@ -446,6 +442,6 @@ def _io_texts(cursor: Cursor, rows: Longs) -> IoColumns:
     return IoColumns(rows, *(ByteRows(*copy_spans(cursor.window, *span)) for span in spans))
 
 
-def decode_io(window: Window, start: Longs, length: Longs) -> IoColumns:
-    """Canonical ``IOInfo`` messages at the given spans, numbered from 0."""
+def decode_io(window: ByteWindow, start: Longs, length: Longs) -> IoColumns:
+    """Return canonical ``IOInfo`` messages at the given spans, numbered from 0."""
     return _io_texts(Cursor(window, start, start + length), np.arange(len(start), dtype=np.int64))

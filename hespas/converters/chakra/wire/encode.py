@@ -1,7 +1,10 @@
-"""Columns to Chakra trace files, byte for byte what a protobuf serialiser writes for the same messages:
-fields ascending, proto3 defaults left out, integer lists packed.
+"""Encoding of columns as Chakra trace files, byte for byte as a protobuf serialiser writes the same messages:
+ascending fields, no proto3 defaults, packed integer lists.
 
-Works on a few thousand nodes at a time, so that memory does not grow with the trace.
+A few thousand nodes are processed at a time, so that memory does not grow with the trace. Fields become
+tokens of at most 16 bytes, which are then concatenated. A token is a block of 16 bytes of which the first
+``width`` count. Every field of every message is one or more tokens. Joining fields interleaves their tokens,
+and rendering writes all blocks in ascending order, so that each overwrites the excess of the one before.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from hespas.converters.chakra.wire import (
     AttributeColumns,
     ByteRows,
     Bytes,
+    ByteWindow,
     EtColumns,
     IoColumns,
     Longs,
-    Window,
     Words,
     offsets_of,
 )
@@ -43,12 +46,12 @@ _CHUNK_NODES = 4096
 
 
 def _tag(number: int, wire: WireType) -> int:
-    """A tag as the number whose little-endian bytes it is."""
+    """Return a tag as the number with these little-endian bytes."""
     return int.from_bytes(tag(number, wire), "little")
 
 
 def encode_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[bytes | memoryview[int]]:
-    """A whole file, piece by piece: the metadata frame, then the nodes in order."""
+    """Yield a whole file, piece by piece: the metadata frame, then the nodes in order."""
     yield encode_metadata(columns)
     yield from encode_node_chunks(columns, chunk_nodes)
 
@@ -60,7 +63,7 @@ def encode_node_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> I
 
 
 def encode_metadata(columns: EtColumns) -> bytes:
-    """The first frame of the file."""
+    """Return the first frame of the file."""
     version = rows(ByteRows.from_text([columns.version]))
     message = [
         *delimited(_tag(1, WireType.BYTES), [version], keep_empty=False),
@@ -70,7 +73,7 @@ def encode_metadata(columns: EtColumns) -> bytes:
 
 
 def _encode_nodes(columns: EtColumns) -> Bytes:
-    """The frames of all nodes, one behind the other. Memory: about 1 KB a node while it runs."""
+    """Return the frames of all nodes, concatenated. Memory: about 1 KB per node while it runs."""
     count = len(columns)
     message = [
         _scalars(NodeField.ID, columns.id),
@@ -88,7 +91,7 @@ def _encode_nodes(columns: EtColumns) -> Bytes:
 
 
 def _scalars(number: int, values: Words) -> _Tokens:
-    """A singular integer field; zeros are left out."""
+    """Return a singular integer field; zeros are omitted."""
     if not values.any():
         return _Tokens.none(len(values))
     keep = values != 0
@@ -96,7 +99,7 @@ def _scalars(number: int, values: Words) -> _Tokens:
 
 
 def _packed(number: int, offsets: Longs, values: Words) -> list[_Tokens]:
-    """A repeated integer field; empty lists are left out."""
+    """Return a repeated integer field; empty lists are omitted."""
     counts = np.diff(offsets)
     if not len(values):
         return [_Tokens.none(len(counts))]
@@ -106,43 +109,36 @@ def _packed(number: int, offsets: Longs, values: Words) -> list[_Tokens]:
 
 
 def _io(number: int, columns: IoColumns, count: int) -> _Tokens:
-    """``IOInfo`` messages of the nodes that have one."""
+    """Return the ``IOInfo`` messages of the nodes that have one."""
     if not len(columns):
         return _Tokens.none(count)
     texts: list[_Tokens] = []
-    for place, text in enumerate(columns.texts, start=1):
-        texts += delimited(_tag(place, WireType.BYTES), [rows(text)], keep_empty=False)
+    for number_of_text, text in enumerate(columns.texts, start=1):
+        texts += delimited(_tag(number_of_text, WireType.BYTES), [rows(text)], keep_empty=False)
     return join(delimited(_tag(number, WireType.BYTES), texts, keep_empty=True)).only_in(columns.node, count)
 
 
 def _attributes(columns: AttributeColumns, number_tag: int) -> _Tokens:
-    """All attributes, grouped by owner."""
+    """Return all attributes, grouped by owner."""
     if not len(columns):
         return _Tokens.none(len(columns.offsets) - 1)
-    message = [_names(columns), *_docs(columns), *_values(columns)]
-    return join(delimited(number_tag, message, keep_empty=True)).grouped(columns.offsets)
-
-
-def _names(columns: AttributeColumns) -> _Tokens:
-    """The name field of each attribute, copied from one encoding per distinct name."""
     head = tag(AttributeField.NAME, WireType.BYTES)
     encoded = [name.encode() for name in columns.keys]
     prefixes = ByteRows.from_rows(
         [head + encode_varint(len(name)) + name if name else b"" for name in encoded]
     )
-    window = Window.holding(prefixes.data)
-    return _spans(window, prefixes.offsets[columns.key], prefixes.lengths[columns.key])
-
-
-def _docs(columns: AttributeColumns) -> list[_Tokens]:
-    if not len(columns.doc_row):
-        return []
-    docs = delimited(_tag(AttributeField.DOC_STRING, WireType.BYTES), [rows(columns.doc)], keep_empty=False)
-    return [join(docs).only_in(columns.doc_row, len(columns))]
+    window = ByteWindow.holding(prefixes.data)
+    message = [_spans(window, prefixes.offsets[columns.key], prefixes.lengths[columns.key])]
+    if len(columns.doc_row):
+        doc_tag = _tag(AttributeField.DOC_STRING, WireType.BYTES)
+        docs = delimited(doc_tag, [rows(columns.doc)], keep_empty=False)
+        message.append(join(docs).only_in(columns.doc_row, len(columns)))
+    message += _values(columns)
+    return join(delimited(number_tag, message, keep_empty=True)).grouped(columns.offsets)
 
 
 def _value_tags() -> tuple[Words, Bytes]:
-    """By field number, the bytes of the value's tag and the wire type."""
+    """Return, by field number, the bytes of the value's tag and the wire type."""
     tags, wires = np.zeros(33, np.uint64), np.zeros(33, np.uint8)
     for number, kind in VALUE_FIELDS.items():
         for field, wire in ((number, kind.wire), (number + 1, WireType.BYTES)):
@@ -154,26 +150,13 @@ _VALUE_TAGS, _VALUE_WIRES = _value_tags()
 
 
 def _values(columns: AttributeColumns) -> list[_Tokens]:
-    """The value of each attribute, whatever its type; a value is written even when it is zero."""
+    """Return the value of each attribute of any type; a value is written even if it is zero."""
     if int(columns.field.max()) >= len(_VALUE_TAGS):
         raise InvariantError("an attribute has a value field that the schema does not know")
     tags = _VALUE_TAGS.take(columns.field)
     wires = _VALUE_WIRES.take(columns.field)
     has = columns.field > 0
-    tokens = _varints(_raw_varints(columns, wires == WireType.BYTES), tags, keep=None if has.all() else has)
-    for wire, size in ((WireType.FIXED64, 8), (WireType.FIXED32, 4)):
-        at = np.flatnonzero(wires == wire)
-        if len(at):
-            part = _fixed(columns.bits[at], size, tags[at])
-            tokens.blocks[at], tokens.widths[at] = part.blocks, part.widths
-    if not len(columns.payload):
-        return [tokens]
-    content = rows(columns.payload).only_in(np.flatnonzero(wires == WireType.BYTES), len(columns))
-    return [tokens, content]
-
-
-def _raw_varints(columns: AttributeColumns, payload: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Words:
-    """What stands in the varint of each value: the length of a payload, an integer, a zigzag integer."""
+    payload = wires == WireType.BYTES
     raw = columns.bits
     if payload.any():
         raw = raw.copy()
@@ -183,14 +166,20 @@ def _raw_varints(columns: AttributeColumns, payload: np.ndarray[tuple[int], np.d
         signed = columns.bits[zigzag].view(np.int64)
         raw = raw.copy()
         raw[zigzag] = (signed << 1 ^ signed >> 63).view(np.uint64)
-    return raw
+    tokens = _varints(raw, tags, keep=None if has.all() else has)
+    for wire, size in ((WireType.FIXED64, 8), (WireType.FIXED32, 4)):
+        at = np.flatnonzero(wires == wire)
+        if len(at):
+            bits = columns.bits[at]
+            part = _tagged(
+                bits, np.zeros(len(bits), np.uint64), np.full(len(bits), size, np.int64), tags[at], None
+            )
+            tokens.blocks[at], tokens.widths[at] = part.blocks, part.widths
+    if not len(columns.payload):
+        return [tokens]
+    content = rows(columns.payload).only_in(np.flatnonzero(wires == WireType.BYTES), len(columns))
+    return [tokens, content]
 
-
-# Writing many messages at once: fields become tokens of at most 16 bytes, which are then set side by side.
-#
-# A token is a block of 16 bytes of which the first ``width`` count. Every field of every message is one or
-# more tokens; joining fields interleaves their tokens, and rendering writes all blocks in ascending order,
-# each overwriting what the one before wrote beyond its width.
 
 _BLOCK_TYPE = np.dtype((np.void, BLOCK))
 _CONTINUE = np.uint64(0x8080808080808080)
@@ -198,7 +187,8 @@ _ONE, _EIGHT, _WORD = np.uint64(1), np.uint64(8), np.uint64(64)
 
 
 class _Tokens(NamedTuple):
-    """Tokens in row order: ``blocks`` has shape ``(tokens, 2)``; ``counts`` per row, None when one each.
+    """Tokens in row order: ``blocks`` has shape ``(tokens, 2)``; ``counts`` per row, None if each row has
+    one.
 
     ``clean`` blocks are zero beyond their width, so that another token can be fused onto them.
     """
@@ -210,23 +200,23 @@ class _Tokens(NamedTuple):
 
     @classmethod
     def none(cls, count: int) -> _Tokens:
-        """``count`` empty rows."""
+        """Return ``count`` empty rows."""
         return cls(np.empty((0, 2), np.uint64), np.empty(0, np.int64), np.zeros(count, np.int64))
 
     def row_counts(self) -> Longs:
-        """Tokens in each row."""
+        """Return the number of tokens in each row."""
         return np.ones(len(self.widths), np.int64) if self.counts is None else self.counts
 
     def row_bytes(self) -> Longs:
-        """Bytes in each row."""
+        """Return the number of bytes in each row."""
         return self.widths if self.counts is None else _segment_sums(self.widths, self.counts)
 
     def grouped(self, offsets: Longs) -> _Tokens:
-        """The same tokens with rows ``offsets[i]:offsets[i + 1]`` made one."""
+        """Return the same tokens with rows ``offsets[i]:offsets[i + 1]`` merged."""
         return _Tokens(self.blocks, self.widths, _segment_sums(self.row_counts(), np.diff(offsets)))
 
     def only_in(self, rows: Longs, count: int) -> _Tokens:
-        """The same tokens as rows ``rows`` of ``count``; all other rows are empty."""
+        """Return the same tokens as rows ``rows`` of ``count``; all other rows are empty."""
         counts = np.zeros(count, np.int64)
         counts[rows] = self.row_counts()
         return _Tokens(self.blocks, self.widths, counts)
@@ -238,7 +228,7 @@ def _segment_sums(values: Longs, counts: Longs) -> Longs:
 
 
 def varint_widths(values: Words) -> Longs:
-    """Bytes of each varint."""
+    """Return the size of each varint in bytes."""
     widths = np.ones(len(values), np.int64)
     largest = int(values.max()) if len(values) else 0
     for bits in range(7, 64, 7):
@@ -248,30 +238,29 @@ def varint_widths(values: Words) -> Longs:
     return widths
 
 
-def _spread_sevens(value: Words) -> Words:
-    """The low 56 bits as eight groups of seven, one in each byte."""
-    quads = (value & np.uint64(0x000000000FFFFFFF)) | (
-        (value & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
-    )
-    pairs = (quads & np.uint64(0x00003FFF00003FFF)) | (
-        (quads & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
-    )
-    return (pairs & np.uint64(0x007F007F007F007F)) | ((pairs & np.uint64(0x3F803F803F803F80)) << np.uint64(1))
-
-
 def _varints(
     values: Words, tag: Words | int | None = None, *, keep: NDArray[np.bool_] | None = None
 ) -> _Tokens:
-    """One token per value: the tag (a number whose bytes it is, or one per row), then the value as a varint.
+    """Return one token per value: the tag (a number with its bytes, or one per row), then the value as a
+    varint.
 
-    Where ``keep`` is false the token is empty.
+    If ``keep`` is false the token is empty.
     """
     widths = varint_widths(values)
     if not len(values) or int(values.max()) < 0x80:
         low, high = values, np.zeros(len(values), np.uint64)
     else:
         stop = (widths - 1).view(np.uint64) * _EIGHT
-        low = _spread_sevens(values) | (_CONTINUE & ((_ONE << stop) - _ONE))
+        quads = (values & np.uint64(0x000000000FFFFFFF)) | (
+            (values & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
+        )
+        pairs = (quads & np.uint64(0x00003FFF00003FFF)) | (
+            (quads & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
+        )
+        low = (
+            (pairs & np.uint64(0x007F007F007F007F))
+            | ((pairs & np.uint64(0x3F803F803F803F80)) << np.uint64(1))
+        ) | (_CONTINUE & ((_ONE << stop) - _ONE))
         high = np.zeros(len(values), np.uint64)
         long = np.flatnonzero(widths > 8)
         top = values[long] >> np.uint64(56)
@@ -279,15 +268,10 @@ def _varints(
     return _tagged(low, high, widths, tag, keep)
 
 
-def _fixed(bits: Words, size: int, tag: Words) -> _Tokens:
-    """One token per value: the tag, then ``size`` bytes of ``bits``."""
-    return _tagged(bits, np.zeros(len(bits), np.uint64), np.full(len(bits), size, np.int64), tag, None)
-
-
 def _tagged(
     low: Words, high: Words, widths: Longs, tag: Words | int | None, keep: NDArray[np.bool_] | None
 ) -> _Tokens:
-    """Put the bytes of the tag in front."""
+    """Prepend the bytes of the tag."""
     blocks = np.empty((len(low), 2), np.uint64)
     if tag is None:
         blocks[:, 0], blocks[:, 1] = low, high
@@ -303,8 +287,8 @@ def _tagged(
     return _Tokens(blocks * keep[:, None], widths * keep, clean=True)
 
 
-def _spans(window: Window, start: Longs, length: Longs) -> _Tokens:
-    """The bytes at the given spans, one token per started 16 bytes."""
+def _spans(window: ByteWindow, start: Longs, length: Longs) -> _Tokens:
+    """Return the bytes at the given spans, one token per started 16 bytes."""
     counts = (length + (BLOCK - 1)) >> 4
     if len(counts) and int(counts.max()) == 1 and int(counts.min()) == 1:
         return _Tokens(_blocks_at(window, start), length)
@@ -317,19 +301,21 @@ def _spans(window: Window, start: Longs, length: Longs) -> _Tokens:
     return _Tokens(_blocks_at(window, source), widths, counts)
 
 
-def _blocks_at(window: Window, at: Longs) -> Words:
+def _blocks_at(window: ByteWindow, at: Longs) -> Words:
     return window.blocks[at].view(np.uint64).reshape(-1, 2)
 
 
 def rows(content: ByteRows) -> _Tokens:
-    """The bytes of each row."""
-    return _spans(Window.holding(content.data), content.offsets[:-1] - content.offsets[0], content.lengths)
+    """Return the bytes of each row."""
+    return _spans(
+        ByteWindow.holding(content.data), content.offsets[:-1] - content.offsets[0], content.lengths
+    )
 
 
 def delimited(tag: int | None, content: Sequence[_Tokens], *, keep_empty: bool) -> list[_Tokens]:
-    """Length-delimited fields: the tag, the length of the row's content, the content.
+    """Return length-delimited fields: the tag, the length of the row's content, the content.
 
-    Rows without content are left out altogether unless ``keep_empty``.
+    Rows without content are omitted entirely unless ``keep_empty``.
     """
     size = content[0].row_bytes()
     for part in content[1:]:
@@ -339,80 +325,62 @@ def delimited(tag: int | None, content: Sequence[_Tokens], *, keep_empty: bool) 
 
 
 def join(parts: Sequence[_Tokens]) -> _Tokens:
-    """Rows side by side: row ``i`` is row ``i`` of each part, in order."""
+    """Return rows joined: row ``i`` is row ``i`` of each part, in order."""
     present = _fused([part for part in parts if len(part.widths)])
     if len(present) < 2:
         return present[0] if present else parts[0]
     if all(part.counts is None for part in present):
-        return _interleaved(present)
+        single_blocks = np.stack([part.blocks for part in present], axis=1)
+        single_widths = np.stack([part.widths for part in present], axis=1)
+        counts = np.full(len(single_widths), len(present), np.int64)
+        return _Tokens(single_blocks.reshape(-1, 2), single_widths.reshape(-1), counts)
     counts = np.zeros(len(present[0].row_counts()), np.int64)
     for part in present:
         counts += 1 if part.counts is None else part.counts
     ends = np.cumsum(counts)
-    place, total = ends - counts, int(ends[-1])
+    position, total = ends - counts, int(ends[-1])
     blocks = np.empty(total, _BLOCK_TYPE)
     widths = np.empty(total, np.int64)
     for part in present:
-        into = place
+        into = position
         if part.counts is None:
-            place = place + 1
+            position = position + 1
         else:
             own = np.cumsum(part.counts) - part.counts
-            into = np.repeat(place - own, part.counts) + np.arange(len(part.widths), dtype=np.int64)
-            place = place + part.counts
+            into = np.repeat(position - own, part.counts) + np.arange(len(part.widths), dtype=np.int64)
+            position = position + part.counts
         blocks[into] = part.blocks.view(_BLOCK_TYPE).reshape(-1)
         widths[into] = part.widths
     return _Tokens(blocks.view(np.uint64).reshape(-1, 2), widths, counts)
 
 
-def _interleaved(parts: Sequence[_Tokens]) -> _Tokens:
-    """Parts of one token a row each."""
-    rows = len(parts[0].widths)
-    blocks = np.empty((rows, len(parts), 2), np.uint64)
-    widths = np.empty((rows, len(parts)), np.int64)
-    for place, part in enumerate(parts):
-        blocks[:, place] = part.blocks
-        widths[:, place] = part.widths
-    counts = np.full(rows, len(parts), np.int64)
-    return _Tokens(blocks.reshape(-1, 2), widths.reshape(-1), counts)
-
-
 def _fused(parts: Sequence[_Tokens]) -> list[_Tokens]:
-    """Make one of neighbours that have a token a row each and fit into one block."""
+    """Fuse neighbouring parts with one token per row if they fit into one block."""
     fused: list[_Tokens] = []
     for part in parts:
         last = fused[-1] if fused else None
-        if last is not None and _fit(last, part):
-            fused[-1] = _fuse(last, part)
+        single = last is not None and last.counts is None and part.counts is None and last.clean
+        if last is not None and single and int(last.widths.max()) + int(part.widths.max()) <= BLOCK:
+            # A shift by 64 or more, or by a negative number (a large unsigned one), gives 0 in NumPy.
+            shift = last.widths.view(np.uint64) * _EIGHT
+            low, high = part.blocks[:, 0], part.blocks[:, 1]
+            blocks = np.empty_like(last.blocks)
+            blocks[:, 0] = last.blocks[:, 0] | (low << shift)
+            blocks[:, 1] = (
+                last.blocks[:, 1] | (high << shift) | (low >> (_WORD - shift)) | (low << (shift - _WORD))
+            )
+            fused[-1] = _Tokens(blocks, last.widths + part.widths, clean=part.clean)
         else:
             fused.append(part)
     return fused
 
 
-def _fit(first: _Tokens, second: _Tokens) -> bool:
-    """Whether each row's two tokens can share a block."""
-    if first.counts is not None or second.counts is not None or not first.clean:
-        return False
-    return int(first.widths.max()) + int(second.widths.max()) <= BLOCK
-
-
-def _fuse(first: _Tokens, second: _Tokens) -> _Tokens:
-    """The bytes of ``second`` behind those of ``first``, which is clean."""
-    # A shift by 64 or more (and by a negative number, which is a large unsigned one) gives 0 in NumPy.
-    shift = first.widths.view(np.uint64) * _EIGHT
-    low, high = second.blocks[:, 0], second.blocks[:, 1]
-    blocks = np.empty_like(first.blocks)
-    blocks[:, 0] = first.blocks[:, 0] | (low << shift)
-    blocks[:, 1] = first.blocks[:, 1] | (high << shift) | (low >> (_WORD - shift)) | (low << (shift - _WORD))
-    return _Tokens(blocks, first.widths + second.widths, clean=second.clean)
-
-
 def render(tokens: _Tokens) -> Bytes:
-    """All rows one behind the other."""
+    """Return all rows concatenated."""
     ends = np.cumsum(tokens.widths)
     total = int(ends[-1]) if len(ends) else 0
     out = np.empty(total + BLOCK, np.uint8)
     target: NDArray[np.void] = np.ndarray((total + 1,), _BLOCK_TYPE, out.data, strides=(1,))
-    # Ascending order: what a block writes beyond its width the next one overwrites.
+    # Blocks are written in ascending order: each overwrites the excess of the one before.
     target[ends - tokens.widths] = tokens.blocks.view(_BLOCK_TYPE).reshape(-1)
     return out[:total]

@@ -1,8 +1,12 @@
-"""Decoding of ``AttributeProto`` messages, all attributes of a chunk at once."""
+"""Decoding of ``AttributeProto`` messages, all attributes of a chunk at once, and interning of their names.
+
+A trace has few distinct names and many occurrences. Names of up to 32 bytes are looked up by a hash of their
+words and compared in full; every other name, and the first occurrence of each, is looked up in a dictionary.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +16,8 @@ from hespas.converters.chakra.wire import (
     Bools,
     ByteRows,
     Bytes,
+    ByteWindow,
     Longs,
-    Window,
     Words,
     copy_spans,
     not_text,
@@ -36,7 +40,9 @@ _NO_VALUE = 255
 
 
 def _wire_of_tag() -> Bytes:
-    """Wire type by the value of an attribute's value tag; 255 where that is no value field of the schema."""
+    """Return the wire type by value tag of an attribute; 255 for tags that are not value fields of the
+    schema.
+    """
     table = np.full(1 << 14, _NO_VALUE, np.uint8)
     for number, kind in VALUE_FIELDS.items():
         table[number << 3 | kind.wire] = kind.wire
@@ -48,24 +54,13 @@ _WIRE_OF_TAG = _wire_of_tag()
 _LOW32 = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Attribute messages of a chunk, one cursor row each."""
-
-    cursor: Cursor
-    field: Bytes
-    bits: Words
-    payload_rows: Longs
-    payload: ByteRows
-
-
 def decode_attributes(
-    window: Window, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
+    window: ByteWindow, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
 ) -> tuple[AttributeColumns, Bools]:
-    """The attributes at the given spans, and which of them need the canonical form first.
+    """Return the attributes at the given spans, and a mask of those that need the canonical form first.
 
-    ``offsets`` says which attributes belong to which owner. Names are interned into ``keys``; those of the
-    result are filled in when all chunks are joined.
+    ``offsets`` groups attributes by owner. Names are interned into ``keys``; the names of the result are set
+    when all chunks are joined.
     """
     cursor = Cursor(window, start, start + length)
     name_start, name_length = cursor.span(_NAME_TAG).spread(len(start))
@@ -74,14 +69,7 @@ def decode_attributes(
     doc_rows = np.arange(len(start)) if doc.rows is None else doc.rows
     docs = ByteRows(*copy_spans(window, doc.start, doc.length))
     cursor.mark(doc_rows, not_text(docs) | (doc.length == 0) if len(docs) else None)
-    rows = _values(cursor)
-    columns = AttributeColumns((), offsets, key, rows.field, rows.bits, rows.payload, doc_rows, docs)
-    return columns, cursor.finish() | (key == NOT_TEXT)
-
-
-def _values(cursor: Cursor) -> _Rows:
-    """Read the value of every attribute; the cursor ends behind it."""
-    window, at = cursor.window, cursor.at
+    at = cursor.at
     has = at < cursor.end
     low = window.u8.take(at)
     wide = low >= 0x80
@@ -93,25 +81,23 @@ def _values(cursor: Cursor) -> _Rows:
     field = np.where(has, tag >> 3, 0).astype(np.uint8)
     cursor.at = np.where(wire == _NO_VALUE, at, at + 1 + wide)
     bits = np.zeros(len(at), np.uint64)
-    _varints(cursor, np.flatnonzero(wire == WireType.VARINT), field, bits)
+    rows = np.flatnonzero(wire == WireType.VARINT)
+    if len(rows):
+        value, behind, endless = read_varints(window, cursor.at[rows])
+        cursor.mark(rows, endless)
+        cursor.at[rows] = behind
+        bits[rows] = _integers(field[rows], value)
     _fixed(cursor, np.flatnonzero(wire == WireType.FIXED64), field, bits, 8)
     _fixed(cursor, np.flatnonzero(wire == WireType.FIXED32), field, bits, 4)
-    payload_rows = np.flatnonzero(wire == WireType.BYTES)
-    payload = _payloads(cursor, payload_rows, field, bits)
-    return _Rows(cursor, field, bits, payload_rows, payload)
-
-
-def _varints(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> None:
-    if not len(rows):
-        return
-    value, behind, endless = read_varints(cursor.window, cursor.at[rows])
-    cursor.mark(rows, endless)
-    cursor.at[rows] = behind
-    bits[rows] = _integers(field[rows], value)
+    payload = _payloads(cursor, np.flatnonzero(wire == WireType.BYTES), field, bits)
+    columns = AttributeColumns((), offsets, key, field, bits, payload, doc_rows, docs)
+    return columns, cursor.finish() | (key == NOT_TEXT)
 
 
 def _integers(field: Bytes, raw: Words) -> Words:
-    """What the varints mean: narrowed to 32 bits, un-zigzagged, or a truth value, as the field says."""
+    """Return the values of varints: narrowed to 32 bits, un-zigzagged, or as a bool, depending on
+    the field.
+    """
     value = raw.copy()
     present = set(np.flatnonzero(np.bincount(field, minlength=33)).tolist())
     if AttributeField.INT32 in present:
@@ -148,7 +134,7 @@ def _fixed(cursor: Cursor, rows: Longs, field: Bytes, bits: Words, size: int) ->
 
 
 def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRows:
-    """Copy strings, bytes and list messages out; give up what is not canonical or no text."""
+    """Return strings, bytes and list messages; mark those that are not canonical or not text."""
     if not len(rows):
         return ByteRows.blank(0)
     value, start, endless = read_varints(cursor.window, cursor.at[rows])
@@ -173,8 +159,10 @@ def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRow
     return payload
 
 
-def _bad_entries(window: Window, number: Bytes, start: Longs, length: Longs) -> Bools | None:
-    """Which string and bytes lists are not in canonical form, or hold what is no text."""
+def _bad_entries(window: ByteWindow, number: Bytes, start: Longs, length: Longs) -> Bools | None:
+    """Return a mask of string and bytes lists that are not in canonical form, or hold bytes that are not
+    text.
+    """
     if not len(number):
         return None
     cursor = Cursor(window, start, start + length)
@@ -195,43 +183,32 @@ def _bad_entries(window: Window, number: Bytes, start: Longs, length: Longs) -> 
 
 
 def _bad_lists(number: Bytes, payload: ByteRows, rows: Longs) -> Bools | None:
-    """Which numeric list messages are not in canonical form; equal lists are looked at once."""
+    """Return a mask of numeric list messages that are not in canonical form; equal lists are checked once."""
     if not len(rows):
         return None
     seen: dict[tuple[int, bytes], bool] = {}
     bad = np.zeros(len(rows), np.bool_)
-    for place, (field, row) in enumerate(zip(number.tolist(), rows.tolist(), strict=True)):
+    for index, (field, row) in enumerate(zip(number.tolist(), rows.tolist(), strict=True)):
         content = payload[row]
-        known = seen.get((field, content))
-        if known is None:
-            known = seen[field, content] = not _is_canonical(field, content)
-        bad[place] = known
+        is_bad = seen.get((field, content))
+        if is_bad is None:
+            spec = ATTRIBUTE.fields[field].message
+            is_bad = True
+            with suppress(FormatError):
+                is_bad = spec is None or canonical_message(content, spec).data != content
+            seen[field, content] = is_bad
+        bad[index] = is_bad
     return bad
 
 
-def _is_canonical(field: int, content: bytes) -> bool:
-    spec = ATTRIBUTE.fields[field].message
-    if spec is None:
-        return False
-    try:
-        return canonical_message(content, spec).data == content
-    except FormatError:
-        return False
-
-
-# Interning of attribute names: a handful of distinct names, millions of occurrences.
-#
-# Names of up to 32 bytes are looked up by a hash of their words and compared in full; every other name, and
-# the first occurrence of each, goes through a dictionary.
-
 NOT_TEXT = -1
-"""What stands for a name that is not UTF-8."""
+"""Key of a name that is not UTF-8."""
 
 _WORDS = 4
 _SHORT = 8 * _WORDS
 _BUCKETS = 1 << 12
 _ROUNDS = 64
-"""So many new names of a chunk are each looked for in all of it; more are taken one by one."""
+"""Number of new names of a chunk that are each searched in all of it; further ones are added one by one."""
 _MIX = tuple(
     np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 )
@@ -258,19 +235,21 @@ class KeyTable:
         self._words: Words = np.zeros((_WORDS, 64), np.uint64)
         self._length: Longs = np.full(64, -1, np.int64)
 
-    def intern(self, window: Window, start: Longs, length: Longs) -> NDArray[np.int32]:
-        """The row in ``names`` of each span (:data:`NOT_TEXT` where it is no UTF-8)."""
+    def intern(self, window: ByteWindow, start: Longs, length: Longs) -> NDArray[np.int32]:
+        """Return the row in ``names`` of each span (:data:`NOT_TEXT` if it is not UTF-8)."""
         short = np.minimum(length, _SHORT)
-        words = [
-            window.words[start + 8 * word] & _MASKS[:, word].take(short)
-            for word in range(self._depth(length))
-        ]
+        longest = int(length.max()) if len(length) else 0
+        depth = min(_WORDS, max(1, (longest + 7) // 8))
+        words = [window.words[start + 8 * word] & _MASKS[:, word].take(short) for word in range(depth)]
         mixed = words[0] * _MIX[0]
-        for word, odd in zip(words[1:], _MIX[1:], strict=False):
-            mixed ^= word * odd
+        for column, odd in zip(words[1:], _MIX[1:], strict=False):
+            mixed ^= column * odd
         bucket = (mixed >> np.uint64(52)).view(np.int64)
         key = self._bucket.take(bucket)
-        pending = np.flatnonzero(~self._same(key, words, length) | (length > _SHORT))
+        same: NDArray[np.bool_] = self._length.take(key) == length
+        for word, column in enumerate(words):
+            same &= self._words[word].take(key) == column
+        pending = np.flatnonzero(~same | (length > _SHORT))
         long = length[pending] > _SHORT
         for row in pending[long].tolist():
             key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
@@ -279,40 +258,27 @@ class KeyTable:
             if not len(pending):
                 return key
             row = int(pending[0])
-            found = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
-            self._bucket[bucket[row]] = max(found, 0)
+            new_key = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
+            self._bucket[bucket[row]] = max(new_key, 0)
             alike = length[pending] == length[row]
             for column in words:
                 alike &= column[pending] == column[row]
-            key[pending[alike]] = found
+            key[pending[alike]] = new_key
             pending = pending[~alike]
         for row in pending.tolist():
             key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
         return key
 
     def add(self, name: str) -> int:
-        """The row of a name that stands in no message."""
+        """Return the row of a name that is not in any message."""
         return self._add(name.encode())
 
     def find(self, name: str) -> int:
-        """The row of a name, -1 where it has not been met."""
+        """Return the row of a name, -1 if it has not occurred."""
         return self._rows.get(name.encode(), -1)
 
-    @staticmethod
-    def _depth(length: Longs) -> int:
-        """Words needed to tell these names apart."""
-        longest = int(length.max()) if len(length) else 0
-        return min(_WORDS, max(1, (longest + 7) // 8))
-
-    def _same(self, key: NDArray[np.int32], words: list[Words], length: Longs) -> NDArray[np.bool_]:
-        """Where the name of ``key`` is what stands in ``words``."""
-        same: NDArray[np.bool_] = self._length.take(key) == length
-        for word, column in enumerate(words):
-            same &= self._words[word].take(key) == column
-        return same
-
     def _add(self, name: bytes) -> int:
-        """The row of a name, new or old."""
+        """Return the row of a name, new or old."""
         row = self._rows.get(name)
         if row is not None:
             return row

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from hespas.converters.chakra.readiness import list_faults, stand_ins
+from hespas.converters.chakra.readiness import list_faults, raised_counts
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, Resource, Severity
 from hespas.simulator.astra.configuration import NetworkConfig, SystemConfig
 from hespas.validators.checker.job import CheckedJob, RuleReport
@@ -97,7 +97,7 @@ def roofline_costs(job: CheckedJob, report: RuleReport) -> None:
         return
     for index, graph in enumerate(job.classes):
         computes = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
-        no_flops, no_bytes = stand_ins(graph)
+        no_flops, no_bytes = raised_counts(graph)
         flops, moved = (graph.flops > 0) | no_flops, (graph.bytes_moved > 0) | no_bytes
         report.nodes(index, computes & ~flops, "no num_ops: in roofline mode it never finishes")
         report.nodes(index, computes & flops & ~moved, "no tensor_size: in roofline mode nothing follows it")

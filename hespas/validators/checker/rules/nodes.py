@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.converters.chakra.assembly import simulated_ns
+from hespas.converters.chakra.preserve import simulated_ns
 from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
