@@ -1,8 +1,8 @@
-"""THE cost table of PyTorch's operations, as its profilers record them: one row declares and dispatches.
+"""Cost table of PyTorch's operations, as its profilers record them.
 
 Keys are names with their namespace. Rows of :data:`ATEN` cost an operation with all it calls; rows of
-:data:`COMPOSITE` only where no recorded part of it costs anything: ``aten::linear`` is then its own product,
-else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN, never 0.
+:data:`COMPOSITE` apply only if no recorded part has a cost: ``aten::linear`` is costed as a product unless
+its ``aten::addmm`` is recorded. An operation in neither is unknown: its figures are NaN, never 0.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ _REDUCTIONS: dict[str, AtenRule] = {
 }
 
 
-_both = elements.pointwise("maximum")
+_MAXIMUM = elements.pointwise("maximum")
 
 
 def _extreme(call: Call) -> AtenCost:
-    """``max`` and ``min``: of two tensors elementwise, of one and a dimension with places, of one alone."""
+    """Cost ``max`` and ``min``: for two tensors, else a reduction, with indices for a dimension."""
     if call.tensor(1) is not None:
-        return _both(call)
+        return _MAXIMUM(call)
     return over.reduction(call, full_from=1, results=1 if len(call.args) < 2 else 2)
 
 
@@ -138,7 +138,7 @@ _WINDOWS: dict[str, AtenRule] = {
     **_aten("upsample_trilinear3d", over.upsample, rank=3, flops=21.0),
 }
 
-_PLACES: dict[str, AtenRule] = {
+_INDEXING: dict[str, AtenRule] = {
     **_aten("index_select", elements.index_select),
     **_aten("gather", elements.gather, indices_at=2),
     **_aten("take", elements.gather, indices_at=1),
@@ -168,7 +168,7 @@ _PLACES: dict[str, AtenRule] = {
     **_aten("topk", over.top_k),
     **_aten("max min", _extreme),
     **_aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adam _fused_adamw _fused_sgd", elements.optimizer),
-    **_aten("_local_scalar_dense", elements.cast, place=-1),
+    **_aten("_local_scalar_dense", elements.cast, position=-1),
 }
 
 _FOREACH = (
@@ -192,10 +192,10 @@ ATEN: dict[str, AtenRule] = {
     **_REDUCTIONS,
     **_NORMS,
     **_WINDOWS,
-    **_PLACES,
+    **_INDEXING,
     **SERVING,
 }
-"""Operation -> rule for it and all it calls."""
+"""Operation -> rule of the operation with all it calls."""
 
 _NO_WORK = (
     "view reshape as_strided expand permute transpose t select slice squeeze unsqueeze detach alias unbind "
@@ -203,7 +203,7 @@ _NO_WORK = (
     "lift_fresh resolve_conj resolve_neg empty empty_like empty_strided split_with_sizes resize_"
 )
 VIEWS: frozenset[str] = frozenset(_aten(_NO_WORK, free))
-"""Operations that launch nothing and cost nothing; work found in one is of something else: unknown."""
+"""Operations without kernels and costs; kernels inside one belong to an unknown operation."""
 
 COMPOSITE: dict[str, AtenRule] = {
     **_aten("linear", matmul.linear),
@@ -212,44 +212,44 @@ COMPOSITE: dict[str, AtenRule] = {
     **_aten("scaled_dot_product_attention", attention(FALLBACK)),
     **_aten("embedding", elements.embedding),
     **_aten("embedding_bag", elements.embedding_bag),
-    **_aten("_to_copy to", elements.cast, place=1),
-    **_aten("clone contiguous", elements.cast, place=-1),
+    **_aten("_to_copy to", elements.cast, position=1),
+    **_aten("clone contiguous", elements.cast, position=-1),
     **_aten("repeat", elements.repeat),
     **_aten("slice_backward select_backward", elements.slice_backward),
     **SERVING_COMPOSITE,
 }
-"""Operation -> rule where none of its parts is costed."""
+"""Operation -> rule that applies if no recorded part of it has a cost."""
 
 _GENERATED = ("triton_",)
 _NUMBERED = re.compile(r"(sglang_profiler::\w{1,200}?)_\d{1,9}")
-"""Ranges that an engine numbers by where they are in its source."""
+"""Ranges with the source line of the engine as a number."""
 _LARGEST_EXTENT = 1 << 62
 
 
 def find_aten_rule(name: str) -> AtenRule | None:
-    """The rule of an operation that may launch work, None for no rule: a user's, ours, or a plug-in's."""
+    """Return the rule of an operation from user files, the built-in table or plug-ins, or None."""
     of_user = user_rule(name)
     if of_user is not None:
         return of_user.rule
     if name.startswith(_GENERATED):
         return generated_kernel
     numbered = _NUMBERED.fullmatch(name)
-    known = numbered[1] if numbered else name
-    found = ATEN.get(known) or COMPOSITE.get(known)
-    if found is not None or known in VIEWS or known.startswith("aten::"):
-        return found
+    plain_name = numbered[1] if numbered else name
+    answer = ATEN.get(plain_name) or COMPOSITE.get(plain_name)
+    if answer is not None or plain_name in VIEWS or plain_name.startswith("aten::"):
+        return answer
     of_others = plugin_rule(name)
     return None if of_others is None else of_others.rule
 
 
 def is_composite(name: str) -> bool:
-    """Whether an operation is costed by its parts where those are known."""
+    """Return True if an operation is costed by its parts where those have costs."""
     of_user = user_rule(name)
     return name in COMPOSITE if of_user is None else of_user.composite
 
 
 class CallTexts(NamedTuple):
-    """An operation as the JSON texts of its inputs."""
+    """JSON texts of the inputs of an operation."""
 
     name: str
     shapes: str
@@ -269,21 +269,23 @@ def aten_cost(
     step: str = "",
     parts: Iterable[CallTexts] = (),
 ) -> AtenCost:
-    """What one operation costs, from the JSON texts of its inputs as Kineto writes them.
+    """Return the cost of an operation from the JSON texts of its inputs, as Kineto writes them.
 
-    ``hint`` is the element type of lists of tensors, which no trace states. ``step`` names the step around
-    the operation, which states the lengths of a batch; ``parts`` are those operations inside it that
-    :data:`PARTS` asks for. NaN for what cannot be told.
+    ``hint`` is the element type of lists of tensors, which traces do not record. ``step`` is the name of the
+    enclosing step, which states the lengths of a batch; ``parts`` are the enclosed operations that
+    :data:`PARTS` lists. Unknown figures are NaN.
     """
     call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
-    inside = tuple(read_call(each[0], each[1], each[2], strides=each[3], values=each[4]) for each in parts)
+    inside = tuple(
+        read_call(texts[0], texts[1], texts[2], strides=texts[3], values=texts[4]) for texts in parts
+    )
     call = call._replace(step=step, parts=inside)
     rule = find_aten_rule(name)
     if rule is None:
         return free(call) if name in VIEWS else unknown(call)
     try:
-        found = rule(call)
+        answer = rule(call)
     except OverflowError:  # sizes that no memory holds
         return unknown(call)
-    extents = [extent for tensor in found.results for extent in tensor.shape]
-    return found if max(extents, default=0) <= _LARGEST_EXTENT else unknown(call)
+    extents = [extent for tensor in answer.results for extent in tensor.shape]
+    return answer if max(extents, default=0) <= _LARGEST_EXTENT else unknown(call)

@@ -1,10 +1,10 @@
-"""One PyTorch operation as a trace records it: name, and the shapes, types, strides and values of its inputs.
+"""Recorded PyTorch operation: name, and shapes, types, strides and values of its inputs.
 
 Kineto writes each of the four as a JSON list with one entry per argument, in the order of the schema. A
 tensor has its extents and its element type, a list of tensors a list of extents and the type ``TensorList``,
 anything else empty extents and a type such as ``Scalar``, with its value as a text. Traces before 2024
-leave strides and values out, and the tensors of lists too. Texts are hostile: what makes no sense becomes an
-unknown argument, and no number is larger than an address space.
+leave strides and values out, and the tensors of lists too. Texts are untrusted: invalid ones become
+unknown arguments, and numbers are limited to the size of an address space.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _SCALAR_NAMES = """
 _SCALAR_TYPES: dict[int, str] = dict(
     zip((*range(8), 9, 10, 11, 15, *range(23, 30)), _SCALAR_NAMES.split(), strict=True)
 )
-"""``c10::ScalarType``: how an element type is written as a value."""
+"""Code of ``c10::ScalarType`` -> element type."""
 
 
 def scalar_type(code: int | None) -> DType | None:
-    """The element type that ``c10::ScalarType`` numbers ``code``."""
+    """Return the element type of a ``c10::ScalarType`` code."""
     return find_dtype(_SCALAR_TYPES[code]) if code in _SCALAR_TYPES else None
 
 
 class Strided(NamedTuple):
-    """A tensor. ``strides`` count elements; None where the trace has none: taken as dense."""
+    """Tensor with strides in elements; None where the trace has no strides: the tensor counts as dense."""
 
     dtype: DType | None
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Strided(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Distinct elements in memory: an expanded dimension (stride 0) counts once, overlaps too."""
+        """Return distinct elements in memory: expanded dimensions (stride 0) and overlaps count once."""
         if self.strides is None or len(self.strides) != len(self.shape) or not self.elements:
             return self.elements
         moved = prod(n for n, stride in zip(self.shape, self.strides, strict=True) if stride)
@@ -84,27 +84,27 @@ class Strided(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Storage of the distinct elements; NaN where the element type is unknown."""
+        """Return storage of the distinct elements; NaN where the element type is unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(self.stored))
 
     @property
     def width(self) -> float:
-        """Bytes of one element, NaN unknown."""
+        """Return bytes of one element, NaN where unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(1))
 
     @property
     def dense(self) -> Strided:
-        """A result of this type, in memory of its own."""
+        """Return a dense tensor of this type and shape, as for a new result."""
         return self._replace(strides=None)
 
     @property
     def plain(self) -> Tensor:
-        """Shape, element type and order in memory."""
+        """Return shape, element type and memory order."""
         return Tensor(self.dtype, self.shape, layout=self.layout)
 
     @property
     def layout(self) -> str:
-        """The order in memory as :class:`Tensor` names it."""
+        """Return the memory order as in :class:`Tensor`."""
         if self.strides is None or len(self.strides) != len(self.shape) or self.elements <= 1:
             return ""
         order = sorted(range(len(self.shape)), key=lambda d: (self.strides_of(d), self.shape[d], -d))
@@ -117,12 +117,12 @@ class Strided(NamedTuple):
         return "" if wide == sorted(wide, reverse=True) else ",".join(map(str, order))
 
     def strides_of(self, dim: int) -> int:
-        """Elements from one to the next along a dimension; 0 where unknown."""
+        """Return the stride of a dimension in elements; 0 where unknown."""
         return self.strides[dim] if self.strides else 0
 
 
 class Argument(NamedTuple):
-    """One input: the tensors it is made of (None: a list that the trace does not spell out) and its text."""
+    """Input of an operation: its tensors (None: a list that the trace does not record) and its text."""
 
     kind: str = ""
     tensors: tuple[Strided, ...] | None = ()
@@ -130,7 +130,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one tensor."""
+        """Return True for a single tensor."""
         return self.kind != "TensorList" and self.tensors is not None and len(self.tensors) == 1
 
 
@@ -138,10 +138,10 @@ _NOTHING = Argument()
 
 
 class Call(NamedTuple):
-    """One operation. ``hint`` is the element type of lists of tensors, which no trace states: from elsewhere.
+    """Recorded operation. ``hint`` is the element type of lists of tensors, which traces do not record.
 
-    ``has_values`` says whether the trace records values at all: an empty text is then a default. ``step`` is
-    the name of the step around it, ``parts`` are operations inside it, where a rule asks for those.
+    ``has_values`` is True if the trace records values; an empty text is then a default. ``step`` is the name
+    of the enclosing step, ``parts`` are enclosed operations that the rule needs.
     """
 
     name: str
@@ -151,66 +151,66 @@ class Call(NamedTuple):
     step: str = ""
     parts: tuple[Call, ...] = ()
 
-    def arg(self, place: int) -> Argument:
-        """An argument; an empty one behind the last."""
-        return self.args[place] if 0 <= place < len(self.args) else _NOTHING
+    def arg(self, position: int) -> Argument:
+        """Return an argument; an empty one after the last."""
+        return self.args[position] if 0 <= position < len(self.args) else _NOTHING
 
-    def tensor(self, place: int) -> Strided | None:
-        """The tensor at a place, None for anything else."""
-        found = self.arg(place)
-        return found.tensors[0] if found.is_tensor and found.tensors else None
+    def tensor(self, position: int) -> Strided | None:
+        """Return the tensor at a position, None for other arguments."""
+        result = self.arg(position)
+        return result.tensors[0] if result.is_tensor and result.tensors else None
 
-    def present(self, *places: int) -> list[Strided]:
-        """The tensors among those places."""
-        return [each for each in map(self.tensor, places) if each is not None]
+    def present(self, *positions: int) -> list[Strided]:
+        """Return the tensors among the arguments at some positions."""
+        return [tensor for tensor in map(self.tensor, positions) if tensor is not None]
 
-    def listed(self, place: int) -> tuple[Strided, ...] | None:
-        """The tensors of a list, with the hinted element type; None where the trace does not tell."""
-        found = self.arg(place)
-        if found.kind != "TensorList" or not found.tensors:
+    def listed(self, position: int) -> tuple[Strided, ...] | None:
+        """Return the tensors of a list, with the hinted element type; None where the trace lacks them."""
+        result = self.arg(position)
+        if result.kind != "TensorList" or not result.tensors:
             return None
-        return tuple(each._replace(dtype=each.dtype or self.hint) for each in found.tensors)
+        return tuple(tensor._replace(dtype=tensor.dtype or self.hint) for tensor in result.tensors)
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
-        """All single tensors."""
-        found = (self.tensor(place) for place in range(len(self.args)))
-        return tuple(each for each in found if each is not None)
+        """Return all arguments that are single tensors."""
+        result = (self.tensor(position) for position in range(len(self.args)))
+        return tuple(tensor for tensor in result if tensor is not None)
 
     def last_output(self, first: int) -> Strided | None:
-        """The tensor given as ``out=``: the last one from place ``first`` on."""
-        found = [self.tensor(place) for place in range(first, len(self.args))]
-        return next((each for each in reversed(found) if each is not None), None)
+        """Return the tensor of ``out=``: the last one from position ``first`` on."""
+        result = [self.tensor(position) for position in range(first, len(self.args))]
+        return next((tensor for tensor in reversed(result) if tensor is not None), None)
 
-    def integers(self, place: int) -> tuple[int, ...] | None:
-        """A list of at most 64 whole numbers (or one); None where there is no value."""
-        text = self.arg(place).value.strip("[]() ")
+    def integers(self, position: int) -> tuple[int, ...] | None:
+        """Return a list of at most 64 whole numbers (or one); None without a value."""
+        text = self.arg(position).value.strip("[]() ")
         if not text:
             return None
         parts = [_whole(part) for part in text.split(",", _MOST_DIMENSIONS)]
-        known = tuple(part for part in parts if part is not None)
-        return known if len(known) == len(parts) else None
+        valid = tuple(part for part in parts if part is not None)
+        return valid if len(valid) == len(parts) else None
 
-    def integer(self, place: int) -> int | None:
-        """One whole number."""
-        found = self.integers(place)
-        return found[0] if found and len(found) == 1 else None
+    def integer(self, position: int) -> int | None:
+        """Return one whole number."""
+        result = self.integers(position)
+        return result[0] if result and len(result) == 1 else None
 
-    def flag(self, place: int) -> bool | None:
-        """``True`` or ``False``."""
-        return {"True": True, "False": False, "1": True, "0": False}.get(self.arg(place).value)
+    def flag(self, position: int) -> bool | None:
+        """Return a boolean."""
+        return {"True": True, "False": False, "1": True, "0": False}.get(self.arg(position).value)
 
-    def flags(self, place: int) -> tuple[bool, ...] | None:
-        """A list of truth values."""
-        parts = [part.strip() for part in self.arg(place).value.strip("[] ").split(",")]
+    def flags(self, position: int) -> tuple[bool, ...] | None:
+        """Return a list of booleans."""
+        parts = [part.strip() for part in self.arg(position).value.strip("[] ").split(",")]
         if not all(part in ("True", "False") for part in parts):
             return None
         return tuple(part == "True" for part in parts)
 
-    def real(self, place: int) -> float | None:
-        """One number."""
+    def real(self, position: int) -> float | None:
+        """Return one number."""
         try:
-            return float(self.arg(place).value)
+            return float(self.arg(position).value)
         except ValueError:
             return None
 
@@ -232,23 +232,23 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 
 def _per_argument(text: str) -> list[_Extents]:
-    """Extents (or strides) of each argument; an entry that is something else becomes empty."""
-    found: list[_Extents] = []
+    """Return extents (or strides) of each argument; invalid entries become empty."""
+    result: list[_Extents] = []
     try:
         entries = _entries.decode(text) if text else []
     except _UNREADABLE:
         return []
     for raw in entries[:_MOST_ARGUMENTS]:
         try:
-            found.append(_extents.decode(raw))
+            result.append(_extents.decode(raw))
         except _UNREADABLE:
-            found.append([])
-    return found
+            result.append([])
+    return result
 
 
 def _numbers(entry: _Extents) -> tuple[int, ...] | None:
-    """Plain numbers, None for a nested list or ones that no tensor has."""
-    numbers = tuple(each for each in entry if isinstance(each, int))
+    """Return plain numbers; None for a nested or too long list."""
+    numbers = tuple(tensor for tensor in entry if isinstance(tensor, int))
     if len(numbers) != len(entry) or len(numbers) > _MOST_DIMENSIONS:
         return None
     return numbers
@@ -257,7 +257,7 @@ def _numbers(entry: _Extents) -> tuple[int, ...] | None:
 def _tensor(
     dtype: DType | None, extents: tuple[int, ...] | None, strides: tuple[int, ...] | None
 ) -> Strided | None:
-    """A tensor of sane size."""
+    """Return a tensor; None for impossible sizes."""
     if extents is None or len(extents) > _MOST_DIMENSIONS:
         return None
     if not 0 <= min(extents, default=0) <= max(extents, default=0) <= _LARGEST_VALUE:
@@ -269,33 +269,33 @@ def _tensor(
     return Strided(dtype, extents, strides)
 
 
-def _nested(entry: _Extents, place: int) -> tuple[int, ...] | None:
-    inner = entry[place] if place < len(entry) else None
+def _nested(entry: _Extents, position: int) -> tuple[int, ...] | None:
+    inner = entry[position] if position < len(entry) else None
     return None if inner is None or isinstance(inner, int) else tuple(inner)
 
 
 def _listed(extents: _Extents, strides: _Extents | None, types: tuple[DType | None, ...]) -> Argument:
-    """A list of tensors; one that the trace does not spell out has no tensors."""
-    found = [
+    """Return a list of tensors; without tensors where the trace does not record them all."""
+    result = [
         _tensor(
-            types[place] if place < len(types) else None,
-            _nested(extents, place),
-            None if strides is None else _nested(strides, place),
+            types[position] if position < len(types) else None,
+            _nested(extents, position),
+            None if strides is None else _nested(strides, position),
         )
-        for place in range(len(extents))
+        for position in range(len(extents))
     ]
-    known = tuple(each for each in found if each is not None)
-    return Argument(_LIST, known if known and len(known) == len(found) else None)
+    valid = tuple(tensor for tensor in result if tensor is not None)
+    return Argument(_LIST, valid if valid and len(valid) == len(result) else None)
 
 
 _LIST = "TensorList"
 _UNSIGNED = {"unsigned short": "ui16", "unsigned int": "ui32", "unsigned long": "ui64"}
 _NUMBERS = frozenset({"Int", "Double", "Float", "Bool", "Complex"})
-"""Numbers in execution traces, whose names are those of element types but for the capital."""
+"""Types of numbers in execution traces, which differ from element types only in case."""
 
 
 def _element(kind: str) -> DType | None:
-    """The element type of a tensor, also as execution traces write it: ``Tensor(float)``."""
+    """Return the element type of a tensor, also from execution traces: ``Tensor(float)``."""
     if kind.startswith("Tensor(") and kind.endswith(")"):
         return find_dtype(kind[len("Tensor(") : -1])
     if not kind or kind in _NUMBERS:
@@ -326,39 +326,35 @@ def _value(value: object) -> str:
 def read_call(
     name: str, shapes: str, types: str, *, strides: str = "", values: str = "", hint: DType | None = None
 ) -> Call:
-    """The operation that these JSON texts describe; the empty text where a trace says nothing."""
+    """Return the operation that JSON texts describe; absent ones are empty."""
     extents, steps = _per_argument(shapes), _per_argument(strides)
     try:
         kinds = _types.decode(types) if types else []
     except _UNREADABLE:
         kinds = []
     try:
-        texts = [_value(each) for each in _values.decode(values)] if values else []
+        texts = [_value(tensor) for tensor in _values.decode(values)] if values else []
     except _UNREADABLE:
         texts = []
     args = [
         _argument(
             kind,
-            extents[place] if place < len(extents) else [],
-            steps[place] if place < len(steps) else None,
-            texts[place] if place < len(texts) else "",
+            extents[position] if position < len(extents) else [],
+            steps[position] if position < len(steps) else None,
+            texts[position] if position < len(texts) else "",
         )
-        for place, kind in enumerate(kinds[:_MOST_ARGUMENTS])
+        for position, kind in enumerate(kinds[:_MOST_ARGUMENTS])
     ]
     return Call(name, tuple(args), bool(texts), hint)
 
 
-# --- what a rule says of one PyTorch operation, and the shapes most answers have.
-#
-# Conventions are those of :mod:`hespas.costs.operation`: add and multiply are one FLOP each,
-# transcendentals apart, bytes the compulsory traffic: each distinct element of an input read once, each
-# element of a result written once. A number passed by value, which Kineto shows as a tensor without
-# dimensions beside one with dimensions, is no traffic. Unknown is NaN.
-
-
 class AtenCost(NamedTuple):
-    """Cost, inputs and results of one execution; results have unknown extents where a trace cannot tell.
-    ``guessed`` marks costs that rest on a guess of the tensors that are written.
+    """Cost, inputs and results of one execution; extents of results may be unknown.
+
+    Conventions are those of :mod:`hespas.costs.operation`. Bytes are compulsory traffic: each distinct element
+    of an input is read once, each element of a result is written once. A number passed by value, which Kineto
+    records as a tensor without dimensions next to one with dimensions, is not traffic. ``guessed``: the cost
+    depends on a guess of the written tensors.
     """
 
     cost: Cost
@@ -368,34 +364,34 @@ class AtenCost(NamedTuple):
 
 
 AtenRule = Callable[[Call], AtenCost]
-"""One row of the table."""
+"""Cost rule of an operation."""
 
 FLOAT32, INT64 = find_dtype("f32"), find_dtype("i64")
 
 
 def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
-    """Nothing is known but the inputs."""
-    return AtenCost(Cost(op_class, nan, nan, nan, nan, nan), tuple(each.plain for each in call.tensors))
+    """Return an unknown cost with the inputs of the operation."""
+    return AtenCost(Cost(op_class, nan, nan, nan, nan, nan), tuple(tensor.plain for tensor in call.tensors))
 
 
 def needs(
-    op_class: OpClass, *places: int
+    op_class: OpClass, *positions: int
 ) -> Callable[[Callable[..., AtenCost | None]], Callable[..., AtenCost]]:
-    """A rule of the call and its tensors at ``places``, whose costs are of this class unless it says another.
-    Where a tensor is missing, or the rule finds None, the operation is unknown. Options of a rule are bound
-    with ``partial``.
+    """Decorate a rule that gets the call and its tensors at ``positions``; ``op_class`` is the default class.
+
+    The cost is unknown where a tensor is missing or the rule returns None. Bind options with ``partial``.
     """
 
     def wrap(rule: Callable[..., AtenCost | None]) -> Callable[..., AtenCost]:
         @wraps(rule)
         def checked(call: Call, **options: object) -> AtenCost:
-            tensors = [call.tensor(place) for place in places]
-            found = None if None in tensors else rule(call, *tensors, **options)
-            if found is None:
+            tensors = [call.tensor(position) for position in positions]
+            result = None if None in tensors else rule(call, *tensors, **options)
+            if result is None:
                 return unknown(call, op_class)
-            if found.cost.op_class is OpClass.UNKNOWN:
-                return found._replace(cost=replace(found.cost, op_class=op_class))
-            return found
+            if result.cost.op_class is OpClass.UNKNOWN:
+                return result._replace(cost=replace(result.cost, op_class=op_class))
+            return result
 
         return checked
 
@@ -403,20 +399,20 @@ def needs(
 
 
 def free(call: Call) -> AtenCost:
-    """A view or bookkeeping."""
-    return AtenCost(FREE, tuple(each.plain for each in call.tensors))
+    """Return the cost of a view or of bookkeeping."""
+    return AtenCost(FREE, tuple(tensor.plain for tensor in call.tensors))
 
 
 def dense(dtype: DType | None, shape: Iterable[int]) -> Strided:
-    """A result in memory of its own."""
+    """Return a dense tensor, as for a new result."""
     return Strided(dtype, tuple(shape))
 
 
 def read_bytes(inputs: Iterable[Strided]) -> float:
-    """Bytes of inputs; numbers beside tensors are passed by value."""
+    """Return bytes of inputs, without numbers that are passed by value."""
     tensors = list(inputs)
-    has_shape = any(each.shape for each in tensors)
-    return sum(each.bytes for each in tensors if each.shape or not has_shape)
+    has_shape = any(tensor.shape for tensor in tensors)
+    return sum(tensor.bytes for tensor in tensors if tensor.shape or not has_shape)
 
 
 def simple(
@@ -432,9 +428,9 @@ def simple(
     useful_flops: float | None = None,
     contractions: tuple[Contraction, ...] = (),
 ) -> AtenCost:
-    """Inputs read, results written, unless ``read`` or ``written`` [bytes] say otherwise."""
+    """Return a cost that reads all inputs and writes all results, or ``read`` and ``written`` [bytes]."""
     sources, targets = list(inputs), list(results)
-    first = rate or next((each.dtype for each in sources if each.shape), None)
+    first = rate or next((tensor.dtype for tensor in sources if tensor.shape), None)
     if first is None and sources:
         first = sources[0].dtype
     cost = Cost(
@@ -443,11 +439,13 @@ def simple(
         flops if useful_flops is None else useful_flops,
         transcendentals,
         read_bytes(sources) if read is None else read,
-        sum(each.bytes for each in targets) if written is None else written,
+        sum(tensor.bytes for tensor in targets) if written is None else written,
         -1 if first is None else first.code,
         contractions,
     )
-    return AtenCost(cost, tuple(each.plain for each in sources), tuple(each.plain for each in targets))
+    return AtenCost(
+        cost, tuple(tensor.plain for tensor in sources), tuple(tensor.plain for tensor in targets)
+    )
 
 
 def matrix_product(
@@ -455,14 +453,14 @@ def matrix_product(
     types: tuple[DType | None, DType | None, DType | None],
     useful: float | None = None,
 ) -> Contraction:
-    """``batch`` products of M x K by K x N: 2 x batch x M x N x K FLOPs, of which ``useful`` (None: all)."""
-    codes = [-1 if each is None else each.code for each in types]
+    """Return ``batch`` products of M x K by K x N: 2 x batch x M x N x K FLOPs (``useful``: None for all)."""
+    codes = [-1 if tensor is None else tensor.code for tensor in types]
     flops = 2.0 * prod(extents)
     if types[2] is not None and types[2].kind is DTypeKind.COMPLEX:
         flops *= 4
-    kept = flops if useful is None else useful
+    useful_part = flops if useful is None else useful
     return Contraction(
-        *extents, flops=flops, useful_flops=kept, lhs=codes[0], rhs=codes[1], accumulator=codes[2]
+        *extents, flops=flops, useful_flops=useful_part, lhs=codes[0], rhs=codes[1], accumulator=codes[2]
     )
 
 
@@ -476,31 +474,31 @@ _CATEGORY = {
 
 
 def is_integral(dtype: DType | None) -> bool:
-    """Whether a type holds whole numbers or truth values."""
+    """Return True for integer and boolean types."""
     return dtype is not None and _CATEGORY.get(dtype.kind, 2) < 2
 
 
 def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | None:
-    """The element type PyTorch computes in (torch.result_type); None where an input's is unknown.
+    """Return the element type PyTorch computes in (torch.result_type); None where an input type is unknown.
 
-    Tensors with dimensions decide; numbers, which Kineto shows as 64-bit tensors without dimensions, only by
-    their category, and then in the default type (float32). ``to_float``: whole numbers become float32.
+    Tensors with dimensions decide. Numbers, which Kineto records as 64-bit tensors without dimensions, count
+    only by their category, in the default type (float32). ``to_float``: whole numbers become float32.
     """
     tensors = list(inputs)
-    ranked = [each.dtype for each in tensors if each.shape] or [each.dtype for each in tensors]
-    numbers = [each.dtype for each in tensors if not each.shape]
+    ranked = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
+    numbers = [tensor.dtype for tensor in tensors if not tensor.shape]
     if not ranked or None in ranked:
         return None
-    found = _widest([each for each in ranked if each is not None])
+    result = _widest([tensor for tensor in ranked if tensor is not None])
     for number in numbers:
-        if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(found.kind, 0):
-            found = (INT64 if is_integral(number) else FLOAT32) or found
-    return FLOAT32 if to_float and is_integral(found) else found
+        if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(result.kind, 0):
+            result = (INT64 if is_integral(number) else FLOAT32) or result
+    return FLOAT32 if to_float and is_integral(result) else result
 
 
 def _widest(types: list[DType]) -> DType:
-    highest = max(_CATEGORY.get(each.kind, 0) for each in types)
-    same = [each for each in types if _CATEGORY.get(each.kind, 0) == highest]
-    widest = max(same, key=lambda each: each.bits)
-    different_halves = {each.name for each in same} >= {"bf16", "f16"} and widest.bits == 16
+    highest = max(_CATEGORY.get(tensor.kind, 0) for tensor in types)
+    same = [tensor for tensor in types if _CATEGORY.get(tensor.kind, 0) == highest]
+    widest = max(same, key=lambda tensor: tensor.bits)
+    different_halves = {tensor.name for tensor in same} >= {"bf16", "f16"} and widest.bits == 16
     return FLOAT32 if different_halves and FLOAT32 else widest

@@ -1,4 +1,4 @@
-"""Rules of users for operations that no row of ours has: files of formulas, and plug-ins.
+"""User rules for operations without a built-in rule: files of formulas, and plug-ins.
 
 ``HESPAS_COST_RULES`` names TOML files, separated as in ``PATH``. Each ``[[op]]`` is one rule:
 
@@ -10,11 +10,11 @@
     transcendentals = "0"                   # without it: 0
     bytes_read = "bytes(in0) + bytes(in1)"  # without it: all tensors among the arguments
     bytes_written = "2 * in0[0] * in1[0]"   # without it: unknown
-    composite = true                        # where parts of it have costs, those stand
+    composite = true                        # costs of recorded parts take precedence
 
 Another package registers a mapping of names to rules (:data:`hespas.costs.aten.call.AtenRule`), or the path
-of such a file, under the entry point group ``hespas.costs``. A user's file answers before our table, a
-plug-in behind it.
+of such a file, under the entry point group ``hespas.costs``. A user's file takes precedence over the
+built-in table, which takes precedence over plug-ins.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MOST_BYTES = 1 << 20
 _MOST_RULES = 4096
 _MOST_FILES = 64
 _LARGEST = 1e21
-"""Of a count. No operation of one device does as much; sums of such stay numbers."""
+"""Largest count; sums of such counts stay finite."""
 _LARGEST_EXTENT = float(1 << 48)
-"""Elements that an address space holds."""
+"""Largest number of elements in an address space."""
 _FIGURES = ("flops", "transcendentals", "bytes_read", "bytes_written")
 _KEYS = frozenset({"name", "class", "product", "composite", *_FIGURES})
 _PLUGINS = PluginTable("cost rules", "hespas.costs", {})
@@ -53,14 +53,14 @@ _PLUGINS = PluginTable("cost rules", "hespas.costs", {})
 
 @dataclass(frozen=True, slots=True)
 class UserRule:
-    """A rule with the operations it is for: ``pieces`` of their names, between which any text stands."""
+    """Rule of operations whose names consist of ``pieces`` with any text between them."""
 
     pieces: tuple[str, ...]
     rule: AtenRule
     composite: bool
 
     def answers(self, name: str) -> bool:
-        """Whether it is for an operation. O(length of the name)."""
+        """Return True if the rule applies to an operation. O(length of the name)."""
         first, *rest = self.pieces
         if not rest:
             return name == first
@@ -69,24 +69,24 @@ class UserRule:
             return False
         at, end = len(first), len(name) - len(last)
         for piece in middle:
-            found = name.find(piece, at, end)
-            if found < 0:
+            position = name.find(piece, at, end)
+            if position < 0:
                 return False
-            at = found + len(piece)
+            at = position + len(piece)
         return at <= end
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One ``[[op]]``, parsed; ``where`` it stands: file and number."""
+class _FormulaRule:
+    """Parsed ``[[op]]``; ``source`` is its file and number."""
 
-    where: str
+    source: str
     op_class: OpClass
     formulas: Mapping[str, Formula]
     product: tuple[Formula, ...]
 
     def price(self, call: Call) -> AtenCost:
-        """What the formulas make of one operation; what can be no count is unknown, which is told."""
+        """Return the cost of one operation; impossible counts are unknown, with a warning."""
         tensors = call.tensors
         row = self._product(call)
         figures = {name: self._count(name, formula, call) for name, formula in self.formulas.items()}
@@ -96,8 +96,8 @@ class _Row:
         if "transcendentals" not in self.formulas:
             figures["transcendentals"] = 0.0
         if "bytes_read" not in self.formulas:
-            figures["bytes_read"] = sum(each.bytes for each in tensors)
-        first = next((each.dtype for each in tensors if each.dtype is not None), None)
+            figures["bytes_read"] = sum(tensor.bytes for tensor in tensors)
+        first = next((tensor.dtype for tensor in tensors if tensor.dtype is not None), None)
         cost = Cost(
             self.op_class,
             figures["flops"],
@@ -108,10 +108,10 @@ class _Row:
             -1 if first is None else first.code,
             () if row is None else (row,),
         )
-        return AtenCost(cost, tuple(each.plain for each in tensors))
+        return AtenCost(cost, tuple(tensor.plain for tensor in tensors))
 
     def _count(self, key: str, formula: Formula, call: Call, largest: float = _LARGEST) -> float:
-        """What one formula makes of an operation, NaN unknown."""
+        """Return the value of one formula for an operation, NaN where unknown."""
         try:
             value = formula(call)
         except (ArithmeticError, ValueError) as error:
@@ -120,24 +120,24 @@ class _Row:
             if isnan(value) or 0 <= value <= largest:
                 return value
             fault = f"{value:g} is below 0" if value < 0 else f"{value:g} is more than {largest:g}"
-        name = f"{self.where}, {key}"
+        name = f"{self.source}, {key}"
         told = f"{name}: no count for {clipped(call.name)!r}, which stays unknown: {fault}"
         report_plugin_error("rule for costs", name, told)
         return nan
 
     def _product(self, call: Call) -> Contraction | None:
         extents = [self._count("product", formula, call, _LARGEST_EXTENT) for formula in self.product]
-        if len(extents) != 4 or not all(each.is_integer() for each in extents):
+        if len(extents) != 4 or not all(tensor.is_integer() for tensor in extents):
             return None
         batch, m, n, k = map(int, extents)
-        types = [each.dtype for each in call.tensors[:2]]
+        types = [tensor.dtype for tensor in call.tensors[:2]]
         lhs, rhs = (*types, None, None)[:2]
         return matrix_product((batch, m, n, k), (lhs, rhs, lhs))
 
 
 def read_rules(path: Path) -> tuple[UserRule, ...]:
-    """The rules of one file, in its order. Raises ``FormatError`` with rule, key and character."""
-    where = str(path)
+    """Return the rules of one file in order. Raises ``FormatError`` with rule, key and character."""
+    source = str(path)
     try:
         if not path.is_file():
             raise FileNotFoundError
@@ -146,22 +146,22 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
     except OSError as error:
         raise FormatError(
             f"rules cannot be read: {error.strerror or 'no file'}",
-            path=where,
+            path=source,
             position=VARIABLE,
             hint=f"{VARIABLE} names TOML files of rules for costs",
         ) from error
     if len(text) > _MOST_BYTES:
         raise FormatError(
-            f"has more than {_MOST_BYTES:,} bytes", path=where, position="file", hint="split it"
+            f"has more than {_MOST_BYTES:,} bytes", path=source, position="file", hint="split it"
         )
     try:
         document = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of integers of thousands of digits
         raise FormatError(
-            f"not TOML: {error}", path=where, position="file", hint="rules are [[op]]"
+            f"not TOML: {error}", path=source, position="file", hint="rules are [[op]]"
         ) from error
-    stated = document.get("op", [])
-    rows = cast("list[object]", stated) if isinstance(stated, list) else None
+    listed = document.get("op", [])
+    rows = cast("list[object]", listed) if isinstance(listed, list) else None
     others = sorted(document.keys() - {"op"})
     if rows is None or others or len(rows) > _MOST_RULES:
         fault = (
@@ -169,8 +169,8 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
             if others
             else f"[[op]] stands for up to {_MOST_RULES} rules"
         )
-        raise FormatError(fault, path=where, position="top level", hint="each rule begins with [[op]]")
-    return tuple(_rule(row, number, where) for number, row in enumerate(rows, 1))
+        raise FormatError(fault, path=source, position="top level", hint="each rule begins with [[op]]")
+    return tuple(_rule(row, number, source) for number, row in enumerate(rows, 1))
 
 
 def _rule(entry: object, number: int, path: str) -> UserRule:
@@ -186,18 +186,18 @@ def _rule(entry: object, number: int, path: str) -> UserRule:
         raise fault("a text is expected: the operation as traces name it", "name")
     if not isinstance(composite, bool):
         raise fault("true or false is expected", "composite")
-    stated = str(row.get("class", "custom")).upper()
-    if stated not in OpClass.__members__:
+    listed = str(row.get("class", "custom")).upper()
+    if listed not in OpClass.__members__:
         raise fault(
-            f"no class {clipped(stated.lower())!r}: {', '.join(each.name.lower() for each in OpClass)}",
+            f"no class {clipped(listed.lower())!r}: {', '.join(tensor.name.lower() for tensor in OpClass)}",
             "class",
         )
     formulas = {key: _formula(row[key], key, fault) for key in _FIGURES if key in row}
     product = row.get("product", [])
     if not isinstance(product, list) or len(cast("list[object]", product)) not in (0, 4):
         raise fault("four formulas are expected: batch, M, N, K", "product")
-    extents = tuple(_formula(each, "product", fault) for each in cast("list[object]", product))
-    parsed = _Row(f"{path}: [[op]] {number}", OpClass[stated], formulas, extents)
+    extents = tuple(_formula(tensor, "product", fault) for tensor in cast("list[object]", product))
+    parsed = _FormulaRule(f"{path}: [[op]] {number}", OpClass[listed], formulas, extents)
     return UserRule(tuple(name.split("*")), parsed.price, composite)
 
 
@@ -225,7 +225,7 @@ def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:
 
 @lru_cache(maxsize=8)
 def _rules_of(value: str) -> tuple[UserRule, ...]:
-    paths = [each for each in value.split(os.pathsep) if each]
+    paths = [tensor for tensor in value.split(os.pathsep) if tensor]
     if len(paths) > _MOST_FILES:
         raise FormatError(
             f"names {len(paths):,} files of rules, more than {_MOST_FILES}",
@@ -236,27 +236,27 @@ def _rules_of(value: str) -> tuple[UserRule, ...]:
 
 
 def user_rule(name: str) -> UserRule | None:
-    """The first rule of the user's files for an operation. Raises ``FormatError`` for files that are none."""
+    """Return the first user rule for an operation. Raises ``FormatError`` for invalid files."""
     value = os.environ.get(VARIABLE, "")
     rules = _rules_of(value) if value else ()
-    return next((each for each in rules if each.answers(name)), None)
+    return next((tensor for tensor in rules if tensor.answers(name)), None)
 
 
 def forget_rules() -> None:
-    """Read files and plug-ins again where they are asked next: they are read once a process."""
+    """Clear the caches of files and plug-ins, which are read once per process."""
     _rules_of.cache_clear()
     _plugin_rules.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _plugin_rules() -> tuple[UserRule, ...]:
-    found: list[UserRule] = []
+    position: list[UserRule] = []
     for name in sorted(_PLUGINS.plugins()):
         try:
-            found.extend(_PLUGINS.guarded(name, partial(_registered, name)))
-        except HespasError:  # set aside: it must not stop others
+            position.extend(_PLUGINS.guarded(name, partial(_registered, name)))
+        except HespasError:  # a failing plug-in must not stop others
             continue
-    return tuple(found)
+    return tuple(position)
 
 
 def _registered(name: str) -> tuple[UserRule, ...]:
@@ -270,7 +270,7 @@ def _registered(name: str) -> tuple[UserRule, ...]:
 
 
 def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
-    """What the rule of a plug-in gives; nothing is known where it fails, and it is set aside."""
+    """Return the cost from a plug-in's rule; unknown where it fails, and the plug-in is disabled."""
     try:
         return _PLUGINS.guarded(name, lambda: rule(call))
     except UnsupportedError:
@@ -278,5 +278,5 @@ def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
 
 
 def plugin_rule(name: str) -> UserRule | None:
-    """The rule that another package registers for an operation."""
-    return next((each for each in _plugin_rules() if each.answers(name)), None)
+    """Return the rule that another package registers for an operation."""
+    return next((tensor for tensor in _plugin_rules() if tensor.answers(name)), None)

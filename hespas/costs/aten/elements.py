@@ -1,6 +1,6 @@
-"""Costs of PyTorch's elementwise operations and copies, of picking and placing elements, losses and dropout.
+"""Costs of PyTorch's elementwise operations, copies, gathers, scatters, losses and dropout.
 
-One row says how many leading arguments may be inputs; a tensor behind them is ``out=``. Counts per result
+A row states how many leading arguments may be inputs; a tensor after them is ``out=``. Counts per result
 element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP, a function
 that hardware approximates (exp, tanh, sqrt, division excepted) one transcendental.
 """
@@ -57,10 +57,10 @@ _BOOL = find_dtype("i1")
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """``inputs`` leading places may be inputs; ``flops`` and ``transcendentals`` for each element.
+    """Row of the table: ``inputs`` leading arguments may be inputs; other counts are per element.
 
-    ``result``: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or ``last`` (that of
-    the last input: ``where``). ``alpha``: the place of a factor that costs one FLOP more unless it is 1.
+    ``result``: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or ``last`` (the type
+    of the last input: ``where``). ``alpha``: position of a factor that costs one FLOP more unless it is 1.
     """
 
     inputs: int
@@ -123,20 +123,20 @@ POINTWISE: dict[str, Pointwise] = {
 """Operation without its trailing underscore -> row."""
 
 _POWERS = {1.0: 0.0, 2.0: 1.0, 3.0: 2.0, -1.0: 1.0, -2.0: 2.0}
-"""Exponents that are multiplied out -> FLOPs."""
+"""Exponent that is computed by multiplications -> FLOPs."""
 
 _GELU_TANH_FLOPS = 8.0
 
 
 def _shape(inputs: list[Strided]) -> tuple[int, ...] | None:
-    """The shape that inputs broadcast to; None where they do not."""
-    rank = max((len(each.shape) for each in inputs), default=0)
+    """Return the broadcast shape of inputs; None where they do not broadcast."""
+    rank = max((len(tensor.shape) for tensor in inputs), default=0)
     shape = [1] * rank
-    for each in inputs:
-        for place, extent in enumerate(each.shape, rank - len(each.shape)):
-            if extent != shape[place] and 1 not in (extent, shape[place]):
+    for tensor in inputs:
+        for position, extent in enumerate(tensor.shape, rank - len(tensor.shape)):
+            if extent != shape[position] and 1 not in (extent, shape[position]):
                 return None
-            shape[place] = extent if shape[place] == 1 else shape[place]
+            shape[position] = extent if shape[position] == 1 else shape[position]
     return tuple(shape)
 
 
@@ -152,7 +152,7 @@ def _result_type(row: Pointwise, inputs: list[Strided], *, rounds: bool) -> DTyp
 
 
 def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
-    """FLOPs and transcendentals of one element, which some values change."""
+    """Return FLOPs and transcendentals per element, which depend on some values."""
     if name == "pow":
         exponent = call.real(1)
         if exponent is None:
@@ -165,7 +165,7 @@ def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
 
 
 def pointwise(name: str) -> AtenRule:
-    """The rule of one row; with a trailing underscore the first input is where the result goes."""
+    """Return the rule of one row; with a trailing underscore the first input is overwritten."""
     in_place = name.endswith("_") and not name.endswith("__")
     base = name[:-1] if in_place and name not in POINTWISE else name
     row = POINTWISE[base]
@@ -215,12 +215,12 @@ def _moved(source: Strided, result: Strided) -> AtenCost:
 
 
 @needs(OpClass.MOVE, 0)
-def cast(call: Call, source: Strided, *, place: int) -> AtenCost | None:
+def cast(call: Call, source: Strided, *, position: int) -> AtenCost | None:
     """``_to_copy``, ``to``, ``clone``: a copy, of the type at ``place`` if any; its ``copy_`` costs it."""
-    stated = scalar_type(call.integer(place)) if place >= 0 else None
-    if place >= 0 and stated is None and not call.has_values:
+    explicit = scalar_type(call.integer(position)) if position >= 0 else None
+    if position >= 0 and explicit is None and not call.has_values:
         return None
-    return _moved(source, dense(stated or source.dtype, source.shape))
+    return _moved(source, dense(explicit or source.dtype, source.shape))
 
 
 def concatenate(call: Call) -> AtenCost:
@@ -228,14 +228,14 @@ def concatenate(call: Call) -> AtenCost:
     tensors = call.listed(0)
     if tensors is None:
         return unknown(call, OpClass.MOVE)
-    kept = [each for each in tensors if each.shape != (0,)]
+    nonempty = [tensor for tensor in tensors if tensor.shape != (0,)]
     out = call.last_output(1)
-    dtype = out.dtype if out is not None else promoted(kept) if kept else None
-    written = sum(each.elements for each in kept)
-    shape = _joined(kept, call.integer(1))
+    dtype = out.dtype if out is not None else promoted(nonempty) if nonempty else None
+    written = sum(tensor.elements for tensor in nonempty)
+    shape = _joined(nonempty, call.integer(1))
     result = dense(dtype, shape or (written,))
-    found = simple(kept, [result], op_class=OpClass.MOVE)
-    return found if shape else found._replace(results=())
+    answer = simple(nonempty, [result], op_class=OpClass.MOVE)
+    return answer if shape else answer._replace(results=())
 
 
 def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
@@ -243,18 +243,18 @@ def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
         return None
     rank = len(tensors[0].shape)
     dim %= rank
-    rests = {each.shape[:dim] + each.shape[dim + 1 :] for each in tensors if len(each.shape) == rank}
-    if len(rests) != 1 or any(len(each.shape) != rank for each in tensors):
+    rests = {tensor.shape[:dim] + tensor.shape[dim + 1 :] for tensor in tensors if len(tensor.shape) == rank}
+    if len(rests) != 1 or any(len(tensor.shape) != rank for tensor in tensors):
         return None
-    total = sum(each.shape[dim] for each in tensors)
+    total = sum(tensor.shape[dim] for tensor in tensors)
     return (*tensors[0].shape[:dim], total, *tensors[0].shape[dim + 1 :])
 
 
 @needs(OpClass.GENERATE, 0)
 def fill(call: Call, target: Strided) -> AtenCost:
     """``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
-    found = simple([], [target], rate=target.dtype)
-    return found._replace(operands=(target.plain,))
+    answer = simple([], [target], rate=target.dtype)
+    return answer._replace(operands=(target.plain,))
 
 
 def generate(call: Call) -> AtenCost:
@@ -262,11 +262,11 @@ def generate(call: Call) -> AtenCost:
     out = call.last_output(0)
     if out is None:
         return unknown(call, OpClass.GENERATE)
-    numbers = [call.real(place) for place in range(3)]
-    known = [each for each in numbers if each is not None]
+    numbers = [call.real(position) for position in range(3)]
+    valid = [tensor for tensor in numbers if tensor is not None]
     count = float(out.elements) if out.elements else nan
-    if len(known) == 3 and known[2]:
-        length = (known[1] - known[0]) / known[2]
+    if len(valid) == 3 and valid[2]:
+        length = (valid[1] - valid[0]) / valid[2]
         count = float(-int(-length // 1)) if 0 <= length < 1 << 48 else nan
     if isnan(count):
         return unknown(call, OpClass.GENERATE)
@@ -282,13 +282,13 @@ def foreach(name: str) -> AtenRule:
     row = POINTWISE.get(base.rstrip("_"), Pointwise(3, nan, nan))
 
     def rule(call: Call) -> AtenCost:
-        lists = [call.listed(place) for place in range(max(row.inputs, 1))]
-        present = [each for each in lists if each is not None]
+        lists = [call.listed(position) for position in range(max(row.inputs, 1))]
+        present = [tensor for tensor in lists if tensor is not None]
         if lists[0] is None or (in_place and base in ("zero_", "copy_") and not present):
             return unknown(call, OpClass.ELEMENTWISE)
-        elements = sum(each.elements for each in lists[0])
-        inputs = [each for group in present for each in group]
-        results = [each.dense for each in lists[0]]
+        elements = sum(tensor.elements for tensor in lists[0])
+        inputs = [tensor for group in present for tensor in group]
+        results = [tensor.dense for tensor in lists[0]]
         if base == "zero_":
             return simple([], results, op_class=OpClass.GENERATE)
         if base == "copy_":
@@ -308,39 +308,36 @@ _ADAM_FLOPS, _SGD_FLOPS = 12.0, 4.0
 
 
 def optimizer(call: Call) -> AtenCost:
-    """``_fused_adam_`` and its kin (parameters, gradients, moments, moments of squares): all read, all but
-    the gradients written.
+    """Cost fused optimizers (parameters, gradients, first and second moments): all lists are read, and all
+    except the gradients are written.
     """
-    lists = [call.listed(place) for place in range(4)]
-    present = [each for each in lists if each is not None]
+    lists = [call.listed(position) for position in range(4)]
+    present = [tensor for tensor in lists if tensor is not None]
     if lists[0] is None or lists[1] is None:
         return unknown(call, OpClass.ELEMENTWISE)
-    elements = float(sum(each.elements for each in lists[0]))
+    elements = float(sum(tensor.elements for tensor in lists[0]))
     is_adam = "adam" in call.name
     if is_adam and len(present) < 4:
         return unknown(call, OpClass.ELEMENTWISE)
-    state = [each for place, group in enumerate(present) if place != 1 for each in group]
+    state = [tensor for position, group in enumerate(present) if position != 1 for tensor in group]
     return simple(
-        [each for group in present for each in group],
-        [each.dense for each in state],
+        [tensor for group in present for tensor in group],
+        [tensor.dense for tensor in state],
         op_class=OpClass.ELEMENTWISE,
         flops=(_ADAM_FLOPS if is_adam else _SGD_FLOPS) * elements,
         transcendentals=elements if is_adam else 0.0,
     )
 
 
-# --- operations that pick, place or make elements, and of losses and dropout.
-
-
 def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCost:
-    """Indices and what is picked (at most the source) are read, the result is written."""
+    """Return a cost that reads indices and gathered elements (at most the source), and writes the result."""
     result = dense(source.dtype, shape)
     read = indices.bytes + min(result.bytes, source.bytes)
     return simple([source, indices], [result], op_class=OpClass.GATHER, read=read)
 
 
-def _dim(call: Call, place: int, rank: int) -> int | None:
-    dim = call.integer(place)
+def _dim(call: Call, position: int, rank: int) -> int | None:
+    dim = call.integer(position)
     return dim % rank if dim is not None and rank and -rank <= dim < rank else None
 
 
@@ -374,12 +371,12 @@ def index(call: Call, source: Strided) -> AtenCost | None:
     lists = call.listed(1)
     if not lists or len(lists) > len(source.shape):
         return None
-    if any(each.dtype == _BOOL for each in lists):
+    if any(tensor.dtype == _BOOL for tensor in lists):
         return None
-    longest = max(lists, key=lambda each: each.elements)
+    longest = max(lists, key=lambda tensor: tensor.elements)
     shape = (*longest.shape, *source.shape[len(lists) :])
     result = dense(source.dtype, shape)
-    indices = 8.0 * sum(each.stored for each in lists)
+    indices = 8.0 * sum(tensor.stored for tensor in lists)
     return simple([source], [result], read=indices + min(result.bytes, source.bytes))
 
 
@@ -392,10 +389,10 @@ def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = Fa
     lists = call.listed(1)
     if not lists or len(lists) > len(target.shape):
         return None
-    longest = max(lists, key=lambda each: each.elements)
+    longest = max(lists, key=lambda tensor: tensor.elements)
     touched = dense(target.dtype, (*longest.shape, *target.shape[len(lists) :]))
     adds = call.flag(3) is True
-    read = 8.0 * sum(each.stored for each in lists) + values.bytes + (touched.bytes if adds else 0.0)
+    read = 8.0 * sum(tensor.stored for tensor in lists) + values.bytes + (touched.bytes if adds else 0.0)
     copied = target.bytes if copies else 0.0
     return simple(
         [target, values],
@@ -473,7 +470,7 @@ def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Stride
 
 
 def masked_select(call: Call) -> AtenCost:
-    """How many elements a mask keeps is not in the trace."""
+    """Return an unknown cost: the trace does not record the number of selected elements."""
     return unknown(call, OpClass.GATHER)
 
 

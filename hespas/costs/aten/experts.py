@@ -1,8 +1,8 @@
-"""Costs of mixtures of experts: each token multiplied with the weights of the few experts chosen for it.
+"""Costs of mixtures of experts: each token is multiplied with the weights of its chosen experts.
 
-Two products: (rows, hidden) by the first weights of an expert, gate and up side by side, and (rows, inner) by
-its second, where rows = tokens x experts a token. All weights are read that rows can reach. What passes
-between the products is written and read, as the kernels are apart.
+Two products: (rows, hidden) by the first weights of an expert (gate and up concatenated), and (rows, inner)
+by its second weights, where rows = tokens x experts per token. All weights that rows can reach are read.
+Intermediate results are written and read, because the products are separate kernels.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MXFP4 = find_dtype("mxfp4")
 _FLOPS_OF_GATE = 2.0
 
 
-class _Weights(NamedTuple):
-    """The weights of all experts as (experts, out, depth), and their element type."""
+class _ExpertWeights(NamedTuple):
+    """Weights of all experts as (experts, out, depth), with their element type."""
 
     experts: int
     out: int
@@ -39,14 +39,12 @@ class _Weights(NamedTuple):
 
     @property
     def bytes_each(self) -> float:
-        """Bytes of one expert's, scales of blocks included."""
+        """Return bytes of one expert, including block scales."""
         return float("nan") if self.dtype is None else float(self.dtype.storage_bytes(self.out * self.depth))
 
 
-def _read(weights: Strided, depth: int) -> _Weights | None:
-    """Weights of three dimensions by which rows of ``depth`` are multiplied. Two values of 4 bits stand in a
-    byte along the depth, which is then half as long.
-    """
+def _expert_weights(weights: Strided, depth: int) -> _ExpertWeights | None:
+    """Return weights of three dimensions for rows of ``depth``; 4-bit values are packed along the depth."""
     if len(weights.shape) != 3:
         return None
     experts, *sides = weights.shape
@@ -54,29 +52,32 @@ def _read(weights: Strided, depth: int) -> _Weights | None:
     for length, dtype in ((depth, weights.dtype), (depth // 2, _MXFP4)):
         if (dtype is _MXFP4) == is_bytes and length in sides:
             other = sides[0] if sides[1] == length else sides[1]
-            return _Weights(experts, other, depth, dtype)
+            return _ExpertWeights(experts, other, depth, dtype)
     return None
 
 
-def _second(weights: Strided, hidden: int, inner: int) -> _Weights | None:
-    """The weights from ``inner``, or half of it where a gate takes the other half, back to ``hidden``."""
+def _second_weights(weights: Strided, hidden: int, inner: int) -> _ExpertWeights | None:
+    """Return the weights from ``inner`` (half of it for gated layers) to ``hidden``."""
     for depth in (inner // 2, inner):
-        found = _read(weights, depth)
-        if found is not None and found.out == hidden:
-            return found
+        answer = _expert_weights(weights, depth)
+        if answer is not None and answer.out == hidden:
+            return answer
     return None
 
 
-def _priced(x: Strided, rows: int, pair: tuple[Strided, Strided], beside: list[Strided]) -> AtenCost | None:
-    """``rows`` are those of all experts together, ``pair`` the weights of both products."""
+def _experts_cost(
+    x: Strided, rows: int, pair: tuple[Strided, Strided], extra: list[Strided]
+) -> AtenCost | None:
+    """Return the cost; ``rows`` is the total of all experts, ``pair`` the weights of both products."""
     first, second = pair
     hidden = x.shape[-1]
-    up = _read(first, hidden)
-    down = None if up is None else _second(second, hidden, up.out)
+    up = _expert_weights(first, hidden)
+    down = None if up is None else _second_weights(second, hidden, up.out)
     if up is None or down is None:
         return None
     products = tuple(
-        matrix_product((1, rows, each.out, each.depth), (x.dtype, each.dtype, FLOAT32)) for each in (up, down)
+        matrix_product((1, rows, weights_of.out, weights_of.depth), (x.dtype, weights_of.dtype, FLOAT32))
+        for weights_of in (up, down)
     )
     reached = min(up.experts, rows)
     between = rows * down.depth * x.width
@@ -84,12 +85,12 @@ def _priced(x: Strided, rows: int, pair: tuple[Strided, Strided], beside: list[S
     inner = float(rows * down.depth)
     combined = 2.0 * rows * hidden
     return simple(
-        [x, first, second, *beside],
+        [x, first, second, *extra],
         [x.dense],
         op_class=OpClass.CONTRACTION,
-        flops=sum(each.flops for each in products) + _FLOPS_OF_GATE * inner + combined,
+        flops=sum(weights_of.flops for weights_of in products) + _FLOPS_OF_GATE * inner + combined,
         transcendentals=inner,
-        read=x.bytes + weights + between + sum(each.bytes for each in beside),
+        read=x.bytes + weights + between + sum(weights_of.bytes for weights_of in extra),
         written=x.bytes + between,
         rate=x.dtype,
         contractions=products,
@@ -97,24 +98,24 @@ def _priced(x: Strided, rows: int, pair: tuple[Strided, Strided], beside: list[S
 
 
 def _fused_experts(call: Call, *, ids_at: int = 4) -> AtenCost:
-    """(x, first weights, second weights, weights of the choice, chosen experts of each token, ...)."""
-    x, first, second, ids = (call.tensor(place) for place in (0, 1, 2, ids_at))
+    """Cost (x, first weights, second weights, routing weights, chosen experts per token, ...)."""
+    x, first, second, ids = (call.tensor(position) for position in (0, 1, 2, ids_at))
     if x is None or first is None or second is None or ids is None or len(x.shape) < 2:
         return unknown(call, OpClass.CONTRACTION)
-    found = _priced(x, ids.elements, (first, second), call.present(3, ids_at))
-    return unknown(call, OpClass.CONTRACTION) if found is None else found
+    answer = _experts_cost(x, ids.elements, (first, second), call.present(3, ids_at))
+    return unknown(call, OpClass.CONTRACTION) if answer is None else answer
 
 
 _ROUTES = {"TopK": 1, "sgl_kernel::moe_fused_gate": 4}
-"""Parts that state how many experts a token has, and where."""
+"""Enclosed operation -> position of the number of experts per token."""
 _CHOICES = {"_moe_C::topk_softmax": 1, "aiter::topk_softmax": 1, "sgl_kernel::topk_softmax": 1}
-"""Parts one of whose tensors has a column for each expert of a token, and where."""
+"""Enclosed operation -> position of a tensor with one column per expert of a token."""
 _VIEW = "aten::view"
 
 PARTS: dict[str, frozenset[str]] = dict.fromkeys(
     ("vllm::moe_forward", "vllm::moe_forward_shared"), frozenset({_VIEW, *_ROUTES, *_CHOICES})
 )
-"""Operation -> the operations inside it that its rule reads."""
+"""Operation -> enclosed operations that its rule reads."""
 
 
 def _experts_a_token(parts: tuple[Call, ...]) -> int | None:
@@ -128,9 +129,10 @@ def _experts_a_token(parts: tuple[Call, ...]) -> int | None:
 
 
 def _moe_forward(call: Call) -> AtenCost:
-    """(x, logits of the experts, ...): no argument holds the weights. Kernels that are launched without an
-    operation of their own look at them: of the views inside, the first of three dimensions whose first is
-    the number of experts and which fits x is the first, the next that fits that the second.
+    """Cost (x, logits of the experts, ...), whose arguments lack the weights.
+
+    The weights are read from enclosed views of three dimensions, of which the first is the number of experts:
+    the first view that fits x has the first weights, the next one that fits those the second weights.
     """
     x, logits = call.tensor(0), call.tensor(1)
     chosen = _experts_a_token(call.parts)
@@ -138,15 +140,15 @@ def _moe_forward(call: Call) -> AtenCost:
         return unknown(call, OpClass.CONTRACTION)
     seen = [part.tensor(0) for part in call.parts if part.name == _VIEW]
     weights = [
-        each
-        for each in seen
-        if each is not None and len(each.shape) == 3 and each.shape[0] == logits.shape[1]
+        weights_of
+        for weights_of in seen
+        if weights_of is not None and len(weights_of.shape) == 3 and weights_of.shape[0] == logits.shape[1]
     ]
-    for place, first in enumerate(weights):
-        for second in weights[place + 1 :]:
-            found = _priced(x, x.shape[0] * chosen, (first, second), [logits])
-            if found is not None and not isnan(found.cost.bytes_read):
-                return found
+    for position, first in enumerate(weights):
+        for second in weights[position + 1 :]:
+            answer = _experts_cost(x, x.shape[0] * chosen, (first, second), [logits])
+            if answer is not None and not isnan(answer.cost.bytes_read):
+                return answer
     return unknown(call, OpClass.CONTRACTION)
 
 

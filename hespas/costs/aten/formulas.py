@@ -1,4 +1,4 @@
-"""Formulas of an operation's arguments: ``2 * in0[0] * in0[1] * in1[0]``. Read by hand, never run as code.
+"""Formulas of an operation's arguments: ``2 * in0[0] * in0[1] * in1[0]``. Parsed here, never run as code.
 
     sum     = product { ("+" | "-") product }
     product = factor { ("*" | "/" | "//" | "%") factor }
@@ -7,8 +7,8 @@
 
 ``in0`` is the first argument: ``in0[0]`` its first extent, ``in0[-1]`` its last; ``elements(in0)``,
 ``bytes(in0)``, ``width(in0)`` (bytes of an element) and ``rank(in0)`` are of the tensor; ``val3`` is the
-number that the fourth argument has as value. Numbers are those of floating point. What an argument does not
-have makes the whole formula unknown: NaN. A division by nothing and the like raise what Python raises.
+number that the fourth argument has as value. Numbers are those of floating point. A missing part
+of an argument makes the whole formula unknown: NaN. Arithmetic errors are those of Python.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _VALUE = re.compile(r"val(\d{1,3})")
 
 
 class FormulaError(ValueError):
-    """A text is no formula; ``place`` counts its characters from 0."""
+    """Syntax error of a formula; ``place`` is the index of the character from 0."""
 
-    def __init__(self, message: str, place: int) -> None:
+    def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.place = place
+        self.place = position
 
 
 Formula = Callable[[Call], float]
-"""The value of a formula for one operation, NaN unknown. Raises ``ArithmeticError`` or ``ValueError`` where
-numbers allow no answer: ``1 / 0``, ``log2(0)``.
+"""Function from an operation to the value of a formula, NaN where unknown.
+
+Raises ``ArithmeticError`` or ``ValueError`` where the value is undefined: ``1 / 0``, ``log2(0)``.
 """
 
 
@@ -76,7 +77,7 @@ _OF_NUMBERS: dict[str, tuple[int, Callable[..., float]]] = {
     "sqrt": (1, math.sqrt),
     "log2": (1, math.log2),
 }
-"""Function -> how many numbers it takes, and what it makes of them."""
+"""Name -> number of arguments, and the function."""
 _OPERATORS: dict[str, Callable[[float, float], float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -87,28 +88,28 @@ _OPERATORS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-class _Token(NamedTuple):
+class _FormulaToken(NamedTuple):
     kind: str
     text: str
-    place: int
+    position: int
 
 
-def _tokens(text: str) -> list[_Token]:
-    found: list[_Token] = []
-    place = 0
-    while text[place:].strip():
-        match = _TOKEN.match(text, place)
+def _tokens(text: str) -> list[_FormulaToken]:
+    formula: list[_FormulaToken] = []
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
-            at = place + len(text[place:]) - len(text[place:].lstrip())
+            at = position + len(text[position:]) - len(text[position:].lstrip())
             raise FormulaError(f"{text[at]!r} is nothing that a formula is made of", at)
         kind = match.lastgroup
-        found.append(_Token(kind, match[kind], match.start(kind)))
-        place = match.end()
-    return [*found, _Token("end", "", len(text))]
+        formula.append(_FormulaToken(kind, match[kind], match.start(kind)))
+        position = match.end()
+    return [*formula, _FormulaToken("end", "", len(text))]
 
 
-class _Parser:
-    """One token ahead; brackets nest to a depth."""
+class _FormulaParser:
+    """Recursive-descent parser with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         if len(text) > _LONGEST:
@@ -116,50 +117,50 @@ class _Parser:
         self.tokens, self.at, self.depth = _tokens(text), 0, 0
 
     @property
-    def next(self) -> _Token:
-        """The token ahead."""
+    def next(self) -> _FormulaToken:
+        """Return the next token."""
         return self.tokens[self.at]
 
-    def take(self, *marks: str) -> _Token | None:
-        """The token ahead where it is one of these marks."""
+    def take(self, *marks: str) -> _FormulaToken | None:
+        """Return and consume the next token if it is one of these marks, else None."""
         if self.next.kind != "mark" or self.next.text not in marks:
             return None
         self.at += 1
         return self.tokens[self.at - 1]
 
     def need(self, mark: str) -> None:
-        """Take this mark. Raises ``FormulaError`` where something else stands there."""
+        """Consume this mark. Raises ``FormulaError`` for another token."""
         if self.take(mark) is None:
-            raise FormulaError(f"{mark!r} is expected here", self.next.place)
+            raise FormulaError(f"{mark!r} is expected here", self.next.position)
 
     def sum(self) -> Formula:
-        """Products added and subtracted."""
+        """Parse products that are added and subtracted."""
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise FormulaError(f"brackets nest deeper than {_DEEPEST}", self.next.place)
-        found = self.product()
+            raise FormulaError(f"brackets nest deeper than {_DEEPEST}", self.next.position)
+        formula = self.product()
         while (mark := self.take("+", "-")) is not None:
-            found = _joined(mark.text, found, self.product())
+            formula = _joined(mark.text, formula, self.product())
         self.depth -= 1
-        return found
+        return formula
 
     def product(self) -> Formula:
-        """Factors multiplied and divided."""
-        found = self.factor()
+        """Parse factors that are multiplied and divided."""
+        formula = self.factor()
         while (mark := self.take("*", "/", "//", "%")) is not None:
-            found = _joined(mark.text, found, self.factor())
-        return found
+            formula = _joined(mark.text, formula, self.factor())
+        return formula
 
     def factor(self) -> Formula:
-        """A number, an argument, a call, or what stands in brackets."""
+        """Parse a number, an argument, a call or a bracket."""
         sign = 1.0
         while self.take("-") is not None:
             sign = -sign
-        found = self.unsigned()
-        return found if sign > 0 else _joined("*", lambda call: -1.0, found)
+        formula = self.unsigned()
+        return formula if sign > 0 else _joined("*", lambda call: -1.0, formula)
 
     def unsigned(self) -> Formula:
-        """A factor without its sign."""
+        """Parse a factor without its sign."""
         if self.take("(") is not None:
             inner = self.sum()
             self.need(")")
@@ -172,10 +173,10 @@ class _Parser:
         if token.kind == "name":
             self.at += 1
             return self.named(token)
-        raise FormulaError("a number, an argument or a bracket is expected here", token.place)
+        raise FormulaError("a number, an argument or a bracket is expected here", token.position)
 
-    def named(self, token: _Token) -> Formula:
-        """An argument's extent, a value, or a function."""
+    def named(self, token: _FormulaToken) -> Formula:
+        """Parse an argument's extent, a value or a function."""
         argument, value = _ARGUMENT.fullmatch(token.text), _VALUE.fullmatch(token.text)
         if argument is not None:
             self.need("[")
@@ -188,27 +189,27 @@ class _Parser:
             return self.of_tensor(_OF_TENSORS[token.text])
         if token.text in _OF_NUMBERS:
             return self.of_numbers(token)
-        known = ", ".join(("in0[...]", "val0", *_OF_TENSORS, *_OF_NUMBERS))
-        raise FormulaError(f"{token.text!r} is not known: there are {known}", token.place)
+        valid = ", ".join(("in0[...]", "val0", *_OF_TENSORS, *_OF_NUMBERS))
+        raise FormulaError(f"{token.text!r} is not known: there are {valid}", token.position)
 
     def of_tensor(self, function: Callable[[Strided], float]) -> Formula:
-        """A function of one argument, which is a tensor."""
+        """Parse a function of a tensor."""
         self.need("(")
         argument = _ARGUMENT.fullmatch(self.next.text)
         if argument is None:
-            raise FormulaError("an argument such as in0 is expected here", self.next.place)
+            raise FormulaError("an argument such as in0 is expected here", self.next.position)
         self.at += 1
         self.need(")")
-        place = int(argument[1])
+        position = int(argument[1])
 
-        def found(call: Call) -> float:
-            tensor = call.tensor(place)
+        def formula(call: Call) -> float:
+            tensor = call.tensor(position)
             return math.nan if tensor is None else function(tensor)
 
-        return found
+        return formula
 
-    def of_numbers(self, token: _Token) -> Formula:
-        """A function of numbers."""
+    def of_numbers(self, token: _FormulaToken) -> Formula:
+        """Parse a function of numbers."""
         count, function = _OF_NUMBERS[token.text]
         self.need("(")
         terms = [self.sum()]
@@ -216,13 +217,13 @@ class _Parser:
             terms.append(self.sum())
         self.need(")")
         if len(terms) != count:
-            raise FormulaError(f"{token.text} takes {count}, not {len(terms)}", token.place)
+            raise FormulaError(f"{token.text} takes {count}, not {len(terms)}", token.position)
 
-        def found(call: Call) -> float:
+        def formula(call: Call) -> float:
             values = [term(call) for term in terms]
             return math.nan if any(map(math.isnan, values)) else float(function(*values))
 
-        return found
+        return formula
 
 
 def _joined(mark: str, left: Formula, right: Formula) -> Formula:
@@ -230,30 +231,28 @@ def _joined(mark: str, left: Formula, right: Formula) -> Formula:
     return lambda call: operator(left(call), right(call))
 
 
-def _extent(place: int, index: Formula) -> Formula:
-    def found(call: Call) -> float:
-        tensor, at = call.tensor(place), index(call)
+def _extent(position: int, index: Formula) -> Formula:
+    def formula(call: Call) -> float:
+        tensor, at = call.tensor(position), index(call)
         if tensor is None or not at.is_integer() or not -len(tensor.shape) <= at < len(tensor.shape):
             return math.nan
         return float(tensor.shape[int(at)])
 
-    return found
+    return formula
 
 
-def _value(place: int) -> Formula:
-    def found(call: Call) -> float:
-        value = call.real(place)
+def _value(position: int) -> Formula:
+    def formula(call: Call) -> float:
+        value = call.real(position)
         return math.nan if value is None else value
 
-    return found
+    return formula
 
 
 def parse_formula(text: str) -> Formula:
-    """Parse once, to be asked of many operations. Raises ``FormulaError`` with the character where a text
-    makes no sense.
-    """
-    parser = _Parser(text)
-    found = parser.sum()
+    """Parse a formula. Raises ``FormulaError`` with the character of a syntax error."""
+    parser = _FormulaParser(text)
+    formula = parser.sum()
     if parser.next.kind != "end":
-        raise FormulaError(f"{parser.next.text!r} is not expected here", parser.next.place)
-    return found
+        raise FormulaError(f"{parser.next.text!r} is not expected here", parser.next.position)
+    return formula

@@ -32,14 +32,14 @@ _FLOPS_A_PAIR = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayout:
-    """Where arguments stand; -1: there is none.
+    """Positions of arguments; -1: no such argument.
 
     ``heads_first``: (batch, heads, length, head), else (batch, length, heads, head); with ``ragged`` given,
     (tokens, heads, head) and there offsets of the sequences of queries, then of keys, then how long the
-    longest of each are. ``paged``: keys are (slots, heads, head) of a cache, and the tokens of it that are
-    used stand behind the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
-    top left, 2 from the bottom right). ``top_left``: which corner a causal mask starts at.
-    ``logsumexp``: whether the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
+    longest of each are. ``paged``: keys are (slots, heads, head) of a cache, and the number of used
+    tokens follows the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
+    top left, 2 from the bottom right). ``top_left``: a causal mask starts at the top left.
+    ``logsumexp``: the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
     """
 
     q: int = 0
@@ -55,7 +55,7 @@ class AttentionLayout:
     logsumexp_flag: int = -1
     backward: bool = False
     old_causal: int = -1
-    """The place of the flag in versions whose argument ``bias`` did not exist."""
+    """Position of the flag in versions without the argument ``bias``."""
 
 
 _LIBRARY = AttentionLayout(heads_first=False, causal=5, window=6)
@@ -117,15 +117,15 @@ ATTENTION: dict[str, AttentionLayout] = {
         heads_first=False, causal=12, ragged=3, paged=True, window=13, logsumexp=False
     ),
 }
-"""Operation -> where its arguments stand."""
+"""Operation -> positions of its arguments."""
 
 FALLBACK = AttentionLayout(causal=5, bias=3, top_left=True, logsumexp=False)
 """``aten::scaled_dot_product_attention``, which usually calls one of the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Extents, batch and heads multiplied out by the sequences; ``keys_read`` are distinct key positions."""
+class _AttentionSizes:
+    """Extents of an attention; ``keys_read`` counts distinct key positions."""
 
     batch: int
     heads: int
@@ -138,28 +138,28 @@ class _Sizes:
 
 
 def attention(layout: AttentionLayout) -> AtenRule:
-    """The rule of operations whose arguments stand as ``layout`` says."""
+    """Return the rule of operations with the argument positions of ``layout``."""
 
     def rule(call: Call) -> AtenCost:
-        q, k, v = (call.tensor(layout.q + place) for place in range(3))
+        q, k, v = (call.tensor(layout.q + position) for position in range(3))
         if q is None or k is None or v is None:
             return unknown(call, OpClass.ATTENTION)
         sizes = _sizes(call, layout, q, k, v)
         if sizes is None:
             return unknown(call, OpClass.ATTENTION)
-        return _priced(call, layout, (q, k, v), sizes)
+        return _attention_cost(call, layout, (q, k, v), sizes)
 
     return rule
 
 
-def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strided) -> _Sizes | None:
+def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strided) -> _AttentionSizes | None:
     offsets = call.tensor(layout.ragged)
     if offsets is not None:
         return _ragged(call, layout, (q, k, v), offsets)
     if not (len(q.shape) == len(k.shape) == len(v.shape) == 4):
         return None
     length, heads = (2, 1) if layout.heads_first else (1, 2)
-    return _Sizes(
+    return _AttentionSizes(
         q.shape[0],
         q.shape[heads],
         k.shape[heads],
@@ -173,11 +173,11 @@ def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strid
 
 def _ragged(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
-) -> _Sizes | None:
-    """Sequences of one length, which is where tokens = sequences x longest; others cannot be told."""
+) -> _AttentionSizes | None:
+    """Return the sizes of sequences of one length (tokens = sequences x longest), else None."""
     q, k, v = qkv
-    place = layout.ragged + 2 + layout.paged
-    longest_q, longest_k = call.integer(place), call.integer(place + 1)
+    position = layout.ragged + 2 + layout.paged
+    longest_q, longest_k = call.integer(position), call.integer(position + 1)
     if longest_q is None or longest_k is None or len(q.shape) not in (3, 4) or not offsets.shape:
         return None
     sequences = offsets.shape[0] - 1
@@ -190,7 +190,7 @@ def _ragged(
             return None
     elif k.shape[-3] != sequences * longest_k:
         return None
-    return _Sizes(
+    return _AttentionSizes(
         sequences,
         q.shape[-2],
         k.shape[-2],
@@ -203,19 +203,19 @@ def _ragged(
 
 
 def _is_causal(call: Call, layout: AttentionLayout) -> tuple[bool, bool] | None:
-    """Whether there is a causal mask, and whether from the top left; None where the trace does not tell."""
+    """Return two flags: a causal mask, and its top-left alignment; None where the trace lacks them."""
     if layout.causal_kind == "mask-type":
         kind = call.integer(layout.causal)
         return None if kind is None else (kind > 0, kind == 1)
-    place = layout.causal
+    position = layout.causal
     if layout.old_causal >= 0 and call.real(3) is not None:
-        place = layout.old_causal
-    flag = call.flag(place)
+        position = layout.old_causal
+    flag = call.flag(position)
     return None if flag is None else (flag, layout.top_left)
 
 
-def _pairs(sizes: _Sizes, causal: bool, top_left: bool) -> float:
-    """(query, key) positions of one head that a mask leaves."""
+def _pairs(sizes: _AttentionSizes, causal: bool, top_left: bool) -> float:
+    """Return (query, key) pairs of one head under a mask."""
     rows, columns = sizes.length_q, sizes.length_k
     if not causal:
         return float(rows * columns)
@@ -228,13 +228,13 @@ def _pairs(sizes: _Sizes, causal: bool, top_left: bool) -> float:
 
 
 def _has_window(call: Call, layout: AttentionLayout) -> bool:
-    """Whether keys are limited to those nearby, which this table does not count."""
+    """Return True for a sliding window, which this table does not count."""
     left = call.integer(layout.window)
     return left is not None and left >= 0
 
 
-def _priced(
-    call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], sizes: _Sizes
+def _attention_cost(
+    call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], sizes: _AttentionSizes
 ) -> AtenCost:
     q, k, v = qkv
     causal = _is_causal(call, layout)
@@ -266,13 +266,13 @@ def _priced(
     results = [out, logsumexp] if layout.logsumexp and has_logsumexp is not False else [out]
     if layout.backward:
         read += 2 * out.bytes + logsumexp.bytes
-        results = [each.dense for each in qkv]
+        results = [product.dense for product in qkv]
     return simple(
         [q, k, v] if bias is None else [q, k, v, bias],
         results,
         op_class=OpClass.ATTENTION,
-        flops=sum(each.flops for each in rows) + softmax * m * n,
-        useful_flops=nan if isnan(pairs) else sum(each.useful_flops for each in rows) + softmax * pairs,
+        flops=sum(product.flops for product in rows) + softmax * m * n,
+        useful_flops=nan if isnan(pairs) else sum(product.useful_flops for product in rows) + softmax * pairs,
         transcendentals=groups * (float(m * n) if isnan(pairs) else pairs),
         read=read,
         rate=q.dtype,

@@ -28,8 +28,8 @@ __all__ = ["generated_kernel"]
 _BOOL = find_dtype("i1")
 
 
-class _Step(NamedTuple):
-    """An operation in the name of a kernel: work per iteration, and the fewest tensors that it reads."""
+class _NamedStep(NamedTuple):
+    """Operation in the name of a kernel: work per iteration, and the minimum number of tensors it reads."""
 
     flops: float = 0.0
     transcendentals: float = 0.0
@@ -47,7 +47,7 @@ _APART = (
     "moe_forward unified_attention unified_attention_with_output unified_kv_cache_update all_reduce "
     "rocm_unquantized_gemm"
 )
-"""Operations that stand in the names of kernels around them: none is ever part of a generated kernel."""
+"""Operations that occur in names of adjacent kernels, but are never part of a generated kernel."""
 _CREATES = (
     "zeros ones full empty arange scalar_tensor fill zero zeros_like ones_like full_like empty_like "
     "new_zeros new_ones new_full new_empty new_empty_strided empty_strided iota bernoulli rand rand_like "
@@ -61,10 +61,10 @@ _PLACES = (
 )
 """Operations that write a part of a tensor of any size."""
 _PRODUCTS = "mm addmm bmm baddbmm linear convolution _scaled_mm matmul addmv"
-"""Products computed elsewhere: a kernel named after one adds its bias or its input."""
+"""Products of other kernels: a kernel with this name adds the bias or the input."""
 
 
-def _rows(names: str, step: _Step) -> dict[str, _Step]:
+def _steps(names: str, step: _NamedStep) -> dict[str, _NamedStep]:
     return dict.fromkeys(names.split(), step)
 
 
@@ -74,38 +74,44 @@ _ONE_TENSOR = (
     "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift "
     "__lshift__ __rshift__ logical_and logical_or logical_xor isclose"
 )
-"""Operations of several inputs of which all but one may be numbers."""
+"""Operations of several inputs, of which all except one may be numbers."""
 
-_STEPS: dict[str, _Step] = {
-    **{name: _Step(row.flops, row.transcendentals, min(row.inputs, 2)) for name, row in POINTWISE.items()},
-    **{name: _Step(POINTWISE[name].flops, POINTWISE[name].transcendentals) for name in _ONE_TENSOR.split()},
-    **_rows(f"{_MOVES} {_APART}", _Step()),
-    **_rows(_CREATES, _Step(inputs=0)),
-    **_rows(_PICKS, _Step(inputs=2)),
-    **_rows(_PLACES, _Step(1.0, inputs=2)),
-    **_rows(_PRODUCTS, _Step(1.0)),
-    **_rows("native_dropout dropout", _Step(2.0)),
-    **_rows("threshold", _Step(2.0)),
-    **_rows(
+_STEPS: dict[str, _NamedStep] = {
+    **{
+        name: _NamedStep(row.flops, row.transcendentals, min(row.inputs, 2))
+        for name, row in POINTWISE.items()
+    },
+    **{
+        name: _NamedStep(POINTWISE[name].flops, POINTWISE[name].transcendentals)
+        for name in _ONE_TENSOR.split()
+    },
+    **_steps(f"{_MOVES} {_APART}", _NamedStep()),
+    **_steps(_CREATES, _NamedStep(inputs=0)),
+    **_steps(_PICKS, _NamedStep(inputs=2)),
+    **_steps(_PLACES, _NamedStep(1.0, inputs=2)),
+    **_steps(_PRODUCTS, _NamedStep(1.0)),
+    **_steps("native_dropout dropout", _NamedStep(2.0)),
+    **_steps("threshold", _NamedStep(2.0)),
+    **_steps(
         "sum mean nansum nanmean amax amin max min prod all any argmax argmin count_nonzero cumsum cumprod",
-        _Step(1.0, reduces=True),
+        _NamedStep(1.0, reduces=True),
     ),
-    **_rows("linalg_vector_norm norm", _Step(2.0, reduces=True)),
-    **_rows("var std var_mean std_mean", _Step(4.0, reduces=True)),
-    **_rows("logsumexp _log_softmax _softmax _safe_softmax", _Step(3.0, 1.0, reduces=True)),
-    **_rows("_softmax_backward_data _log_softmax_backward_data", _Step(4.0, inputs=2, reduces=True)),
-    **_rows(
+    **_steps("linalg_vector_norm norm", _NamedStep(2.0, reduces=True)),
+    **_steps("var std var_mean std_mean", _NamedStep(4.0, reduces=True)),
+    **_steps("logsumexp _log_softmax _softmax _safe_softmax", _NamedStep(3.0, 1.0, reduces=True)),
+    **_steps("_softmax_backward_data _log_softmax_backward_data", _NamedStep(4.0, inputs=2, reduces=True)),
+    **_steps(
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _fused_rms_norm "
         "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training layer_norm rms_norm",
-        _Step(6.0, reduces=True),
+        _NamedStep(6.0, reduces=True),
     ),
-    **_rows(
+    **_steps(
         "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward",
-        _Step(11.0, inputs=2, reduces=True),
+        _NamedStep(11.0, inputs=2, reduces=True),
     ),
-    **_rows("nll_loss_forward nll_loss_backward nll_loss", _Step(1.0, inputs=2, reduces=True)),
+    **_steps("nll_loss_forward nll_loss_backward nll_loss", _NamedStep(1.0, inputs=2, reduces=True)),
 }
-"""Operation as names spell it -> work of one iteration of the kernel."""
+"""Operation in kernel names -> work per iteration of the kernel."""
 
 _LONGEST_STEP = max(name.count("_") for name in _STEPS) + 1
 _NAME = re.compile(
@@ -118,28 +124,28 @@ _REDUCTIONS = frozenset({"red", "per", "mix", "spl", "split_scan"})
 def _steps_of(text: str) -> list[str] | None:
     """Split the middle of a name into operations; None where a part is not one of the table.
 
-    Numbers behind operations, and the one at the end, number nodes and kernels.
+    Numbers after operations, and at the end, count nodes and kernels.
     """
     words = text.split("_")
     before: dict[int, list[str]] = {0: []}
-    for place in range(len(words)):
-        found = before.get(place)
-        if found is None:
+    for position in range(len(words)):
+        reached = before.get(position)
+        if reached is None:
             continue
-        if _NUMBER.fullmatch(words[place]):
-            before.setdefault(place + 1, found)
-        for end in range(min(len(words), place + _LONGEST_STEP), place, -1):
-            name = "_".join(words[place:end])
+        if _NUMBER.fullmatch(words[position]):
+            before.setdefault(position + 1, reached)
+        for end in range(min(len(words), position + _LONGEST_STEP), position, -1):
+            name = "_".join(words[position:end])
             if name in _STEPS:
-                before.setdefault(end, [*found, name])
+                before.setdefault(end, [*reached, name])
     return before.get(len(words))
 
 
-class _Loops(NamedTuple):
-    """Iterations of a kernel; ``kept`` are those that a reduction leaves. -1: not in the trace."""
+class _LoopSizes(NamedTuple):
+    """Iterations of a kernel; ``outer`` excludes reduced loops. -1: not in the trace."""
 
     total: int = -1
-    kept: int = -1
+    outer: int = -1
 
     @property
     def known(self) -> bool:
@@ -147,29 +153,29 @@ class _Loops(NamedTuple):
 
     def is_output(self, tensor: Strided) -> bool:
         """Return True if a store of the kernel covers the tensor."""
-        return tensor.elements in (self.total, self.kept)
+        return tensor.elements in (self.total, self.outer)
 
 
-def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _Loops:
+def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _LoopSizes:
     """Find the extents of the loops among the numbers behind the tensors.
 
-    Sizes of dynamic shapes stand before them, so the longest run of last numbers counts whose product is the
-    size of a tensor. Unknown where no tensor has as many elements as any of them.
+    Sizes of dynamic shapes come before them, so the loops are the longest run of last numbers whose product
+    is the size of a tensor. Unknown where no tensor has as many elements as any of them.
     """
     numbers: list[int] = []
-    for place in range(len(call.args) - 1, -1, -1):
-        value = None if call.tensor(place) is not None else call.integer(place)
+    for position in range(len(call.args) - 1, -1, -1):
+        value = None if call.tensor(position) is not None else call.integer(position)
         if value is None or value < 1:
             break
         numbers.insert(0, value)
     sizes = {tensor.elements for tensor in tensors}
     runs = [numbers[-count:] for count in range(min(3, len(numbers)), 1 if reduces else 0, -1)]
-    loops = [_Loops(prod(run), prod(run[:-1]) if reduces else prod(run)) for run in runs]
-    found = next((each for each in loops if each.total in sizes), None)
-    return found or next((each for each in loops if each.kept in sizes), _Loops())
+    loops = [_LoopSizes(prod(run), prod(run[:-1]) if reduces else prod(run)) for run in runs]
+    reached = next((tensor for tensor in loops if tensor.total in sizes), None)
+    return reached or next((tensor for tensor in loops if tensor.outer in sizes), _LoopSizes())
 
 
-class _Places(NamedTuple):
+class _TensorUse(NamedTuple):
     """Tensors of a kernel by use; one that is updated in place is in both. ``guessed`` marks an update in
     place that names and shapes suggest, and that the sizes of the loops do not prove.
     """
@@ -185,7 +191,7 @@ def _suffix_of(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _updates_first(
-    tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None, *, reduces: bool
+    tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None, *, reduces: bool
 ) -> bool:
     """Return True if the first tensor is the output, updated in place, and the last one is only read."""
     first, last, others = tensors[0], tensors[-1], tensors[:-1]
@@ -193,7 +199,7 @@ def _updates_first(
     if not others:
         return needed > 0
     if not loops.known:
-        is_largest = first.elements == max(each.elements for each in tensors)
+        is_largest = first.elements == max(tensor.elements for tensor in tensors)
         return is_largest and _suffix_of(last.shape, first.shape)
     if not loops.is_output(first):
         return False
@@ -202,7 +208,7 @@ def _updates_first(
     if not reduces:
         return len(others) < needed
     # A reduction reads a tensor of all its iterations.
-    reads_last = all(each.elements < loops.total for each in others)
+    reads_last = all(tensor.elements < loops.total for tensor in others)
     return reads_last or _is_weight(tensors, loops, steps)
 
 
@@ -211,20 +217,20 @@ _NORMALISES = frozenset(
 )
 
 
-def _is_weight(tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None) -> bool:
+def _is_weight(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None) -> bool:
     """Return True if the last tensor is the weight of a norm over as many elements as there are rows."""
-    square = loops.kept * loops.kept == loops.total
-    full = [each.elements == loops.total for each in tensors]
-    vector = tensors[-1].shape == (loops.kept,)
+    square = loops.outer * loops.outer == loops.total
+    full = [tensor.elements == loops.total for tensor in tensors]
+    vector = tensors[-1].shape == (loops.outer,)
     return square and vector and full[0] and not any(full[1:]) and not _NORMALISES.isdisjoint(steps or ())
 
 
 _MASKED = frozenset(["relu", "hardtanh", "threshold", "native_dropout"])
 
 
-def _keeps_mask(tensors: tuple[Strided, ...], loops: _Loops, steps: list[str] | None) -> bool:
+def _keeps_mask(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None) -> bool:
     """Return True if the last tensor is the mask of an activation whose result replaces the first tensor."""
-    covered = [each for each in tensors if loops.known and each.elements == loops.total]
+    covered = [tensor for tensor in tensors if loops.known and tensor.elements == loops.total]
     ends = len(covered) == 2 and covered[0] is tensors[0] and covered[1] is tensors[-1]
     is_mask = ends and covered[1].dtype == _BOOL and covered[0].dtype != _BOOL
     return is_mask and not _MASKED.isdisjoint(steps or ())
@@ -235,25 +241,25 @@ def _writes_part(steps: list[str] | None) -> bool:
 
 
 def _sub_kernels(call: Call) -> list[int]:
-    """Iterations of the kernels that a foreach kernel joins, where the trace states them."""
-    values = [call.integer(place) for place in range(len(call.args)) if call.tensor(place) is None]
+    """Return iterations of the kernels that a foreach kernel joins, where the trace has them."""
+    values = [call.integer(position) for position in range(len(call.args)) if call.tensor(position) is None]
     return [value for value in values if value is not None and value > 0]
 
 
-def _places(call: Call, loops: _Loops, steps: list[str] | None, kind: str) -> _Places:
+def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: str) -> _TensorUse:
     tensors = call.tensors
     if kind == "for":
         sizes = _sub_kernels(call)
-        leading = sorted(each.elements for each in tensors[: len(sizes)])
+        leading = sorted(tensor.elements for tensor in tensors[: len(sizes)])
         if sizes and tensors[-1].elements not in sizes and leading == sorted(sizes):
-            return _Places(tensors, tensors[: len(sizes)])
-        return _Places(tensors[:-1], tensors[-1:])
+            return _TensorUse(tensors, tensors[: len(sizes)])
+        return _TensorUse(tensors[:-1], tensors[-1:])
     if _keeps_mask(tensors, loops, steps):
-        return _Places(tensors[:-1], (tensors[0], tensors[-1]))
+        return _TensorUse(tensors[:-1], (tensors[0], tensors[-1]))
     if kind and _updates_first(tensors, loops, steps, reduces=kind in _REDUCTIONS):
         proven = len(tensors) == 1 or (loops.known and not loops.is_output(tensors[-1]))
-        return _Places(tensors, tensors[:1], guessed=not proven)
-    return _Places(tensors[:-1], tensors[-1:])
+        return _TensorUse(tensors, tensors[:1], guessed=not proven)
+    return _TensorUse(tensors[:-1], tensors[-1:])
 
 
 def generated_kernel(call: Call) -> AtenCost:
@@ -267,48 +273,48 @@ def generated_kernel(call: Call) -> AtenCost:
     if kind == "tem":
         return _template(call, match["steps"] if match and match["steps"] else "")
     reduces = kind in _REDUCTIONS
-    loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _Loops()
-    places = _places(call, loops, steps, kind)
-    flops, transcendentals = _work(steps, loops, places, reduces=reduces)
-    found = simple(
-        places.read,
-        [each.dense for each in places.written],
+    loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _LoopSizes()
+    use = _tensor_use(call, loops, steps, kind)
+    flops, transcendentals = _work(steps, loops, use, reduces=reduces)
+    reached = simple(
+        use.read,
+        [tensor.dense for tensor in use.written],
         op_class=OpClass.FUSION,
         flops=flops,
         transcendentals=transcendentals,
-        read=_read_bytes(places.read, loops, steps),
-        written=sum(_part_bytes(each, loops) for each in places.written),
+        read=_bytes_read(use.read, loops, steps),
+        written=sum(_part_bytes(tensor, loops) for tensor in use.written),
         rate=tensors[0].dtype,
     )
-    return found._replace(guessed=places.guessed)
+    return reached._replace(guessed=use.guessed)
 
 
-def _part_bytes(tensor: Strided, loops: _Loops) -> float:
-    """Bytes of the elements that the loops reach: all, or one per iteration of a larger tensor."""
+def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
+    """Return bytes of the elements that the loops reach: all, or one per iteration of a larger tensor."""
     if not loops.known or tensor.elements <= loops.total:
         return tensor.bytes
     return tensor.bytes * loops.total / tensor.elements
 
 
-def _read_bytes(tensors: Iterable[Strided], loops: _Loops, steps: list[str] | None) -> float:
+def _bytes_read(tensors: Iterable[Strided], loops: _LoopSizes, steps: list[str] | None) -> float:
     picks = any(name in _PICKS.split() for name in steps or ())
-    inputs = [each for each in tensors if each.shape]
-    return sum(_part_bytes(each, loops) if picks else each.bytes for each in inputs)
+    inputs = [tensor for tensor in tensors if tensor.shape]
+    return sum(_part_bytes(tensor, loops) if picks else tensor.bytes for tensor in inputs)
 
 
-def _work(steps: list[str] | None, loops: _Loops, places: _Places, *, reduces: bool) -> tuple[float, float]:
-    """FLOPs and transcendentals of one execution of each named operation; NaN without a name to read."""
-    known = [_STEPS[name] for name in dict.fromkeys(steps or ())]
-    if not known or (reduces and not any(step.reduces for step in known)):
+def _work(
+    steps: list[str] | None, loops: _LoopSizes, use: _TensorUse, *, reduces: bool
+) -> tuple[float, float]:
+    """Return FLOPs and transcendentals of one execution of each named operation; NaN without names."""
+    named = [_STEPS[name] for name in dict.fromkeys(steps or ())]
+    if not named or (reduces and not any(step.reduces for step in named)):
         return nan, nan
-    flops, functions = sum(step.flops for step in known), sum(step.transcendentals for step in known)
-    iterations = float(loops.total) if loops.known else float(max(each.elements for each in places.written))
+    flops, functions = sum(step.flops for step in named), sum(step.transcendentals for step in named)
+    iterations = float(loops.total) if loops.known else float(max(tensor.elements for tensor in use.written))
     if reduces and not loops.known:
         iterations = nan
     return flops * iterations if flops else 0.0, functions * iterations if functions else 0.0
 
-
-# --- Templates: products and attention with an epilogue.
 
 _TEMPLATES = (
     (re.compile(r"(?:^|_)(?:flex_attention|flex_decoding)"), OpClass.ATTENTION),
@@ -322,7 +328,7 @@ def _template(call: Call, steps: str) -> AtenCost:
     another size than that of a product: then the first one is, updated in place.
     """
     tensors = call.tensors
-    op_class = next((found for pattern, found in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
+    op_class = next((reached for pattern, reached in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
     row = _product(tensors) if op_class is OpClass.CONTRACTION else None
     results = tensors[-1:]
     if row is not None and tensors[-1].elements != row.batch * row.m * row.n:
@@ -331,7 +337,7 @@ def _template(call: Call, steps: str) -> AtenCost:
     flops = nan if row is None else row.flops
     return simple(
         read,
-        [each.dense for each in results],
+        [tensor.dense for tensor in results],
         op_class=op_class,
         flops=flops,
         transcendentals=nan if isnan(flops) else 0.0,
@@ -342,16 +348,16 @@ def _template(call: Call, steps: str) -> AtenCost:
 
 
 def _product(tensors: tuple[Strided, ...]) -> Contraction | None:
-    """The product of the two operands whose result another tensor is as large as."""
-    matrices = [each for each in tensors if len(each.shape) in (2, 3)]
-    for place, lhs in enumerate(matrices):
-        for rhs in matrices[place + 1 :]:
+    """Return the product of two operands for which another tensor has the size of the result."""
+    matrices = [tensor for tensor in tensors if len(tensor.shape) in (2, 3)]
+    for position, lhs in enumerate(matrices):
+        for rhs in matrices[position + 1 :]:
             if len(lhs.shape) != len(rhs.shape) or lhs.shape[:-2] != rhs.shape[:-2]:
                 continue
             if lhs.shape[-1] != rhs.shape[-2]:
                 continue
             extents = (prod(lhs.shape[:-2]), lhs.shape[-2], rhs.shape[-1], lhs.shape[-1])
-            others = [each for each in tensors if each is not lhs and each is not rhs]
-            if any(each.elements == prod(extents[:3]) for each in others):
+            others = [tensor for tensor in tensors if tensor is not lhs and tensor is not rhs]
+            if any(tensor.elements == prod(extents[:3]) for tensor in others):
                 return matrix_product(extents, (lhs.dtype, rhs.dtype, FLOAT32))
     return None

@@ -37,10 +37,10 @@ __all__ = [
 
 _LARGEST_PADDING = 1 << 24
 _LONGEST_COUNTED = 1 << 16
-"""Positions are counted one by one along the shorter of window and result: more make no convolution."""
+"""Maximum of the shorter of window and result, whose positions are counted one by one."""
 
 
-def _priced(
+def _product_cost(
     lhs: Strided,
     rhs: Strided,
     extents: tuple[int, int, int, int],
@@ -50,7 +50,7 @@ def _priced(
     bias_flops: float = 0.0,
     dtype: DType | None = None,
 ) -> AtenCost:
-    """One batched product; reads ``bias`` too."""
+    """Return the cost of one batched product, with the bias as an input."""
     out = dtype or promoted([lhs, rhs])
     row = matrix_product(extents, (lhs.dtype, rhs.dtype, out))
     inputs = [lhs, rhs] if bias is None else [bias, lhs, rhs]
@@ -98,18 +98,18 @@ def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     """``_scaled_mm``: 8-bit operands with their scales, bias, and the type of the result at place 6."""
     bias = call.tensor(4)
     plain = _matmul(lhs, rhs)
-    stated = scalar_type(call.integer(6))
-    if plain is None or (stated is None and not call.has_values):
+    explicit = scalar_type(call.integer(6))
+    if plain is None or (explicit is None and not call.has_values):
         return None
-    result = dense(stated or lhs.dtype, plain.results[0].shape)
-    extra = [each for each in (call.tensor(2), call.tensor(3), bias) if each is not None and each.shape]
+    result = dense(explicit or lhs.dtype, plain.results[0].shape)
+    extra = [row for row in (call.tensor(2), call.tensor(3), bias) if row is not None and row.shape]
     added = 0.0 if bias is None else float(result.elements)
     row = matrix_product(_extents(plain), (lhs.dtype, rhs.dtype, FLOAT32))
     return simple([lhs, rhs, *extra], [result], flops=row.flops + added, contractions=(row,))
 
 
-def _extents(found: AtenCost) -> tuple[int, int, int, int]:
-    row = found.cost.contractions[0]
+def _extents(answer: AtenCost) -> tuple[int, int, int, int]:
+    row = answer.cost.contractions[0]
     return row.batch, row.m, row.n, row.k
 
 
@@ -133,11 +133,11 @@ def linear(call: Call, x: Strided, weight: Strided) -> AtenCost | None:
     n, k = weight.shape
     rows = prod(x.shape[:-1])
     flops = 0.0 if bias is None else float(rows * n)
-    return _priced(x, weight, (1, rows, n, k), (*x.shape[:-1], n), bias=bias, bias_flops=flops)
+    return _product_cost(x, weight, (1, rows, n, k), (*x.shape[:-1], n), bias=bias, bias_flops=flops)
 
 
 def _matmul(lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Any two tensors as ``torch.matmul`` multiplies them."""
+    """Return the cost of ``torch.matmul`` of two tensors."""
     if not lhs.shape or not rhs.shape:
         return None
     left = lhs.shape if len(lhs.shape) > 1 else (1, *lhs.shape)
@@ -147,20 +147,20 @@ def _matmul(lhs: Strided, rhs: Strided) -> AtenCost | None:
     if right[-2] != k or batch is None:
         return None
     shape = (*batch, *((m,) if len(lhs.shape) > 1 else ()), *((n,) if len(rhs.shape) > 1 else ()))
-    if len(right) == 2:  # one matrix for all batches: its rows stand below each other
-        return _priced(lhs, rhs, (1, prod(batch) * m, n, k), shape)
-    return _priced(lhs, rhs, (prod(batch), m, n, k), shape)
+    if len(right) == 2:  # one matrix for all batches: their rows are concatenated
+        return _product_cost(lhs, rhs, (1, prod(batch) * m, n, k), shape)
+    return _product_cost(lhs, rhs, (prod(batch), m, n, k), shape)
 
 
 def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
     rank = max(len(left), len(right))
     pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
-    found = tuple(b if a == 1 else a if b in (1, a) else -1 for a, b in pairs)
-    return None if -1 in found else found
+    answer = tuple(b if a == 1 else a if b in (1, a) else -1 for a, b in pairs)
+    return None if -1 in answer else answer
 
 
-class _Convolution(NamedTuple):
-    """Where each argument of a convolution stands; -1: it has none, so the default holds."""
+class _ConvolutionArguments(NamedTuple):
+    """Positions of the arguments of a convolution; -1: no such argument, with the default value."""
 
     bias: int = -1
     stride: int = -1
@@ -171,55 +171,55 @@ class _Convolution(NamedTuple):
     output_padding: int = -1
     depthwise: bool = False
 
-    def spatial(self, call: Call, place: int, rank: int, default: int) -> tuple[int, ...] | None:
-        """One number for each spatial dimension; None where the trace does not tell."""
-        if place < 0:
+    def spatial(self, call: Call, position: int, rank: int, default: int) -> tuple[int, ...] | None:
+        """Return one number per spatial dimension; None where the trace lacks them."""
+        if position < 0:
             return (default,) * rank
-        found = call.integers(place)
-        if found is None or max((abs(each) for each in found), default=0) > _LARGEST_PADDING:
+        answer = call.integers(position)
+        if answer is None or max((abs(row) for row in answer), default=0) > _LARGEST_PADDING:
             return None
-        return found * rank if len(found) == 1 else found if len(found) == rank else None
+        return answer * rank if len(answer) == 1 else answer if len(answer) == rank else None
 
     def is_transposed(self, call: Call) -> bool | None:
-        """Whether the window spreads the input."""
+        """Return True for a transposed convolution, None where unknown."""
         return self.transposed if isinstance(self.transposed, bool) else call.flag(self.transposed)
 
     def group_count(self, call: Call, source: Strided) -> int | None:
-        """How many groups the features are cut into."""
+        """Return the number of feature groups."""
         if self.depthwise:
             return source.shape[1]
         return 1 if self.groups < 0 else call.integer(self.groups)
 
 
-_LAYOUTS: dict[str, _Convolution] = {
-    "convolution": _Convolution(
+_LAYOUTS: dict[str, _ConvolutionArguments] = {
+    "convolution": _ConvolutionArguments(
         bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8
     ),
-    "cudnn_convolution": _Convolution(padding=2, stride=3, dilation=4, groups=5),
-    "cudnn_convolution_transpose": _Convolution(
+    "cudnn_convolution": _ConvolutionArguments(padding=2, stride=3, dilation=4, groups=5),
+    "cudnn_convolution_transpose": _ConvolutionArguments(
         padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True
     ),
-    "cudnn_convolution_relu": _Convolution(bias=2, stride=3, padding=4, dilation=5, groups=6),
-    "cudnn_convolution_add_relu": _Convolution(bias=4, stride=5, padding=6, dilation=7, groups=8),
-    "miopen_convolution": _Convolution(bias=2, padding=3, stride=4, dilation=5, groups=6),
-    "miopen_convolution_transpose": _Convolution(
+    "cudnn_convolution_relu": _ConvolutionArguments(bias=2, stride=3, padding=4, dilation=5, groups=6),
+    "cudnn_convolution_add_relu": _ConvolutionArguments(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "miopen_convolution": _ConvolutionArguments(bias=2, padding=3, stride=4, dilation=5, groups=6),
+    "miopen_convolution_transpose": _ConvolutionArguments(
         bias=2, padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
     ),
-    "conv": _Convolution(bias=2, stride=3, padding=4, dilation=5, groups=6),
-    "conv_transpose": _Convolution(
+    "conv": _ConvolutionArguments(bias=2, stride=3, padding=4, dilation=5, groups=6),
+    "conv_transpose": _ConvolutionArguments(
         bias=2, stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True
     ),
-    "conv_depthwise": _Convolution(bias=3, stride=4, padding=5, dilation=6, depthwise=True),
-    "slow_conv": _Convolution(bias=3, stride=4, padding=5),
-    "slow_conv_dilated": _Convolution(bias=3, stride=4, padding=5, dilation=6),
-    "convolution_backward": _Convolution(
+    "conv_depthwise": _ConvolutionArguments(bias=3, stride=4, padding=5, dilation=6, depthwise=True),
+    "slow_conv": _ConvolutionArguments(bias=3, stride=4, padding=5),
+    "slow_conv_dilated": _ConvolutionArguments(bias=3, stride=4, padding=5, dilation=6),
+    "convolution_backward": _ConvolutionArguments(
         stride=4, padding=5, dilation=6, transposed=7, output_padding=8, groups=9
     ),
 }
 
 
 def _forward(
-    call: Call, layout: _Convolution, source: Strided, kernel: Strided
+    call: Call, layout: _ConvolutionArguments, source: Strided, kernel: Strided
 ) -> tuple[Cost, Strided] | None:
     """Cost and result of a convolution of dense tensors; None where a number is missing."""
     rank = len(kernel.shape) - 2
@@ -266,11 +266,11 @@ def _forward(
 
 @needs(OpClass.CONVOLUTION, 0, 1)
 def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) -> AtenCost | None:
-    """A convolution whose arguments stand as ``layout`` says: 2 FLOPs for each kernel position."""
-    found = _forward(call, _LAYOUTS[layout], source, kernel)
-    if found is None:
+    """Cost a convolution with the argument positions of ``layout``: 2 FLOPs per kernel position."""
+    answer = _forward(call, _LAYOUTS[layout], source, kernel)
+    if answer is None:
         return None
-    cost, out = found
+    cost, out = answer
     bias = call.tensor(_LAYOUTS[layout].bias)
     added = 0.0 if bias is None else float(out.elements)
     return simple(
@@ -287,15 +287,15 @@ def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) ->
 def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Strided) -> AtenCost | None:
     """Gradients of input and weight, each as many products as forward, and of the bias as sums.
 
-    ``output_mask``, the last argument, says which are wanted; unknown without it.
+    ``output_mask``, the last argument, selects the gradients; the cost is unknown without it.
     """
     mask = call.flags(10)
     if mask is None or len(mask) != 3:
         return None
-    found = _forward(call, _LAYOUTS["convolution_backward"], source, kernel)
-    if found is None or not found[0].contractions or isnan(found[0].flops):
+    answer = _forward(call, _LAYOUTS["convolution_backward"], source, kernel)
+    if answer is None or not answer[0].contractions or isnan(answer[0].flops):
         return None
-    row = found[0].contractions[0]
+    row = answer[0].contractions[0]
     rows: list[Contraction] = []
     results: list[Strided] = []
     if mask[0]:
@@ -312,8 +312,8 @@ def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Str
     return simple(
         inputs,
         results,
-        flops=sum(each.flops for each in rows) + added,
-        useful_flops=sum(each.useful_flops for each in rows) + added,
+        flops=sum(row.flops for row in rows) + added,
+        useful_flops=sum(row.useful_flops for row in rows) + added,
         rate=source.dtype,
         contractions=tuple(rows),
     )

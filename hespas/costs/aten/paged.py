@@ -1,4 +1,4 @@
-"""Costs of attention over a paged cache, whose lengths no argument states: the step around it does.
+"""Costs of attention over a paged cache, whose lengths are in the name of the enclosing step.
 
 Engines name the step that they run by its batch (the profiling annotations of vLLM and SGLang):
 ``execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)`` sums
@@ -35,7 +35,7 @@ _STEP = re.compile(rf"execute_\d{{1,12}}_context_\d{{1,9}}{_SUMS}_generation_\d{
 
 
 class BatchLengths(NamedTuple):
-    """Sums over the sequences of a batch: of queries, of keys, of queries squared, of queries by keys."""
+    """Sums over the sequences of a batch: queries, keys, squared queries, queries times keys."""
 
     queries: int
     keys: int
@@ -44,16 +44,16 @@ class BatchLengths(NamedTuple):
 
     @property
     def causal_pairs(self) -> float:
-        """(query, key) positions that a causal mask leaves: the last query sees all keys of its sequence."""
+        """Return (query, key) pairs of a causal mask: the last query attends to all keys of its sequence."""
         return self.pairs - (self.squares - self.queries) / 2
 
 
 def batch_lengths(step: str) -> BatchLengths | None:
-    """What the name of a step says of its batch; None where it says nothing, or what cannot be."""
-    found = _STEP.search(step[:1000])
-    if found is None:
+    """Return the lengths in the name of a step; None where it has none, or contradictory ones."""
+    match = _STEP.search(step[:1000])
+    if match is None:
         return None
-    numbers = [int(each) for each in found.groups()]
+    numbers = [int(product) for product in match.groups()]
     sums = BatchLengths(*(prompt + rest for prompt, rest in zip(numbers[:4], numbers[4:], strict=True)))
     return sums if sums.queries <= sums.keys and sums.squares <= sums.pairs <= _LARGEST else None
 
@@ -64,16 +64,16 @@ def _paged(call: Call, *, q_at: int, k_at: int, v_at: int) -> AtenCost:
     ``flops`` counts all pairs of a sequence, ``useful_flops`` those of a causal mask; a window over the last
     keys is no argument, and not counted. Keys and values are read once for each head of theirs.
     """
-    q, k, v = (call.tensor(place) for place in (q_at, k_at, v_at))
+    q, k, v = (call.tensor(position) for position in (q_at, k_at, v_at))
     lengths = batch_lengths(call.step)
     if q is None or k is None or v is None or lengths is None:
         return unknown(call, OpClass.ATTENTION)
     if min(len(q.shape), len(k.shape), len(v.shape)) < 3 or lengths.queries > q.shape[0]:
         return unknown(call, OpClass.ATTENTION)
-    return _priced((q, k, v), lengths)
+    return _paged_cost((q, k, v), lengths)
 
 
-def _priced(qkv: tuple[Strided, Strided, Strided], lengths: BatchLengths) -> AtenCost:
+def _paged_cost(qkv: tuple[Strided, Strided, Strided], lengths: BatchLengths) -> AtenCost:
     q, k, v = qkv
     heads, head, value_head = q.shape[-2], q.shape[-1], v.shape[-1]
     useful = lengths.causal_pairs * heads
@@ -95,8 +95,8 @@ def _priced(qkv: tuple[Strided, Strided, Strided], lengths: BatchLengths) -> Ate
         [q, k, v],
         [out],
         op_class=OpClass.ATTENTION,
-        flops=sum(each.flops for each in rows) + softmax * lengths.pairs,
-        useful_flops=sum(each.useful_flops for each in rows) + softmax * lengths.causal_pairs,
+        flops=sum(product.flops for product in rows) + softmax * lengths.pairs,
+        useful_flops=sum(product.useful_flops for product in rows) + softmax * lengths.causal_pairs,
         transcendentals=useful,
         read=q.bytes + cached,
         rate=q.dtype,

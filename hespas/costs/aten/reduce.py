@@ -41,14 +41,14 @@ _NORM_FLOPS, _NORM_BACKWARD_FLOPS = 6.0, 11.0
 
 
 def _statistics(dtype: DType | None) -> DType | None:
-    """The type of means and deviations: at least single precision."""
+    """Return the type of means and deviations: at least single precision."""
     return FLOAT32 if dtype is not None and dtype.bits < 32 else dtype
 
 
 def _reduced(
     shape: tuple[int, ...], dims: tuple[int, ...] | None, keep: bool | None
 ) -> tuple[int, ...] | None:
-    """The shape without ``dims`` (empty: all of them); None where it cannot be told."""
+    """Return the shape without ``dims`` (empty: all of them); None where unknown."""
     rank = len(shape)
     if dims is None or any(not -max(rank, 1) <= dim < max(rank, 1) for dim in dims):
         return None
@@ -58,13 +58,13 @@ def _reduced(
     return tuple(extent for dim, extent in enumerate(shape) if dim not in gone)
 
 
-def _dims(call: Call, place: int, full_from: int) -> tuple[int, ...] | None:
-    """Dimensions to reduce: all where the call has no such argument, or an empty one; None unknown."""
+def _dims(call: Call, position: int, full_from: int) -> tuple[int, ...] | None:
+    """Return the dimensions to reduce: all (empty) without such an argument; None where unknown."""
     if len(call.args) <= full_from:
         return ()
     if not call.has_values:
         return None
-    return call.integers(place) if call.arg(place).value.strip("[] ") else ()
+    return call.integers(position) if call.arg(position).value.strip("[] ") else ()
 
 
 @needs(OpClass.REDUCTION, 0)
@@ -93,15 +93,15 @@ def reduction(
         shape = out.shape
     if shape is None:
         return None
-    stated = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
-    found = dense(stated or _result(result, source.dtype), shape)
+    explicit = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
+    output = dense(explicit or _result(result, source.dtype), shape)
     extra = [dense(INT64, shape)] * (results - 1)
-    steps = max(float(source.elements - found.elements), 0.0)
+    steps = max(float(source.elements - output.elements), 0.0)
     return simple(
         [source],
-        [found, *extra],
-        flops=flops * steps + finish * found.elements,
-        transcendentals=transcendentals * found.elements,
+        [output, *extra],
+        flops=flops * steps + finish * output.elements,
+        transcendentals=transcendentals * output.elements,
     )
 
 
@@ -125,7 +125,7 @@ def layer_norm(call: Call, source: Strided) -> AtenCost | None:
 
 
 def _normalised(source: Strided, affine: list[Strided], rows: tuple[int, ...]) -> AtenCost:
-    """The result, and a mean and a deviation for each of ``rows``."""
+    """Return the cost of a norm with a mean and a deviation for each of ``rows``."""
     statistic = dense(_statistics(source.dtype), rows)
     return simple(
         [source, *affine],
@@ -148,16 +148,16 @@ def rms_norm(
 ) -> AtenCost | None:
     """x / sqrt(mean(x^2)) * weight: four FLOPs an element. With a residual, x + residual is written too.
 
-    Places of what the caller allocated (``out_at``, ``residual_out_at``) are not read.
+    Tensors that the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
     source, residual = call.tensor(source_at), call.tensor(residual_at)
     if source is None or not source.shape:
         return None
-    out, kept = call.tensor(out_at), call.tensor(residual_out_at)
+    out, residual_out = call.tensor(out_at), call.tensor(residual_out_at)
     inputs = call.present(source_at, residual_at, weight_at)
     results = [dense((out or source).dtype, source.shape)]
     if residual is not None:
-        results.append(dense((kept or residual).dtype, source.shape))
+        results.append(dense((residual_out or residual).dtype, source.shape))
     flops = (2.0 + len(inputs)) * source.elements
     return simple(inputs, results, flops=flops, transcendentals=float(prod(source.shape[:-1])))
 
@@ -193,8 +193,8 @@ def batch_norm(call: Call, source: Strided) -> AtenCost | None:
 def normalisation_backward(
     call: Call, *, read_at: tuple[int, ...], weight_at: int, source_at: int = 1, mask: bool = True
 ) -> AtenCost | None:
-    """Gradients of input, weight and bias. The last argument says which are wanted, where ``mask``; in a
-    trace without values, as in training: all.
+    """Gradients of input, weight and bias. With ``mask``, the last argument selects them;
+    a trace without values counts all.
     """
     source, weight = call.tensor(source_at), call.tensor(weight_at)
     if source is None:
@@ -241,8 +241,8 @@ def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
 def scan(call: Call, source: Strided) -> AtenCost:
     """``cumsum``, ``cumprod``: one FLOP an element."""
     out = call.last_output(1)
-    stated = out.dtype if out is not None else scalar_type(call.integer(2))
-    result = dense(stated or _result("sum", source.dtype), source.shape)
+    explicit = out.dtype if out is not None else scalar_type(call.integer(2))
+    result = dense(explicit or _result("sum", source.dtype), source.shape)
     return simple([source], [result], flops=float(source.elements))
 
 
@@ -264,11 +264,11 @@ def top_k(call: Call, source: Strided) -> AtenCost | None:
     if k is None or not source.shape or not 0 <= k <= max(source.shape):
         return None
     dim = call.integer(2)
-    place = -1 if dim is None else dim
-    if not -len(source.shape) <= place < len(source.shape):
+    position = -1 if dim is None else dim
+    if not -len(source.shape) <= position < len(source.shape):
         return None
     shape = list(source.shape)
-    shape[place] = k
+    shape[position] = k
     steps = 1 + (ceil(log2(k)) if k > 1 else 0)
     results = [dense(source.dtype, shape), dense(INT64, shape)]
     return simple([source], results, flops=float(source.elements * steps))
@@ -280,13 +280,13 @@ def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: i
     if size is None or padding is None or dilation is None or len(source.shape) < rank:
         return None
     stride = stride or size
-    parts = [each * rank if len(each) == 1 else each for each in (size, stride, padding, dilation)]
-    if any(len(each) != rank for each in parts) or min(*parts[1], *parts[3]) < 1:
+    parts = [tensor * rank if len(tensor) == 1 else tensor for tensor in (size, stride, padding, dilation)]
+    if any(len(tensor) != rank for tensor in parts) or min(*parts[1], *parts[3]) < 1:
         return None
     up = call.flag(ceil_at) is True
     extents: list[int] = []
-    for place, extent in enumerate(source.shape[-rank:]):
-        kernel, step, pad, spread = (each[place] for each in parts)
+    for position, extent in enumerate(source.shape[-rank:]):
+        kernel, step, pad, spread = (tensor[position] for tensor in parts)
         room = extent + 2 * pad - spread * (kernel - 1) - 1
         count = (-(-room // step) if up else room // step) + 1
         if up and (count - 1) * step >= extent + pad:
@@ -327,7 +327,7 @@ def pool(
 @needs(OpClass.WINDOW, 0, 1)
 def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
     """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written. Each
-    gradient is added at its maximum; without those, how often is not known.
+    gradient is added at its maximum; without indices of maxima the FLOPs are unknown.
     """
     places = call.last_output(2)
     inputs = [grad] if places is None else [grad, places]

@@ -1,6 +1,6 @@
 """Costs of operations that libraries of inference and training register: vLLM, SGLang, AITER, fbgemm, TE.
 
-Argument orders follow the schemas that the libraries register, and what the traces in hand show: vLLM
+Argument orders follow the schemas that the libraries register, and traces: vLLM
 (https://github.com/vllm-project/vllm, ``csrc/torch_bindings.cpp``), SGLang
 (https://github.com/sgl-project/sglang, ``sgl-kernel/csrc/common_extension.cc``), AITER
 (https://github.com/ROCm/aiter, ``aiter/ops``), fbgemm (https://github.com/pytorch/FBGEMM), Transformer Engine
@@ -32,12 +32,10 @@ from hespas.graph import DType, OpClass, find_dtype
 
 __all__ = ["SERVING", "SERVING_COMPOSITE"]
 
-# --- elementwise, norms, caches
-
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCost | None:
-    """``silu_and_mul`` and its kin: (out, in, scale) with in = [gate, up] side by side."""
+    """Cost gated activations as ``silu_and_mul``: (out, in, scale) with in = [gate, up] concatenated."""
     if source.elements != 2 * out.elements:
         return None
     quantizes = out.dtype is not None and source.dtype is not None and out.dtype.bits < source.dtype.bits
@@ -55,19 +53,19 @@ def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCo
 def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
     """(positions, query, key, head size, table of cosines and sines): three FLOPs an element, in place.
 
-    The table has one row of ``rotated`` columns a position; of each head only so many elements turn.
+    The table has one row of ``rotated`` columns per position; only so many elements of a head are rotated.
     """
     table, head = call.tensor(4), call.integer(3)
     if table is None or not head or len(table.shape) != 2:
         return None
     share = min(table.shape[1] / head, 1.0)
     turned = call.present(1, 2)
-    touched = share * sum(each.elements * each.width for each in turned)
+    touched = share * sum(tensor.elements * tensor.width for tensor in turned)
     rows = min(positions.elements, table.shape[0])
     return simple(
         [positions, *turned, table],
-        [each.dense for each in turned],
-        flops=3.0 * share * sum(each.elements for each in turned),
+        [tensor.dense for tensor in turned],
+        flops=3.0 * share * sum(tensor.elements for tensor in turned),
         read=positions.bytes + touched + rows * table.shape[1] * table.width,
         written=touched,
         rate=query.dtype,
@@ -78,7 +76,7 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
 def _store_cache(
     call: Call, key: Strided, value: Strided, *, cache_at: int, slots_at: int
 ) -> AtenCost | None:
-    """Keys and values of new tokens go to their slots of the cache; the rest of the cache is not touched."""
+    """Cost the copy of keys and values of new tokens into their cache slots."""
     slots, cache = call.tensor(slots_at), call.tensor(cache_at)
     if slots is None:
         return None
@@ -88,7 +86,7 @@ def _store_cache(
 
 @needs(OpClass.SCATTER, 0, 1)
 def _update_cache(call: Call, key: Strided, value: Strided) -> AtenCost:
-    """(key, value, ...): the same where the cache is no argument."""
+    """Cost the update of a cache that is not an argument: (key, value, ...)."""
     return simple([key, value], [], written=key.bytes + value.bytes)
 
 
@@ -97,7 +95,7 @@ def _quantize(
     call: Call, *, source_at: int, out_at: int, scale_at: int, given: bool = False
 ) -> AtenCost | None:
     """Values over their scale, rounded: two FLOPs an element, and two more to find scales not ``given``."""
-    source, out, scale = (call.tensor(place) for place in (source_at, out_at, scale_at))
+    source, out, scale = (call.tensor(position) for position in (source_at, out_at, scale_at))
     if source is None or out is None or scale is None:
         return None
     inputs = [source, scale] if given else [source]
@@ -131,7 +129,7 @@ def _column_permutation(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.ELEMENTWISE, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
-    """(rows of each table, indices, offsets, ...): every index compared with two bounds; few are mended."""
+    """(rows of each table, indices, offsets, ...): every index is compared with two bounds."""
     return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
 
 
@@ -143,8 +141,6 @@ def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
     result = dense(source.dtype, (source.shape[0] + 1,))
     return simple([source], [result], flops=float(source.elements))
 
-
-# --- matrix products with their scales
 
 _FP4 = find_dtype("f4E2M1FN")
 
@@ -166,7 +162,7 @@ def _weighted(
     The type of the result is that of ``out_at``, or what the value at ``type_at`` numbers, else bf16 for
     operands of 8 bits or less. ``packed``: two values of 4 bits to a byte along K.
     """
-    x, weight, bias, out = (call.tensor(place) for place in (x_at, weight_at, bias_at, out_at))
+    x, weight, bias, out = (call.tensor(position) for position in (x_at, weight_at, bias_at, out_at))
     if x is None or weight is None or not x.shape or len(weight.shape) != 2:
         return None
     depth, rows = x.shape[-1], prod(x.shape[:-1])
@@ -184,9 +180,9 @@ def _weighted(
 def _result_type(call: Call, x: Strided, out: Strided | None, type_at: int) -> DType | None:
     if out is not None:
         return out.dtype
-    stated = scalar_type(call.integer(type_at))
-    if stated is not None:
-        return stated
+    explicit = scalar_type(call.integer(type_at))
+    if explicit is not None:
+        return explicit
     return find_dtype("bf16") if x.dtype is not None and x.dtype.bits <= 8 else x.dtype
 
 
@@ -205,9 +201,6 @@ def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -
         transcendentals=float(prod(x.shape[:-1])),
         contractions=product.cost.contractions,
     )
-
-
-# --- choosing experts
 
 
 @needs(OpClass.SORT)
@@ -258,7 +251,7 @@ _EVERYWHERE: dict[str, AtenRule] = {
     "rms_norm_dynamic_per_token_quant": partial(_norm_and_quantize, residual_at=6),
     "fused_add_rms_norm_static_fp8_quant": partial(_norm_and_quantize, residual_at=2),
 }
-"""What several libraries have under one name."""
+"""Operations that several libraries register under one name."""
 
 _OUT_FIRST = partial(_quantize, source_at=1, out_at=0, scale_at=2)
 _IN_FIRST = partial(_quantize, source_at=0, out_at=1, scale_at=2)
@@ -399,4 +392,4 @@ SERVING_COMPOSITE: dict[str, AtenRule] = {
     ),
     "vllm::unified_kv_cache_update": _update_cache,
 }
-"""Operation -> rule where none of its parts is costed."""
+"""Operation -> rule that applies if no recorded part of it has a cost."""

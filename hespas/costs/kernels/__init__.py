@@ -1,12 +1,23 @@
-"""What the names of library kernels say of their work, for profiles without host operations."""
+"""Table of library kernel names, for profiles without host operations: library, kind of work, type and tile.
+
+The first pattern that matches a name gives its facts. Other facts are unknown: most names state the kind
+of work and the tile of a block, few state the amount of work.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from hespas.costs.kernels.attention import ATTENTIONS
 from hespas.costs.kernels.bounds import UNBOUNDED, WorkBounds, launch_of, work_bounds
-from hespas.costs.kernels.facts import Cover, KernelFacts
-from hespas.costs.kernels.table import kernel_facts
+from hespas.costs.kernels.facts import Cover, KernelFacts, KernelPattern
+from hespas.costs.kernels.libraries import COMMUNICATION, COPIES, GENERATED, SERVING, TRAINING
+from hespas.costs.kernels.names import read_name
+from hespas.costs.kernels.products import PRODUCTS
+from hespas.costs.kernels.torch import TORCH
 
 __all__ = [
+    "PATTERNS",
     "UNBOUNDED",
     "Cover",
     "KernelFacts",
@@ -15,3 +26,29 @@ __all__ = [
     "launch_of",
     "work_bounds",
 ]
+
+PATTERNS: tuple[KernelPattern, ...] = (
+    *COPIES,
+    *ATTENTIONS,
+    *GENERATED,
+    *COMMUNICATION,
+    *TORCH,
+    *PRODUCTS,
+    *SERVING,
+    *TRAINING,
+)
+"""Patterns in the order in which they are tried: specific ones before single words."""
+
+
+@lru_cache(maxsize=1 << 16)
+def kernel_facts(name: str) -> KernelFacts:
+    """Return the facts of a kernel name, mangled or not; class UNKNOWN for a name without a pattern.
+
+    O(patterns x length of the name). The length is limited; results are cached.
+    """
+    parsed = read_name(name)
+    for pattern in PATTERNS:
+        facts = pattern.facts(parsed)
+        if facts is not None:
+            return facts
+    return KernelFacts()

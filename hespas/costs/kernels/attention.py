@@ -2,8 +2,8 @@
 
 Names are read as their sources have them: FlashAttention (https://github.com/Dao-AILab/flash-attention),
 FlashInfer (https://github.com/flashinfer-ai/flashinfer), vLLM (https://github.com/vllm-project/vllm), SGLang
-(https://github.com/sgl-project/sglang), Composable Kernel, AITER, AOTriton; those of cuDNN and TensorRT-LLM
-as traces show them.
+(https://github.com/sgl-project/sglang), Composable Kernel, AITER, AOTriton; names of cuDNN and
+TensorRT-LLM are as traces show them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from hespas.costs.kernels.facts import (
     Cover,
     KernelFacts,
-    Reader,
-    Row,
+    KernelPattern,
+    KernelReader,
     cute_shapes,
     element_type,
     type_in_text,
@@ -32,48 +32,49 @@ _CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4
 """Queries and keys of a tile, a step, value head size."""
 
 
-def _tiled(stated: KernelFacts, elements: int) -> KernelFacts:
-    """A block makes the rows of one tile of queries; of shorter sequences some make none."""
-    return replace(stated, cover=Cover.AT_MOST, per_block=float(elements))
+def _tiled(facts: KernelFacts, elements: int) -> KernelFacts:
+    """Set the elements of a block: the rows of a tile of queries; blocks of short sequences may be empty."""
+    return replace(facts, cover=Cover.AT_MOST, per_block=float(elements))
 
 
-def _paged(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """``<.., block size, head size, threads, alibi, queries a key head, ...>``: a block takes one part of the
-    keys of one sequence, for the queries of one key head.
+def _paged(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read ``<.., block size, head size, threads, alibi, queries per key head, ...>``: a block computes the
+    queries of one key head over a part of the keys of one sequence.
     """
     head, shared = name.number(5), name.number(8)
-    return _tiled(stated, head * shared) if head > 0 and shared > 0 else stated
+    return _tiled(facts, head * shared) if head > 0 and shared > 0 else facts
 
 
-def _flash2(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    stated = replace(stated, dtype=element_type(name.text))
+def _flash2(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    facts = replace(facts, dtype=element_type(name.text))
     traits = _TRAITS.search(name.text)
     if traits is None:
-        return stated
-    head, queries, keys = (int(each) for each in traits.groups())
-    stated = replace(stated, tile=(queries, keys), sizes=(("head", head),))
-    return _tiled(stated, queries * head) if name.base == "flash_fwd_kernel" else stated
+        return facts
+    head, queries, keys = (int(extent) for extent in traits.groups())
+    facts = replace(facts, tile=(queries, keys), sizes=(("head", head),))
+    return _tiled(facts, queries * head) if name.base == "flash_fwd_kernel" else facts
 
 
-def _flash3(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """The first shape of three constants that is no cluster's: queries and keys of a tile, head size. Blocks
-    take tiles until none is left.
+def _flash3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read the first shape of three constants that is not a cluster: queries and keys of a tile, head size.
+
+    Blocks loop over tiles.
     """
-    stated = type_in_text(stated, name, found)
-    shape = next((each for each in cute_shapes(name.text) if min(each) > 2), None)
+    facts = type_in_text(facts, name, match)
+    shape = next((extent for extent in cute_shapes(name.text) if min(extent) > 2), None)
     if shape is None:
-        return stated
-    return replace(stated, tile=shape[:2], sizes=(("head", shape[2]),))
+        return facts
+    return replace(facts, tile=shape[:2], sizes=(("head", shape[2]),))
 
 
-def _ck_fmha(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    stated = replace(stated, dtype=element_type(name.text))
+def _ck_fmha(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    facts = replace(facts, dtype=element_type(name.text))
     shape = _CK_SHAPE.search(name.text)
     if shape is None:
-        return stated
-    queries, keys, head = (int(each) for each in shape.groups())
-    stated = replace(stated, tile=(queries, keys), sizes=(("head", head),))
-    return _tiled(stated, queries * head) if stated.family == _FORWARD else stated
+        return facts
+    queries, keys, head = (int(extent) for extent in shape.groups())
+    facts = replace(facts, tile=(queries, keys), sizes=(("head", head),))
+    return _tiled(facts, queries * head) if facts.family == _FORWARD else facts
 
 
 def _row(
@@ -81,10 +82,10 @@ def _row(
     library: str,
     family: str = "attention",
     *,
-    read: Reader | None = None,
+    read: KernelReader | None = None,
     whole: bool = False,
-) -> Row:
-    return Row(pattern, library, family, OpClass.ATTENTION, whole, read)
+) -> KernelPattern:
+    return KernelPattern(pattern, library, family, OpClass.ATTENTION, whole, read)
 
 
 _PAGED = "paged attention"
@@ -92,13 +93,13 @@ _CK = r"^ck_tile::k.{0,60}?"
 _TYPE = r"(?P<type>bf16|fp16|f16|f32|fp8|e4m3)"
 _TILE = r"(?P<m>\d{1,4})x(?P<n>\d{1,4})"
 
-_FLASH: tuple[Row, ...] = (
+_FLASH: tuple[KernelPattern, ...] = (
     _row(r"flash_fwd_splitkv_combine_kernel$", "FlashAttention", _COMBINE, read=_flash2),
     _row(r"flash::flash_fwd_(?:splitkv_)?kernel$", "FlashAttention", _FORWARD, read=_flash2),
     _row(r"flash::flash_bwd_\w{0,60}kernel$", "FlashAttention", _BACKWARD, read=_flash2),
     _row(r"flash::FlashAttnFwdCombine", "FlashAttention", _COMBINE, read=type_in_text, whole=True),
     _row(r"flash::FlashAttnFwdSm\d", "FlashAttention", _FORWARD, read=_flash3, whole=True),
-    Row(r"flash::prepare_varlen", "FlashAttention", "batch bookkeeping", OpClass.ELEMENTWISE),
+    KernelPattern(r"flash::prepare_varlen", "FlashAttention", "batch bookkeeping", OpClass.ELEMENTWISE),
     _row(r"flash::FlashAttnBwd", "FlashAttention", _BACKWARD, read=type_in_text, whole=True),
     _row(r"^kernel_cutlass_\w{0,20}flash_\w{0,40}[bB](?:ack)?wa?r?d", "FlashAttention", _BACKWARD),
     _row(r"^kernel_cutlass_\w{0,20}flash_attn", "FlashAttention", _FORWARD),
@@ -106,7 +107,7 @@ _FLASH: tuple[Row, ...] = (
     _row(r"flash_fwd_\w{0,20}mla|flash_mla::|sm\d{2,3}::\w{0,40}mla", "FlashMLA", read=type_in_text),
 )
 
-_FRAMEWORKS: tuple[Row, ...] = (
+_FRAMEWORKS: tuple[KernelPattern, ...] = (
     _row(rf"^fmha_cutlassF_{_TYPE}_aligned_{_TILE}", "PyTorch", _FORWARD),
     _row(rf"^fmha_cutlassB_{_TYPE}_aligned_{_TILE}", "PyTorch", _BACKWARD),
     _row(r"^fmha_cutlass|PyTorchMemEffAttention", "PyTorch", whole=True, read=type_in_text),
@@ -125,7 +126,7 @@ _FRAMEWORKS: tuple[Row, ...] = (
     _row(r"^triton_\w{3,4}_fused_\w{0,200}flex_(?:attention|decoding)", "Inductor", _FORWARD),
 )
 
-_SERVING: tuple[Row, ...] = (
+_SERVING: tuple[KernelPattern, ...] = (
     _row(r"flashinfer::\w{0,40}(?:Prefill|Decode)With", "FlashInfer", read=type_in_text, whole=True),
     _row(r"flashinfer::\w{0,60}Merge\w{0,20}States?", "FlashInfer", _COMBINE, read=type_in_text),
     _row(r"flashinfer::.{0,80}?(?:mla|MLA|[Aa]ttention|BatchAttention)", "FlashInfer", read=type_in_text),
@@ -147,4 +148,4 @@ _SERVING: tuple[Row, ...] = (
     ),
 )
 
-ATTENTIONS: tuple[Row, ...] = (*_FLASH, *_FRAMEWORKS, *_SERVING)
+ATTENTIONS: tuple[KernelPattern, ...] = (*_FLASH, *_FRAMEWORKS, *_SERVING)

@@ -1,8 +1,8 @@
-"""Bounds on the work of a kernel, by its name and how it was launched.
+"""Bounds on the work of a kernel, from its name and its launch.
 
-A name says how much of the result a block, or a thread, makes; the launch says how many there are. So a
-kernel makes no more than both together. Where the launch covers a range exactly once, all blocks but the last
-are full, and it makes no less. A kernel that loops over a grid of any size has no bound from its launch.
+A name states elements per block or thread, and the launch their numbers. The product is an upper bound.
+Where the launch covers a range exactly once, all blocks except the last one are full, which gives a lower
+bound. The launch of a kernel that loops over its grid gives no bound.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _LARGEST = 1 << 62
 
 
 class WorkBounds(NamedTuple):
-    """What a kernel does at least and at most; NaN where nothing says so.
+    """Lower and upper bounds on the work of a kernel; NaN where there is no bound.
 
-    ``elements`` are those of its results. ``bytes`` are read and written, both together.
+    ``elements`` counts result elements, ``bytes`` reads plus writes.
     """
 
     flops_low: float = nan
@@ -33,7 +33,7 @@ class WorkBounds(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether there is any bound."""
+        """Return True if there is any bound."""
         return not all(map(isnan, self))
 
 
@@ -42,7 +42,7 @@ _Extents = tuple[int, int, int]
 
 
 def launch_of(text: str) -> tuple[_Extents, _Extents] | None:
-    """Blocks and threads of ``[[x,y,z],[x,y,z]]``; None for any other text."""
+    """Return blocks and threads of ``[[x,y,z],[x,y,z]]``; None for other texts."""
     parts = text.translate(_NO_BRACKETS).split(",")
     if len(parts) != 6 or not all(part.isdecimal() and len(part) < 12 for part in parts):
         return None
@@ -56,33 +56,33 @@ _NO_BRACKETS = str.maketrans("", "", "[] ")
 def work_bounds(
     facts: KernelFacts, grid: _Extents | None = None, block: _Extents | None = None
 ) -> WorkBounds:
-    """The bounds that a name and a launch of ``grid`` blocks of ``block`` threads give together."""
+    """Return the bounds of a kernel launched with ``grid`` blocks of ``block`` threads."""
     low, high = _elements(facts, grid, block)
     if max(low, high) > _LARGEST:
         return UNBOUNDED
     width = _width(facts.result_dtype or facts.dtype)
     arrays = facts.arrays if facts.arrays > 0 else nan
     if isnan(arrays) and facts.op_class is not OpClass.CONTRACTION:
-        width = 1.0  # of what is written; what is read may be one element for all
+        width = 1.0  # of the result; an operand may have one element
     bounds = WorkBounds(
         elements_low=low, elements_high=high, bytes_low=low * width, bytes_high=high * arrays * facts.widest
     )
     sizes = dict(facts.sizes)
     if facts.op_class is OpClass.CONTRACTION and {"n", "k"} <= sizes.keys():
         return _stated_product(sizes, _width(facts.dtype))
-    if facts.op_class is OpClass.CONTRACTION:  # at least one product an element
+    if facts.op_class is OpClass.CONTRACTION:  # at least one product per element
         return bounds._replace(flops_low=2.0 * low)
     return bounds
 
 
 def _width(dtype: str) -> float:
-    """Bytes of an element, NaN unknown."""
-    found = find_dtype(dtype)
-    return nan if found is None else float(found.storage_bytes(1))
+    """Return bytes of an element, NaN for an unknown type."""
+    dtype_entry = find_dtype(dtype)
+    return nan if dtype_entry is None else float(dtype_entry.storage_bytes(1))
 
 
 def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None) -> tuple[float, float]:
-    """Elements of the result."""
+    """Return the lower and upper bound of result elements."""
     if grid is None or block is None or facts.cover is Cover.UNKNOWN:
         return nan, nan
     blocks, threads = float(prod(grid)), float(prod(block))
@@ -90,7 +90,7 @@ def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None)
         m, n = facts.tile[0], facts.tile[1]
         whole = (((grid[0] - 1) * m + 1) * ((grid[1] - 1) * n + 1)) * grid[2]
         return float(whole), blocks * m * n
-    if facts.cover is Cover.AT_LEAST:  # in the fewest elements, all tiles stand in one row, or one column
+    if facts.cover is Cover.AT_LEAST:  # the fewest elements: all tiles in one row or column
         return (blocks - 1) * min(facts.tile[:2]) + 1, nan
     least = facts.per_block_low + facts.per_thread_low * threads
     most = facts.per_block + facts.per_thread * threads
@@ -105,14 +105,14 @@ def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None)
 
 
 def _stated_product(sizes: dict[str, int], width: float) -> WorkBounds:
-    """A product generated for one N and K: of one row at least, or of those stated; its weights are read."""
+    """Return bounds of a product that is generated for one N and K, with at least one row."""
     m, n, k = float(sizes.get("m", 1)), float(sizes["n"]), float(sizes["k"])
     flops = 2.0 * m * n * k
-    known = "m" in sizes
+    is_stated = "m" in sizes
     return WorkBounds(
         flops_low=flops,
-        flops_high=flops * sizes.get("groups", 1) if known else nan,
+        flops_high=flops * sizes.get("groups", 1) if is_stated else nan,
         bytes_low=(n * k + m * k) * width,
         elements_low=m * n,
-        elements_high=m * n * sizes.get("groups", 1) if known else nan,
+        elements_high=m * n * sizes.get("groups", 1) if is_stated else nan,
     )

@@ -1,4 +1,4 @@
-"""What the name of a kernel says of its work, and one row of the table of patterns that says it."""
+"""Facts that the name of a kernel states, and patterns that find them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hespas.graph import OpClass, find_dtype
 __all__ = [
     "Cover",
     "KernelFacts",
-    "Reader",
-    "Row",
+    "KernelPattern",
+    "KernelReader",
     "any_of",
     "cute_shapes",
     "element_type",
@@ -27,34 +27,35 @@ __all__ = [
 
 
 class Cover(Enum):
-    """How the blocks of a launch share the result."""
+    """Distribution of the result over the blocks of a launch."""
 
     UNKNOWN = "unknown"
-    """They may loop: their number says nothing of the work."""
+    """Blocks may loop: their number does not bound the work."""
     AT_MOST = "at most"
-    """No block makes more than it states; some may make nothing."""
+    """A block computes at most the stated elements, and possibly none."""
     ONCE = "once"
-    """One range, cut evenly: all blocks but the last are full."""
+    """One range in equal parts: all blocks except the last one are full."""
     ROWS = "rows"
-    """Each block makes a row, or several, of at least and at most so many elements."""
+    """A block computes one or more rows, whose lengths have bounds."""
     AT_LEAST = "at least"
-    """Each block makes one tile of a matrix, or several."""
+    """A block computes one or more tiles of a matrix."""
     TILES = "tiles"
-    """Tiles of a matrix along x and y, and a matrix for each z: all but the last row and column are full."""
+    """Tiles of a matrix along x and y, one matrix per z: all except the last row and column are full."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What a name states; the empty text, class UNKNOWN and the empty tuple where it does not.
+    """Facts of a kernel name. Absent facts are the empty text, class UNKNOWN or the empty tuple.
 
-    ``library`` is whose kernel it is (``hipBLASLt``), ``family`` what it does there (``gemm``). ``dtype`` is
-    the type of its operands as the hub spells it, ``result_dtype`` that of what it writes where that is
-    stated, too. ``tile`` is what one block makes of a result: (M, N, K) of a matrix product, (queries, keys)
-    of an attention. ``sizes`` are extents of the problem itself, where the name was generated for one.
+    ``library`` is the library of the kernel (``hipBLASLt``), ``family`` its function there (``gemm``).
+    ``dtype`` is the element type of operands, ``result_dtype`` of the result. ``tile`` is the part of the
+    result that one block computes: (M, N, K) of a matrix product, (queries, keys) of an attention. ``sizes``
+    are extents of the problem, in names that are generated for one.
 
-    ``cover`` says how blocks share the result: each makes at most ``per_block`` elements and ``per_thread``
-    for each of its threads, at least those ``_low`` where it is full (0: not stated). ``arrays`` are read and
-    written one element for each of the result (0 unknown), none with elements of more than ``widest`` bytes.
+    ``cover`` is the distribution of the result over blocks. A block computes at most ``per_block`` elements
+    plus ``per_thread`` for each thread, and a full block at least the ``_low`` figures (0: not stated).
+    ``arrays`` are read or written with one element per result element (0: unknown), of at most ``widest``
+    bytes.
     """
 
     op_class: OpClass = OpClass.UNKNOWN
@@ -74,17 +75,17 @@ class KernelFacts:
     widest: float = 0.0
 
 
-Reader = Callable[[KernelFacts, KernelName, re.Match[str]], KernelFacts]
-"""Adds what else a name says to the facts that the groups of the pattern give."""
+KernelReader = Callable[[KernelFacts, KernelName, re.Match[str]], KernelFacts]
+"""Function that adds facts of a name to the facts from the groups of its pattern."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One pattern, searched in the qualified name, or with ``whole`` in all of the text.
+class KernelPattern:
+    """Pattern of kernel names, searched in the qualified name, or with ``whole`` in the whole text.
 
-    Groups of the pattern named ``m``, ``n`` and ``k`` are the tile, ``type`` and ``out`` the element types,
-    ``layout`` the layout. Without a group ``type`` the first element type among the template arguments is
-    taken. ``read`` reads what else the name says. ``cover``: how blocks share the result, each a tile.
+    Groups named ``m``, ``n`` and ``k`` are the tile, ``type`` and ``out`` the element types, ``layout`` the
+    layout. Without a group ``type``, the first element type among the template arguments is used. ``read``
+    adds further facts. ``cover`` is the distribution of tiles over blocks.
     """
 
     pattern: str
@@ -92,7 +93,7 @@ class Row:
     family: str
     op_class: OpClass
     whole: bool = False
-    read: Reader | None = None
+    read: KernelReader | None = None
     cover: Cover = Cover.UNKNOWN
     compiled: re.Pattern[str] = field(init=False)
 
@@ -101,12 +102,12 @@ class Row:
         object.__setattr__(self, "compiled", re.compile(self.pattern))
 
     def facts(self, name: KernelName) -> KernelFacts | None:
-        """What the row says of a name; None where its pattern is not found."""
-        found = self.compiled.search(name.text if self.whole else name.qualified)
-        if found is None:
+        """Return the facts of a name; None where the pattern does not match."""
+        match = self.compiled.search(name.text if self.whole else name.qualified)
+        if match is None:
             return None
-        groups = {key: value for key, value in found.groupdict().items() if value}
-        stated = KernelFacts(
+        groups = {key: value for key, value in match.groupdict().items() if value}
+        facts = KernelFacts(
             self.op_class,
             self.library,
             self.family,
@@ -115,21 +116,21 @@ class Row:
             result_dtype=spelled_type(groups.get("out", "")),
             layout=groups.get("layout", ""),
         )
-        if self.cover is not Cover.UNKNOWN and len(stated.tile) > 1:
-            stated = replace(stated, cover=self.cover, per_block=float(stated.tile[0] * stated.tile[1]))
-        return stated if self.read is None else self.read(stated, name, found)
+        if self.cover is not Cover.UNKNOWN and len(facts.tile) > 1:
+            facts = replace(facts, cover=self.cover, per_block=float(facts.tile[0] * facts.tile[1]))
+        return facts if self.read is None else self.read(facts, name, match)
 
 
 def any_of(words: str) -> str:
-    """A pattern for any of some words, which are patterns themselves, without spaces."""
+    """Return a pattern that matches any of the words, which are patterns without spaces."""
     return f"(?:{'|'.join(words.split())})"
 
 
 def widest_type(text: str) -> float:
-    """Bytes of the widest element type that a text names, 0 for none."""
-    found = {*_TYPE_WORD.findall(text), *_WHOLE_NUMBER.findall(text)}
-    types = (find_dtype(spelled_type(each)) for each in found)
-    return max((float(each.storage_bytes(1)) for each in types if each is not None), default=0.0)
+    """Return the bytes of the widest element type in a text, 0 for none."""
+    words = {*_TYPE_WORD.findall(text), *_WHOLE_NUMBER.findall(text)}
+    types = (find_dtype(spelled_type(word)) for word in words)
+    return max((float(word.storage_bytes(1)) for word in types if word is not None), default=0.0)
 
 
 _CUTE_EXTENT = r"(?:cute::)?(?:C|constant<int,) ?<?(?:\(int\))?(\d{1,5})>?"
@@ -137,13 +138,13 @@ _CUTE_SHAPE = re.compile(rf"tuple<{_CUTE_EXTENT}, ?{_CUTE_EXTENT}, ?{_CUTE_EXTEN
 
 
 def cute_shapes(text: str) -> list[tuple[int, int, int]]:
-    """Shapes of three constants in the order of the text: ``tuple<C<128>, C<176>, C<64>>``."""
+    """Return shapes of three constants in the order of the text: ``tuple<C<128>, C<176>, C<64>>``."""
     return [(int(m), int(n), int(k)) for m, n, k in _CUTE_SHAPE.findall(text)]
 
 
-def type_in_text(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """A reader: the first element type anywhere in the name."""
-    return replace(stated, dtype=element_type(name.text))
+def type_in_text(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Set the element type to the first one in the whole name."""
+    return replace(facts, dtype=element_type(name.text))
 
 
 _SPELLED = {
@@ -183,19 +184,19 @@ _SPELLED = {
     "long long": "i64",
     "unsigned long long": "ui64",
 }
-"""Spellings of kernels' names beside those that the hub knows, in lower case."""
+"""Spellings in kernel names that :func:`find_dtype` lacks, in lower case."""
 
 
 @lru_cache(maxsize=4096)
 def spelled_type(spelling: str) -> str:
-    """The hub's name of an element type as some kernel spells it; empty where it is none."""
+    """Return the canonical name of an element type in a kernel name; empty for other texts."""
     plain = spelling.strip().lower()
     plain = plain.removesuffix(" const").removeprefix("const ").rstrip("*& ")
-    known = _SPELLED.get(plain) or _SPELLED.get(plain.rpartition("::")[2])
-    if known:
-        return known
-    found = find_dtype(plain) or find_dtype(plain.rpartition("::")[2])
-    return "" if found is None or found.name in ("token", "opaque") else found.name
+    spelled = _SPELLED.get(plain) or _SPELLED.get(plain.rpartition("::")[2])
+    if spelled:
+        return spelled
+    entry = find_dtype(plain) or find_dtype(plain.rpartition("::")[2])
+    return "" if entry is None or entry.name in ("token", "opaque") else entry.name
 
 
 _OPAQUE = re.compile(r"OpaqueType<(\d{1,2})u?>")
@@ -209,12 +210,13 @@ _WHOLE_NUMBER = re.compile(r"(?<![\w:])(unsigned char|signed char|long|int|bool|
 
 
 def element_type(text: str) -> str:
-    """The first element type that a text of template arguments names: floating ones before whole numbers,
-    which are as often sizes or indices.
+    """Return the first element type in a text of template arguments.
+
+    Floating-point types come first, because integer types are often types of sizes or indices.
     """
-    found = _TYPE_WORD.search(text)
-    if found is not None:
-        return spelled_type(found[1])
+    match = _TYPE_WORD.search(text)
+    if match is not None:
+        return spelled_type(match[1])
     opaque = _OPAQUE.search(text)
     if opaque is not None:
         return _BY_WIDTH.get(opaque[1], "")
@@ -223,5 +225,5 @@ def element_type(text: str) -> str:
 
 
 def first_element_type(name: KernelName) -> str:
-    """The first element type among the template arguments of a name."""
+    """Return the first element type among the template arguments of a name."""
     return element_type(", ".join(name.arguments)) if name.arguments else ""

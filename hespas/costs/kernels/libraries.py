@@ -1,10 +1,10 @@
-"""Patterns of everything else: communication, copies, generated kernels, serving and training libraries.
+"""Patterns of communication, copies, generated kernels, and kernels of serving and training libraries.
 
 Names are read as the sources have them: NCCL and RCCL (https://github.com/NVIDIA/nccl), DeepEP
 (https://github.com/deepseek-ai/DeepEP), vLLM, SGLang, FlashInfer, AITER, Transformer Engine
 (https://github.com/NVIDIA/TransformerEngine), apex (https://github.com/NVIDIA/apex), FBGEMM
-(https://github.com/pytorch/FBGEMM); those of XLA and MIOpen as traces show them. What several libraries have
-under one name is told by the name alone: then no library is stated, unless a namespace does.
+(https://github.com/pytorch/FBGEMM); names of XLA and MIOpen are as traces show them. The library
+of a name that several libraries use is unknown, unless a namespace states it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hespas.costs.kernels.facts import Cover, KernelFacts, Row, any_of, element_type, spelled_type
+from hespas.costs.kernels.facts import Cover, KernelFacts, KernelPattern, any_of, element_type, spelled_type
 from hespas.costs.kernels.names import KernelName
 from hespas.graph import OpClass
 
 __all__ = ["COMMUNICATION", "COPIES", "GENERATED", "SERVING", "TRAINING"]
 
-_TALKS = OpClass.COLLECTIVE
+_COLLECTIVE = OpClass.COLLECTIVE
 _E, _M, _N = OpClass.ELEMENTWISE, OpClass.MOVE, OpClass.NORMALIZATION
 
 _NCCL_TYPE = re.compile(
@@ -36,11 +36,11 @@ _NCCL_KINDS = {
 }
 
 
-def _nccl(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """The kind and the element type; what does no arithmetic says ``int8_t`` whatever it moves."""
+def _nccl(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read the kind and the element type; collectives without arithmetic always have ``int8_t``."""
     typed = _NCCL_TYPE.search(name.text)
-    kind = _NCCL_KINDS.get(found["kind"] or "", stated.family)
-    return replace(stated, family=kind, dtype=spelled_type(typed[1]) if typed else "")
+    kind = _NCCL_KINDS.get(match["kind"] or "", facts.family)
+    return replace(facts, family=kind, dtype=spelled_type(typed[1]) if typed else "")
 
 
 _NAMESPACES = {
@@ -57,148 +57,158 @@ _NAMESPACES = {
 }
 
 
-def _owned(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """The library by the namespace, where no row states it; the first element type anywhere."""
+def _owned(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Set the library from the namespace, and the first element type in the whole name."""
     owner = _NAMESPACES.get(name.qualified.partition("::")[0], "")
-    return replace(stated, library=stated.library or owner, dtype=element_type(name.text))
+    return replace(facts, library=facts.library or owner, dtype=element_type(name.text))
 
 
-def _talk(pattern: str, library: str, family: str) -> Row:
-    return Row(pattern, library, family, _TALKS, read=_owned)
+def _collective(pattern: str, library: str, family: str) -> KernelPattern:
+    return KernelPattern(pattern, library, family, _COLLECTIVE, read=_owned)
 
 
 _PART = r"(?:^|::)(?:\w{0,30}_)?"
 
 _EP = r"(?:deep_ep::(?:\w{1,20}::){0,2}|(?:^|::)(?:internode|intranode)(?:_ll)?::)"
-"""Namespaces of DeepEP's kernels, which forks put into others of their own."""
+"""Namespaces of DeepEP's kernels, also in forks."""
 
-COMMUNICATION: tuple[Row, ...] = (
-    Row(
+COMMUNICATION: tuple[KernelPattern, ...] = (
+    KernelPattern(
         r"^(?:nccl\w{0,8}Kernel|rccl\w{0,10}Kernel|rccl_\w{0,10}|onerccl\w{0,10}|msccl\w{0,10}Kernel\w{0,20}?)_?"
         r"(?P<kind>AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|SendRecv|Reduce)?",
         "NCCL",
         "collective",
-        _TALKS,
+        _COLLECTIVE,
         read=_nccl,
     ),
-    Row(
+    KernelPattern(
         rf"(?:{_EP}|(?:^|::)layout::)get_dispatch_layout",
         "DeepEP",
         "dispatch layout",
         OpClass.SCATTER,
     ),
-    Row(rf"{_EP}clean", "DeepEP", "fill", OpClass.GENERATE),
-    _talk(_EP, "DeepEP", "all-to-all"),
-    _talk(r"^(?:nv|roc)shmem", "NVSHMEM", "collective"),
-    _talk(r"(?:one_shot|two_shot|multimem)_\w{0,10}all_?reduce", "PyTorch", "all-reduce"),
-    _talk(r"(?:one_shot|multimem)_\w{0,10}all_?gather", "PyTorch", "all-gather"),
-    _talk(r"symm_mem|symmetric_memory|(?:put|wait)_signal_kernel|^barrier_kernel$", "PyTorch", "collective"),
-    _talk(r"cross_device_reduce", "vLLM", "all-reduce"),
-    _talk(r"quickreduce::|allreduce_prototype_", "vLLM", "all-reduce"),
-    _talk(r"userbuffers_", "TransformerEngine", "collective"),
-    _talk(_PART + r"(?:all_?reduce|AllReduce)", "", "all-reduce"),
-    _talk(_PART + r"(?:all_?gather|AllGather)", "", "all-gather"),
-    _talk(_PART + r"reduce_?scatter", "", "reduce-scatter"),
-    _talk(_PART + r"all_?to_?all", "", "all-to-all"),
+    KernelPattern(rf"{_EP}clean", "DeepEP", "fill", OpClass.GENERATE),
+    _collective(_EP, "DeepEP", "all-to-all"),
+    _collective(r"^(?:nv|roc)shmem", "NVSHMEM", "collective"),
+    _collective(r"(?:one_shot|two_shot|multimem)_\w{0,10}all_?reduce", "PyTorch", "all-reduce"),
+    _collective(r"(?:one_shot|multimem)_\w{0,10}all_?gather", "PyTorch", "all-gather"),
+    _collective(
+        r"symm_mem|symmetric_memory|(?:put|wait)_signal_kernel|^barrier_kernel$", "PyTorch", "collective"
+    ),
+    _collective(r"cross_device_reduce", "vLLM", "all-reduce"),
+    _collective(r"quickreduce::|allreduce_prototype_", "vLLM", "all-reduce"),
+    _collective(r"userbuffers_", "TransformerEngine", "collective"),
+    _collective(_PART + r"(?:all_?reduce|AllReduce)", "", "all-reduce"),
+    _collective(_PART + r"(?:all_?gather|AllGather)", "", "all-gather"),
+    _collective(_PART + r"reduce_?scatter", "", "reduce-scatter"),
+    _collective(_PART + r"all_?to_?all", "", "all-to-all"),
 )
 
 _DIRECTIONS = r"H(?:ost)?(?:2|to|To)D|D(?:evice)?(?:2|to|To)H"
 
-COPIES: tuple[Row, ...] = (
-    Row(
+COPIES: tuple[KernelPattern, ...] = (
+    KernelPattern(
         rf"^(?:[mM]emcpy(?:32)?[ _]?|Copy|MEMORY_COPY_)(?:{_DIRECTIONS}|HtoH|HOST_TO_DEVICE|DEVICE_TO_HOST)",
         "driver",
         "host copy",
         OpClass.HOST,
         whole=True,
     ),
-    Row(r"^Memcpy ?P(?:to|2)P", "driver", "peer copy", OpClass.P2P, whole=True),
-    Row(
+    KernelPattern(r"^Memcpy ?P(?:to|2)P", "driver", "peer copy", OpClass.P2P, whole=True),
+    KernelPattern(
         r"^(?:[mM]emcpy|CopyDeviceToDevice|MEMORY_COPY|__amd_rocclr_copyBuffer)",
         "driver",
         "copy",
         _M,
         whole=True,
     ),
-    Row(r"^(?:[mM]emset|__amd_rocclr_fillBuffer)", "driver", "fill", OpClass.GENERATE, whole=True),
+    KernelPattern(r"^(?:[mM]emset|__amd_rocclr_fillBuffer)", "driver", "fill", OpClass.GENERATE, whole=True),
 )
 
-# --- Inductor and XLA list what they fused, but not how often each step is done.
-
 _MOST_UNROLLED = 16.0
-"""Elements of a loop that a thread of XLA's takes: 4, and more of types narrower than a byte."""
+"""Maximum loop elements per thread in XLA kernels: 4, and more for types narrower than a byte."""
 _MOST_IN_TILE = 256.0
-"""Elements a thread of what XLA transposes through shared memory: 8 or 16 by the width of a warp, and as many
-times more as a vector has elements.
+"""Maximum elements per thread of XLA's transposition in shared memory: 8 or 16 by the warp size, times the
+elements of a vector.
 """
 
 
-def _loops(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    return replace(stated, cover=Cover.AT_MOST, per_thread=_MOST_UNROLLED)
+def _loops(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    return replace(facts, cover=Cover.AT_MOST, per_thread=_MOST_UNROLLED)
 
 
-def _tiles(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    return replace(stated, cover=Cover.AT_MOST, per_thread=_MOST_IN_TILE)
+def _tiles(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    return replace(facts, cover=Cover.AT_MOST, per_thread=_MOST_IN_TILE)
 
 
 _HEAVY = any_of("exponential log tanh sqrt rsqrt logistic sine cosine power cbrt erf")
 
-GENERATED: tuple[Row, ...] = (
-    Row(r"^triton_tem_fused_\w{0,200}(?:mm|linear|matmul)", "Inductor", "gemm", OpClass.CONTRACTION),
-    Row(r"^triton_tem_fused_\w{0,200}conv", "Inductor", "convolution", OpClass.CONVOLUTION),
-    Row(r"^triton_(?:poi|for)_", "Inductor", "pointwise fusion", OpClass.FUSION),
-    Row(r"^triton_(?:red|per|mix|split_scan)_", "Inductor", "reduction fusion", OpClass.FUSION),
-    Row(r"^triton_softmax", "XLA", "reduction fusion", OpClass.FUSION),
-    Row(r"^(?:triton_gemm|gemm_fusion|triton_nested_gemm)", "XLA", "gemm", OpClass.CONTRACTION),
-    Row(r"^triton_(?:fused|fusion|unk_fused)", "Inductor", "fusion", OpClass.FUSION),
-    Row(r"^cutlass_gemm_with_upcast|^cublas-|^__cublas", "XLA", "gemm", OpClass.CONTRACTION),
-    Row(r"^(?:input|loop|wrapped)_\w{0,30}reduce\w{0,60}", "XLA", "reduction fusion", OpClass.FUSION),
-    Row(r"^wrapped_(?:concatenate|transpose|copy|slice|pad|reverse)", "XLA", "move", _M),
-    Row(r"^(?:wrapped|input)_scatter", "XLA", "scatter", OpClass.SCATTER),
-    Row(r"^wrapped_gather", "XLA", "gather", OpClass.GATHER),
-    Row(r"^wrapped_(?:broadcast|iota)", "XLA", "fill", OpClass.GENERATE),
-    Row(rf"^wrapped_{_HEAVY}", "XLA", "function", OpClass.TRANSCENDENTAL),
-    Row(r"^wrapped_", "XLA", "elementwise", _E),
-    Row(
+GENERATED: tuple[KernelPattern, ...] = (
+    KernelPattern(
+        r"^triton_tem_fused_\w{0,200}(?:mm|linear|matmul)", "Inductor", "gemm", OpClass.CONTRACTION
+    ),
+    KernelPattern(r"^triton_tem_fused_\w{0,200}conv", "Inductor", "convolution", OpClass.CONVOLUTION),
+    KernelPattern(r"^triton_(?:poi|for)_", "Inductor", "pointwise fusion", OpClass.FUSION),
+    KernelPattern(r"^triton_(?:red|per|mix|split_scan)_", "Inductor", "reduction fusion", OpClass.FUSION),
+    KernelPattern(r"^triton_softmax", "XLA", "reduction fusion", OpClass.FUSION),
+    KernelPattern(r"^(?:triton_gemm|gemm_fusion|triton_nested_gemm)", "XLA", "gemm", OpClass.CONTRACTION),
+    KernelPattern(r"^triton_(?:fused|fusion|unk_fused)", "Inductor", "fusion", OpClass.FUSION),
+    KernelPattern(r"^cutlass_gemm_with_upcast|^cublas-|^__cublas", "XLA", "gemm", OpClass.CONTRACTION),
+    KernelPattern(
+        r"^(?:input|loop|wrapped)_\w{0,30}reduce\w{0,60}", "XLA", "reduction fusion", OpClass.FUSION
+    ),
+    KernelPattern(r"^wrapped_(?:concatenate|transpose|copy|slice|pad|reverse)", "XLA", "move", _M),
+    KernelPattern(r"^(?:wrapped|input)_scatter", "XLA", "scatter", OpClass.SCATTER),
+    KernelPattern(r"^wrapped_gather", "XLA", "gather", OpClass.GATHER),
+    KernelPattern(r"^wrapped_(?:broadcast|iota)", "XLA", "fill", OpClass.GENERATE),
+    KernelPattern(rf"^wrapped_{_HEAVY}", "XLA", "function", OpClass.TRANSCENDENTAL),
+    KernelPattern(r"^wrapped_", "XLA", "elementwise", _E),
+    KernelPattern(
         r"^input_\w{0,40}transpose_fusion|^transpose_fusion",
         "XLA",
         "transpose fusion",
         OpClass.FUSION,
         read=_tiles,
     ),
-    Row(r"^loop_\w{0,200}fusion(?:[._]\w{1,30}){0,3}$", "XLA", "loop fusion", OpClass.FUSION, read=_loops),
-    Row(r"^(?:\w{1,80}_)?fusion(?:[._]\w{1,30}){0,3}$", "XLA", "fusion", OpClass.FUSION),
-    Row(r"redzone_checker|fp_comparison|repeat_buffer_kernel", "XLA", "autotuning check", OpClass.CUSTOM),
+    KernelPattern(
+        r"^loop_\w{0,200}fusion(?:[._]\w{1,30}){0,3}$", "XLA", "loop fusion", OpClass.FUSION, read=_loops
+    ),
+    KernelPattern(r"^(?:\w{1,80}_)?fusion(?:[._]\w{1,30}){0,3}$", "XLA", "fusion", OpClass.FUSION),
+    KernelPattern(
+        r"redzone_checker|fp_comparison|repeat_buffer_kernel", "XLA", "autotuning check", OpClass.CUSTOM
+    ),
 )
 
 _CK_ROWS = re.compile(r"Generic2dBlockShape<(?:ck_tile::)?sequence<(\d{1,5}), (\d{1,6})>")
 
 
-def _norm_rows(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """``add_rmsnorm_quant_kernel<in, out, threads, elements a thread, ...>`` of AITER, and those of CK that
-    pass once over rows, have a block for a row, or rows, that fit it.
+def _norm_rows(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read ``add_rmsnorm_quant_kernel<in, out, threads, elements per thread, ...>`` (AITER) and one-pass
+    norms of CK, in which a block computes the rows that fit into it.
     """
-    stated = _owned(stated, name, found)
+    facts = _owned(facts, name, match)
     shape = _CK_ROWS.search(name.text)
     if shape is not None and "OnePass" in name.text:
-        return replace(stated, cover=Cover.AT_MOST, per_block=float(int(shape[1]) * int(shape[2])))
-    threads, each = name.number(2), name.number(3)
-    if name.base == "add_rmsnorm_quant_kernel" and threads > 0 and each > 0:
-        return replace(stated, cover=Cover.AT_MOST, per_block=float(threads * each))
-    return stated
+        return replace(facts, cover=Cover.AT_MOST, per_block=float(int(shape[1]) * int(shape[2])))
+    threads, elements = name.number(2), name.number(3)
+    if name.base == "add_rmsnorm_quant_kernel" and threads > 0 and elements > 0:
+        return replace(facts, cover=Cover.AT_MOST, per_block=float(threads * elements))
+    return facts
 
 
-def _named(words: str, family: str, op_class: OpClass, library: str = "") -> Row:
-    """A kernel one of whose words these are."""
-    return Row(rf"(?:^|::|_){any_of(words)}", library, family, op_class, read=_owned)
+def _named(words: str, family: str, op_class: OpClass, library: str = "") -> KernelPattern:
+    """Return the pattern of kernels with one of the words in their name."""
+    return KernelPattern(rf"(?:^|::|_){any_of(words)}", library, family, op_class, read=_owned)
 
 
-def _ck(words: str, family: str, op_class: OpClass) -> Row:
-    return Row(rf"^ck_tile::k.{{0,60}}?{any_of(words)}", "CK", family, op_class, whole=True, read=_owned)
+def _ck(words: str, family: str, op_class: OpClass) -> KernelPattern:
+    return KernelPattern(
+        rf"^ck_tile::k.{{0,60}}?{any_of(words)}", "CK", family, op_class, whole=True, read=_owned
+    )
 
 
-SERVING: tuple[Row, ...] = (
-    Row(
+SERVING: tuple[KernelPattern, ...] = (
+    KernelPattern(
         r"^ck_tile::k.{0,60}?(?:Rms|Layer)[nN]orm",
         "CK",
         "norm",
@@ -206,7 +216,7 @@ SERVING: tuple[Row, ...] = (
         whole=True,
         read=_norm_rows,
     ),
-    Row(r"^aiter::add_rmsnorm_quant_kernel$", "aiter", "norm", _N, read=_norm_rows),
+    KernelPattern(r"^aiter::add_rmsnorm_quant_kernel$", "aiter", "norm", _N, read=_norm_rows),
     _ck("MoeSorting TopkSoftmax", "expert routing", OpClass.SORT),
     _ck("[qQ]uant", "quantization", OpClass.QUANTIZE),
     _named(
@@ -273,26 +283,26 @@ SERVING: tuple[Row, ...] = (
 )
 
 
-def _fbgemm(words: str, family: str, op_class: OpClass) -> Row:
-    return Row(rf"^(?:fbgemm_gpu::)?_?{any_of(words)}", "FBGEMM", family, op_class)
+def _fbgemm(words: str, family: str, op_class: OpClass) -> KernelPattern:
+    return KernelPattern(rf"^(?:fbgemm_gpu::)?_?{any_of(words)}", "FBGEMM", family, op_class)
 
 
-def _engine(words: str, family: str, op_class: OpClass) -> Row:
+def _engine(words: str, family: str, op_class: OpClass) -> KernelPattern:
     pattern = rf"transformer_engine::(?:\w{{1,40}}::){{0,4}}\w{{0,40}}?{any_of(words)}"
-    return Row(pattern, "TransformerEngine", family, op_class)
+    return KernelPattern(pattern, "TransformerEngine", family, op_class)
 
 
-def _apex(words: str, family: str, op_class: OpClass) -> Row:
-    return Row(rf"(?:^|::){any_of(words)}", "apex", family, op_class)
+def _apex(words: str, family: str, op_class: OpClass) -> KernelPattern:
+    return KernelPattern(rf"(?:^|::){any_of(words)}", "apex", family, op_class)
 
 
-def _convolving(words: str, family: str, op_class: OpClass, library: str) -> Row:
-    return Row(rf"^{any_of(words)}", library, family, op_class)
+def _convolving(words: str, family: str, op_class: OpClass, library: str) -> KernelPattern:
+    return KernelPattern(rf"^{any_of(words)}", library, family, op_class)
 
 
 _CUDNN = r"cudnn::(?:\w{1,40}::){0,3}\w{0,20}?"
 
-TRAINING: tuple[Row, ...] = (
+TRAINING: tuple[KernelPattern, ...] = (
     _fbgemm(r"(?:split|dense|ssd)_embedding\w{0,60}forward", "embedding lookup", OpClass.GATHER),
     _fbgemm(r"(?:split|dense|ssd)_embedding\w{0,60}(?:backward|grad)", "embedding update", OpClass.SCATTER),
     _fbgemm(r"permute_ recat_ jagged_ block_bucketize dense_to_jagged", "permutation", _M),

@@ -1,8 +1,8 @@
-"""A kernel's name cut into what patterns read: the qualified name and the template arguments.
+"""Parser of kernel names: qualified name and template arguments.
 
-Profilers give C++ kernels demangled or mangled (Itanium C++ ABI, https://itanium-cxx-abi.github.io/cxx-abi/).
-Of a mangled name only the first name is read, its parts and its template arguments: enough for patterns, and
-one pass over the text. Names are hostile: they are cut at a length, nothing recurses.
+Profilers write C++ kernels demangled or mangled (Itanium C++ ABI, https://itanium-cxx-abi.github.io/cxx-abi/).
+Of a mangled name, only the first qualified name and its template arguments are read, in one pass. Names are
+untrusted: their length is limited, and the parser does not recurse.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 __all__ = ["KernelName", "demangled", "read_name"]
 
 _LONGEST = 8192
-"""Characters of a name that are read; real ones of templates reach 5,000."""
+"""Maximum number of characters of a name; template names have up to 5,000."""
 
 _BUILTIN = {
     "v": "void",
@@ -48,8 +48,8 @@ _ENUMERATOR = re.compile(r"n?\d{1,18}E")
 
 
 class _Frame:
-    """One open bracket: ``<`` arguments, ``J`` a pack of them, ``N`` parts of a name, ``X`` an expression,
-    ``L`` a constant of a named type, ``F`` the type of a function. ``filled``: something stands in it.
+    """Open bracket: ``<`` arguments, ``J`` an argument pack, ``N`` a nested name, ``X`` an expression,
+    ``L`` a constant of a named type, ``F`` a function type. ``filled``: the bracket is not empty.
     """
 
     __slots__ = ("filled", "kind")
@@ -59,15 +59,15 @@ class _Frame:
 
 
 def demangled(name: str) -> str:
-    """``_ZN5aiter4normIDF16bLi64EEEvPT_`` as ``aiter::norm<bf16, 64>``; any other text as it is.
+    """Return ``aiter::norm<bf16, 64>`` for ``_ZN5aiter4normIDF16bLi64EEEvPT_``; other texts do not change.
 
-    Substitutions (``S1_``) and what stands behind the name, its parameters, are left out. O(length).
+    Substitutions (``S1_``) and parameters are skipped. O(length).
     """
     return _Demangler(name[2:_LONGEST]).run() if name.startswith("_Z") else name
 
 
 class _Demangler:
-    """One pass over the text behind ``_Z``."""
+    """State of one pass over the text after ``_Z``."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
@@ -75,28 +75,28 @@ class _Demangler:
         self.frames: list[_Frame] = []
 
     def run(self) -> str:
-        """The name as far as it can be read."""
+        """Return the part of the name that can be read."""
         while self.place < len(self.text):
-            found = _TOKEN.match(self.text, self.place)
-            if found is None:
+            match = _TOKEN.match(self.text, self.place)
+            if match is None:
                 break
-            self.place = found.end()
-            if found["length"]:
-                end = self.place + int(found["length"])
+            self.place = match.end()
+            if match["length"]:
+                end = self.place + int(match["length"])
                 self._add(self.text[self.place : end])
                 self.place = end
-            elif found["open"]:
-                self._open(found["open"])
-            elif found["close"]:
+            elif match["open"]:
+                self._open(match["open"])
+            elif match["close"]:
                 self._close()
             elif self.frames and self.frames[-1].kind in "<J":
-                self._add(_argument(found))
+                self._add(_argument(match))
             if self.pieces and not self.frames and not self.text.startswith("I", self.place):
                 break
         return "".join(self.pieces)
 
     def _add(self, text: str) -> None:
-        """A part of a name, or an argument, with what stands between it and the one before."""
+        """Append a part of a name or an argument, with its separator."""
         top = self.frames[-1] if self.frames else None
         if not text or (top is not None and top.kind == "F"):
             return
@@ -134,7 +134,7 @@ class _Demangler:
         top.filled |= closed.filled
         if top.kind == "L" and closed.kind == "N":
             value = _ENUMERATOR.match(self.text, self.place)
-            if value is not None:  # the number of the constant, and the end of it
+            if value is not None:  # the number of the constant, and its end
                 self.pieces.append("=" + value.group()[:-1])
                 self.place = value.end()
                 self.frames.pop()
@@ -142,22 +142,22 @@ class _Demangler:
                     self.frames[-1].filled = True
 
 
-def _argument(found: re.Match[str]) -> str:
-    """What one token says as a template argument; empty where it is not one."""
-    if found["number"]:
-        if found["type"] == "b":
-            return "false" if found["number"] == "0" else "true"
-        return ("-" if found["sign"] else "") + found["number"]
-    if found["bf16"]:
+def _argument(match: re.Match[str]) -> str:
+    """Return a token as a template argument; empty for other tokens."""
+    if match["number"]:
+        if match["type"] == "b":
+            return "false" if match["number"] == "0" else "true"
+        return ("-" if match["sign"] else "") + match["number"]
+    if match["bf16"]:
         return "bf16"
-    if found["f16"]:
+    if match["f16"]:
         return "f16"
-    return _BUILTIN.get(found["builtin"] or "", "")
+    return _BUILTIN.get(match["builtin"] or "", "")
 
 
 class KernelName(NamedTuple):
-    """``text`` is the name, demangled, without the type of its result; ``qualified`` the function alone
-    (``at::native::reduce_kernel``); ``arguments`` are its template arguments, those of the outermost level.
+    """Parts of a kernel name. ``text`` is the demangled name without the result type; ``qualified`` is the
+    function (``at::native::reduce_kernel``); ``arguments`` are the outermost template arguments.
     """
 
     text: str
@@ -166,12 +166,12 @@ class KernelName(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The last part of the qualified name."""
+        """Return the last part of the qualified name."""
         return self.qualified.rpartition("::")[2]
 
-    def number(self, place: int) -> int:
-        """A template argument that is a whole number; -1 where it is not."""
-        text = self.arguments[place] if -len(self.arguments) <= place < len(self.arguments) else ""
+    def number(self, position: int) -> int:
+        """Return a template argument that is a whole number, else -1."""
+        text = self.arguments[position] if -len(self.arguments) <= position < len(self.arguments) else ""
         digits = _NUMBER.fullmatch(text)
         return int(digits[1]) if digits else -1
 
@@ -179,20 +179,18 @@ class KernelName(NamedTuple):
 _NUMBER = re.compile(r"(?:\([\w: ]{1,80}\))?(\d{1,9})[uUlL]{0,3}")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)(?:::)?|_GLOBAL__N_1(?:::)?|\{anonymous\}(?:::)?")
 _DRIVER = ("Memcpy", "Memset")
-"""Beginnings of names with spaces that are no functions."""
+"""Prefixes of driver operations, whose names have spaces."""
 _CONDITION, _CONDITION_END = "std::enable_if<", ">::type "
 _SUFFIX = re.compile(r"(?:\.kd|\.intern\.[0-9a-f]{1,40}| \[clone [^\]]{1,80}\])+\Z")
 _STRUCTURE = re.compile(r"[<>() ,]")
 
 
 def read_name(name: str) -> KernelName:
-    """Cut one name. O(length)."""
+    """Parse one name. O(length)."""
     text = _SUFFIX.sub("", _ANONYMOUS.sub("", demangled(name[:_LONGEST].strip())))
     if text.startswith(_DRIVER):
         return KernelName(text, text, ())
-    if text.startswith(
-        _CONDITION
-    ):  # the type of the result, which some demanglers write without its brackets
+    if text.startswith(_CONDITION):  # the result type, which some demanglers write without brackets
         text = text.partition(_CONDITION_END)[2] or text
     begins, ends = _head(text)
     qualified, _, _ = text[begins:ends].partition("<")
@@ -201,34 +199,34 @@ def read_name(name: str) -> KernelName:
 
 
 def _head(text: str) -> tuple[int, int]:
-    """Where the function with its template arguments begins and ends: behind its type, before parameters."""
+    """Return start and end of the function with its template arguments, after its type, before parameters."""
     depth, begins = 0, 0
-    for found in _STRUCTURE.finditer(text):
-        mark = found.group()
+    for match in _STRUCTURE.finditer(text):
+        mark = match.group()
         if mark == "<":
             depth += 1
-        elif mark == ">" and depth and text[found.start() - 1] != "-":
+        elif mark == ">" and depth and text[match.start() - 1] != "-":
             depth -= 1
         elif depth == 0 and mark == "(":
-            return begins, found.start()
+            return begins, match.start()
         elif depth == 0 and mark == " " and text[:1] != " ":
-            begins = found.end()
+            begins = match.end()
     return begins, len(text)
 
 
 def _split(text: str) -> list[str]:
-    """Template arguments, split at the commas of the outermost level."""
+    """Return template arguments, split at the outermost commas."""
     if not text:
         return []
-    depth, begins, found = 0, 0, list[str]()
-    for each in _STRUCTURE.finditer(text):
-        mark = each.group()
+    depth, begins, parts = 0, 0, list[str]()
+    for match in _STRUCTURE.finditer(text):
+        mark = match.group()
         if mark in "<(":
             depth += 1
         elif mark in ">)":
-            depth -= text[each.start() - 1] != "-"
+            depth -= text[match.start() - 1] != "-"
         elif mark == "," and depth == 0:
-            found.append(text[begins : each.start()].strip())
-            begins = each.end()
-    found.append(text[begins:].strip())
-    return found
+            parts.append(text[begins : match.start()].strip())
+            begins = match.end()
+    parts.append(text[begins:].strip())
+    return parts

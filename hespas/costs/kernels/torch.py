@@ -1,6 +1,6 @@
-"""Patterns of PyTorch's own kernels (``at::native``), and of the primitives it takes from CUB and rocPRIM.
+"""Patterns of PyTorch's kernels (``at::native``), and of the CUB and rocPRIM primitives that it uses.
 
-Elementwise kernels are one template over a functor, whose name says what is done:
+Elementwise kernels are one template over a functor, whose name is the operation:
 https://github.com/pytorch/pytorch/tree/main/aten/src/ATen/native/cuda.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from hespas.costs.kernels.facts import (
     Cover,
     KernelFacts,
-    Row,
+    KernelPattern,
     any_of,
     element_type,
     spelled_type,
@@ -47,29 +47,29 @@ _FUNCTOR = [(re.compile(pattern), family, op_class) for pattern, family, op_clas
 
 
 _OVER_PLACES = re.compile(r"\{lambda\(int(?:, bool)?\)#\d{1,2}\}$")
-"""The loop around a functor, which takes the place of an element."""
+"""Lambda of the loop around a functor, whose argument is an index."""
 _LAMBDA = re.compile(r"\{lambda\((\w[\w: ]{0,40})")
 
 
-def _functor(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """What an elementwise kernel does, by the functor among its arguments: a template over the element type,
-    or a lambda that takes elements.
+def _functor(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Set the operation of an elementwise kernel from its functor, a template argument: a template over the
+    element type or a lambda over elements.
     """
     text = ", ".join(_OVER_PLACES.sub("", argument) for argument in name.arguments)
     typed = _LAMBDA.search(text)
     dtype = spelled_type(typed[1]) if typed else ""
-    stated = _shared(replace(stated, dtype=dtype or element_type(text)), name, text)
+    facts = _shared(replace(facts, dtype=dtype or element_type(text)), name, text)
     for pattern, family, op_class in _FUNCTOR:
         if pattern.search(text):
-            wide = max(stated.widest, 4.0) if family == "conversion" else stated.widest
-            return replace(stated, family=family, op_class=op_class, widest=wide)
-    return stated
+            wide = max(facts.widest, 4.0) if family == "conversion" else facts.widest
+            return replace(facts, family=family, op_class=op_class, widest=wide)
+    return facts
 
 
 _ARRAYS = re.compile(r"(?:at::detail::Array|std::array)<char ?\*, (\d{1,2})(?:ul)?>")
 _MOST_A_THREAD = 8
 _MOST_NARROW = 16
-"""A thread takes 4 elements or 8 by the version of PyTorch, and up to 16 where a type is narrower than four
+"""Maximum elements per thread: 4 or 8 by the version of PyTorch, and up to 16 for types narrower than four
 bytes (``elems_per_thread``).
 """
 _NARROW = re.compile(
@@ -77,73 +77,71 @@ _NARROW = re.compile(
 )
 
 
-def _shared(stated: KernelFacts, name: KernelName, text: str) -> KernelFacts:
-    """How blocks share the elements: https://github.com/pytorch/pytorch, ``CUDALoops.cuh``."""
+def _shared(facts: KernelFacts, name: KernelName, text: str) -> KernelFacts:
+    """Set the distribution of elements over blocks: https://github.com/pytorch/pytorch, ``CUDALoops.cuh``."""
     arrays = _ARRAYS.search(text)
-    known = replace(
-        stated, cover=Cover.ONCE, arrays=int(arrays[1]) if arrays else 0, widest=widest_type(text) or 8.0
+    described = replace(
+        facts, cover=Cover.ONCE, arrays=int(arrays[1]) if arrays else 0, widest=widest_type(text) or 8.0
     )
-    threads, each = name.number(0), name.number(1)
+    threads, elements = name.number(0), name.number(1)
     match name.base.removeprefix("_"):
         case (
             "elementwise_kernel"
             | "elementwise_kernel_manual_unroll"
             | "index_elementwise_kernel"
             | ("scatter_gather_elementwise_kernel")
-        ) if threads > 0 and each > 0:
-            return replace(known, per_block=threads * each, per_block_low=threads * each)
+        ) if threads > 0 and elements > 0:
+            return replace(described, per_block=threads * elements, per_block_low=threads * elements)
         case "vectorized_elementwise_kernel" | "vectorized_templated_elementwise_kernel" if threads > 0:
-            is_narrow = known.widest < 4 or _NARROW.search(text) is not None
-            return replace(known, per_thread=_MOST_NARROW if is_narrow else _MOST_A_THREAD, per_thread_low=4)
+            is_narrow = described.widest < 4 or _NARROW.search(text) is not None
+            return replace(
+                described, per_thread=_MOST_NARROW if is_narrow else _MOST_A_THREAD, per_thread_low=4
+            )
         case "unrolled_elementwise_kernel":
             stated_each = name.number(2)
             most = stated_each if stated_each > 0 else _MOST_A_THREAD
-            return replace(known, per_thread=most, per_thread_low=stated_each if stated_each > 0 else 4)
+            return replace(described, per_thread=most, per_thread_low=stated_each if stated_each > 0 else 4)
         case "elementwise_kernel_with_index":
-            return replace(known, per_thread=4, per_thread_low=1)
+            return replace(described, per_thread=4, per_thread_low=1)
         case _:
-            return stated
+            return facts
 
 
 _CHUNK = 65_536
-"""Elements of a tensor that a block takes: ``kChunkSize`` of PyTorch, and of apex (2048 * 32)."""
+"""Elements of a tensor per block: ``kChunkSize`` of PyTorch, and of apex (2048 * 32)."""
 _LONGEST_ROW = 1024
-"""Softmax of longer rows has a block for each."""
+"""Row length above which softmax uses a block per row."""
 
 
-def _softmax(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """``softmax_warp_forward<in, out, sum, log2 of a row, ...>``; ``cunn_SoftMaxForward<...>`` has a block a
-    row, which ``cunn_SoftMaxForwardReg<..., registers>`` keeps in registers.
+def _softmax(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read ``softmax_warp_forward<in, out, sum, log2 of a row, ...>``, ``cunn_SoftMaxForward<...>`` (a block
+    per row), and ``cunn_SoftMaxForwardReg<..., registers>`` with the row in registers.
     """
-    arrays = replace(stated, arrays=2, widest=4.0)
+    arrays = replace(facts, arrays=2, widest=4.0)
     if name.base in ("softmax_warp_forward", "softmax_warp_backward"):
         bits = name.number(3)
         if not 0 <= bits <= 10:
-            return stated
-        # A warp takes two rows of up to 128 elements, else one; warps have 32 threads or 64.
+            return facts
+        # A warp has two rows of up to 128 elements, or one longer row; warps have 32 or 64 threads.
         return replace(arrays, cover=Cover.AT_MOST, per_thread=float((1 << bits) * (2 if bits <= 7 else 1)))
     if name.base.startswith("cunn_SoftMaxForward"):
-        row = float(_LONGEST_ROW // 2 + 1 if stated.dtype == "f64" else _LONGEST_ROW + 1)
+        row = float(_LONGEST_ROW // 2 + 1 if facts.dtype == "f64" else _LONGEST_ROW + 1)
         registers = name.number(len(name.arguments) - 1) if name.base.endswith("Reg") else 0
         return replace(arrays, cover=Cover.ROWS, per_block_low=row, per_thread=float(max(registers, 0)))
-    return stated
+    return facts
 
 
-def _reduces(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """``reduce_kernel<threads, results a thread, ...>``: a thread makes no more results; what it reads, it
-    does not say.
-    """
-    each = max(name.number(1), 1)
-    return replace(type_in_text(stated, name, found), cover=Cover.AT_MOST, per_thread=float(each))
+def _reduces(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read ``reduce_kernel<threads, results per thread, ...>``; the name does not state the operands."""
+    elements = max(name.number(1), 1)
+    return replace(type_in_text(facts, name, match), cover=Cover.AT_MOST, per_thread=float(elements))
 
 
-def _gathers(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """``vectorized_gather_kernel<bytes a thread, index>``: bytes, whose type it does not know. Indices are at
-    most as many.
-    """
-    each = name.number(0)
+def _gathers(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Read ``vectorized_gather_kernel<bytes per thread, index>``; it has at most as many indices as bytes."""
+    elements = name.number(0)
     return replace(
-        stated, dtype="ui8", cover=Cover.AT_MOST, per_thread=float(max(each, 0)), arrays=3, widest=1.0
+        facts, dtype="ui8", cover=Cover.AT_MOST, per_thread=float(max(elements, 0)), arrays=3, widest=1.0
     )
 
 
@@ -155,33 +153,35 @@ _TENSORS: tuple[tuple[str, str, OpClass], ...] = (
 )
 
 
-def _tensors(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    """What is done to lists of tensors."""
-    stated = replace(stated, cover=Cover.AT_MOST, per_block=_CHUNK)
+def _tensors(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    """Set the operation on lists of tensors."""
+    facts = replace(facts, cover=Cover.AT_MOST, per_block=_CHUNK)
     for pattern, family, op_class in _TENSORS:
         if re.search(pattern, name.text):
-            return replace(stated, family=family, op_class=op_class)
-    return stated
+            return replace(facts, family=family, op_class=op_class)
+    return facts
 
 
 _LIBRARIES = {"hipcub": "hipCUB", "rocprim": "rocPRIM", "thrust": "Thrust", "cub": "CUB"}
 
 
-def _primitive(stated: KernelFacts, name: KernelName, found: re.Match[str]) -> KernelFacts:
-    return replace(stated, library=_LIBRARIES[found["owner"]])
+def _primitive(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
+    return replace(facts, library=_LIBRARIES[match["owner"]])
 
 
-def _native(words: str, family: str, op_class: OpClass) -> Row:
-    return Row(rf"^at::native::(?:\w{{1,40}}::){{0,4}}_?{any_of(words)}", "PyTorch", family, op_class)
+def _native(words: str, family: str, op_class: OpClass) -> KernelPattern:
+    return KernelPattern(
+        rf"^at::native::(?:\w{{1,40}}::){{0,4}}_?{any_of(words)}", "PyTorch", family, op_class
+    )
 
 
-def _primitives(words: str, family: str, op_class: OpClass) -> Row:
+def _primitives(words: str, family: str, op_class: OpClass) -> KernelPattern:
     pattern = rf"^(?:\w{{1,40}}::){{0,3}}(?P<owner>hipcub|cub|rocprim|thrust)\b.{{0,400}}?{any_of(words)}"
-    return Row(pattern, "CUB", family, op_class, whole=True, read=_primitive)
+    return KernelPattern(pattern, "CUB", family, op_class, whole=True, read=_primitive)
 
 
-TORCH: tuple[Row, ...] = (
-    Row(
+TORCH: tuple[KernelPattern, ...] = (
+    KernelPattern(
         r"(?:^|::)(?:vectorized_|unrolled_|legacy_|vectorized_templated_|unrolled_templated_)?"
         r"elementwise_kernel(?:_manual_unroll|_with_index|_strided)?$",
         "PyTorch",
@@ -189,10 +189,12 @@ TORCH: tuple[Row, ...] = (
         _E,
         read=_functor,
     ),
-    Row(r"::index_elementwise_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_functor),
-    Row(r"::_scatter_gather_elementwise_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_functor),
-    Row(r"(?:^|::)multi_tensor_apply_kernel$", "PyTorch", "multi-tensor", _E, read=_tensors),
-    Row(
+    KernelPattern(r"::index_elementwise_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_functor),
+    KernelPattern(
+        r"::_scatter_gather_elementwise_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_functor
+    ),
+    KernelPattern(r"(?:^|::)multi_tensor_apply_kernel$", "PyTorch", "multi-tensor", _E, read=_tensors),
+    KernelPattern(
         r"^at::native::(?:\w{1,40}::){0,4}(?:multi_output_)?reduce_kernel$",
         "PyTorch",
         "reduction",
@@ -201,7 +203,7 @@ TORCH: tuple[Row, ...] = (
     ),
     _native("lpnorm_cleanup", "norm of tensors", OpClass.REDUCTION),
     _native("CatArrayBatchedCopy", "concatenation", OpClass.MOVE),
-    Row(
+    KernelPattern(
         r"(?:^|::)(?:cunn_S\w{0,20}[sS]oft[mM]ax|softmax_warp_|\w{0,20}[sS]oft[mM]ax\w{0,10}(?:Forward|Backward))",
         "PyTorch",
         "softmax",
@@ -214,7 +216,9 @@ TORCH: tuple[Row, ...] = (
         "norm",
         _NORM,
     ),
-    Row(r"^at::native::vectorized_gather_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_gathers),
+    KernelPattern(
+        r"^at::native::vectorized_gather_kernel$", "PyTorch", "gather", OpClass.GATHER, read=_gathers
+    ),
     _native(
         r"""indexSelect embedding_\w{0,10}bag EmbeddingBag_update nonzero write_indices
         flag_ compute_cuda_kernel""",
@@ -228,14 +232,14 @@ TORCH: tuple[Row, ...] = (
         OpClass.SCATTER,
     ),
     _native("krn_partial compute_num_of_partial write_num_of_segments", "segment bookkeeping", _E),
-    Row(r"^at::to_dense_representation_kernel", "PyTorch", "segment bookkeeping", _E),
+    KernelPattern(r"^at::to_dense_representation_kernel", "PyTorch", "segment bookkeeping", _E),
     _native("fused_dropout masked_scale triu_tril nan_to_num clamp where", "elementwise", _E),
     _native("distribution_ bernoulli philox", "random numbers", OpClass.GENERATE),
     _native("upsample_ max_pool avg_pool adaptive_?a?v?e?r?a?g?e?_?\\w{0,10}pool", "window", OpClass.WINDOW),
     _native("conv_depthwise conv_transpose slow_conv", "convolution", OpClass.CONVOLUTION),
     _native(r"im2col col2im vol2col \w{0,20}transpose \w{0,10}flip roll", "move", OpClass.MOVE),
     _native("tensor_kernel_scan device_scan", "scan", OpClass.REDUCTION),
-    Row(r"(?:^|::)indexing_backward_kernel", "PyTorch", "scatter", OpClass.SCATTER),
+    KernelPattern(r"(?:^|::)indexing_backward_kernel", "PyTorch", "scatter", OpClass.SCATTER),
     _native(r"nll_loss\w{0,20}forward", "loss", OpClass.REDUCTION),
     _native(r"nll_loss\w{0,20}backward", "loss", OpClass.SCATTER),
     _native(
