@@ -6,7 +6,7 @@ explicit ``algorithm`` outranks ``precision_config``, which outranks the element
 Quantised operands, as the StableHLO specification defines them: with both quantised, the stored integers are
 multiplied into a 32-bit accumulator, and a narrower quantised result is rescaled (two FLOPs an element). With
 the right-hand side alone quantised (hybrid), its elements become floats first (two FLOPs each). These FLOPs
-are the node's beside those of the product. Zero points cost nothing: compilers fold them into the bias.
+are added to those of the product. Zero points cost nothing, because compilers fold them into the bias.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ __all__ = [
 ]
 
 _COMPLEX_PRODUCTS = 4
-_RESCALE = 2.0
-"""A multiplication by the scale and an addition of the zero point."""
-_LEAST = 32
-"""Bits in which products of quantised values add up where nothing states fewer."""
+_RESCALE_FLOPS = 2.0
+"""FLOPs per element to multiply by the scale and add the zero point."""
+_QUANTIZED_ACCUMULATOR_BITS = 32
+"""Default width of the accumulator of quantised products."""
 _LEVEL_PRODUCTS = {"HIGH": 3, "HIGHEST": 6}
 
 
 def config_precision(levels: tuple[str, ...]) -> Precision:
-    """The precision of a ``precision_config``: its most exact level decides."""
+    """Return the precision of a ``precision_config``: its most exact level."""
     ranked = [level.upper() for level in levels]
     best = max(ranked, key=lambda level: _LEVEL_PRODUCTS.get(level, 1), default="DEFAULT")
     return Precision(level=best)
 
 
 def named_algorithm(name: str) -> Precision:
-    """The precision of an HLO algorithm name such as ``dot_bf16_bf16_f32_x3`` or ``dot_tf32_tf32_f32``.
+    """Return the precision of an HLO algorithm name, as ``dot_bf16_bf16_f32_x3`` or ``dot_tf32_tf32_f32``.
 
-    A name that does not spell its types (``dot_any_f8_any_f8_f32``) leaves them to the element types.
+    A name without types (``dot_any_f8_any_f8_f32``) uses the element types.
     """
     parts = name.removeprefix("dot_").split("_")
     products = 1
@@ -80,14 +80,14 @@ def named_algorithm(name: str) -> Precision:
 
 
 def _wider(lhs: DType | None, rhs: DType | None) -> int:
-    """The operand type that sets the rate: the wider one."""
+    """Return the code of the wider operand type, which sets the rate."""
     if lhs is None or rhs is None:
         return -1
     return (lhs if lhs.bits >= rhs.bits else rhs).code
 
 
 def _products(precision: Precision, lhs: Tensor, rhs: Tensor) -> int:
-    """Primitive products per multiply."""
+    """Return primitive products per multiply."""
     if precision.level == "ALGORITHM":
         return precision.products
     emulated = all(tensor.dtype is not None and tensor.dtype.name == "f32" for tensor in (lhs, rhs))
@@ -104,7 +104,7 @@ def contraction_cost(
     useful_macs: float,
     types: tuple[Tensor, Tensor, Tensor],
 ) -> Cost:
-    """The cost of ``macs`` multiply-adds over (batch, M, N, K); the figures are known or NaN together."""
+    """Return the cost of ``macs`` multiply-adds over (batch, M, N, K); all figures are known or NaN."""
     lhs, rhs, result = types
     rescaling = _rescaling_flops(types)
     factor = 2.0 * (_COMPLEX_PRODUCTS if is_complex(result) else 1)
@@ -138,43 +138,48 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | None:
-    """What the products add up in: the next type that has the bits stated; else the type of the result, for
-    quantised operands never less than 32 bits.
+    """Return the accumulator type: the smallest type with the stated bits; by default the type of the result,
+    for quantised operands at least 32 bits wide.
     """
     lhs, rhs, result = types
     integer = _is_integer(lhs) and _is_integer(rhs)
     if bits >= 0:
         names = ("i8", "i16", "i32", "i64") if integer else ("f16", "f32", "f64")
-        return next((each for each in map(dtype, names) if each.bits >= bits), dtype(names[-1]))
-    if lhs.expressed is None or rhs.expressed is None or result.dtype is None or result.dtype.bits >= _LEAST:
+        return next((entry for entry in map(dtype, names) if entry.bits >= bits), dtype(names[-1]))
+    if (
+        lhs.expressed is None
+        or rhs.expressed is None
+        or result.dtype is None
+        or result.dtype.bits >= _QUANTIZED_ACCUMULATOR_BITS
+    ):
         return result.dtype
     return dtype("i32" if integer else "f32")
 
 
 def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
-    """FLOPs that turn stored values into floats or back, beside the product."""
+    """Return the FLOPs that convert quantised values to floats or back."""
     lhs, rhs, result = types
     if rhs.expressed is None:
         return 0.0
     if lhs.expressed is None:
-        return _RESCALE * rhs.elements
-    is_narrow = result.dtype is not None and result.dtype.bits < _LEAST
-    return _RESCALE * result.elements if result.expressed is not None and is_narrow else 0.0
+        return _RESCALE_FLOPS * rhs.elements
+    is_narrow = result.dtype is not None and result.dtype.bits < _QUANTIZED_ACCUMULATOR_BITS
+    return _RESCALE_FLOPS * result.elements if result.expressed is not None and is_narrow else 0.0
 
 
 def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tuple[int, int, int, int]:
-    """(batch, M, N, K) of a product; -1 where an extent is unknown."""
+    """Return (batch, M, N, K) of a product; -1 where an extent is unknown."""
     lhs_fixed = {*attributes.lhs_batch, *attributes.lhs_contracting}
     rhs_fixed = {*attributes.rhs_batch, *attributes.rhs_contracting}
     parts = (
         [
-            _known(lhs.shape[i], rhs.shape[j])
+            _known_extent(lhs.shape[i], rhs.shape[j])
             for i, j in zip(attributes.lhs_batch, attributes.rhs_batch, strict=True)
         ],
         [extent for dim, extent in enumerate(lhs.shape) if dim not in lhs_fixed],
         [extent for dim, extent in enumerate(rhs.shape) if dim not in rhs_fixed],
         [
-            _known(lhs.shape[i], rhs.shape[j])
+            _known_extent(lhs.shape[i], rhs.shape[j])
             for i, j in zip(attributes.lhs_contracting, attributes.rhs_contracting, strict=True)
         ],
     )
@@ -183,7 +188,7 @@ def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tupl
 
 
 def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
-    """Whether the dimension numbers are those of the operands: no parser checks a library call's."""
+    """Return True if the dimension numbers fit the operands; parsers do not check those of library calls."""
     of_lhs, of_rhs = (
         (*attributes.lhs_batch, *attributes.lhs_contracting),
         (*attributes.rhs_batch, *attributes.rhs_contracting),
@@ -198,13 +203,13 @@ def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
     )
 
 
-def _known(left: int, right: int) -> int:
-    """One extent stated by two operands, of which one may not know it."""
+def _known_extent(left: int, right: int) -> int:
+    """Return an extent that two operands share, and that one may lack."""
     return left if left >= 0 else right
 
 
 def dot(op: Operation) -> Cost:
-    """2 x batch x M x N x K. Without dimension numbers: the last dimension of lhs by the first of rhs."""
+    """Count 2 x batch x M x N x K. The default contracts the last of lhs and the first of rhs."""
     lhs, rhs = op.operands[0], op.operands[1]
     attributes = op.attributes
     if attributes is None and lhs.shape and rhs.shape:
@@ -215,7 +220,7 @@ def dot(op: Operation) -> Cost:
 
 
 def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precision) -> Cost:
-    """The product of the first two operands, all of it useful."""
+    """Return the cost of the product of the first two operands, without padding."""
     macs = float(prod(extents)) if min(extents) >= 0 else nan
     types = (op.operands[0], op.operands[1], op.results[0])
     return contraction_cost(
@@ -224,11 +229,11 @@ def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precis
 
 
 def ragged_dot(op: Operation) -> Cost:
-    """A product whose groups share one dimension: each row of lhs is multiplied with one group's matrix only.
+    """Cost a grouped product: each row of lhs is multiplied with the matrix of one group.
 
     With the ragged dimension among the rows of lhs (mixture of experts) the right-hand side has a group
-    dimension in front, which adds traffic and no work. With it contracted, the groups' partial products add
-    up to one product.
+    dimension in front, which adds traffic and no work. If it is contracted, the partial products of all
+    groups are one product.
     """
     attributes = op.attributes
     if not isinstance(attributes, RaggedDotAttributes):
@@ -242,7 +247,7 @@ def ragged_dot(op: Operation) -> Cost:
 
 
 def einsum(op: Operation) -> Cost:
-    """An einsum of two operands as one product; of one operand as sums (no contraction)."""
+    """Cost an einsum of two operands as one product, and of one operand as sums."""
     if not isinstance(op.attributes, EinsumAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
     left, arrow, output = op.attributes.equation.replace(" ", "").partition("->")
@@ -257,25 +262,23 @@ def einsum(op: Operation) -> Cost:
         rate = op.operands[0].code
         return Cost(OpClass.REDUCTION, steps, steps, 0.0, op.read_bytes, op.written_bytes, rate)
     lhs, rhs = (set(labels) for labels in inputs)
-    kept = set(output)
-    parts = (lhs & rhs & kept, lhs - rhs, rhs - lhs, (lhs & rhs) - kept)
+    output_labels = set(output)
+    parts = (lhs & rhs & output_labels, lhs - rhs, rhs - lhs, (lhs & rhs) - output_labels)
     batch, m, n, k = (_product([extents[label] for label in sorted(part)]) for part in parts)
     return _matmul(op, (batch, m, n, k), Precision())
-
-
-# --- What programs state of multiply-accumulate units beside element types: FQ-Conv (arXiv 1912.09356).
-#
-# A network trained for narrow or analogue accumulators keeps ``accumulator_bits`` (a whole number) and
-# ``mac_noise_sigma`` (a number) as attributes of its products and convolutions.
 
 
 _MOST_BITS = 1 << 16
 
 
-def with_macs(precision: Precision, stated: Mapping[str, str]) -> Precision:
-    """The precision with what the attributes say; one that is no sensible number says nothing."""
-    bits = _number(stated.get(ACCUMULATOR_BITS, ""))
-    sigma = _number(stated.get(MAC_NOISE_SIGMA, ""))
+def with_macs(precision: Precision, attributes: Mapping[str, str]) -> Precision:
+    """Return the precision with the attributes of networks for narrow or analogue accumulators.
+
+    FQ-Conv (arXiv 1912.09356) sets ``accumulator_bits`` (a whole number) and ``mac_noise_sigma`` (a number).
+    Invalid numbers are ignored.
+    """
+    bits = _number(attributes.get(ACCUMULATOR_BITS, ""))
+    sigma = _number(attributes.get(MAC_NOISE_SIGMA, ""))
     if bits is not None and bits.is_integer() and 0 < bits <= _MOST_BITS:
         precision = precision._replace(accumulator_bits=int(bits))
     if sigma is not None and sigma >= 0:
@@ -291,24 +294,19 @@ def _number(text: str) -> float | None:
     return number if isfinite(number) else None
 
 
-# --- convolutions of any rank and layout, by dimension numbers.
-#
-# Two figures: by the specification (every kernel position multiplies), and useful (positions that fall on
-# padding or on the holes of a dilated input left out). A position is separable, so each spatial dimension
-# is counted alone: output ``o`` and kernel position ``k`` meet the input at ``p = o * stride + k *
-# rhs_dilation - pad_low``, which is real where ``0 <= p <= (extent - 1) * lhs_dilation`` and ``p`` is a
-# multiple of ``lhs_dilation``.
-
-
 _MAX_POSITIONS = 1 << 22
-"""Counting is vectorised over the shorter of output and kernel; longer ones are not worth the memory."""
+"""Maximum of the shorter of output and kernel, over which counting is vectorised."""
 
 
 @lru_cache(maxsize=4096)
 def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
-    """Pairs (output position, window position) of one dimension that meet a stored input element.
+    """Count pairs (output position, window position) of one dimension that multiply a stored input element.
 
-    O(min(output, window)); NaN where an extent is unknown or both are beyond four million.
+    Output ``o`` and window position ``k`` read the input at ``p = o * stride + k * rhs_dilation - pad_low``,
+    which is stored where ``0 <= p <= (extent - 1) * lhs_dilation`` and ``p`` is a multiple of
+    ``lhs_dilation``. Dimensions are independent.
+
+    O(min(output, window)); NaN where an extent is unknown, or both are above four million.
     """
     if min(extent, output, dim.size) < 0 or min(output, dim.size) > _MAX_POSITIONS:
         return nan
@@ -325,7 +323,7 @@ def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
 def _hits(
     base: np.typing.NDArray[np.int64], run: int, step: int, last: int, modulus: int
 ) -> np.typing.NDArray[np.int64]:
-    """For each base, how many x in [0, run) put ``base + x * step`` in [0, last] on a multiple of
+    """Count, for each base, the x in [0, run) for which ``base + x * step`` is in [0, last] and a multiple of
     ``modulus``.
     """
     step = max(step, 1)
@@ -344,7 +342,7 @@ def _hits(
 
 
 def convolution(op: Operation) -> Cost:
-    """Cost of ``convolution``; unknown without dimension numbers."""
+    """Return the cost of ``convolution``; unknown without dimension numbers."""
     if not isinstance(op.attributes, ConvAttributes) or len(op.operands) < 2:
         return unknown_cost(op, OpClass.CONVOLUTION)
     return convolution_cost(op, op.attributes, op.operands[0], op.operands[1], op.results[0])
@@ -353,11 +351,11 @@ def convolution(op: Operation) -> Cost:
 def convolution_cost(
     op: Operation, attributes: ConvAttributes, source: Tensor, kernel: Tensor, output: Tensor
 ) -> Cost:
-    """Cost of the convolution ``source * kernel -> output`` as an implicit matrix product.
+    """Return the cost of ``source * kernel -> output`` as an implicit matrix product.
 
     M is output positions, N output features per group, K input features per group times kernel positions. A
-    dimension along which each output meets one input and one kernel position, all of them different, is a
-    batch: so compilers for TPUs write products of batches.
+    dimension in which each output has its own input and kernel position is a batch dimension, as TPU
+    compilers write batched products. ``useful_flops`` excludes positions on padding and dilation holes.
     The traffic is that of ``op``, whose operands may stand in another order (gradients).
     """
     sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]
@@ -394,5 +392,5 @@ def convolution_cost(
 
 
 def _product(extents: list[int]) -> int:
-    """The product of extents, -1 where one is unknown."""
+    """Return the product of extents, -1 where one is unknown."""
     return DYNAMIC if min(extents, default=1) < 0 else prod(extents)

@@ -1,7 +1,8 @@
-"""Costs of custom calls: a table of known targets; everything else is unknown, never zero.
+"""Cost table of custom calls by target; other targets have unknown costs, never zero.
 
-Target names are those XLA and JAX emit. Library calls carry their dimension numbers as JSON in the backend
-configuration; a configuration that does not parse leaves the call unknown.
+Target names are those that XLA and JAX emit. Library calls have their dimension numbers in the backend
+configuration: protobuf JSON, where integers may be strings (xla/service/gpu/backend_configs.proto). The cost
+of a call with an invalid configuration is unknown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,72 @@ from hespas.graph import OpClass
 
 __all__ = ["custom_call", "is_known_target"]
 
+
+class _GemmDims(msgspec.Struct, frozen=True):
+    """Dimension numbers of a product."""
+
+    lhs_contracting_dimensions: tuple[int, ...] = ()
+    rhs_contracting_dimensions: tuple[int, ...] = ()
+    lhs_batch_dimensions: tuple[int, ...] = ()
+    rhs_batch_dimensions: tuple[int, ...] = ()
+
+
+class _PrecisionConfig(msgspec.Struct, frozen=True):
+    """Precision of each operand."""
+
+    operand_precision: tuple[str, ...] = ()
+
+
+class _GemmConfig(msgspec.Struct, frozen=True):
+    """Configuration of a library product."""
+
+    dot_dimension_numbers: _GemmDims | None = None
+    precision_config: _PrecisionConfig = _PrecisionConfig()
+
+
+class _ShapeConfig(msgspec.Struct, frozen=True):
+    """Shape of a tensor."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+class _AttentionConfig(msgspec.Struct, frozen=True):
+    """Configuration of fused attention: the shape of its scores."""
+
+    intermediate_tensor_shape: _ShapeConfig = _ShapeConfig()
+
+
+class _CostEstimate(msgspec.Struct, frozen=True):
+    """Cost estimate of the author of a kernel."""
+
+    flops: float = nan
+    transcendentals: float = 0.0
+    bytes_accessed: float = nan
+
+
+class _KernelConfig(msgspec.Struct, frozen=True):
+    """Configuration of a hand-written kernel."""
+
+    cost_estimate: _CostEstimate | None = None
+
+
+class _BackendConfig(msgspec.Struct, frozen=True):
+    """Union of the configurations of known targets."""
+
+    gemm_backend_config: _GemmConfig | None = None
+    cudnn_fmha_backend_config: _AttentionConfig | None = None
+    custom_call_config: _KernelConfig | None = None
+    dot_dimension_numbers: _GemmDims | None = None
+
+
+def _parse_config(text: str) -> _BackendConfig | None:
+    """Return the configuration, None for invalid JSON."""
+    try:
+        return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return None
+
+
 _FREE_TARGETS: frozenset[str] = frozenset(
     {
         "AllocateBuffer",
@@ -55,11 +122,11 @@ _FREE_TARGETS: frozenset[str] = frozenset(
         "xla.sdy.ShardingGroup",
     }
 )
-"""Annotations and checks that no device executes."""
+"""Annotations and checks that devices do not execute."""
 
 
 def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
-    """A library matrix product; the trailing workspace result is not traffic."""
+    """Cost a library matrix product; a trailing workspace result is not traffic."""
     config = _parse_config(attributes.config)
     gemm = config.gemm_backend_config if config else None
     dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
@@ -77,7 +144,7 @@ def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _block_scaled_dot(op: Operation) -> Cost:
-    """A product of block-scaled operands (MX formats, NVFP4): the scales, further operands, are traffic.
+    """Cost a product of block-scaled operands (MX formats, NVFP4) with their scales as traffic.
 
     Both operands have their batch dimensions first and the contracted one last, as JAX emits the call. Units
     for block-scaled types apply the scales as they multiply.
@@ -97,8 +164,9 @@ def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _convolution(source: int, kernel: int, output: int) -> Rule:
-    """A library convolution; the window describes the forward one. Places 0 and 1 are operands, 2 the
-    result.
+    """Return the rule of a library convolution, whose window is that of the forward one.
+
+    Arguments are indices: 0 and 1 are operands, 2 is the result.
     """
 
     def rule(op: Operation) -> Cost:
@@ -107,14 +175,14 @@ def _convolution(source: int, kernel: int, output: int) -> Rule:
         if conv is None or len(op.operands) < 2 or not op.results:
             return unknown_cost(op, OpClass.CONVOLUTION)
         traffic = Operation(op.operands, _without_workspace(op.results), op.attributes, op.repeated)
-        places = (op.operands[0], op.operands[1], op.results[0])
-        return convolution_cost(traffic, conv, places[source], places[kernel], places[output])
+        tensors = (op.operands[0], op.operands[1], op.results[0])
+        return convolution_cost(traffic, conv, tensors[source], tensors[kernel], tensors[output])
 
     return rule
 
 
 def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Fused attention: two products over the score matrix forward, five backward, one exponential a score."""
+    """Cost fused attention: two products over scores forward, five backward, one exponential per score."""
     config = _parse_config(attributes.config)
     shape = config.cudnn_fmha_backend_config if config else None
     scores = shape.intermediate_tensor_shape.dimensions if shape else ()
@@ -133,8 +201,10 @@ def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Fused attention of TransformerEngine: query, key and value come first, apart or packed, as (...,
-    sequence, heads, extent of a head), a packed one with the number of parts before the heads.
+    """Cost fused attention of TransformerEngine.
+
+    The first operands are query, key and value, separate or packed, as (..., sequence, heads, head size);
+    packed ones have the number of parts before the heads.
 
     Forward two products over the scores, backward five. A causal mask, as the configuration states it, needs
     half of the scores only.
@@ -169,11 +239,11 @@ def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -
 
 
 _CAUSAL_MASKS = frozenset({2, 3, 4, 5})
-"""``NVTE_CAUSAL_MASK``, ``NVTE_PADDING_CAUSAL_MASK`` and those aligned to the bottom right."""
+"""``NVTE_CAUSAL_MASK``, ``NVTE_PADDING_CAUSAL_MASK`` and their bottom-right variants."""
 
 
 def _approximate_top_k(op: Operation) -> Cost:
-    """``ApproxTopK``: one comparison an element, which keeps the best of each bin."""
+    """Cost ``ApproxTopK``: one comparison per element with the best of its bin."""
     if not op.operands or not op.results:
         return unknown_cost(op, OpClass.SORT)
     elements = op.operands[0].elements
@@ -182,22 +252,22 @@ def _approximate_top_k(op: Operation) -> Cost:
 
 
 def _stated_estimate(op: Operation, attributes: CustomAttributes) -> Cost:
-    """A hand-written kernel: the cost its author states in the configuration, else unknown."""
+    """Return the cost estimate in the configuration of a hand-written kernel, else unknown."""
     config = _parse_config(attributes.config)
     kernel = config.custom_call_config if config else None
-    stated = kernel.cost_estimate if kernel else None
-    if stated is None:
+    estimate = kernel.cost_estimate if kernel else None
+    if estimate is None:
         return unknown_cost(op, OpClass.CUSTOM)
-    known_bytes = stated.bytes_accessed == stated.bytes_accessed
-    read = max(stated.bytes_accessed - op.written_bytes, 0.0) if known_bytes else op.read_bytes
+    known_bytes = estimate.bytes_accessed == estimate.bytes_accessed
+    read = max(estimate.bytes_accessed - op.written_bytes, 0.0) if known_bytes else op.read_bytes
     rate = op.operands[0].code if op.operands else -1
     return Cost(
-        OpClass.CUSTOM, stated.flops, stated.flops, stated.transcendentals, read, op.written_bytes, rate
+        OpClass.CUSTOM, estimate.flops, estimate.flops, estimate.transcendentals, read, op.written_bytes, rate
     )
 
 
 def _top_k(op: Operation) -> Cost:
-    """``TopK``: k is the last extent of the result."""
+    """Cost ``TopK``: k is the last extent of the result."""
     if not op.results or not op.results[0].shape:
         return unknown_cost(op, OpClass.SORT)
     return top_k(Operation(op.operands, op.results, TopKAttributes(op.results[0].shape[-1]), op.repeated))
@@ -210,7 +280,7 @@ _CONVOLUTIONS: dict[str, Rule] = {
     "__cudnn$convBackwardInput": _convolution(2, 1, 0),
     "__cudnn$convBackwardFilter": _convolution(0, 2, 1),
 }
-_SIMPLE: dict[str, Rule] = {
+_RULES: dict[str, Rule] = {
     **_CONVOLUTIONS,
     "__op$block_scaled_dot": _block_scaled_dot,
     "__op$quantize": quantize,
@@ -224,7 +294,7 @@ _SIMPLE: dict[str, Rule] = {
     "MoveToDevice": lambda op: move_cost(op, OpClass.HOST),
     **dict.fromkeys(_FREE_TARGETS, lambda op: FREE),
 }
-_CONFIGURED = {
+_CONFIGURED_RULES = {
     "__cublas$gemm": _gemm,
     "__cublas$lt$matmul": _gemm,
     "__cublas$lt$matmul$f8": _gemm,
@@ -240,99 +310,28 @@ _LAPACK = (
 
 
 def _lapack_routine(target: str) -> str | None:
-    found = re.fullmatch(_LAPACK, target)
-    return found[1] if found and found[1] in LAPACK_ROUTINES else None
+    match = re.fullmatch(_LAPACK, target)
+    return match[1] if match and match[1] in LAPACK_ROUTINES else None
 
 
 def is_known_target(target: str) -> bool:
-    """Whether a custom call of this target has a rule (which may still need a configuration)."""
-    known = target in _SIMPLE or target in _CONFIGURED or target.startswith("__cudnn$fmha")
-    return known or _lapack_routine(target) is not None
+    """Return True if a target has a rule, which may still need a configuration."""
+    has_rule = target in _RULES or target in _CONFIGURED_RULES or target.startswith("__cudnn$fmha")
+    return has_rule or _lapack_routine(target) is not None
 
 
 def custom_call(op: Operation) -> Cost:
-    """The cost of a custom call by its target; unknown targets keep their bytes as a lower bound."""
+    """Return the cost of a custom call by its target; for unknown targets the bytes are a lower bound."""
     attributes = op.attributes
     if not isinstance(attributes, CustomAttributes):
         return unknown_cost(op, OpClass.CUSTOM)
-    simple = _SIMPLE.get(attributes.target)
+    simple = _RULES.get(attributes.target)
     if simple is not None:
         return simple(op)
-    configured = _CONFIGURED.get(attributes.target)
+    configured = _CONFIGURED_RULES.get(attributes.target)
     if configured is not None:
         return configured(op, attributes)
     if attributes.target.startswith("__cudnn$fmha"):
         return _attention(op, attributes)
     routine = _lapack_routine(attributes.target)
     return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)
-
-
-# Backend configurations of custom calls: the parts that say what a call costs.
-#
-# XLA writes them as protobuf JSON, where integers may be spelled as strings
-# (xla/service/gpu/backend_configs.proto).
-
-
-class _GemmDims(msgspec.Struct, frozen=True):
-    """Dimension numbers of a product."""
-
-    lhs_contracting_dimensions: tuple[int, ...] = ()
-    rhs_contracting_dimensions: tuple[int, ...] = ()
-    lhs_batch_dimensions: tuple[int, ...] = ()
-    rhs_batch_dimensions: tuple[int, ...] = ()
-
-
-class _PrecisionConfig(msgspec.Struct, frozen=True):
-    """One precision for each operand."""
-
-    operand_precision: tuple[str, ...] = ()
-
-
-class _Gemm(msgspec.Struct, frozen=True):
-    """A library product."""
-
-    dot_dimension_numbers: _GemmDims | None = None
-    precision_config: _PrecisionConfig = _PrecisionConfig()
-
-
-class _Extents(msgspec.Struct, frozen=True):
-    """A shape."""
-
-    dimensions: tuple[int, ...] = ()
-
-
-class _Attention(msgspec.Struct, frozen=True):
-    """A fused attention: the shape of its scores."""
-
-    intermediate_tensor_shape: _Extents = _Extents()
-
-
-class _Estimate(msgspec.Struct, frozen=True):
-    """What a kernel's author says it costs."""
-
-    flops: float = nan
-    transcendentals: float = 0.0
-    bytes_accessed: float = nan
-
-
-class _Kernel(msgspec.Struct, frozen=True):
-    """A hand-written kernel."""
-
-    cost_estimate: _Estimate | None = None
-
-
-class _BackendConfig(msgspec.Struct, frozen=True):
-    """Whatever one of the known targets states."""
-
-    gemm_backend_config: _Gemm | None = None
-    cudnn_fmha_backend_config: _Attention | None = None
-    custom_call_config: _Kernel | None = None
-    dot_dimension_numbers: _GemmDims | None = None
-
-
-def _parse_config(text: str) -> _BackendConfig | None:
-    """The configuration, None where the text is no such JSON."""
-    try:
-        return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
-    except (msgspec.MsgspecError, UnicodeEncodeError):
-        return None

@@ -1,8 +1,10 @@
-"""What a cost rule gets: tensor types and the attributes that change the cost; and what it gives.
+"""Inputs and results of cost rules: tensor types, attributes that change the cost, and costs.
 
-Everything is frozen and hashable, so that readers cache the cost of equal operations; named tuples
-and not dataclasses, because making so many of those takes longer than reading a small program. Readers
-translate their own attributes into these attributes once; no rule sees a format's object.
+All classes are frozen and hashable, so that readers can cache the cost of equal operations. Most are named
+tuples, which are faster to create than dataclasses. Readers translate the attributes of their format once.
+
+Conventions: add and multiply are one FLOP each, so a fused multiply-add is two; transcendentals are counted
+separately; bytes are the compulsory traffic of the operation without fusion. Unknown is NaN.
 """
 
 from __future__ import annotations
@@ -59,12 +61,12 @@ __all__ = [
 
 
 class Tensor(NamedTuple):
-    """One operand or result. ``dtype`` is None where unknown, extents are -1 where known at run time only.
+    """Operand or result. ``dtype`` is None where unknown; run-time extents are -1.
 
-    ``extra_bytes`` is storage beside the elements (quantisation scales). A token has no bytes. ``expressed``
-    is the type whose values a quantised tensor stands for, None for any other tensor; ``dtype`` is what it
-    stores. ``layout`` names the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``),
-    or the distances between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
+    ``extra_bytes`` is additional storage (quantisation scales). A token has no bytes. ``expressed`` is the
+    expressed type of a quantised tensor, None for other tensors; ``dtype`` is its storage type. ``layout``
+    lists the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``), or the distances
+    between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
     """
 
     dtype: DType | None
@@ -75,24 +77,24 @@ class Tensor(NamedTuple):
 
     @property
     def elements(self) -> float:
-        """Number of elements, NaN where an extent is unknown."""
+        """Return the number of elements, NaN where an extent is unknown."""
         return nan if DYNAMIC in self.shape else float(prod(self.shape))
 
     @property
     def bytes(self) -> float:
-        """Storage, NaN where an extent or the element type is unknown."""
+        """Return the storage in bytes, NaN where an extent or the element type is unknown."""
         if self.dtype is None or DYNAMIC in self.shape:
             return nan
         return float(self.dtype.storage_bytes(prod(self.shape)) + self.extra_bytes)
 
     @property
     def code(self) -> int:
-        """The code of the element type, -1 unknown."""
+        """Return the code of the element type, -1 where unknown."""
         return -1 if self.dtype is None else self.dtype.code
 
 
 class Body(NamedTuple):
-    """A computation on scalars: what one application costs (NaN unknown) and what it is.
+    """Computation on scalars with the cost of one application (NaN unknown).
 
     ``name`` is the operation where the body is a single one (``add``), ``""`` for a mere return of an
     argument and otherwise ``custom``. ``reads_first`` is False where the first argument is not used: a
@@ -106,7 +108,7 @@ class Body(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """How exactly a contraction multiplies.
+    """Precision of the arithmetic of a contraction.
 
     ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, None where there is none.
     ``products`` counts primitive products per multiply: the algorithm's own number, else 3 for ``HIGH`` and
@@ -135,9 +137,7 @@ class DotAttributes(NamedTuple):
 
 
 class RaggedDotAttributes(NamedTuple):
-    """A grouped matrix product: ``dot`` as for all groups together, ``ragged_lhs`` the dimension cut in
-    groups.
-    """
+    """Grouped matrix product: ``dot`` of all groups, and ``ragged_lhs``, the dimension of groups."""
 
     dot: DotAttributes
     ragged_lhs: int
@@ -184,7 +184,7 @@ class ConvAttributes(NamedTuple):
 
 
 class BodyAttributes(NamedTuple):
-    """What a reduction, sort, scan or map applies, along a dimension of ``extent`` (-1: unknown, or none)."""
+    """Body of a reduction, sort, scan or map along a dimension of ``extent`` (-1: unknown, or none)."""
 
     body: Body
     extent: int = -1
@@ -228,7 +228,7 @@ class UpdateAttributes(NamedTuple):
 
 
 class BroadcastAttributes(NamedTuple):
-    """``materialised``: somebody needs the whole result in memory. The default is that consumers fuse it."""
+    """Broadcast. ``materialised``: the result is written to memory; otherwise consumers fuse it."""
 
     materialised: bool
 
@@ -278,7 +278,7 @@ Attributes = (
 
 
 class Operation(NamedTuple):
-    """One operation as a cost rule sees it. ``repeated`` lists operand positions that repeat an earlier
+    """Operation as the input of a cost rule. ``repeated`` lists operand positions that repeat an earlier
     operand: their bytes are read once only (``multiply %x, %x``).
     """
 
@@ -289,20 +289,14 @@ class Operation(NamedTuple):
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of the distinct operands."""
+        """Return the bytes of the distinct operands."""
         repeated = frozenset(self.repeated)
-        return sum(tensor.bytes for place, tensor in enumerate(self.operands) if place not in repeated)
+        return sum(tensor.bytes for position, tensor in enumerate(self.operands) if position not in repeated)
 
     @property
     def written_bytes(self) -> float:
-        """Bytes of all results."""
+        """Return the bytes of all results."""
         return sum(tensor.bytes for tensor in self.results)
-
-
-# --- The result of a cost rule, and the few shapes most results have.
-#
-# Conventions: add and multiply are one FLOP each, so a fused multiply-add is two; transcendentals are
-# counted apart; bytes are the compulsory traffic of the operation as if nothing were fused. Unknown is NaN.
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,18 +321,18 @@ class Contraction:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What no column holds, as attributes of the node that every format carries."""
-        found: dict[str, str] = {}
+        """Return the figures without a column, as attributes of the node."""
+        attributes: dict[str, str] = {}
         if self.accumulator_bits >= 0:
-            found[ACCUMULATOR_BITS] = str(self.accumulator_bits)
+            attributes[ACCUMULATOR_BITS] = str(self.accumulator_bits)
         if self.mac_noise_sigma is not None:
-            found[MAC_NOISE_SIGMA] = repr(self.mac_noise_sigma)
-        return found
+            attributes[MAC_NOISE_SIGMA] = repr(self.mac_noise_sigma)
+        return attributes
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one execution of an operation costs; see the columns of :class:`hespas.graph.OpGraph`."""
+    """Cost of one execution of an operation; see the columns of :class:`hespas.graph.OpGraph`."""
 
     op_class: OpClass
     flops: float = 0.0
@@ -351,7 +345,7 @@ class Cost:
 
     @property
     def is_known(self) -> bool:
-        """Whether no figure is NaN."""
+        """Return True if no figure is NaN."""
         total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
         return not isnan(total)
 
@@ -370,13 +364,14 @@ def add_costed(
     kind: NodeKind = NodeKind.COMPUTE,
     control_deps: tuple[int, ...] = (),
 ) -> int:
-    """The node of one operation with its cost; ``op`` is ``name`` where it is empty. A product with an extent
-    beyond 63 bits is not listed.
+    """Add the node of one operation with its cost; ``op`` defaults to ``name``.
+
+    A product with an extent above 63 bits is not listed.
     """
     strings, types = graph.strings, graph.types
     name_row, op_row = strings.add(name), strings.add(op or name)
     rows = [
-        [types.add(each.dtype, each.shape, encoding=strings.add(each.layout)) for each in tensors]
+        [types.add(tensor.dtype, tensor.shape, encoding=strings.add(tensor.layout)) for tensor in tensors]
         for tensors in (operands, results)
     ]
     node = graph.add_node(
@@ -415,17 +410,17 @@ def add_costed(
 
 
 Rule = Callable[[Operation], Cost]
-"""One row of the table."""
+"""Function from an operation to its cost."""
 
 FREE = Cost(OpClass.FREE)
-"""Views, structure, bookkeeping: no arithmetic and no traffic."""
+"""Cost of views, structure and bookkeeping: without arithmetic and traffic."""
 
 
 def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
-    """The type whose arithmetic an elementwise operation runs: that of its last operand.
+    """Return the code of the type in which an elementwise operation computes: that of its last operand.
 
     The last operand is a value in every operation whose first is a predicate. Quantised values are computed
-    with as what they stand for.
+    in their expressed type.
     """
     if not tensors:
         return -1
@@ -438,8 +433,8 @@ _FLOPS_PER_NS = 30_000.0
 _PRODUCT_FLOPS_PER_NS = 400_000.0
 _TRANSCENDENTAL_FLOPS = 8.0
 _KERNEL_NS, _FUSED_NS = 2_000.0, 100.0
-"""What accelerators of today do, roughly: memory, vector units, products of 16 bits and less, and the least
-time of a kernel; an elementwise operation shares one.
+"""Approximate rates of current accelerators: memory, vector units, products of at most 16 bits, and the least
+time of a kernel; elementwise operations share a kernel.
 """
 _FUSING = frozenset({OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.MOVE, OpClass.SLICE})
 _WITHOUT_KERNEL = frozenset({OpClass.FREE, OpClass.CONTROL, OpClass.GENERATE, OpClass.BROADCAST})
@@ -447,11 +442,9 @@ _NARROW_BITS = 16
 
 
 def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
-    """About how long an operation takes: the larger of arithmetic and traffic, behind the start of a kernel
-    where it ``is_kernel``.
+    """Estimate the time of an operation: the larger of arithmetic and traffic, plus the start of a kernel.
 
-    Only to tell which of several branches is the costliest, before a device is chosen; what is unknown takes
-    no time.
+    It selects the most expensive of several branches before a device is chosen. Unknown figures count 0.
     """
     flops, heavy, moved = (
         0.0 if isnan(figure) else figure
@@ -471,15 +464,15 @@ def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
 
 
 def is_complex(tensor: Tensor) -> bool:
-    """Whether elements are complex."""
+    """Return True if elements are complex."""
     return tensor.dtype is not None and tensor.dtype.kind is DTypeKind.COMPLEX
 
 
 def move_cost(op: Operation, op_class: OpClass = OpClass.MOVE) -> Cost:
-    """No arithmetic; every distinct operand read, every result written."""
+    """Return a cost without arithmetic: every distinct operand is read, every result is written."""
     return Cost(op_class, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
 
 
 def unknown_cost(op: Operation, op_class: OpClass = OpClass.UNKNOWN) -> Cost:
-    """Arithmetic unknown; operand and result bytes stand as a lower bound of the traffic."""
+    """Return unknown arithmetic, with operand and result bytes as a lower bound of the traffic."""
     return Cost(op_class, nan, nan, nan, op.read_bytes, op.written_bytes)
