@@ -351,8 +351,8 @@ def read_call(
 class AtenCost(NamedTuple):
     """Cost, inputs and results of one execution; extents of results may be unknown.
 
-    Conventions are those of :mod:`hespas.costs.operation`. Bytes are compulsory traffic: each distinct
-    element of an input is read once, each element of a result is written once. A number passed by value, which Kineto
+    :mod:`hespas.costs.operation` defines the conventions. Bytes are compulsory traffic: each distinct element
+    of an input is read once, each element of a result is written once. A number passed by value, which Kineto
     records as a tensor without dimensions next to one with dimensions, is not traffic. ``guessed``: the cost
     depends on a guess of the written tensors.
     """

@@ -47,7 +47,7 @@ _TOKEN = re.compile(
 _ENUMERATOR = re.compile(r"n?\d{1,18}E")
 
 
-class _Frame:
+class _MangledBracket:
     """Open bracket: ``<`` arguments, ``J`` an argument pack, ``N`` a nested name, ``X`` an expression,
     ``L`` a constant of a named type, ``F`` a function type. ``filled``: the bracket is not empty.
     """
@@ -72,7 +72,7 @@ class _Demangler:
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
         self.pieces: list[str] = []
-        self.frames: list[_Frame] = []
+        self.frames: list[_MangledBracket] = []
 
     def run(self) -> str:
         """Return the part of the name that can be read."""
@@ -120,7 +120,7 @@ class _Demangler:
             if top.filled:
                 self.pieces.append(", ")
             top.filled = True
-        self.frames.append(_Frame(kind, filled))
+        self.frames.append(_MangledBracket(kind, filled))
 
     def _close(self) -> None:
         if not self.frames:
