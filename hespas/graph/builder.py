@@ -60,7 +60,7 @@ class _SparseColumn:
         return column
 
 
-class _RaggedRows:
+class _RaggedBuffer:
     """Rows of integers in two flat buffers."""
 
     __slots__ = ("lengths", "values")
@@ -114,8 +114,8 @@ class GraphBuilder:
             "duration_ns": _SparseColumn(nan),
         }
         self._ids: dict[int, int] = {}
-        self._data, self._control = _RaggedRows(), _RaggedRows()
-        self._operands, self._results = _RaggedRows(), _RaggedRows()
+        self._data, self._control = _RaggedBuffer(), _RaggedBuffer()
+        self._operands, self._results = _RaggedBuffer(), _RaggedBuffer()
         self._collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
         self._p2p: list[tuple[int, int, float, int, bool]] = []
         self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
