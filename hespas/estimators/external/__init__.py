@@ -1,1 +1,1 @@
-"""Array simulators of others, run as programs of their own, one product at a time."""
+"""External array simulators, run as separate programs, one product at a time."""

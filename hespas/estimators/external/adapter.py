@@ -1,4 +1,9 @@
-"""What all array simulators share: found or told what to install, run once per product, results kept."""
+"""Adapter of external array simulators: installation probes, bounded runs, and saved results per product.
+
+Simulators are programs that users build, found by path or by name, or Python packages in this Python or
+another one. They run in processes of their own, in a temporary folder, with a time limit: they need other
+versions of NumPy, use gigabytes and write files. A run simulates one product.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +39,8 @@ from hespas.operations import Operations, find_scheme
 
 __all__ = [
     "CommandError",
-    "External",
-    "Product",
+    "ExternalSimulator",
+    "MatrixProduct",
     "Simulated",
     "binary_availability",
     "binary_of",
@@ -45,24 +50,22 @@ __all__ = [
     "run_command",
 ]
 
-# Other people's programs, each in a folder of its own: bounded in time, ended with all they start.
-
 _MOST_BYTES = 16 << 20
 _MOST_WRITTEN_BYTES = 256 << 20
-_ASKED_AGAIN_S = 0.2
-_LAST_WORDS = 2000
+_POLL_S = 0.2
+_REPORTED_CHARACTERS = 2000
 
 
 class CommandError(Exception):
-    """A program that could not be started, failed, or took too long; the message says which, in its words."""
+    """Failure to start or to finish a program in time; the message includes the program's own output."""
 
 
 def run_command(
     command: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a program in ``folder`` and return what it wrote, errors included (the last 16 MiB of it).
+    """Run a program in ``folder`` and return its output, errors included (the last 16 MiB of it).
 
-    Raises :class:`CommandError`, and ``UnsupportedError`` where inputs are untrusted.
+    Raises :class:`CommandError`, and ``UnsupportedError`` for untrusted inputs.
     """
     refuse_in_untrusted("the estimator runs a program")
     with TemporaryFile() as output:
@@ -78,21 +81,35 @@ def run_command(
             )
         except OSError as error:
             raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error
+        end_s, status = monotonic() + timeout_s, None
         try:
-            status = _status(process, output.fileno(), timeout_s)
-        finally:
-            _end(process)
+            while status is None:  # a program that writes without end must not fill the disk
+                left_s = end_s - monotonic()
+                try:
+                    status = process.wait(min(_POLL_S, max(left_s, 0.0)))
+                except subprocess.TimeoutExpired:
+                    if left_s <= 0:
+                        raise CommandError(f"no result within {timeout_s:g} s") from None
+                    if os.fstat(output.fileno()).st_size > _MOST_WRITTEN_BYTES:
+                        limit = f"{_MOST_WRITTEN_BYTES >> 20} MiB"
+                        raise CommandError(f"it wrote more than {limit} of messages") from None
+        finally:  # also ends the processes that the program has started
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         size = output.seek(0, os.SEEK_END)
         output.seek(max(size - _MOST_BYTES, 0))
         text = output.read().decode("utf-8", "replace")
     if status:
-        raise CommandError(f"exit status {status}: {text.strip()[-_LAST_WORDS:] or 'it says nothing'}")
+        raise CommandError(
+            f"exit status {status}: {text.strip()[-_REPORTED_CHARACTERS:] or 'without a message'}"
+        )
     return text
 
 
 def read_answer(path: Path) -> bytes:
-    """What a program left in a file; nothing where it left none. Raises :class:`CommandError` for more than
-    16 MiB.
+    """Return the contents of a program's output file; empty without one. Raises :class:`CommandError` for
+    more than 16 MiB.
     """
     if not path.is_file():
         return b""
@@ -101,62 +118,36 @@ def read_answer(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _status(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> int:
-    """The exit status, asked for again and again: who writes without end would fill the disk until then."""
-    end_s = monotonic() + timeout_s
-    while True:
-        left_s = end_s - monotonic()
-        try:
-            return process.wait(min(_ASKED_AGAIN_S, max(left_s, 0.0)))
-        except subprocess.TimeoutExpired:
-            if left_s <= 0:
-                raise CommandError(f"no result within {timeout_s:g} s") from None
-        if os.fstat(output).st_size > _MOST_WRITTEN_BYTES:
-            raise CommandError(f"it wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The program and all it started, also where it ended by itself and left them behind."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-# Simulators that users build themselves: found by path, or by name where programs are looked for.
-
-
 def binary_of(command: str, name: str) -> str | None:
-    """The program: the one named, or one called ``name``; None where there is none that can be run."""
-    found = shutil.which(command or name)
-    return None if found is None else str(Path(found).resolve())
+    """Return the path of the program ``command``, or of a program called ``name``; None if it
+    cannot be run.
+    """
+    program = shutil.which(command or name)
+    return None if program is None else str(Path(program).resolve())
 
 
 def binary_availability(command: str, name: str, install: str) -> Availability:
-    """Whether the program is there. Such programs tell no version: their content stands for it."""
-    found = binary_of(command, name)
-    if found is None:
+    """Probe if the program exists. Such programs report no version: a digest of their content replaces it."""
+    program = binary_of(command, name)
+    if program is None:
         return Availability(False, f"no program {command or name!r}", install)
-    stat = Path(found).stat()
-    return Availability(True, f"{found} ({_digest(found, stat.st_mtime_ns, stat.st_size)[:12]})")
+    stat = Path(program).stat()
+    return Availability(True, f"{program} ({_digest(program, stat.st_mtime_ns, stat.st_size)[:12]})")
 
 
 @lru_cache(maxsize=8)
 def _digest(path: str, changed_ns: int, size: int) -> str:
-    """Of the content; time and size say when to look again."""
+    """Return a digest of the content; time and size of the file are part of the cache key."""
     with Path(path).open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
-
-# Simulators that are Python packages: looked for in this Python, or in the one that is named.
-#
-# They run in a process of their own: they want other versions of NumPy, take gigabytes, write files.
 
 _PROBE_S = 60.0
 _PROBE = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
 
 def package_availability(distribution: str, command: str, install: str) -> Availability:
-    """Whether a package is installed where ``command`` (empty: this Python) looks for it."""
+    """Probe if a package is installed for ``command`` (empty: this Python)."""
     if not command:
         try:
             return Availability(True, f"{distribution} {version(distribution)}")
@@ -165,8 +156,10 @@ def package_availability(distribution: str, command: str, install: str) -> Avail
     try:
         return Availability(True, f"{distribution} {_version_there(distribution, command)}")
     except CommandError as error:
-        said = str(error).strip().splitlines()
-        return Availability(False, f"{distribution} with {command}: {said[-1] if said else 'fails'}", install)
+        lines = str(error).strip().splitlines()
+        return Availability(
+            False, f"{distribution} with {command}: {lines[-1] if lines else 'fails'}", install
+        )
 
 
 @lru_cache(maxsize=8)
@@ -177,10 +170,7 @@ def _version_there(distribution: str, command: str) -> str:
         ).strip()
 
 
-# What array simulators understand: one product at a time.
-
-
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """(m x k) by (k x n), operands of ``bits`` bits."""
 
     m: int
@@ -192,45 +182,45 @@ class Product(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} of {self.bits} bits"
 
 
-def products_of(ops: Operations) -> list[tuple[Product, int] | None]:
-    """The product of each operation and how often it runs (its batch); None for what is no product.
+def products_of(ops: Operations) -> list[tuple[MatrixProduct, int] | None]:
+    """Return the product of each operation and the number of its runs (its batch); None for other operations.
 
     A convolution is the product that im2col makes of it.
     """
-    wanted = np.zeros(len(ops), np.bool_)
-    wanted[ops.kind.where("matmul", "convolution")] = True
+    is_product = np.zeros(len(ops), np.bool_)
+    is_product[ops.kind.where("matmul", "convolution")] = True
     sizes = [ops.dim(name).tolist() for name in ("m", "n", "k", "batch")]
-    found: list[tuple[Product, int] | None] = []
+    products: list[tuple[MatrixProduct, int] | None] = []
     for row in range(len(ops)):
         m, n, k, batch = (column[row] for column in sizes)
         scheme = find_scheme(ops.scheme[row])
-        known = all(size >= 1 and size.is_integer() for size in (m, n, k, batch))  # NaN is neither
-        if not wanted[row] or scheme is None or not known:
-            found.append(None)
+        is_whole = all(size >= 1 and size.is_integer() for size in (m, n, k, batch))  # false for NaN
+        if not is_product[row] or scheme is None or not is_whole:
+            products.append(None)
             continue
         bits = int(max(scheme.activation_bits, 1))
-        found.append((Product(int(m), int(n), int(k), bits), int(batch)))
-    return found
+        products.append((MatrixProduct(int(m), int(n), int(k), bits), int(batch)))
+    return products
 
 
 _LISTED = 5
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulator said of a product: cycles of its clock, or a time [ns]; -1 where it says none."""
+    """Result of a simulator for a product: cycles of its clock, or a time [ns]; -1 if it reports none."""
 
     cycles: float = -1.0
     duration_ns: float = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class External:
-    """Fields are the options.
+class ExternalSimulator:
+    """Options of external simulators.
 
-    ``command``: the program (or the Python that has the package; empty: looked for). ``clock_mhz``: of the
-    array (0: the device's). ``timeout_s``: for one product. ``cache``: the folder of kept results (empty: the
-    user's). ``failed``: what a product is that the simulator fails on: ``error`` or ``unknown``.
-    ``progress`` is told how many products of how many are done.
+    ``command``: the program (or the Python with the package; empty: searched for). ``clock_mhz``: clock of
+    the array (0: the device's). ``timeout_s``: limit for one product. ``cache``: folder of saved results
+    (empty: the user's). ``failed``: treat a product on which the simulator fails as an ``error`` or as
+    ``unknown``. ``progress`` receives the number of finished products and of all products.
     """
 
     command: str = ""
@@ -249,84 +239,99 @@ class External:
         if not (self.clock_mhz >= 0 and isfinite(self.clock_mhz) and 0 < self.timeout_s < float("inf")):
             raise UsageError(f"{self.name}: clock_mhz must not be negative, timeout_s must be above 0")
         if self.progress is not None and not callable(self.progress):
-            raise UsageError(f"{self.name}: progress is a function", hint="it is given in Python only")
+            raise UsageError(f"{self.name}: progress is a function", hint="set it in Python only")
 
     @property
     def name(self) -> str:
-        """What the registry and reports call the model."""
+        """Name of the model in the registry and in reports."""
         return self.simulator
 
     def available(self) -> Availability:
-        """Whether the simulator is there, and which version."""
+        """Probe if the simulator is installed, and its version."""
         raise NotImplementedError
 
     def configured(self, device: Device) -> str:
-        """All else that decides a result, as text. Raises ``UsageError`` where something lacks."""
+        """Return all other settings that determine a result, as text. Raises ``UsageError`` if one is
+        missing.
+        """
         raise NotImplementedError
 
-    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
+    def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
         """Run the simulator in an empty folder. Raises :class:`CommandError`."""
         raise NotImplementedError
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """The time of one execution of each product of a graph; nothing of other operations."""
+        """Return the time of one execution of each product of a graph; NaN for other operations."""
         return estimate_by_operation(self, graph, device, diagnostics)
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """The time of each product; NaN of other operations.
+        """Return the time of each product; NaN for other operations.
 
-        Raises ``UnsupportedError`` where the simulator is not there, or fails (unless ``failed`` is
-        ``unknown``), ``UsageError`` where an option lacks.
+        Raises ``UnsupportedError`` if the simulator is not installed, or fails (unless ``failed`` is
+        ``unknown``), ``UsageError`` if an option is missing.
         """
-        found = Diagnostics() if diagnostics is None else diagnostics
-        asked = products_of(ops)
-        _tell_uncovered(self.name, ops, asked, found)
-        distinct = dict.fromkeys(each[0] for each in asked if each is not None)
-        said = self._said(list(distinct), device, found)
+        findings = Diagnostics() if diagnostics is None else diagnostics
+        products = products_of(ops)
+        uncovered = Counter(
+            ops.op[row] or ops.kind[row] for row, product in enumerate(products) if product is None
+        )
+        if uncovered:
+            listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
+            text = f"no duration: {self.name} simulates products of known sizes only, not {listed}"
+            findings.warning(f"{self.name}.not-a-product", "operations", text, count=uncovered.total())
+        distinct = dict.fromkeys(product[0] for product in products if product is not None)
+        time_ns = self._times_ns(list(distinct), device, findings)
         times = np.full(len(ops), np.nan)
-        for row, each in enumerate(asked):
-            if each is not None:
-                times[row] = said[each[0]] * each[1]
+        for row, product in enumerate(products):
+            if product is not None:
+                times[row] = time_ns[product[0]] * product[1]
         return Prediction.of(self.name, times)
 
     def clock_hz(self, device: Device) -> float:
-        """The clock that cycles are of. Raises ``UsageError`` where neither option nor device state one."""
+        """Return the clock of the cycles. Raises ``UsageError`` if neither option nor device state one."""
         if self.clock_mhz:
             return self.clock_mhz * 1e6
-        stated = clock_hz(device)
-        if isnan(stated):
+        device_hz = clock_hz(device)
+        if isnan(device_hz):
             hint = f"`estimator={self.name}:clock_mhz=940`"
             raise UsageError(f"{self.name}: {device.name} states no clock of an array", hint=hint)
-        return stated
+        return device_hz
 
-    def _said(
-        self, products: list[Product], device: Device, diagnostics: Diagnostics
-    ) -> dict[Product, float]:
-        """The time of each product [ns], what is kept first; NaN where the simulator failed."""
+    def _times_ns(
+        self, products: list[MatrixProduct], device: Device, diagnostics: Diagnostics
+    ) -> dict[MatrixProduct, float]:
+        """Return the time of each product [ns], saved results first; NaN if the simulator failed."""
         if not products:
             return {}
-        there = self.available()
-        if not there.is_available:
-            raise UnsupportedError(f"estimator {self.name!r}: {there.detail}", hint=there.install)
+        availability = self.available()
+        if not availability.is_available:
+            raise UnsupportedError(
+                f"estimator {self.name!r}: {availability.detail}", hint=availability.install
+            )
         configured = self.configured(device)
         folder = Path(self.cache) if self.cache else cache_folder("simulated")
         cache = ResultCache(folder / self.name, Simulated)
-        said: dict[Product, float] = {}
+        times: dict[MatrixProduct, float] = {}
         for done, product in enumerate(products):
             if self.progress:
                 self.progress(done, len(products))
-            key = content_key((self.name, there.detail, configured, repr(tuple(product))))
+            key = content_key((self.name, availability.detail, configured, repr(tuple(product))))
             result = cache.get(key)
             if result is None or not _states_time(result):
                 result = self._run(product, device, diagnostics)
                 if result is not None:
                     cache.put(key, result)
-            said[product] = self._time_ns(result, device)
+            if result is None:
+                times[product] = np.nan
+            elif result.duration_ns > 0:
+                times[product] = result.duration_ns
+            else:
+                times[product] = 1e9 * result.cycles / self.clock_hz(device)
         if self.progress:
             self.progress(len(products), len(products))
-        return said
+        return times
 
-    def _run(self, product: Product, device: Device, diagnostics: Diagnostics) -> Simulated | None:
+    def _run(self, product: MatrixProduct, device: Device, diagnostics: Diagnostics) -> Simulated | None:
         try:
             with TemporaryDirectory(prefix=f"hespas-{self.name}-") as folder:
                 result = self.simulate(product, device, Path(folder))
@@ -341,22 +346,7 @@ class External:
             return None
         return result
 
-    def _time_ns(self, result: Simulated | None, device: Device) -> float:
-        if result is None:
-            return np.nan
-        return result.duration_ns if result.duration_ns > 0 else 1e9 * result.cycles / self.clock_hz(device)
-
 
 def _states_time(result: Simulated) -> bool:
-    """Whether it says a time, or cycles; a kept result may be damaged."""
+    """Return True if a result has a time or cycles; a saved result may be damaged."""
     return 0 < max(result.cycles, result.duration_ns) < float("inf")
-
-
-def _tell_uncovered(
-    name: str, ops: Operations, asked: list[tuple[Product, int] | None], diagnostics: Diagnostics
-) -> None:
-    uncovered = Counter(ops.op[row] or ops.kind[row] for row, each in enumerate(asked) if each is None)
-    if uncovered:
-        listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
-        text = f"no duration: {name} simulates products of known sizes only, not {listed}"
-        diagnostics.warning(f"{name}.not-a-product", "operations", text, count=uncovered.total())

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from hespas.estimators.external.adapter import (
     CommandError,
-    External,
-    Product,
+    ExternalSimulator,
+    MatrixProduct,
     Simulated,
     binary_availability,
     binary_of,
@@ -30,9 +30,9 @@ _CYCLES = re.compile(r"^\s*Cycles:?\s+([0-9.eE+]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cocossim(External):
-    """Options of :class:`External`, and: ``array`` as ``128x128`` (square; empty: the device's), ``dataflow``
-    ``os`` or ``ws``, ``cores``.
+class Cocossim(ExternalSimulator):
+    """COCOSSim. Options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` (square; empty: the
+    device's), ``dataflow`` ``os`` or ``ws``, ``cores``.
     """
 
     array: str = ""
@@ -43,7 +43,7 @@ class Cocossim(External):
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        External.__post_init__(self)
+        ExternalSimulator.__post_init__(self)
         if self.array:
             parse_array(self.array)
         if self.dataflow and parse_dataflow(self.dataflow) == "is":
@@ -52,23 +52,23 @@ class Cocossim(External):
             raise UsageError("cocossim: cores must be 1 or more")
 
     def available(self) -> Availability:
-        """Whether the program is there."""
+        """Probe if the program exists."""
         install = "build COCOSSim and name its program: `estimator=cocossim:command=PATH/perf_model`"
         return binary_availability(self.command, _PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """The options of the program."""
+        """Return the options of the program."""
         return " ".join(self._options(device))
 
-    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
-        """Its time, or its cycles where it states no time."""
+    def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
+        """Return its time, or its cycles if it reports no time."""
         layers, results = folder / "layers.txt", folder / "results.txt"
-        # It takes products with m <= n: the transposed product is the same work.
+        # It accepts products with m <= n: the transposed product is the same work.
         m, n = sorted((product.m, product.n))
         layers.write_text(f"Matmul {m} {product.k} {n}\n")
         program = binary_of(self.command, _PROGRAM)
         if program is None:
-            raise CommandError("the program is gone")
+            raise CommandError("the program no longer exists")
         command = [program, *self._options(device), "-i", str(layers), "-o", str(results)]
         text = run_command(command, folder, self.timeout_s)
         text += "\n" + read_answer(results).decode("utf-8", "replace")
@@ -82,16 +82,16 @@ class Cocossim(External):
             raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
         if array.rows != array.columns:
             raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")
-        weights_stay = array.dataflow != "os"  # its arrays know no inputs that stay
-        told = {"c": self.cores, "sa_sz": array.rows, "vu_sz": array.rows, "ws": int(weights_stay)}
+        weights_stay = array.dataflow != "os"  # its arrays have no input-stationary dataflow
+        settings = {"c": self.cores, "sa_sz": array.rows, "vu_sz": array.rows, "ws": int(weights_stay)}
         clock = f"{self.clock_hz(device) / 1e9:.6g}"
-        return [*(text for name, value in told.items() for text in (f"-{name}", str(value))), "-f", clock]
+        return [*(text for name, value in settings.items() for text in (f"-{name}", str(value))), "-f", clock]
 
 
 def _last(pattern: re.Pattern[str], text: str) -> float:
-    """The last number of a kind, -1 where there is none."""
-    found: list[str] = pattern.findall(text)
+    """Return the last number that matches, -1 without one."""
+    numbers: list[str] = pattern.findall(text)
     try:
-        return float(found[-1]) if found else -1.0
+        return float(numbers[-1]) if numbers else -1.0
     except ValueError:
         return -1.0

@@ -12,8 +12,8 @@ import msgspec
 
 from hespas.estimators.external.adapter import (
     CommandError,
-    External,
-    Product,
+    ExternalSimulator,
+    MatrixProduct,
     Simulated,
     binary_availability,
     binary_of,
@@ -33,45 +33,47 @@ _NAME = "product"
 _CYCLES = re.compile(r"Total compute time:?\s+([0-9]+)")
 
 
-class _Config(msgspec.Struct):
-    """What is read of a configuration; ``core_freq`` in MHz."""
+class _OnnximConfig(msgspec.Struct):
+    """Used fields of a configuration; ``core_freq`` in MHz."""
 
     core_freq: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onnxim(External):
-    """Options of :class:`External`, and: ``config``, ONNXim's own JSON file (needed; it states the clock)."""
+class Onnxim(ExternalSimulator):
+    """ONNXim. Options of :class:`ExternalSimulator`, and: ``config``, ONNXim's own JSON file (required; it
+    states the clock).
+    """
 
     config: str = ""
 
     simulator: ClassVar[str] = "onnxim"
 
     def available(self) -> Availability:
-        """Whether the program is there."""
+        """Probe if the program exists."""
         install = (
             "build ONNXim and name its program: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
         )
         return binary_availability(self.command, _PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """The configuration itself."""
+        """Return the configuration itself."""
         return self._config().decode("utf-8", "replace")
 
     def clock_hz(self, device: Device) -> float:
-        """The option's clock, or that of the configuration."""
+        """Return the option's clock, or the configuration's."""
         if self.clock_mhz:
             return self.clock_mhz * 1e6
         try:
-            stated = msgspec.json.decode(self._config(), type=_Config).core_freq
+            frequency_mhz = msgspec.json.decode(self._config(), type=_OnnximConfig).core_freq
         except msgspec.DecodeError as error:
-            raise UsageError(f"onnxim: no configuration: {error}", path=self.config) from error
-        if stated <= 0:
+            raise UsageError(f"onnxim: invalid configuration: {error}", path=self.config) from error
+        if frequency_mhz <= 0:
             raise UsageError("onnxim: no core_freq", path=self.config, hint="add clock_mhz=")
-        return stated * 1e6
+        return frequency_mhz * 1e6
 
-    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
-        """The cycles of its layer."""
+    def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
+        """Return the cycles of the product's layer."""
         model = folder / "models" / _NAME
         model.mkdir(parents=True)
         (model / f"{_NAME}.onnx").write_bytes(matmul_model(product.m, product.n, product.k))
@@ -79,18 +81,13 @@ class Onnxim(External):
         models.write_bytes(msgspec.json.encode({"models": [{"name": _NAME, "request_time": 0}]}))
         program = binary_of(self.command, _PROGRAM)
         if program is None:
-            raise CommandError("the program is gone")
-        home = self._home(folder)
+            raise CommandError("the program no longer exists")
+        # Its home has the configurations of memories and networks in the folder of the named one.
+        (folder / "configs").symlink_to(Path(self.config).resolve().parent, target_is_directory=True)
         command = [program, "--config", str(Path(self.config).resolve()), "--models_list", str(models)]
-        text = run_command(command, folder, self.timeout_s, {"ONNXIM_HOME": str(home)})
-        found: list[str] = _CYCLES.findall(text)
-        return Simulated(cycles=sum(map(float, found)) if found else -1.0)
-
-    def _home(self, folder: Path) -> Path:
-        """The folder itself, with the configurations of memories and networks beside the one named."""
-        link = folder / "configs"
-        link.symlink_to(Path(self.config).resolve().parent, target_is_directory=True)
-        return folder
+        text = run_command(command, folder, self.timeout_s, {"ONNXIM_HOME": str(folder)})
+        cycles: list[str] = _CYCLES.findall(text)
+        return Simulated(cycles=sum(map(float, cycles)) if cycles else -1.0)
 
     def _config(self) -> bytes:
         if not self.config:
@@ -99,16 +96,16 @@ class Onnxim(External):
         return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")
 
 
-# A model of one product as ONNX: some forty bytes of protobuf, which need no library.
-#
-# Field numbers are those of the ONNX specification (``onnx.proto``, IR version 8).
-
 _IR_VERSION, _OPSET = 8, 13
 _FLOAT = 1
 
 
 def matmul_model(m: int, n: int, k: int) -> bytes:
-    """``y = x w`` with x (m, k) given and w (k, n) a weight without values."""
+    """Return an ONNX model of ``y = x w`` with an input x (m, k) and a weight w (k, n) without values.
+
+    A model is some forty bytes of protobuf. Field numbers are those of the ONNX specification
+    (``onnx.proto``, IR version 8).
+    """
     node = _text(1, "x") + _text(1, "w") + _text(2, "y") + _text(3, "product") + _text(4, "MatMul")
     weight = b"".join(field_bytes(1, extent) for extent in (k, n)) + field_bytes(2, _FLOAT) + _text(8, "w")
     graph = (

@@ -9,21 +9,21 @@ from typing import ClassVar
 
 from hespas.estimators.external.adapter import (
     CommandError,
-    External,
-    Product,
+    ExternalSimulator,
+    MatrixProduct,
     Simulated,
     package_availability,
     run_command,
 )
 from hespas.estimators.interface import Availability
-from hespas.estimators.systolic.cycles import Array, array_of, parse_array, parse_dataflow
+from hespas.estimators.systolic.cycles import array_of, parse_array, parse_dataflow
 from hespas.files.processes import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
 __all__ = ["ScaleSim"]
 
-# The package's own command keeps traces of every cycle, gigabytes of them.
+# The package's own command writes traces of every cycle, gigabytes of them.
 _DRIVER = """
 import sys
 from scalesim.scale_sim import scalesim
@@ -70,9 +70,10 @@ UseRamulatorTrace = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleSim(External):
-    """Options of :class:`External`, and: ``array`` as ``128x128`` and ``dataflow`` (``os``, ``ws``, ``is``;
-    both empty: the device's), ``buffer_kb`` of each operand. NumPy 1.26 must be where the package is.
+class ScaleSim(ExternalSimulator):
+    """SCALE-Sim. Options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` and ``dataflow``
+    (``os``, ``ws``, ``is``; both empty: the device's), ``buffer_kb`` of each operand. The package needs NumPy
+    1.26.
     """
 
     array: str = ""
@@ -83,7 +84,7 @@ class ScaleSim(External):
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        External.__post_init__(self)
+        ExternalSimulator.__post_init__(self)
         if self.array:
             parse_array(self.array)
         if self.dataflow:
@@ -92,7 +93,7 @@ class ScaleSim(External):
             raise UsageError("scalesim: buffer_kb must be 1 or more")
 
     def available(self) -> Availability:
-        """Whether the package is installed."""
+        """Probe if the package is installed."""
         install = (
             "pip install scalesim 'numpy<2' in an environment of its own, and name its Python: "
             "`estimator=scalesim:command=PYTHON`"
@@ -100,14 +101,17 @@ class ScaleSim(External):
         return package_availability("scalesim", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """The settings file."""
-        array = self._array(device)
+        """Return the settings file."""
+        array = array_of(device, self.array, self.dataflow)
+        if array is None:
+            hint = "`estimator=scalesim:array=128x128,dataflow=ws`"
+            raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
         return _SETTINGS.format(
             rows=array.rows, columns=array.columns, dataflow=array.dataflow, buffer_kb=self.buffer_kb
         )
 
-    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
-        """Total cycles, from the report that it writes."""
+    def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
+        """Return the total cycles of the report."""
         config, topology, layout = (folder / name for name in ("run.cfg", "topology.csv", "layout.csv"))
         config.write_text(self.configured(device))
         # The last field of a row is dropped, so each ends with a comma. A layout is always read.
@@ -117,25 +121,14 @@ class ScaleSim(External):
         out.mkdir()
         arguments = map(str, (config, topology, layout, out))
         command = isolated_script(_DRIVER, *arguments, python=self.command)
-        said = run_command(command, folder, self.timeout_s)
+        output = run_command(command, folder, self.timeout_s)
         report = next(out.rglob("COMPUTE_REPORT.csv"), None)
         if report is None:
-            raise CommandError(f"no COMPUTE_REPORT.csv was written: {said.strip()[-500:]}")
-        # The report counts up to the last cycle, from 0.
-        return Simulated(cycles=_total_cycles(report) + 1)
-
-    def _array(self, device: Device) -> Array:
-        array = array_of(device, self.array, self.dataflow)
-        if array is None:
-            hint = "`estimator=scalesim:array=128x128,dataflow=ws`"
-            raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
-        return array
-
-
-def _total_cycles(report: Path) -> float:
-    with report.open(newline="") as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
-    try:
-        return float(rows[1][rows[0].index("Total Cycles")])
-    except (IndexError, ValueError) as error:
-        raise CommandError("COMPUTE_REPORT.csv states no total cycles") from error
+            raise CommandError(f"no COMPUTE_REPORT.csv was written: {output.strip()[-500:]}")
+        with report.open(newline="") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+        try:
+            last_cycle = float(rows[1][rows[0].index("Total Cycles")])
+        except (IndexError, ValueError) as error:
+            raise CommandError("COMPUTE_REPORT.csv states no total cycles") from error
+        return Simulated(cycles=last_cycle + 1)  # the report counts from 0

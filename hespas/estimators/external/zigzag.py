@@ -11,8 +11,8 @@ import msgspec
 
 from hespas.estimators.external.adapter import (
     CommandError,
-    External,
-    Product,
+    ExternalSimulator,
+    MatrixProduct,
     Simulated,
     package_availability,
     read_answer,
@@ -30,20 +30,21 @@ __all__ = ["ZigZag"]
 _DRIVER = """
 import json, sys
 from zigzag.api import get_hardware_performance_zigzag
-asked = json.load(open(sys.argv[1]))
+request = json.load(open(sys.argv[1]))
 energy, latency, _ = get_hardware_performance_zigzag(
-    workload=asked["workload"], accelerator=asked["accelerator"], mapping=asked["mapping"], opt="latency",
-    dump_folder=asked["folder"], lpf_limit=asked["lpf_limit"], loma_show_progress_bar=False)
+    workload=request["workload"], accelerator=request["accelerator"], mapping=request["mapping"],
+    opt="latency", dump_folder=request["folder"], lpf_limit=request["lpf_limit"],
+    loma_show_progress_bar=False)
 json.dump({"cycles": float(latency), "energy": float(energy)}, open(sys.argv[2], "w"))
 """
 _MOST_LOOPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZigZag(External):
-    """Options of :class:`External`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML files (needed:
-    the spatial mapping must suit products, dimensions ``D`` (m), ``K`` (n) and ``C`` (k)); ``lpf_limit``:
-    effort of the search (8 takes a minute and more for what 6 finds in seconds).
+class ZigZag(ExternalSimulator):
+    """ZigZag. Options of :class:`ExternalSimulator`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML
+    files (required: the spatial mapping must suit products, dimensions ``D`` (m), ``K`` (n) and ``C`` (k));
+    ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
     """
 
     accelerator: str = ""
@@ -54,42 +55,60 @@ class ZigZag(External):
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
-        External.__post_init__(self)
+        ExternalSimulator.__post_init__(self)
         if not 1 <= self.lpf_limit <= _MOST_LOOPS:
             raise UsageError(f"zigzag: lpf_limit is 1 to {_MOST_LOOPS}")
 
     def available(self) -> Availability:
-        """Whether the package is installed."""
-        # The package does not say that it needs six.
+        """Probe if the package is installed."""
+        # The package does not declare that it needs six.
         install = (
             "pip install zigzag-dse six, or name a Python that has it: `estimator=zigzag:command=PYTHON`"
         )
         return package_availability("zigzag-dse", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """Digests of both files, and the effort."""
-        digests = [sha256(_content(path, role)).hexdigest() for path, role in self._files()]
+        """Return digests of both files, and the effort."""
+        digests = [
+            sha256(read_document(Path(path), limits().configuration_bytes, f"ZigZag's {role}")).hexdigest()
+            for path, role in self._files()
+        ]
         return " ".join((*digests, str(self.lpf_limit)))
 
-    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
-        """Cycles of the best mapping."""
+    def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
+        """Return the cycles of the best mapping."""
         accelerator, mapping = (str(Path(path).resolve()) for path, _ in self._files())
-        asked, answer = folder / "asked.json", folder / "answer.json"
+        request, answer = folder / "request.json", folder / "answer.json"
+        layer = {  # an operand whose source is the layer itself is an input
+            "id": 0,
+            "name": "product",
+            "operator_type": "Gemm",
+            "equation": "O[d][k]+=I[d][c]*W[c][k]",
+            "loop_dims": ["D", "K", "C"],
+            "loop_sizes": [product.m, product.n, product.k],
+            "operand_precision": {
+                "W": product.bits,
+                "I": product.bits,
+                "O": 2 * product.bits,
+                "O_final": product.bits,
+            },
+            "operand_source": {"W": 0, "I": 0},
+        }
         document = {
-            "workload": [_layer(product)],
+            "workload": [layer],
             "accelerator": accelerator,
             "mapping": mapping,
             "folder": str(folder / "out"),
             "lpf_limit": self.lpf_limit,
         }
-        asked.write_bytes(msgspec.json.encode(document))
-        said = run_command(
-            isolated_script(_DRIVER, str(asked), str(answer), python=self.command), folder, self.timeout_s
+        request.write_bytes(msgspec.json.encode(document))
+        output = run_command(
+            isolated_script(_DRIVER, str(request), str(answer), python=self.command), folder, self.timeout_s
         )
         try:
             return msgspec.json.decode(read_answer(answer), type=Simulated)
         except (OSError, msgspec.DecodeError) as error:
-            raise CommandError(f"no answer was written: {said.strip()[-500:]}") from error
+            raise CommandError(f"no answer was written: {output.strip()[-500:]}") from error
 
     def _files(self) -> tuple[tuple[str, str], tuple[str, str]]:
         if not self.accelerator or not self.mapping:
@@ -98,26 +117,3 @@ class ZigZag(External):
                 hint="`estimator=zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940`",
             )
         return (self.accelerator, "accelerator"), (self.mapping, "mapping")
-
-
-def _layer(product: Product) -> dict[str, object]:
-    """A product in ZigZag's words; an operand whose source is the layer itself is given from outside."""
-    return {
-        "id": 0,
-        "name": "product",
-        "operator_type": "Gemm",
-        "equation": "O[d][k]+=I[d][c]*W[c][k]",
-        "loop_dims": ["D", "K", "C"],
-        "loop_sizes": [product.m, product.n, product.k],
-        "operand_precision": {
-            "W": product.bits,
-            "I": product.bits,
-            "O": 2 * product.bits,
-            "O_final": product.bits,
-        },
-        "operand_source": {"W": 0, "I": 0},
-    }
-
-
-def _content(path: str, role: str) -> bytes:
-    return read_document(Path(path), limits().configuration_bytes, f"ZigZag's {role}")

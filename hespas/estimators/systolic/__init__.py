@@ -1,4 +1,4 @@
-"""Systolic arrays: exact cycle counts of products, and lines that turn them into time on TPUs."""
+"""Systolic estimator: exact cycle counts of products, and lines that turn them into time on TPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The systolic estimator: SCALE-Sim's cycles of products, and lines that turn them into time on TPUs.
+"""Systolic estimator: SCALE-Sim's cycles of products, and lines that turn them into time on TPUs.
 
-Products and convolutions take their cycles, vector operations, norms and poolings a line in elements. Other
-operations are not covered. Times are of a device's operations alone, as XLA's profiler tells them.
+Products and convolutions use their cycles, vector operations, norms and poolings a line in elements. Other
+operations are not covered. Times are of a device's operations alone, as XLA's profiler reports them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hespas.estimators.systolic.cycles import (
     stall_cycles,
 )
 from hespas.estimators.systolic.lines import (
-    Basis,
-    Note,
-    basis_of,
+    Assumption,
+    LineBasis,
     clock_hz,
     element_columns,
     line_array,
+    line_basis,
     line_ns,
     own_cycles,
     product_columns,
@@ -42,48 +42,46 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 from hespas.operations import Operations
 
-__all__ = ["Findings", "Systolic"]
-
-# What a prediction leaves open or assumes, counted by reason and told once each.
+__all__ = ["Systolic", "SystolicFindings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """Operations by finding."""
+class SystolicFindings:
+    """Number of operations per gap or assumption."""
 
-    _counts: Counter[Note] = field(default_factory=Counter[Note])
+    _counts: Counter[Assumption] = field(default_factory=Counter[Assumption])
 
     def uncovered(self, code: str, reason: str, count: int) -> None:
-        """``count`` operations have no time."""
+        """Count operations without a time."""
         self._counts[f"systolic.{code}", f"no duration, {reason}"] += count
 
-    def assumed(self, notes: Iterable[Note], count: int) -> None:
-        """``count`` operations have one that rests on each of these."""
+    def assumed(self, notes: Iterable[Assumption], count: int) -> None:
+        """Count operations whose time depends on each of these assumptions."""
         for code, text in notes:
             self._counts[f"systolic.{code}", text] += count
 
-    def tell(self, device: str, diagnostics: Diagnostics | None) -> None:
-        """A warning per finding."""
+    def report(self, device: str, diagnostics: Diagnostics | None) -> None:
+        """Report a warning per finding."""
         if diagnostics is None:
             return
-        for (code, text), count in self._counts.items():  # nothing is told of a count of 0
+        for (code, text), count in self._counts.items():  # counts of 0 report nothing
             diagnostics.warning(code, device, text, count=count)
 
 
 _PRODUCTS = frozenset({"matmul", "convolution"})
 _ELEMENTS = frozenset({"vector", "normalization", "pooling"})
 _PER_DOUBLING = 0.25
-"""Share by which an interval's half width grows with each doubling of a size beyond what was fitted on."""
+"""Share by which an interval's half width grows with each doubling of a size beyond the fitted ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Systolic:
-    """Fields are the options; those left empty come from the device file.
+    """Systolic estimator; empty options come from the device file.
 
-    ``array``: shape as ``128x128``; ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: how many share a
-    product (0: cycles are of one, times of all that the device has). ``words_per_cycle`` and ``buffer_kb``:
-    a limited memory behind the buffer of each operand, which adds approximate stalls (0: no limit).
-    ``shipped``: use the lines that come with the package where the device's own file has none.
+    ``array``: shape as ``128x128``; ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: number of arrays that
+    share a product (0: cycles of one array, times of all arrays of the device). ``words_per_cycle`` and
+    ``buffer_kb``: a limited memory behind the buffer of each operand, which adds approximate stalls (0: no
+    limit). ``shipped``: use the lines of the package if the device's own file has none.
     """
 
     array: str = ""
@@ -112,35 +110,37 @@ class Systolic:
         return "systolic"
 
     def array_of(self, device: Device) -> Array | None:
-        """The array that is counted on; None where neither the options nor the device file state one."""
+        """Return the array that is counted on; None if neither the options nor the device file state one."""
         return array_of(device, self.array, self.dataflow)
 
     def cycles(self, ops: Operations, device: Device) -> FloatArray:
-        """SCALE-Sim's total cycles of each product (with stalls, where a memory is given), NaN of others."""
+        """Return SCALE-Sim's total cycles of each product (with stalls for a limited memory), NaN for other
+        operations.
+        """
         array = self.array_of(device)
-        found = np.full(len(ops), np.nan)
+        cycles = np.full(len(ops), np.nan)
         rows = ops.kind.where(*_PRODUCTS)
         if array is None or not len(rows):
-            return found
-        mine = ops.take(rows)
-        found[rows] = _shared(mine, array, max(self.arrays, 1))
+            return cycles
+        products = ops.take(rows)
+        cycles[rows] = _shared(products, array, max(self.arrays, 1))
         if self.words_per_cycle:
-            found[rows] += self._stalls(mine, array)
-        return found
+            cycles[rows] += self._stalls(products, array)
+        return cycles
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """Time of each operation; see the module. O(ops)."""
-        findings = Findings()
+        """Return the time of each operation; see the module. O(ops)."""
+        findings = SystolicFindings()
         times = np.full((3, len(ops)), np.nan)
         for (kind, op, scheme, variant), rows in ops.classes():
             part = ops.take(rows)
-            basis = basis_of(device, kind, op, scheme, variant, shipped=self.shipped)
+            basis = line_basis(device, kind, op, scheme, variant, shipped=self.shipped)
             if kind in _PRODUCTS:
                 times[:, rows] = self._products(part, device, basis, findings)
             elif kind in _ELEMENTS:
                 times[:, rows] = _elements(part, basis, f"{kind} {op}", findings)
             else:
-                # What states no work takes no time in any graph: nothing is missing.
+                # Operations without work take no time in any graph and need no line.
                 costs = ~((part.flops == 0) & (part.bytes_moved == 0))
                 findings.uncovered("other-kind", f"no line for operations like {kind}", int(costs.sum()))
             if not self.array:  # another array than the device's has peaks of its own
@@ -150,16 +150,17 @@ class Systolic:
             ]
             unknown = np.isnan(sized).any(axis=0) & (kind in _PRODUCTS | _ELEMENTS)
             findings.uncovered("unknown-size", "a size is unknown", int(unknown.sum()))
-        findings.tell(device.name, diagnostics)
+        findings.report(device.name, diagnostics)
         return Prediction.of(self.name, *times)
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """Time of one execution of each node; each distinct operation is asked once."""
+        """Return the time of one execution of each node, with one prediction per distinct operation."""
         return estimate_by_operation(self, graph, device, diagnostics)
 
     def _products(
-        self, ops: Operations, device: Device, basis: Basis | None, findings: Findings
+        self, ops: Operations, device: Device, basis: LineBasis | None, findings: SystolicFindings
     ) -> FloatArray:
+        """Return the time and interval of products of one class, shape (3, ops)."""
         array = self.array_of(device)
         if array is None:
             findings.uncovered(
@@ -177,37 +178,45 @@ class Systolic:
             notes.append(("convolution", "a line of products covers convolutions"))
         findings.assumed(notes, len(ops))
         columns = product_columns(ops, cycles, ops.scheme[0])
-        scaled = {name: column * _scale(basis, name) for name, column in columns.items()}
-        honest = basis.honest and len(notes) == len(basis.notes)
-        return _with_interval(basis, line_ns(basis.fit, scaled), ops, honest=honest, findings=findings)
+        scales = {"cycle_ns": basis.cycle_scale}
+        scaled = {
+            name: column * scales.get(name, basis.byte_scale if name.endswith("_per_byte") else 1.0)
+            for name, column in columns.items()
+        }
+        has_interval = basis.has_interval and len(notes) == len(basis.notes)
+        return _with_interval(
+            basis, line_ns(basis.fit, scaled), ops, has_interval=has_interval, findings=findings
+        )
 
     def _line_cycles(
-        self, ops: Operations, device: Device, array: Array, basis: Basis
-    ) -> tuple[FloatArray, list[Note]]:
-        """Cycles as the line counts them, and what stands in for something else. Another shape, dataflow or
-        number of arrays than the device's changes them by as much as it changes the device's own.
+        self, ops: Operations, device: Device, array: Array, basis: LineBasis
+    ) -> tuple[FloatArray, list[Assumption]]:
+        """Return the cycles as the line counts them, and the assumptions. Another shape, dataflow or number
+        of arrays than the device's changes them by the ratio of the cycles on both.
         """
         shape = device.systolic
         own = array if shape is None else Array(shape.rows, shape.columns, shape.dataflow)
         arrays = 1 if shape is None else shape.arrays
         cycles = own_cycles(ops, line_array(basis.fit, own))
-        asked = self.arrays or arrays
-        if array == own and asked == arrays:
+        requested = self.arrays or arrays
+        if array == own and requested == arrays:
             return cycles, []
         before = own_cycles(ops, own, arrays=arrays) + 1
         if array.dataflow == own.dataflow:
-            after = own_cycles(ops, array, arrays=asked) + 1
+            after = own_cycles(ops, array, arrays=requested) + 1
         else:
-            after = _shared(ops, array, asked) + 1
-        text = f"a line of {arrays} arrays of {own} stands in for {asked} of {array}"
+            after = _shared(ops, array, requested) + 1
+        text = f"a line of {arrays} arrays of {own} is used for {requested} of {array}"
         return cycles * after / before, [("other-array", text)]
 
     def _stalls(self, ops: Operations, array: Array) -> FloatArray:
         backing = Backing(self.words_per_cycle, self.buffer_kb * 1024)
         return ops.dim("batch") * stall_cycles(ops.dim("m"), ops.dim("n"), ops.dim("k"), array, backing)
 
-    def _by_clock(self, ops: Operations, device: Device, findings: Findings) -> FloatArray:
-        """No line: cycles at the clock of the arrays, or the traffic where that takes longer."""
+    def _by_clock(self, ops: Operations, device: Device, findings: SystolicFindings) -> FloatArray:
+        """Return cycles at the clock of the arrays, or the traffic if it takes longer: times
+        without a line.
+        """
         clock = clock_hz(device)
         if np.isnan(clock):
             findings.uncovered("no-clock", f"{device.name} has no array with a clock: cycles only", len(ops))
@@ -222,23 +231,18 @@ class Systolic:
 
 
 def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:
-    """Cycles of the dataflow as it stands, on the slowest of some arrays."""
+    """Return the cycles of the dataflow itself, on the slowest of some arrays."""
     m, n, k = (ops.dim(name) for name in ("m", "n", "k"))
     return shared_cycles(m, n, k, array, arrays=arrays, batch=ops.dim("batch"))
 
 
-def _scale(basis: Basis, name: str) -> float:
-    if name == "cycle_ns":
-        return basis.cycle_scale
-    return basis.byte_scale if name.endswith("_per_byte") else 1.0
-
-
-def _elements(ops: Operations, basis: Basis | None, label: str, findings: Findings) -> FloatArray:
+def _elements(ops: Operations, basis: LineBasis | None, label: str, findings: SystolicFindings) -> FloatArray:
+    """Return the time and interval of elementwise operations of one class, shape (3, ops)."""
     if basis is None:
         findings.uncovered("no-line", f"no line for {label}", len(ops))
         return np.full((3, len(ops)), np.nan)
     columns = element_columns(ops)
-    # Bytes follow the format's width by themselves.
+    # Bytes already follow the width of the format.
     scales = {
         "element_ns": basis.element_scale,
         "row_ns": basis.byte_scale,
@@ -246,18 +250,20 @@ def _elements(ops: Operations, basis: Basis | None, label: str, findings: Findin
     }
     scaled = {name: column * scales.get(name, 1.0) for name, column in columns.items()}
     findings.assumed(basis.notes, len(ops))
-    return _with_interval(basis, line_ns(basis.fit, scaled), ops, honest=basis.honest, findings=findings)
+    return _with_interval(
+        basis, line_ns(basis.fit, scaled), ops, has_interval=basis.has_interval, findings=findings
+    )
 
 
 def _with_interval(
-    basis: Basis, time: FloatArray, ops: Operations, *, honest: bool, findings: Findings
+    basis: LineBasis, time: FloatArray, ops: Operations, *, has_interval: bool, findings: SystolicFindings
 ) -> FloatArray:
-    """Time, 5 % and 95 % [ns]: intervals widen beyond the sizes that were fitted on, and there is none where
-    the line covers what it was not fitted on.
+    """Return time, 5 % and 95 % [ns]: intervals widen beyond the fitted sizes, and are unknown if the line
+    covers operations that it was not fitted on.
     """
     beyond = doublings_beyond(basis.fit, ops)
-    findings.assumed([("beyond", "sizes beyond those that were fitted on")], int((beyond > 0).sum()))
-    if not honest:
+    findings.assumed([("beyond", "sizes beyond the fitted ones")], int((beyond > 0).sum()))
+    if not has_interval:
         nothing = np.full(len(ops), np.nan)
         return np.stack((time, nothing, nothing))
     return with_bands(basis.fit, time, 1 + _PER_DOUBLING * beyond)

@@ -28,7 +28,7 @@ from hespas.estimators.learned.serialization import (
     shipped_folder,
 )
 from hespas.estimators.systolic import Systolic
-from hespas.estimators.systolic.lines import basis_of
+from hespas.estimators.systolic.lines import line_basis
 from hespas.files.output import place_immediately, write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError
@@ -404,7 +404,7 @@ class SystolicLines:
         prediction = prediction_of_rows(Systolic(shipped=False), ops, fitted, Diagnostics())
         duration = prediction.duration_ns.copy()
         for labels, rows in ops.classes():
-            if basis_of(fitted, *labels, shipped=False) is None:
+            if line_basis(fitted, *labels, shipped=False) is None:
                 duration[rows] = np.nan
         return replace(prediction, duration_ns=duration)
 

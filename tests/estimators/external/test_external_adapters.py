@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.external.adapter import CommandError, External, run_command
+from hespas.estimators.external.adapter import CommandError, ExternalSimulator, run_command
 from hespas.estimators.external.cocossim import Cocossim
 from hespas.estimators.external.onnxim import Onnxim, matmul_model
 from hespas.estimators.external.scale_sim import ScaleSim
@@ -204,7 +204,7 @@ def test_what_is_no_product_is_told(tmp_path: Path, log: Path) -> None:
     assert runs(log) == 0
 
 
-ABSENT: dict[str, tuple[External, str]] = {
+ABSENT: dict[str, tuple[ExternalSimulator, str]] = {
     "scalesim": (ScaleSim(command="/no/python"), "pip install scalesim"),
     "zigzag": (ZigZag(command="/no/python"), "pip install zigzag-dse six"),
     "cocossim": (Cocossim(command="/no/perf_model"), "build COCOSSim"),
