@@ -19,9 +19,9 @@ from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, mer
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.configuration import default_configuration
-from hespas.estimators.extrapolation import weighed
 from hespas.estimators.interface import estimate_with, for_job, with_option
 from hespas.estimators.rates import StepEnergy, step_energy
+from hespas.estimators.step_intervals import weighed
 from hespas.files.documents import Count, Figure, document_bytes, escape_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray

@@ -1,4 +1,6 @@
-"""Durations of an estimate put into a graph, with a stated policy for nodes nobody could estimate."""
+"""Application of an estimate to a graph: element types of the device, durations, and the policy for missing
+ones.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ __all__ = [
 
 MissingPolicy = Literal["error", "warn", "zero"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
-"""What to do with nodes that have no duration: refuse, keep them unknown, or count them as 0."""
+"""Policies for nodes without a duration: raise an error, leave them unknown with a warning, or count them as
+0.
+"""
 
 _LISTED = 12
 _CONVERT, _WIDE_BITS = "convert", 32
@@ -76,8 +80,8 @@ def refuse_converted(workload: Workload, device: Device) -> None:
 def _lacks_tf32(metadata: Mapping[str, str], device: Device) -> bool:
     """Return True if a step was generated for TF32 products and a GPU has no units for them."""
     facts = step_facts(metadata)
-    asked = facts is not None and facts.dtype == "tf32"
-    return asked and device.kind == "gpu" and not _rounds_to_tf32(device)
+    wants_tf32 = facts is not None and facts.dtype == "tf32"
+    return wants_tf32 and device.kind == "gpu" and not _rounds_to_tf32(device)
 
 
 def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagnostics: Diagnostics) -> None:
@@ -91,7 +95,7 @@ def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], Bo
     that multiply them.
     """
     table, heads = graph.contractions, graph.op_class == int(OpClass.ATTENTION)
-    lhs, rhs = (_wider_codes(device)[each] for each in (table.lhs, table.rhs))
+    lhs, rhs = (_wider_codes(device)[column] for column in (table.lhs, table.rhs))
     both = (lhs >= 0) & (rhs >= 0)
     nodes = heads & (_wider_codes(device)[graph.rate_dtype] >= 0)
     codes: list[int] = np.concatenate((table.lhs[both], table.rhs[both], graph.rate_dtype[nodes])).tolist()
@@ -127,7 +131,7 @@ def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> O
         )
     table, wider_codes = graph.contractions, _wider_codes(device)
     change = nodes[table.node] & (wider_codes[table.lhs] >= 0) & (wider_codes[table.rhs] >= 0)
-    lhs, rhs = (np.where(change, wider_codes[each], each) for each in (table.lhs, table.rhs))
+    lhs, rhs = (np.where(change, wider_codes[column], column) for column in (table.lhs, table.rhs))
     f32, rounds = dtype("f32").code, _rounds_to_tf32(device)
     plain = (lhs == f32) & (rhs == f32) & (table.products == 1) & (device.kind == "gpu")
     message = "products of f32 run on TF32 units, as XLA and PyTorch's allow_tf32 let them"
@@ -181,16 +185,16 @@ def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpG
     )
     bits = np.array([kind.bits for kind in DTYPES], np.float64)[source].mean(axis=0)
 
-    def kept(figure: FloatArray) -> FloatArray:
+    def without_converts(figure: FloatArray) -> FloatArray:
         return np.where(converts, 0.0, figure)
 
     return replace(
         graph,
-        flops=kept(graph.flops),
-        useful_flops=kept(graph.useful_flops),
-        transcendentals=kept(graph.transcendentals),
-        bytes_read=kept(graph.bytes_read) * np.where(wide, bits / _WIDE_BITS, 1.0),
-        bytes_written=kept(graph.bytes_written),
+        flops=without_converts(graph.flops),
+        useful_flops=without_converts(graph.useful_flops),
+        transcendentals=without_converts(graph.transcendentals),
+        bytes_read=without_converts(graph.bytes_read) * np.where(wide, bits / _WIDE_BITS, 1.0),
+        bytes_written=without_converts(graph.bytes_written),
         rate_dtype=np.where(wide, source[0], graph.rate_dtype).astype(np.int16),
         contractions=replace(table, lhs=lhs.astype(np.int16), rhs=rhs.astype(np.int16)),
     )
@@ -199,11 +203,11 @@ def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpG
 def apply_estimate(
     graph: OpGraph, estimate: Estimate, missing: MissingPolicy, diagnostics: Diagnostics | None = None
 ) -> OpGraph:
-    """A graph with the durations of ``estimate``; ``graph`` itself is not changed.
+    """Return a graph with the durations of ``estimate``; ``graph`` itself is not changed.
 
-    A node without an estimate keeps the duration it came with (a measured one, say). What then has none is
-    ``missing``: ``error`` raises ``UnsupportedError`` listing the operations, ``warn`` leaves NaN, ``zero``
-    sets 0; both tell ``diagnostics``. Raises ``UsageError`` for another policy. O(nodes).
+    A node without an estimate keeps its own duration (a measured one, for example). ``missing`` applies to
+    nodes without any: ``error`` raises ``UnsupportedError`` with the operations, ``warn`` leaves NaN,
+    ``zero`` sets 0; both report to ``diagnostics``. Raises ``UsageError`` for another policy. O(nodes).
     """
     if missing not in MISSING_POLICIES:
         raise UsageError(
@@ -211,28 +215,30 @@ def apply_estimate(
         )
     if len(estimate) != len(graph):
         raise InvariantError(f"an estimate of {len(estimate)} nodes is not one of {graph.name!r}")
-    found = diagnostics if diagnostics is not None else Diagnostics()
+    findings = diagnostics if diagnostics is not None else Diagnostics()
     absent = np.isnan(estimate.duration_ns)
     durations = np.where(absent, graph.duration_ns, estimate.duration_ns)
-    # A node of a branch that is not taken never runs, so nobody misses its duration.
+    # A node of a branch that is not taken never runs and needs no duration.
     unknown = np.isnan(durations) & (graph.multiplicity != 0)
-    _tell_kept(graph, estimate, kept_durations(graph, estimate), found)
+    _report_kept(graph, estimate, kept_durations(graph, estimate), findings)
     if unknown.any():
-        durations = _settle(graph, durations, unknown, missing, found)
+        durations = _settle(graph, durations, unknown, missing, findings)
     return with_durations(graph, durations)
 
 
 def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
-    """Which nodes that run have no estimate but a time above 0 of their own, shape ``(nodes,)``."""
+    """Return True for nodes that run and have no estimate but a time above 0 of their own, shape
+    ``(nodes,)``.
+    """
     timed = (graph.duration_ns > 0) & (graph.multiplicity != 0)
     kept: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
     return kept
 
 
-def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], found: Diagnostics) -> None:
-    """Say what keeps a time of its own: beside estimates of a device, that is a time of another one."""
+def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], findings: Diagnostics) -> None:
+    """Report nodes that keep their own time, which is of another device than the estimates."""
     if not estimate.hardware:
-        found.info(
+        findings.info(
             "estimate.kept-duration",
             graph.name,
             "nodes keep the duration they came with",
@@ -244,7 +250,7 @@ def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], foun
         total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.multiplicity, 0.0)))
         kept_ns = float((graph.duration_ns * graph.multiplicity)[kept].sum())
     share = 1.0 if kept_ns == inf else kept_ns / total_ns if total_ns > 0 else 0.0
-    found.warning(
+    findings.warning(
         "estimate.kept-duration",
         graph.name,
         f"nodes without an estimate for {estimate.hardware} keep the time that was recorded, on whatever "
@@ -254,9 +260,9 @@ def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], foun
 
 
 def settle_missing(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> OpGraph:
-    """A graph without an estimate, with ``missing`` applied to its computation: see :func:`apply_estimate`.
+    """Apply ``missing`` to the computation of a graph without an estimate: see :func:`apply_estimate`.
 
-    Communication has no duration before a simulator gives it one, so nobody misses that.
+    Communication gets its duration from a simulator.
     """
     compute = (graph.kind == int(NodeKind.COMPUTE)) & ~is_free(graph)
     unknown = np.isnan(graph.duration_ns) & compute & (graph.multiplicity != 0)
@@ -272,6 +278,7 @@ def _settle(
     missing: MissingPolicy,
     diagnostics: Diagnostics,
 ) -> NDArray[np.float64]:
+    """Apply ``missing`` to the nodes ``unknown``; return the durations."""
     count = int(unknown.sum())
     listed = _operations(graph, unknown)
     if missing == "error":
@@ -280,27 +287,27 @@ def _settle(
             hint="`hardware=NAME` estimates; `on_unknown=warn` keeps them unknown, "
             "`on_unknown=zero` counts 0",
         )
-    what = "stay unknown" if missing == "warn" else "are set to 0"
+    outcome = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"
     diagnostics.add(
         code,
         Severity.WARNING,
         graph.name,
-        f"durations of nodes nobody could estimate {what}: {listed}",
+        f"durations of nodes without an estimate {outcome}: {listed}",
         count=count,
     )
     return durations if missing == "warn" else np.where(unknown, 0.0, durations)
 
 
 def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
-    """Operation names with their counts, most frequent first, and where the first one is."""
+    """Return operation names with their counts, most frequent first, and the location of the first one."""
     rows = Counter[int](graph.op_row[nodes].tolist())
     parts: list[str] = []
     for row, count in rows.most_common(_LISTED):
         node = int(np.flatnonzero(nodes & (graph.op_row == row))[0])
-        place = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        source = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
         operation = graph.strings[row] or "(unnamed)"
-        parts.append(f"{operation} ({count:,}, first {graph.node_name(node) or '(unnamed)'} at {place})")
+        parts.append(f"{operation} ({count:,}, first {graph.node_name(node) or '(unnamed)'} at {source})")
     if len(rows) > _LISTED:
         parts.append(f"and {len(rows) - _LISTED} more operations")
     return "; ".join(parts)

@@ -168,7 +168,11 @@ def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArr
     times = np.full((len(ALGORITHMS), len(ranks)), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):  # one rank takes no steps
         if op == "all_to_all":
-            times[_DIRECT] = _direct_us(case)
+            # Sends to all peers at once: the start of the simple protocol and the bytes that leave a rank.
+            wire_us = _STEP_US[case.wire]["ring"][2]
+            latency = np.where(nodes > 1, _STEP_US["net"]["ring"][2], wire_us)
+            share = (ranks - 1) / ranks
+            times[_DIRECT] = _BASE_US["ring"][0] + latency + _moved_us(case, case.bus / share)
         else:
             for protocol in (0, 1, 2) if case.wire == "nvlink" else (0, 2):
                 times[protocol] = _ring_us(case, protocol)
@@ -247,15 +251,6 @@ def _nvls_us(case: _TuningCase) -> FloatArray:
     single = (case.nodes == 1) & (case.ranks > 2)
     latency = np.where(case.nodes > 1, _NVLS_US + _NVLS_NET_US, _NVLS_US)
     return np.where(single | case.reduces & (case.nodes > 1), latency + _moved_us(case, bus), np.inf)
-
-
-def _direct_us(case: _TuningCase) -> FloatArray:
-    """Return the time of sends to all peers at once: the start of the simple protocol and the bytes that
-    leave a rank.
-    """
-    share = (case.ranks - 1) / case.ranks
-    latency = np.where(case.nodes > 1, _STEP_US["net"]["ring"][2], _STEP_US[case.wire]["ring"][2])
-    return _BASE_US["ring"][0] + latency + _moved_us(case, case.bus / share)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,5 +1,4 @@
-"""Estimator of collectives: fitted lines of a library, extrapolated and transferred where nothing was
-measured.
+"""Estimator of collectives: fitted lines of a library, extrapolated to other layouts and devices.
 
 Sources in order: a fit of the device on the layout of ranks or between two layouts; a fit of the device
 extrapolated to the layout; fits of the nearest reference devices, on the device's own links; NCCL's tuning
@@ -247,7 +246,17 @@ class Collectives:
                     return single
                 other = part
             times[op] = other.times[0]
-        factor = _agreement(times)[request.op]
+        # Factors on the three times after which they obey the rule of parts.
+        reduced, scatter, gather = (times[op] for op in _ALL_REDUCE_AND_PARTS)
+        ratio = scatter / gather
+        nearer = np.sqrt(np.maximum(np.maximum(ratio, 1 / ratio) / _PARTS_APART, 1.0))
+        scatter_by = np.where(ratio > 1.0, 1 / nearer, nearer)
+        both = scatter * scatter_by + gather / scatter_by
+        less = np.sqrt(np.maximum(reduced / (_WHOLE_OF_PARTS * both), 1.0))
+        factors = dict(
+            zip(_ALL_REDUCE_AND_PARTS, (1 / less, scatter_by * less, less / scatter_by), strict=True)
+        )
+        factor = factors[request.op]
         if (factor == 1.0).all():
             return single
         text = f"{single.message}, adjusted to the parts of an all-reduce"
@@ -314,19 +323,6 @@ class Collectives:
             if by_name:
                 return _of_references(request, relation, by_name)
         return None
-
-
-def _agreement(times: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return factors on the times of an all-reduce and its parts after which they obey the rule of parts."""
-    reduced, scatter, gather = (times[op] for op in _ALL_REDUCE_AND_PARTS)
-    ratio = scatter / gather
-    nearer = np.sqrt(np.maximum(np.maximum(ratio, 1 / ratio) / _PARTS_APART, 1.0))
-    later = ratio > 1.0
-    scatter_by = np.where(later, 1 / nearer, nearer)
-    both = scatter * scatter_by + gather / scatter_by
-    less = np.sqrt(np.maximum(reduced / (_WHOLE_OF_PARTS * both), 1.0))
-    factors = (1 / less, scatter_by * less, less / scatter_by)
-    return dict(zip(_ALL_REDUCE_AND_PARTS, factors, strict=True))
 
 
 def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntArray]]:

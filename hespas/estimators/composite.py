@@ -1,5 +1,4 @@
-"""Composite estimator: an order of estimators per kind of operation, of which the first that covers one
-answers.
+"""Composite estimator: the first of several estimators that covers an operation, in an order per kind.
 
 Models of single operations predict each distinct operation once, and only operations that no earlier model
 covers. Models that use more of a graph than single operations (the roofline: messages, fusions of several
@@ -296,7 +295,7 @@ class _DeviceOrder:
         return {spelling for order in orders for spelling in order}
 
 
-class _Round(NamedTuple):
+class _DispatchRound(NamedTuple):
     """One call of a model: the index of the model, the rows that try it, and True if no later
     model follows.
     """
@@ -326,7 +325,7 @@ class _Dispatch:
         pairs = zip(names, self.spellings, strict=True)
         return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
 
-    def rounds(self, ops: Operations) -> list[_Round]:
+    def rounds(self, ops: Operations) -> list[_DispatchRound]:
         """Return the calls that cover ``ops``. In round n each class of operations tries the n-th estimator
         of its order; classes that try the same estimator share one call.
         """
@@ -344,7 +343,7 @@ class _Dispatch:
             has_library = np.array([bool(name) for name in ops.variant.names], np.bool_)[ops.variant.row]
             row = ops.kind.row + len(kinds) * has_library.astype(np.int64)
             row = row * len(schemes) + ops.scheme.row
-        rounds: list[_Round] = []
+        rounds: list[_DispatchRound] = []
         for number in range(max((len(order) for order in orders), default=0)):
             for model, spelling in enumerate(self.spellings):
                 tries = np.array([order[number : number + 1] == (spelling,) for order in orders], np.bool_)
@@ -352,11 +351,11 @@ class _Dispatch:
                 if rows.any():
                     classes: list[int] = np.unique(row[rows]).tolist()
                     is_last = all(number + 1 == len(orders[index]) for index in classes)
-                    rounds.append(_Round(model, rows, is_last))
+                    rounds.append(_DispatchRound(model, rows, is_last))
         return rounds
 
     def predict(
-        self, call: _Round, ops: Operations, rows: IntArray, device: Device, diagnostics: Diagnostics
+        self, call: _DispatchRound, ops: Operations, rows: IntArray, device: Device, diagnostics: Diagnostics
     ) -> FloatArray:
         """Return the times and intervals that the model of a round predicts for ``rows``, shape ``(3,
         rows)``.
@@ -369,7 +368,7 @@ class _Dispatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Times:
+class _FilledTimes:
     """Times of operations or nodes while they are filled in: ``times`` of shape ``(3, rows)`` with intervals,
     and the index of the estimator and of the bound of each, shape ``(rows,)``.
     """
@@ -379,7 +378,7 @@ class _Times:
     bound: NDArray[np.int8]
 
     @classmethod
-    def unknown(cls, rows: int) -> _Times:
+    def unknown(cls, rows: int) -> _FilledTimes:
         """Return times that are all unknown."""
         none = np.full(rows, -1, np.int8)
         return cls(np.full((3, rows), np.nan), none, none.copy())
@@ -453,7 +452,7 @@ class Composite:
         """
         diagnostics = Diagnostics() if diagnostics is None else diagnostics
         distinct, index = operations_on(graph, device, num_ranks=self.num_ranks).distinct()
-        of_ops, of_nodes = _Times.unknown(len(distinct)), _Times.unknown(len(graph))
+        of_ops, of_nodes = _FilledTimes.unknown(len(distinct)), _FilledTimes.unknown(len(graph))
         free = takes_no_time(graph)
         needed = np.zeros(len(distinct), np.bool_)
         needed[index[~free]] = True
@@ -505,7 +504,7 @@ class Composite:
         """
         diagnostics = Diagnostics() if diagnostics is None else diagnostics
         distinct, index = ops.distinct()
-        answer = _Times.unknown(len(distinct))
+        answer = _FilledTimes.unknown(len(distinct))
         dispatch = self._dispatch(device)
         for call in dispatch.rounds(distinct):
             if not isinstance(dispatch.models[call.model], OperationModel):

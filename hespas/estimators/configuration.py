@@ -55,7 +55,7 @@ _ISSUE_NS: Mapping[str, float] = {"kernels": 20_000.0, "partial-graphs": 10_000.
 """Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
 the development rows of docs/league.md in sight.
 """
-_BESIDE: Mapping[str, float] = {"gpu": 0.06}
+_SLOWDOWN: Mapping[str, float] = {"gpu": 0.06}
 """Share by which kernels of a training step are slower beside communication, by kind of device: a round
 figure, set with the development rows of docs/league.md in sight.
 """
@@ -117,7 +117,7 @@ def host_issue_ns(facts: StepFacts, device: Device) -> float:
 
 def beside_share(device: Device) -> float:
     """Return the share by which kernels of a training step are slower beside communication."""
-    return _BESIDE.get(device.kind, 0.0)
+    return _SLOWDOWN.get(device.kind, 0.0)
 
 
 def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: int) -> Estimator:
@@ -147,25 +147,18 @@ def _training_spelling(facts: StepFacts, device: Device, estimator: str) -> str:
 
 def _training_options(facts: StepFacts, device: Device) -> dict[str, Any]:
     """Return the options of :class:`Training` by which a step differs from its defaults."""
-    stated: dict[str, Any] = {"attention": _library(facts, device)}
+    options: dict[str, Any] = {"attention": _LIBRARIES.get(facts.library, "cudnn")}
+    if device.vendor != "NVIDIA":
+        options["attention"] = "splash" if device.kind == "tpu" else "measured"
     if not facts.compiled:
-        stated["fused"] = False
+        options["fused"] = False
     if facts.device == device.name:
-        stated |= {"power_w": facts.power_w} if facts.power_w else {}
-        stated |= {"bandwidth": facts.bandwidth} if facts.bandwidth != 1.0 else {}
-    return stated
+        options |= {"power_w": facts.power_w} if facts.power_w else {}
+        options |= {"bandwidth": facts.bandwidth} if facts.bandwidth != 1.0 else {}
+    return options
 
 
 _LIBRARIES: Mapping[str, Library] = {name: name for name in LIBRARIES}
-
-
-def _library(facts: StepFacts, device: Device) -> Library:
-    """Return the library whose fused attention a step runs on a device."""
-    if device.kind == "tpu":
-        return "splash"
-    if device.vendor != "NVIDIA":
-        return "measured"
-    return _LIBRARIES.get(facts.library, "cudnn")
 
 
 def is_unoptimised(workload: Workload) -> bool:

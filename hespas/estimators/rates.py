@@ -15,6 +15,7 @@ for all of its bytes; contention and hierarchy are left to a simulator.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Literal, NamedTuple
@@ -28,7 +29,6 @@ from hespas.graph import (
     UNKNOWN_DTYPE,
     CollectiveKind,
     ContractionTable,
-    DType,
     DTypeKind,
     GroupSet,
     OpClass,
@@ -78,18 +78,6 @@ __all__ = [
 _BYTE = 8
 
 
-def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, products: int) -> float:
-    """Return the rate of one element type, NaN if it is unknown or the device has none."""
-    if code == UNKNOWN_DTYPE:
-        return nan
-    result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
-    try:
-        choice = peak_for(device, unit, DTYPES[code].name, accumulator=result, products=products)
-    except UnsupportedError:
-        return nan
-    return choice.flops_per_s
-
-
 def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
     """Return the FLOP/s of each row, shape ``(rows,)``; NaN if the device has no rate for the operands.
 
@@ -111,19 +99,16 @@ def contraction_choices(
         key = key << 16 | column.astype(np.int64) & 0xFFFF
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
     distinct = [tuple(int(column[row]) for column in columns) for row in first.tolist()]
-    return [_product_choice(device, *types) for types in distinct], index.reshape(-1).astype(np.int64)
-
-
-def _product_choice(device: Device, lhs: int, rhs: int, accumulator: int, products: int) -> PeakChoice | None:
-    """Return the rate of a product by the codes of its types; None if the device has none."""
-    if UNKNOWN_DTYPE in (lhs, rhs):
-        return None
-    names = (DTYPES[lhs].name, DTYPES[rhs].name)
-    result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
-    try:
-        return product_peak(device, *names, accumulator=result, products=max(products, 1))
-    except UnsupportedError:
-        return None
+    choices: list[PeakChoice | None] = []
+    for lhs, rhs, accumulator, products in distinct:
+        choice = None
+        if UNKNOWN_DTYPE not in (lhs, rhs):
+            names = (DTYPES[lhs].name, DTYPES[rhs].name)
+            result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
+            with suppress(UnsupportedError):
+                choice = product_peak(device, *names, accumulator=result, products=max(products, 1))
+        choices.append(choice)
+    return choices, index.reshape(-1).astype(np.int64)
 
 
 def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
@@ -137,7 +122,16 @@ def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
     factor = np.ones(len(graph))
     packed, apart = np.zeros(len(graph)), np.zeros(len(graph))
     types = graph.types
-    extra = np.array([_unpacked(types.dtype_of(row), types.elements(row)) for row in range(len(types))])
+    extra = np.zeros(len(types))  # bytes beyond the packed storage, with a byte per element
+    for row in range(len(types)):
+        element, elements = types.dtype_of(row), types.elements(row)
+        if (
+            element is not None
+            and element.kind is not DTypeKind.BOOL
+            and 0 < element.bits < _BYTE
+            and elements >= 0
+        ):
+            extra[row] = elements - -(-elements * element.bits // _BYTE)
     for lists in (graph.operands, graph.results):
         packed += np.bincount(lists.row_ids, types.bytes[lists.values], len(graph))
         apart += np.bincount(lists.row_ids, extra[lists.values], len(graph))
@@ -146,19 +140,15 @@ def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
     return graph.bytes_moved * factor
 
 
-def _unpacked(element: DType | None, elements: int) -> float:
-    """Return the bytes of elements beyond their packed storage, with a byte for each."""
-    if element is None or element.kind is DTypeKind.BOOL or not 0 < element.bits < _BYTE or elements < 0:
-        return 0.0
-    return float(elements - -(-elements * element.bits // _BYTE))
-
-
 def unit_rate(device: Device, unit: Unit) -> FloatArray:
     """Return the FLOP/s of each element type on one unit, shape ``(types + 1,)``; the last row
     (-1) is NaN.
     """
-    codes = [entry.code for entry in DTYPES]
-    return np.array([*(_flops_per_s(device, unit, code, UNKNOWN_DTYPE, 1) for code in codes), nan])
+    rates = np.full(len(DTYPES) + 1, nan)
+    for code, entry in enumerate(DTYPES):
+        with suppress(UnsupportedError):
+            rates[code] = peak_for(device, unit, entry.name, accumulator="", products=1).flops_per_s
+    return rates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -411,13 +401,6 @@ def _domain(device: Device) -> int:
     return link.devices_per_domain
 
 
-def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
-    values = np.zeros(1, np.int64)
-    for size, stride in digits:
-        values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
-    return values
-
-
 def _groups_fit(groups: GroupSet, domain: int) -> bool:
     """Return True if every group is inside one block of ``domain`` consecutive ranks. O(groups)."""
     if domain < 0 or groups.max_group_size <= 1:
@@ -426,7 +409,10 @@ def _groups_fit(groups: GroupSet, domain: int) -> bool:
         return False
     if not isinstance(groups, StridedGroups):
         return all(min(row) // domain == max(row) // domain for row in groups.rows if row)
-    first = groups.base + _spread(groups.group_digits)
+    first = np.zeros(1, np.int64)
+    for size, stride in groups.group_digits:
+        first = (first[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    first = groups.base + first
     last = first + sum((size - 1) * stride for size, stride in groups.member_digits)
     return bool((first // domain == last // domain).all())
 
@@ -454,18 +440,14 @@ def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> F
     for row, groups in enumerate(sets):
         if groups is None or _groups_fit(groups, domain):
             continue
-        most[row] = _most_in_node(groups, domain)
+        if isinstance(groups, StridedGroups) and not groups.base and len(groups.member_digits) == 1:
+            ((size, stride),) = groups.member_digits  # evenly spaced ranks: O(1)
+            if domain % stride == 0:
+                most[row] = float(min(size, domain // stride))
+                continue
+        _, count = np.unique(np.asarray(groups.members(0), np.int64) // domain, return_counts=True)
+        most[row] = float(count.max())
     return most
-
-
-def _most_in_node(groups: GroupSet, domain: int) -> float:
-    """Return the most ranks of the first group in one node. O(1) for evenly spaced ranks."""
-    if isinstance(groups, StridedGroups) and not groups.base and len(groups.member_digits) == 1:
-        ((size, stride),) = groups.member_digits
-        if domain % stride == 0:
-            return float(min(size, domain // stride))
-    _, count = np.unique(np.asarray(groups.members(0), np.int64) // domain, return_counts=True)
-    return float(count.max())
 
 
 def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
@@ -559,20 +541,18 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
     unstated, host = len(links) - 2, len(links) - 1
     row = np.where(table.permutation < 0, unstated, table.permutation)
     row = np.where(table.host, host, row)
-    beta = np.array([nan if link is None else 1e9 / _one_link(link) for link in links])
+    # A message uses all links of a device behind a switch, one link of a ring or torus.
+    beta = np.full(len(links), nan)
+    for index, link in enumerate(links):
+        if link is None:
+            continue
+        bandwidth = link.bandwidth_bytes_per_s
+        if link.topology not in ("switch", "fully_connected") and not isnan(link.link_bandwidth_bytes_per_s):
+            bandwidth = link.link_bandwidth_bytes_per_s
+        beta[index] = 1e9 / bandwidth
     alpha = np.array([nan if link is None else link.latency_ns for link in links])
     local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]
     no_link = np.isnan(beta)[row] & ~local
     no_group = np.zeros(len(table), np.bool_)
     return NetworkCosts(table.node, np.where(local, 0.0, duration), no_group, no_link, local)
-
-
-def _one_link(link: Link) -> float:
-    """Return the bandwidth of one message: all links of a device behind a switch, one link of a ring or
-    torus.
-    """
-    if link.topology in ("switch", "fully_connected"):
-        return link.bandwidth_bytes_per_s
-    single = link.link_bandwidth_bytes_per_s
-    return link.bandwidth_bytes_per_s if np.isnan(single) else single

@@ -45,10 +45,10 @@ BUILTIN: dict[str, str] = {
     "xla": "hespas.estimators.compiled:Xla",
     "compiler": "hespas.estimators.compiler:Compiler",
     "iree": "hespas.estimators.compiled:Iree",
-    "scalesim": "hespas.estimators.external.scale_sim:ScaleSim",
-    "zigzag": "hespas.estimators.external.zigzag:ZigZag",
-    "onnxim": "hespas.estimators.external.onnxim:Onnxim",
-    "cocossim": "hespas.estimators.external.cocossim:Cocossim",
+    "scalesim": "hespas.estimators.external.python_packages:ScaleSim",
+    "zigzag": "hespas.estimators.external.python_packages:ZigZag",
+    "onnxim": "hespas.estimators.external.programs:Onnxim",
+    "cocossim": "hespas.estimators.external.programs:Cocossim",
     "learned": "hespas.estimators.learned:Learned",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""

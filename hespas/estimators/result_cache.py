@@ -1,7 +1,8 @@
-"""Results that took long to get, kept between runs: one small JSON file each, named by what it answers.
+"""Cache of results that take long to compute, between runs: one small JSON file each, named by its content
+key.
 
-The folder is ``$XDG_CACHE_HOME/hespas`` (``~/.cache/hespas``). Files appear whole (written aside, then
-renamed), so an interrupted run is resumed where it stopped; one that cannot be read counts as absent.
+The folder is ``$XDG_CACHE_HOME/hespas`` (``~/.cache/hespas``). Files are written aside and renamed, so that
+an interrupted run is resumed; a file that cannot be read counts as absent.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 _LARGEST = 1 << 20
 _TOUCHED_S = 1.0
-_ASKED_AGAIN_S = 0.1
+_POLL_S = 0.1
 
 
 def cache_folder(*parts: str) -> Path:
-    """Where results of a kind are kept where nobody names a folder."""
+    """Return the default folder of results of a kind."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard: a relative path there is as good as none.
+    # The standard: a relative path is ignored.
     base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache"
     return base.joinpath("hespas", *parts)
 
 
 def content_key(parts: Sequence[str]) -> str:
-    """A name for what ``parts`` say together; another for any other."""
+    """Return a key for ``parts``; different parts have different keys."""
     digest = sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -59,7 +60,7 @@ class ResultCache(Generic[_Result]):
         """Return a saved result; None where it is absent, unreadable, or others may have written it."""
         path = self._file(key)
         try:
-            if not path.is_file():  # a pipe that nobody writes to would be waited for
+            if not path.is_file():  # reading a pipe could wait forever
                 return None
             with path.open("rb") as file:
                 if not _is_own(os.fstat(file.fileno())):
@@ -70,7 +71,7 @@ class ResultCache(Generic[_Result]):
             return None
 
     def put(self, key: str, result: _Result) -> None:
-        """Keep a result. Raises ``OutputError`` where the folder cannot be written."""
+        """Save a result. Raises ``OutputError`` if the folder cannot be written."""
         path = self._file(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +86,11 @@ class ResultCache(Generic[_Result]):
 
     @contextmanager
     def alone(self, wait_s: float, stale_s: float) -> Generator[_Lock]:
-        """While nobody else works for this cache: two that time the same machine disturb each other.
+        """Hold the lock of this cache: two runs that time the same machine disturb each other.
 
-        The lock is a file that only one can create. Its holder touches it; one that nobody touched for
-        ``stale_s`` was left behind and is taken over. Raises ``OutputError`` after ``wait_s``, or where the
-        folder cannot be written.
+        The lock is a file that only one process can create. Its holder touches it; a lock that was not
+        touched for ``stale_s`` is taken over. Raises ``OutputError`` after ``wait_s``, or if the folder
+        cannot be written.
         """
         lock = _Lock(self.folder / "lock", stale_s)
         lock.take(wait_s)
@@ -100,7 +101,7 @@ class ResultCache(Generic[_Result]):
 
 
 class _Lock:
-    """A file that says who works."""
+    """Lock file of a process."""
 
     def __init__(self, path: Path, stale_s: float) -> None:
         self.path = path
@@ -116,21 +117,21 @@ class _Lock:
                 continue
             if monotonic() > end_s:
                 raise OutputError(
-                    "another run measures and does not end",
+                    "another run holds the lock and does not end",
                     path=str(self.path),
-                    hint="wait for it, or remove the file where no such run is left",
+                    hint="wait for it, or remove the file if no such run exists",
                 )
-            sleep(_ASKED_AGAIN_S)
+            sleep(_POLL_S)
 
     def touch(self) -> None:
-        """Say that work goes on."""
+        """Update the time of the file during long work."""
         if monotonic() - self.touched_s > _TOUCHED_S:
             self.touched_s = monotonic()
             with suppress(OSError):
                 os.utime(self.path)
 
     def leave(self) -> None:
-        """Remove the file, if it is still one's own."""
+        """Remove the file if it is still this process's own."""
         with suppress(OSError):
             if self.path.read_text() == self.mine:
                 self.path.unlink()
@@ -149,13 +150,17 @@ class _Lock:
         return True
 
     def _is_stale(self) -> bool:
-        """Whether the file was left behind; it is then moved aside, which only one of several can do."""
+        """Return True if the lock was stale; it is then moved aside, which only one of several processes can
+        do.
+        """
         aside = self.path.with_name(f"lock.{os.getpid()}.left")
         try:
             if time() - self.path.stat().st_mtime < self.stale_s:
                 return False
             self.path.rename(aside)
-            if time() - aside.stat().st_mtime < self.stale_s:  # another took it over in between: give it back
+            if (
+                time() - aside.stat().st_mtime < self.stale_s
+            ):  # another process took it over in between: restore it
                 aside.rename(self.path)
                 return False
             aside.unlink()
@@ -175,7 +180,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 def _cannot(folder: Path, error: OSError) -> OutputError:
     return OutputError(
-        f"results cannot be kept: {error.strerror or error}",
+        f"results cannot be saved: {error.strerror or error}",
         path=str(folder),
-        hint="name a folder that can be written (XDG_CACHE_HOME, or the estimator's option cache=)",
+        hint="name a writable folder (XDG_CACHE_HOME, or the estimator's option cache=)",
     )

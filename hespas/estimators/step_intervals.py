@@ -1,19 +1,27 @@
-"""The 90 % interval of a predicted step, from residuals of predicted steps and programs that were measured.
+"""Interval and extrapolation of a predicted step, from measured steps and from the diagnostics of its
+estimators.
 
-``step_intervals.toml`` holds, by kind of workload and extrapolation level, the factors between which the
-measured time lies. ``python -m tools.step_intervals`` makes it and scores it on groups that it leaves out.
+The 90 % interval follows from residuals of predicted steps and programs that were measured:
+``step_intervals.toml`` has the factors between which the measured time lies, by kind of workload and
+extrapolation level. ``python -m tools.step_intervals`` makes it and scores it on groups that it leaves out.
+:func:`weighed` reports the part of an estimated step that is based on no measurement of its device, its sizes
+or its kernels.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+import numpy as np
 
 from hespas.estimators.configuration import WorkloadKind
+from hespas.graph import Diagnostics, Estimate, OpClass, Workload
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import training_shares
 
@@ -26,6 +34,7 @@ __all__ = [
     "device_level",
     "step_factors",
     "step_intervals",
+    "weighed",
 ]
 
 DATA = Path(__file__).with_name("step_intervals.toml")
@@ -41,8 +50,8 @@ _COMPARED = frozenset({"composite", "training"})
 class StepInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Factors on the predicted time between which 90 % of measured times lie.
 
-    ``rows`` residuals of ``groups`` are behind it; ``source`` names them. ``coverage``, ``width`` (the ratio
-    of the ends) and ``score`` (the interval score of the logarithm) are those of groups that were left out.
+    They follow from ``rows`` residuals of ``groups``; ``source`` names these. ``coverage``, ``width`` (the
+    ratio of the ends) and ``score`` (the interval score of the logarithm) are measured on left-out groups.
     """
 
     kind: WorkloadKind
@@ -66,8 +75,8 @@ class StepIntervals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @cache
 def step_intervals() -> dict[tuple[WorkloadKind, Level], StepInterval]:
     """Return the intervals that ship, by kind and level."""
-    found = msgspec.toml.decode(DATA.read_bytes(), type=StepIntervals)
-    return {(each.kind, each.level): each for each in found.interval}
+    document = msgspec.toml.decode(DATA.read_bytes(), type=StepIntervals)
+    return {(interval.kind, interval.level): interval for interval in document.interval}
 
 
 def device_level(kind: WorkloadKind, device: Device) -> Level:
@@ -86,5 +95,81 @@ def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[fl
     """
     if estimator.partition(":")[0] not in _COMPARED:
         return nan, nan
-    found = step_intervals().get((kind, device_level(kind, device)))
-    return (found.low, found.high) if found else (nan, nan)
+    interval = step_intervals().get((kind, device_level(kind, device)))
+    return (interval.low, interval.high) if interval else (nan, nan)
+
+
+_FINDINGS: Mapping[str, str] = {
+    "calibrated.carried": "calibrated",
+    "calibrated.outside-support": "calibrated",
+    "calibrated.unseen-device": "calibrated",
+    "collectives.carried": "collectives",
+    "collectives.data-sheet": "collectives",
+    "collectives.kin": "collectives",
+    "database.not-near": "database",
+    "database.other-device": "database",
+    "learned.stand-in": "learned",
+    "learned.unseen-device": "learned",
+    "composite.unseen-device": "",
+}
+"""Diagnostics about times beyond measurements, and the estimator that reports them (empty:
+matmuls of any).
+"""
+_DATA_SHEET = "roofline"
+_NOTED = 0.1
+"""Share of the time from which a diagnostic is a warning, because it may change the answer."""
+
+
+def weighed(
+    reported: Diagnostics, workload: Workload, estimates: Sequence[Estimate], hardware: str
+) -> Diagnostics:
+    """Return the diagnostics of estimators, as warnings if a tenth of the time or more depends on them.
+
+    A model that was chosen alone is not a fallback, so that its data sheet is not reported.
+    """
+    by_estimator, of_products, on_data_sheet = _shares(workload, estimates)
+    notes: dict[str, str] = {}
+    for code, estimator in _FINDINGS.items():
+        share = by_estimator[estimator] if estimator else of_products
+        if share >= _NOTED:
+            what = f"{estimator} gives" if estimator else "matmuls are"
+            notes[code] = f"{what} {share:.0%} of the time"
+    findings = reported.as_warnings(notes)
+    total = sum(on_data_sheet.values())
+    if total > 0:
+        names = ", ".join(sorted(on_data_sheet, key=lambda name: -on_data_sheet[name]))
+        text = f"{total:.0%} of the time follows from the data sheet: no measurement of {names} covers it"
+        add = findings.warning if total >= _NOTED else findings.info
+        add("estimate.data-sheet", hardware, text)
+    return findings
+
+
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
+def _shares(
+    workload: Workload, estimates: Sequence[Estimate]
+) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
+    """Return the shares of the time by estimator, of matmuls, and from the data sheet by operation class."""
+    ranks = workload.class_sizes
+    by_estimator: defaultdict[str, float] = defaultdict(float)
+    on_data_sheet: defaultdict[str, float] = defaultdict(float)
+    of_products = whole = 0.0
+    for graph, estimate, count in zip(workload.classes, estimates, ranks, strict=True):
+        time_ns = np.nan_to_num(estimate.duration_ns * graph.multiplicity, posinf=0.0) * count
+        whole += float(time_ns.sum())
+        products = (graph.op_class == OpClass.CONTRACTION) & (time_ns > 0)
+        for number, spelling in enumerate(estimate.estimators):
+            of_estimator = (estimate.estimator == number) & (time_ns > 0)
+            name = spelling.partition(":")[0]
+            by_estimator[name] += float(time_ns[of_estimator].sum())
+            if name != _DATA_SHEET:
+                of_products += float(time_ns[of_estimator & products].sum())
+            elif len(estimate.estimators) > 1:
+                for code in np.unique(graph.op_class[of_estimator]).tolist():
+                    of_class = of_estimator & (graph.op_class == code)
+                    on_data_sheet[OpClass(code).name.lower()] += float(time_ns[of_class].sum())
+    if not 0 < whole < np.inf:
+        return defaultdict(float), 0.0, {}
+    for sums in (by_estimator, on_data_sheet):
+        for name in sums:
+            sums[name] /= whole
+    return by_estimator, of_products / whole, on_data_sheet

@@ -456,7 +456,7 @@ def test_rows_are_predicted_where_none_can_be_kept(tmp_path: Path, monkeypatch: 
     asked = ["--end-to-end", "--hardware", "TPU-v5e", "--out", str(out)]
     for done in (run("league", "--table", runs, "--jobs", "1"), run("calibrate", "--table", runs, *asked)):
         assert done.exit_code == 0, done.output
-        assert done.stderr.count("results cannot be kept") == 1
+        assert done.stderr.count("results cannot be saved") == 1
         assert "set XDG_CACHE_HOME" in done.stderr
 
 

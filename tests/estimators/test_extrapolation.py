@@ -66,9 +66,9 @@ def test_a_model_that_was_chosen_alone_is_no_fallback(estimator: str, tmp_path: 
 
 
 def test_what_changes_little_stays_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from hespas.estimators import extrapolation
+    from hespas.estimators import step_intervals
 
-    monkeypatch.setattr(extrapolation, "_NOTED", 1.01)
+    monkeypatch.setattr(step_intervals, "_NOTED", 1.01)
     done = hespas.estimate(unmeasured_products(tmp_path), "MI325X")
     assert {"estimate.data-sheet", "calibrated.unseen-device"} <= set(done.diagnostics.counts())
     assert not warned(done.diagnostics) & {*CODES, "estimate.data-sheet"}

@@ -70,14 +70,14 @@ def test_the_folder_is_the_standard_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="results cannot be kept"):
+    with pytest.raises(OutputError, match="results cannot be saved"):
         kept(tmp_path / "file").put(content_key(("a",)), Answer(1.0))
 
 
 def test_only_one_works_and_the_lock_goes_with_it(tmp_path: Path) -> None:
     cache = kept(tmp_path)
     with cache.alone(1.0, 60.0):
-        with pytest.raises(OutputError, match="another run measures"), cache.alone(0.0, 60.0):
+        with pytest.raises(OutputError, match="another run holds the lock"), cache.alone(0.0, 60.0):
             pass
         assert (tmp_path / "lock").exists()
     assert not (tmp_path / "lock").exists()

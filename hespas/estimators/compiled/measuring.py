@@ -207,7 +207,18 @@ class WorkerSession:
             raise self._not_started(str(error)) from error
         self._process = process
         self._starter = current_thread()
-        Thread(target=_forward_lines, args=(process, self._answers), daemon=True).start()
+        answers = self._answers
+
+        def forward_lines() -> None:
+            try:
+                if process.stdout is not None:
+                    with process.stdout as lines:
+                        for line in lines:
+                            answers.put(line)
+            finally:
+                answers.put(b"")  # marks the end, for any reason
+
+        Thread(target=forward_lines, daemon=True).start()
         try:
             machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=MeasuringMachine)
         except (Empty, msgspec.DecodeError):
@@ -254,17 +265,6 @@ class WorkerSession:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
-
-
-def _forward_lines(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
-    """Forward lines to the queue; an empty one marks the end, for any reason."""
-    try:
-        if process.stdout is not None:
-            with process.stdout as lines:
-                for line in lines:
-                    answers.put(line)
-    finally:
-        answers.put(b"")
 
 
 class TimingJob(msgspec.Struct, frozen=True, kw_only=True):

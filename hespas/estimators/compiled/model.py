@@ -81,7 +81,14 @@ class _CompiledEstimator:
     @classmethod
     def available(cls) -> Availability:
         """Probe if the compiler is installed."""
-        missing = [module for module in cls.modules if not _is_installed(module)]
+        missing: list[str] = []
+        for module in cls.modules:
+            try:
+                is_missing = find_spec(module) is None
+            except ModuleNotFoundError:  # its parent package is not installed
+                is_missing = True
+            if is_missing:
+                missing.append(module)
         why = f"not installed: {', '.join(missing)}" if missing else ""
         return Availability(not missing, why, f"pip install 'hespas[{cls.extra}]'" if missing else "")
 
@@ -164,14 +171,6 @@ class _CompiledEstimator:
             hint = f"`estimator={self.name}:failed=unknown` (or `on_unknown=warn`) leaves it unknown"
             raise UnsupportedError(f"{where}: {text}", hint=hint)
         diagnostics.error(f"{self.name}.failed", where, text)
-
-
-def _is_installed(module: str) -> bool:
-    """Return True if a module can be imported."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is not installed
-        return False
 
 
 def _figures(timing: Timing) -> tuple[float, float, float]:

@@ -419,8 +419,13 @@ class _UnitWriter:
                 groups = self._groups(node)
                 write = None if groups is None else collective(op, types, made, groups)
             case _, NodeKind.PERMUTE:
-                pairs = self._pairs(node)
-                write = None if pairs is None else permute(types, made, pairs)
+                row, permutations = self.permutation.get(node, -1), self.graph.permutations
+                write = None
+                if row >= 0 and permutations[row].num_ranks == self.devices:  # of these devices only
+                    ranks = np.arange(self.devices, dtype=np.int64)
+                    targets = enumerate(permutations[row].targets_of(ranks).tolist())
+                    pairs = [(source, target) for source, target in targets if target >= 0]
+                    write = permute(types, made, pairs)
             case ("convolution", _):
                 write = self._convolution(node, types, made)
             case (("reduce_window" | "select_and_scatter"), _):
@@ -463,14 +468,6 @@ class _UnitWriter:
             return [everyone]
         groups = [list(map(int, group)) for group in member_rows(self.graph.group_sets[row])]
         return groups if sorted(rank for group in groups for rank in group) == everyone else None
-
-    def _pairs(self, node: int) -> list[tuple[int, int]] | None:
-        """Return the senders and receivers; None if they are not stated, or beyond the available devices."""
-        row = self.permutation.get(node, -1)
-        if row < 0 or self.graph.permutations[row].num_ranks != self.devices:
-            return None
-        targets = self.graph.permutations[row].targets_of(np.arange(self.devices, dtype=np.int64)).tolist()
-        return [(source, target) for source, target in enumerate(targets) if target >= 0]
 
     def _bound(
         self,

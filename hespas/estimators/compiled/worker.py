@@ -54,19 +54,15 @@ def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
     for line in requests:
         job = msgspec.json.decode(line, type=TimingJob)
         try:
-            answer = _time_job(toolchain, job, empty)
+            if job.baseline not in empty:
+                run = _runner(toolchain, job.baseline, job.baseline_arguments, looped=job.looped)
+                empty[job.baseline] = time_loop(run, job.repeats)
+            run = _runner(toolchain, job.program, job.arguments, looped=job.looped)
+            answer = timing_of(time_loop(run, job.repeats), empty[job.baseline])
         except Exception as error:
             # Any exception of a compiler is a failure of this program only.
             answer = Timing(fault=_text(error))
         _send(answers, answer)
-
-
-def _time_job(toolchain: Toolchain, job: TimingJob, empty: dict[str, LoopTimes]) -> Timing:
-    if job.baseline not in empty:
-        run = _runner(toolchain, job.baseline, job.baseline_arguments, looped=job.looped)
-        empty[job.baseline] = time_loop(run, job.repeats)
-    work = time_loop(_runner(toolchain, job.program, job.arguments, looped=job.looped), job.repeats)
-    return timing_of(work, empty[job.baseline])
 
 
 def _runner(

@@ -198,22 +198,20 @@ class LookupLine:
         usable &= (low >= 0) & (high < len(self.position))
         low, high = np.maximum(low, 0), np.minimum(high, len(self.position) - 1)
         below, above = position - self.position[low], self.position[high] - position
-        usable &= (below < _FAR / 2) & (above < _FAR / 2) & self._within_a_step(x, below, above)
+        usable &= (below < _FAR / 2) & (above < _FAR / 2)
+        # The nearer neighbour must be at most one point of the class's grid away.
+        steps = np.arange(len(self.grid), dtype=np.float64)
+        here = np.interp(x, self.grid, steps)
+        nearer = np.minimum(
+            here - np.interp(x - below, self.grid, steps), np.interp(x + above, self.grid, steps) - here
+        )
+        usable &= (nearer <= 1 + 1e-6) | (np.minimum(below, above) <= _NEAR)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = below / (below + above)
             value = self.log_time[low] + share * (self.log_time[high] - self.log_time[low])
         log_time[usable] = value[usable]
         variance[usable] = (self.noise**2 + (self.bend * below * above) ** 2)[usable]
         return log_time, variance
-
-    def _within_a_step(self, x: FloatArray, below: FloatArray, above: FloatArray) -> BoolArray:
-        """Return True where the nearer neighbour is at most one point of the class's grid away."""
-        steps = np.arange(len(self.grid), dtype=np.float64)
-        here = np.interp(x, self.grid, steps)
-        nearer = np.minimum(
-            here - np.interp(x - below, self.grid, steps), np.interp(x + above, self.grid, steps) - here
-        )
-        return (nearer <= 1 + 1e-6) | (np.minimum(below, above) <= _NEAR)
 
 
 def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, float]:

@@ -3,27 +3,267 @@
 Between two measurements that differ in one size, the logarithm of the time over the time of its work is
 linear; without such a pair, a plane through the nearest measurements is used. A query beyond the measured
 sizes, or more than a step of their grid away, has no time and a reason.
+
+Tables are files of measurements, or the tables of an installed ``aiconfigurator-core`` (NVIDIA, Apache-2.0),
+read in place: ``systems/data/SYSTEM/TOPIC/FRAMEWORK/VERSION/NAME_perf.parquet``, times in ms, sizes of
+messages in elements. Nothing of the package is run, and nothing is copied out of it. Lookup tables are built
+when they are needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from hespas.estimators.database.library import MeasurementLibrary, installed_library, library_of_file, visible
-from hespas.estimators.database.lookup import BETWEEN, EXACT, NEARBY
+from hespas.estimators.database.lookup import BETWEEN, EXACT, NEARBY, SPACES, LookupTable
 from hespas.estimators.interface import Prediction, estimate_by_operation
 from hespas.estimators.rates import within_roof
 from hespas.graph import Diagnostics, Estimate, OpGraph
-from hespas.graph.columns import FloatArray
-from hespas.graph.errors import UsageError
-from hespas.hardware import Device
-from hespas.measurements import Measurements
-from hespas.operations import Operations
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import FormatError, MissingExtraError, UsageError
+from hespas.hardware import Device, canonical_name
+from hespas.measurements import Columns, Measurements, columns_measured, read_measurements
+from hespas.operations import Operations, find_scheme, rows_by_label
 
-__all__ = ["INSTALLED", "Database"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "EVERYTHING",
+    "EXTRA",
+    "INSTALLED",
+    "Database",
+    "MeasurementLibrary",
+    "Volume",
+    "installed_library",
+    "installed_version",
+    "library_of_file",
+    "visible",
+]
+
+EVERYTHING = "all"
+"""Name of all splits together."""
+_MADE_TO_FIT = "calib"
+_Class = tuple[str, str, str, str, str]
+"""Device, kind, operation, scheme, variant."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Volume:
+    """Rows of one class in one table."""
+
+    table: Measurements
+    rows: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasurementLibrary:
+    """Tables by class. Where two have one class, the one with more rows is used."""
+
+    tables: tuple[Measurements, ...]
+    volumes: dict[_Class, Volume] = field(default_factory=dict[_Class, Volume])
+    _tables: dict[_Class, LookupTable] = field(default_factory=dict[_Class, LookupTable])
+
+    @classmethod
+    def of(cls, tables: Iterable[Measurements]) -> MeasurementLibrary:
+        """Sort the rows of tables by class. O(rows log rows)."""
+        library = cls(tuple(tables))
+        for table in library.tables:
+            ops = table.ops
+            columns = (table.hardware, ops.kind, ops.op, ops.scheme, ops.variant)
+            for labels, rows in rows_by_label(*columns):
+                device, kind, op, scheme, variant = labels
+                name = (device, kind, op, scheme, variant)
+                other = library.volumes.get(name)
+                if kind in SPACES and (other is None or len(other.rows) < len(rows)):
+                    library.volumes[name] = Volume(table, rows)
+        return library
+
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices with measurements."""
+        return tuple(sorted({name[0] for name in self.volumes}))
+
+    def variants(self, device: str, kind: str, op: str, scheme: str) -> tuple[str, ...]:
+        """Return the variants of a class, the one with most rows first."""
+        labels = (device, kind, op, scheme)
+        variants = [
+            (-len(volume.rows), name[4]) for name, volume in self.volumes.items() if name[:4] == labels
+        ]
+        return tuple(variant for _, variant in sorted(variants))
+
+    def schemes(self, device: str, kind: str, op: str) -> tuple[str, ...]:
+        """Return the measured schemes of an operation, the one with most rows first."""
+        count: dict[str, int] = {}
+        for name, volume in self.volumes.items():
+            if name[:3] == (device, kind, op):
+                count[name[3]] = count.get(name[3], 0) + len(volume.rows)
+        return tuple(sorted(count, key=lambda scheme: (-count[scheme], scheme)))
+
+    def lookup_table(self, name: _Class) -> LookupTable:
+        """Return the lookup table of one class."""
+        if name not in self._tables:
+            volume = self.volumes[name]
+            ops, times = volume.table.ops.take(volume.rows), volume.table.duration_ns[volume.rows]
+            self._tables[name] = LookupTable.of(SPACES[name[1]], ops, times)
+        return self._tables[name]
+
+
+def library_of_file(path: str, split: str) -> MeasurementLibrary:
+    """Return the library of one table, cached while the file does not change. Raises ``FormatError``."""
+    try:
+        changed = Path(path).stat().st_mtime_ns
+    except OSError as error:
+        raise FormatError(f"cannot be read: {error.strerror}", path=path, hint="check the path") from error
+    return _cached_library(path, split, changed)
+
+
+@lru_cache(maxsize=4)
+def _cached_library(path: str, split: str, changed: int) -> MeasurementLibrary:
+    del changed  # part of the key: another time of change is another table
+    if split and split != EVERYTHING:
+        return MeasurementLibrary.of([read_measurements(path, split=split)])
+    return MeasurementLibrary.of([visible(read_measurements(path), split)])
+
+
+def visible(table: Measurements, split: str) -> Measurements:
+    """Return the requested part of a table: without a name, the rows that are not held out for testing."""
+    if split == EVERYTHING:
+        return table
+    if split:
+        return table.part(split)
+    return table.part(_MADE_TO_FIT) if _MADE_TO_FIT in table.split.used() else table
+
+
+EXTRA = "aiconfigurator"
+_PACKAGE = "aiconfigurator_core"
+_DISTRIBUTION = "aiconfigurator-core"
+
+_TABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "gemm": ("matmul", "gemm_dtype"),
+        "context_attention": ("attention.context", "attn_dtype"),
+        "generation_attention": ("attention.generation", "attn_dtype"),
+        "encoder_attention": ("attention.encoder", "attn_dtype"),
+        "moe": ("moe", "moe_dtype"),
+        "mla_bmm": ("matmul", "bmm_dtype"),
+        "computescale": ("quantize", "quant_dtype"),
+        "scale_matrix": ("quantize", "quant_dtype"),
+        "nccl": ("collective", "nccl_dtype"),
+        "oneccl": ("collective", "nccl_dtype"),
+        "custom_allreduce": ("collective", "allreduce_dtype"),
+    }
+)
+"""Tables of single kernels, their kind and the column of their number format; other tables have
+whole layers.
+"""
+
+_WITHOUT_OP = frozenset({"matmul", "moe", "attention.context", "attention.generation", "attention.encoder"})
+_SAME_NAME: Mapping[str, str] = MappingProxyType(
+    {"version": "framework_version", "op_name": "op", "num_gpus": "num_ranks"}
+)
+_ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"half": 2.0, "bfloat16": 2.0, "int8": 1.0})
+_CACHED = 4
+
+
+def installed_version() -> str:
+    """Return the version of ``aiconfigurator-core``. Raises ``MissingExtraError`` if it is not installed."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError as error:
+        raise MissingExtraError("the database of aiconfigurator", EXTRA) from error
+
+
+def installed_library(device: str, framework: str, kinds: frozenset[str]) -> MeasurementLibrary:
+    """Return the tables of one device (a name of the library) and some kinds of operations, of one framework
+    (``trtllm``; empty: all). The last ones are cached.
+
+    Raises ``MissingExtraError`` if the package is not installed, ``UsageError`` for a framework that it does
+    not have.
+    """
+    package = find_spec(_PACKAGE)
+    folders = None if package is None else package.submodule_search_locations
+    if not folders:
+        raise MissingExtraError("the database of aiconfigurator", EXTRA)
+    request = (framework.lower(), kinds & {kind for kind, _ in _TABLES.values()})
+    return _installed_tables(Path(next(iter(folders))), installed_version(), device, request)
+
+
+@lru_cache(maxsize=_CACHED)
+def _installed_tables(
+    package: Path, release: str, device: str, request: tuple[str, frozenset[str]]
+) -> MeasurementLibrary:
+    folder = package / "systems" / "data"
+    systems = [path for path in sorted(folder.glob("*")) if canonical_name(path.name) == device]
+    frameworks = sorted({path.parent.parent.name for path in folder.rglob("*_perf.parquet")})
+    if request[0] and request[0] not in frameworks:
+        raise UsageError(
+            f"{_DISTRIBUTION} {release} has no measurements with {request[0]!r}",
+            hint=f"it has {', '.join(frameworks)}",
+        )
+    return MeasurementLibrary.of(
+        table for system in systems for table in _tables(system, device, release, request)
+    )
+
+
+def _tables(
+    system: Path, device: str, release: str, request: tuple[str, frozenset[str]]
+) -> Iterator[Measurements]:
+    import pandas as pd
+
+    framework, kinds = request
+    for path in sorted(system.rglob("*_perf.parquet")):
+        name = path.name.removesuffix("_perf.parquet")
+        library = path.parent.parent.name
+        if name not in _TABLES or _TABLES[name][0] not in kinds:
+            continue
+        # Collectives of a vendor's library are used with every framework.
+        if framework and library.lower() not in (framework, "nccl", "oneccl"):
+            continue
+        frame = _known_columns(pd.read_parquet(path), name, path)
+        frame["hardware"] = device
+        provenance = f"{_DISTRIBUTION} {release}, {library} {path.parent.name}"
+        yield columns_measured(Columns(path, frame), name=path.name, provenance=provenance)
+
+
+def _known_columns(frame: pd.DataFrame, name: str, path: Path) -> pd.DataFrame:
+    """Return the columns of a table with the names and units of the package's measurement tables."""
+    kind, dtype = _TABLES[name]
+    frame = frame.rename(columns={**_SAME_NAME, dtype: "dtype"})
+    if kind in _WITHOUT_OP and name != "mla_bmm":
+        frame = frame.drop(columns="op")
+    frame["latency_us"] = frame["latency"].astype("float64") * 1e3
+    if "framework_version" not in frame:
+        frame["framework_version"] = path.parent.name
+    if kind in ("attention.context", "attention.generation") and "window_size" not in frame:
+        frame["window_size"] = 0
+    if kind == "collective":
+        sizes = frame["dtype"].map(_element_bytes).astype("float64")
+        frame["message_bytes"] = frame["message_size"].astype("float64") * sizes
+        source = frame["kernel_source"].astype(str)
+        for column in ("backend", "implementation"):
+            if column in frame:
+                source = source + ":" + frame[column].astype(str)
+        frame["library"] = (
+            name if name != "custom_allreduce" else f"{name}-{path.parent.parent.name}:" + source
+        )
+        frame["library_version"] = frame["framework_version"]
+        frame = frame.drop(columns=["framework", "framework_version"], errors="ignore")
+    return frame
+
+
+def _element_bytes(dtype: object) -> float:
+    name = str(dtype)
+    scheme = find_scheme(name)
+    return _ELEMENT_BYTES.get(name, np.nan if scheme is None else scheme.output_bits / 8)
+
 
 INSTALLED = "aiconfigurator"
 """Path that selects the tables of an installed aiconfigurator."""

@@ -122,29 +122,18 @@ class BaseIndex:
                 continue
             part = ops.take(rows)
             machine = machine_of(device, labels[0], labels[2])
-            logs = [
-                np.log(form_time_ns(FORMS[base.form], self._values(base, as_timed), part, machine))
-                for base in bases
-            ]
+            logs: list[FloatArray] = []
+            for base in bases:
+                form = FORMS[base.form]
+                values = {entry.name: entry.absent for entry in form.parameters if not isnan(entry.absent)}
+                values |= dict(zip(self._parameters[base.form], base.parameters, strict=True))
+                if not as_timed and timed_with_events(base.variant):
+                    starts = [name for name in ("t0_ns", "group_t0_ns") if name in values]
+                    values |= {name: min(values[name], MOST_START_NS) for name in starts}
+                logs.append(np.log(form_time_ns(form, values, part, machine)))
             times[rows] = np.mean(logs, axis=0)
             ends[rows] = np.mean([base.asymptote for base in bases])
         return times, ends
-
-    def _values(self, base: Base, as_timed: bool) -> dict[str, float]:
-        """Return the parameter values of a base by name; parameters that it lacks have their ``absent``
-        value.
-        """
-        values = dict(zip(self._parameters[base.form], base.parameters, strict=True))
-        values = {
-            parameter.name: parameter.absent
-            for parameter in FORMS[base.form].parameters
-            if not isnan(parameter.absent)
-        } | values
-        if not as_timed and timed_with_events(base.variant):
-            for name in ("t0_ns", "group_t0_ns"):
-                if name in values:
-                    values[name] = min(values[name], MOST_START_NS)
-        return values
 
 
 def combined_ns(form_log_ns: FloatArray, sheet_ns: FloatArray, share: float) -> FloatArray:

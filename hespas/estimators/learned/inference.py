@@ -1,4 +1,4 @@
-"""Predictions of learned models: gradient-boosted trees on the logarithm of time over a data-sheet time.
+"""Learned estimator: gradient-boosted trees on the logarithm of time over a data-sheet time.
 
     time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 
@@ -36,7 +36,6 @@ from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import (
     Card,
-    Cell,
     LearnedModel,
     NewDeviceInterval,
     cards_at,
@@ -363,7 +362,17 @@ def _fill_times(
     rows = np.concatenate([part for _, part in selections])
     cell = np.repeat(np.arange(len(selections)), [len(part) for _, part in selections])
     chosen = [selection for selection, _ in selections]
-    fitted = _as_fitted(ops.take(rows), [selection.cell for selection in chosen], cell)
+
+    def labels_of(names: list[str]) -> Labels:
+        distinct = tuple(dict.fromkeys(names))
+        return Labels.choice(distinct, np.array([distinct.index(name) for name in names])[cell])
+
+    fitted = replace(  # with the labels of the cells that cover them
+        ops.take(rows),
+        op=labels_of([selection.cell.op for selection in chosen]),
+        scheme=labels_of([selection.cell.scheme for selection in chosen]),
+        variant=labels_of([selection.cell.variant for selection in chosen]),
+    )
     times = _predict_times(model, chosen, cell, fitted, device)
     is_fitted_device = chosen[0].is_fitted_device
     share = _HALF_SHARE if is_fitted_device else _HALF_SHARE_NEW_DEVICE
@@ -379,21 +388,6 @@ def _fill_times(
     times = raised(model.card.family, fitted, times, predict_halves, measured=is_fitted_device)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
     answer.times[:, rows] = within_roof(times, fitted, device)
-
-
-def _as_fitted(ops: Operations, cells: Sequence[Cell], cell: IntArray) -> Operations:
-    """Return the operations with the labels of the cells that cover them."""
-
-    def labels_of(names: list[str]) -> Labels:
-        distinct = tuple(dict.fromkeys(names))
-        return Labels.choice(distinct, np.array([distinct.index(name) for name in names])[cell])
-
-    return replace(
-        ops,
-        op=labels_of([entry.op for entry in cells]),
-        scheme=labels_of([entry.scheme for entry in cells]),
-        variant=labels_of([entry.variant for entry in cells]),
-    )
 
 
 def _predict_times(

@@ -14,7 +14,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.operations import Operations, element_bytes
 
 __all__ = ["halved", "raised"]
@@ -111,7 +111,12 @@ def raised(
     for count in range(1, _MOST_HALVINGS + 1):
         for names in combinations_with_replacement(dims, count):
             by = {name: 2 ** names.count(name) for name in names}
-            some = np.flatnonzero(_divides(ops, by) & ~np.isnan(times_ns[0]))
+            divides = np.ones(len(ops), np.bool_)
+            for name, divisor in by.items():
+                for size in _LENGTHS if name == "q_len" and "kv_len" in ops.dims else (name,):
+                    with np.errstate(invalid="ignore"):
+                        divides &= ops.dim(size) % divisor == 0
+            some = np.flatnonzero(divides & ~np.isnan(times_ns[0]))
             rows.append(some)
             divisors.append(np.repeat([[by.get(name, 1) for name in dims]], len(some), axis=0))
     of = np.concatenate(rows)
@@ -127,13 +132,3 @@ def raised(
         np.fmax.at(least, of, np.where(is_jump & measured, np.nan, wanted))
         raised_ns: FloatArray = times_ns * (least / times_ns[0])
     return raised_ns
-
-
-def _divides(ops: Operations, by: Mapping[str, int]) -> BoolArray:
-    """Return True for operations whose sizes are whole after the division."""
-    whole = np.ones(len(ops), np.bool_)
-    for name, divisor in by.items():
-        for size in _LENGTHS if name == "q_len" and "kv_len" in ops.dims else (name,):
-            with np.errstate(invalid="ignore"):
-                whole &= ops.dim(size) % divisor == 0
-    return whole

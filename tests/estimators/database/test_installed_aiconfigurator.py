@@ -125,7 +125,7 @@ def test_without_an_installation_the_extra_is_named(monkeypatch: pytest.MonkeyPa
     def nowhere(name: str) -> None:
         """No such package."""
 
-    monkeypatch.setattr("hespas.estimators.database.library.find_spec", nowhere)
+    monkeypatch.setattr("hespas.estimators.database.model.find_spec", nowhere)
     ops = build.matmuls(
         Labels.constant("bf16", 1), batch=np.ones(1), m=np.ones(1), n=np.ones(1), k=np.ones(1)
     )

@@ -13,10 +13,8 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.external.adapter import CommandError, ExternalSimulator, run_command
-from hespas.estimators.external.cocossim import Cocossim
-from hespas.estimators.external.onnxim import Onnxim, matmul_model
-from hespas.estimators.external.scale_sim import ScaleSim
-from hespas.estimators.external.zigzag import ZigZag
+from hespas.estimators.external.programs import Cocossim, Onnxim, matmul_model
+from hespas.estimators.external.python_packages import ScaleSim, ZigZag
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import load_device

@@ -13,7 +13,7 @@ import pytest
 
 from hespas.estimators.external import adapter
 from hespas.estimators.external.adapter import CommandError, read_answer, run_command
-from hespas.estimators.external.cocossim import Cocossim
+from hespas.estimators.external.programs import Cocossim
 from hespas.hardware import load_device
 from hespas.operations import Labels
 from hespas.operations.build import matmuls
