@@ -113,7 +113,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(STUB.format(log=str(log)))
     command = (sys.executable, str(script))
     monkeypatch.setattr("hespas.estimators.compiled.measuring.worker_command", answer(command))
-    monkeypatch.setattr(compiled_model, "find_spec", answer(True or None))
+    monkeypatch.setattr(compiled_model, "find_spec", answer(True))
     return log
 
 
@@ -266,7 +266,7 @@ def test_rows_of_a_table_are_programs_too(tmp_path: Path, log: Path) -> None:
 
 
 def test_an_absent_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_model, "find_spec", answer(False or None))
+    monkeypatch.setattr(compiled_model, "find_spec", answer(None))
     with pytest.raises(MissingExtraError) as caught:
         Iree().estimate(graph(4), load_device("H100-SXM"))
     assert caught.value.hint == "pip install 'hespas[iree]'"
