@@ -231,8 +231,8 @@ def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
     ``(nodes,)``.
     """
     timed = (graph.duration_ns > 0) & (graph.multiplicity != 0)
-    kept: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
-    return kept
+    keeps: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
+    return keeps
 
 
 def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], findings: Diagnostics) -> None:

@@ -1,6 +1,6 @@
 """Links of collectives: the time of NCCL's tuning model over them, and the least time of their bandwidth.
 
-Figures are those of NCCL's tuning model (github.com/NVIDIA/nccl, src/graph/tuning.cc, ncclTunerConstants):
+Figures are from NCCL's tuning model (github.com/NVIDIA/nccl, src/graph/tuning.cc, ncclTunerConstants):
 start of a protocol, latency of a step, caps of bandwidth, by generation. The least of all times is taken:
 
     t = base + steps x latency + bytes of the whole buffer / bandwidth of the algorithm

@@ -50,17 +50,17 @@ class Compiler:
         findings = diagnostics if diagnostics is not None else Diagnostics()
         free = takes_no_time(graph)
         computes = (graph.kind == int(NodeKind.COMPUTE)) & ~free
-        stated = np.where(computes, _stated_cycles(graph), np.nan)
-        sentinel = (stated <= 0) | (stated > _MOST_CYCLES)
+        cycles = np.where(computes, _stated_cycles(graph), np.nan)
+        sentinel = (cycles <= 0) | (cycles > _MOST_CYCLES)
         clock_hz = nan if device.systolic is None else device.systolic.clock_hz
         if self.clock_ghz > 0:
             clock_hz = self.clock_ghz * 1e9
-        time: FloatArray = np.where(sentinel, np.nan, stated) / clock_hz * 1e9
+        time: FloatArray = np.where(sentinel, np.nan, cycles) / clock_hz * 1e9
         with np.errstate(invalid="ignore"):
             raised = roof_ns(operations_on(graph, device), device)
             lifted = raised > time
         _report(
-            graph, device, findings, stated=stated, sentinel=sentinel, lifted=lifted, no_clock=isnan(clock_hz)
+            graph, device, findings, stated=cycles, sentinel=sentinel, lifted=lifted, no_clock=isnan(clock_hz)
         )
         duration = np.where(free, 0.0, np.where(lifted, raised, time))
         unknown = np.isnan(duration)

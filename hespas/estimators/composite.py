@@ -71,7 +71,7 @@ libraries' times, and on held-out shapes they err by less than half as much as t
 (docs/accuracy.md).
 """
 _OWN_MODELS, _SHIPPED_MODELS = "learned:shipped=false", "learned:own=false"
-"""Learned models of a user's device file, and those of the package."""
+"""Learned models of a user's device file, and learned models of the package."""
 
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that use more of a graph than its single operations."""
@@ -250,7 +250,7 @@ def _orders_by_error(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceOrder:
-    """Default order for one device: estimators of a user's own device file come before those of the package.
+    """Default order for one device: estimators of a user's own device file come before the package's.
 
     ``fitted`` are kinds with fits of the device file that come first, ``learned`` kinds with learned models
     of it; ``by_error`` are orders by kind and number format for which the file states errors.

@@ -65,11 +65,11 @@ class MachineRates:
     """Rates of a device for one scheme; NaN where the device file states none.
 
     ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over the main memory's, bytes per
-    element are those of the scheme. ``vector_elements`` is the width of loads and matrix units: shorter or
-    unaligned rows waste a part of it. ``quantizes``: separate kernels convert the activations to the format
-    of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32 for any scheme, at which
-    addresses and conversions are computed. ``array``: matrix units that are systolic arrays. ``tiles``:
-    arrays are stored in whole tiles (:mod:`hespas.operations.tiles`).
+    element are the scheme's. ``vector_elements`` is the width of loads and matrix units: shorter or unaligned
+    rows waste a part of it. ``quantizes``: separate kernels convert the activations to the format of the
+    product. ``lane_flops_per_ns`` is the rate of the vector units in f32 for any scheme, at which addresses
+    and conversions are computed. ``array``: matrix units that are systolic arrays. ``tiles``: arrays are
+    stored in whole tiles (:mod:`hespas.operations.tiles`).
     """
 
     flops_per_ns: float
@@ -91,7 +91,7 @@ class MachineRates:
 class Form:
     """Function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
     parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
-    do not vary, of which a fit takes the best.
+    do not vary, and a fit takes the best of them.
     """
 
     name: str

@@ -206,8 +206,8 @@ def as_programs_run(
     prediction: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
     """Adjust the predictions of products that name no library to programs on the device, by its own
-    recordings or those of its vendor's devices; other predictions are unchanged. ``diagnostics`` receives the
-    distance of the latter.
+    recordings or its vendor's devices' recordings; other predictions are unchanged. ``diagnostics`` receives
+    the distance of the latter.
     """
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]

@@ -246,7 +246,7 @@ def roof_ns(ops: Operations, device: Device) -> FloatArray:
     It is the longest of: its arithmetic at the dense peak (for convolutions after fast algorithms), its bytes
     beyond the largest cache at the bandwidth of the main memory, and all its bytes at the bandwidth of that
     cache if the file states it, since operands that an earlier operation left there are not read from memory.
-    The experts of a mixture that are hit are unknown: they count as those of one token. O(ops).
+    The experts of a mixture that are hit are unknown: they count as one token's experts. O(ops).
     """
     kinds = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
     rates = np.array(
@@ -393,7 +393,7 @@ def _choose_link(device: Device, fits: bool) -> Link | None:
 def _domain(device: Device) -> int:
     """Return the number of devices that scale-up links connect: 1 without such a link, -1 for no bound.
 
-    A device whose only links are those of its host reaches all others through it.
+    A device that only has links to its host reaches all others through it.
     """
     link = device.link("scale_up")
     if link is None:

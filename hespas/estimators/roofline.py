@@ -351,8 +351,8 @@ def _report(graph: OpGraph, code: str, message: str, nodes: BoolArray, diagnosti
     """Report one warning per operation name, with the number of its nodes and the location of the first."""
     rows, first, counts = np.unique(graph.op_row[nodes], return_index=True, return_counts=True)
     where = np.flatnonzero(nodes)
-    for row, place, count in zip(rows.tolist(), first.tolist(), counts.tolist(), strict=True):
-        node = int(where[place])
+    for row, index, count in zip(rows.tolist(), first.tolist(), counts.tolist(), strict=True):
+        node = int(where[index])
         location = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
         operation = graph.strings[row] or "unnamed node"
         diagnostics.warning(code, location, f"{operation}: no duration, {message}", count=count)

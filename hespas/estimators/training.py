@@ -3,8 +3,8 @@
 Fits and learned models come from benchmarks of single kernels on an idle device, of libraries for serving. A
 training step differs: its fused attention is one of a few libraries, for both passes; its products keep the
 device at its power limit; 8-bit products were measured on other vendors' devices only. The published rates by
-family of devices are data with sources (:mod:`hespas.hardware.kernel_shares`); all other times are those of
-``base``.
+family of devices are data with sources (:mod:`hespas.hardware.kernel_shares`); all other times are
+``base``'s.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Unit(NamedTuple):
 
 
 def renewed_argument(unit: Unit) -> int:
-    """Return the argument of which an element is new in each iteration: the largest suitable one; -1 without
+    """Return the argument that gets a new element in each iteration: the largest suitable one; -1 without
     one.
     """
     suitable = [
@@ -125,15 +125,15 @@ def loop_text(unit: Unit, *, barrier: bool = True) -> str:
 
 def call_text(unit: Unit) -> str:
     """Return the program of a unit without a loop: ``@main`` takes its arguments."""
-    arguments = ", ".join(f"%p{place}: {each}" for place, each in enumerate(unit.arguments))
+    arguments = ", ".join(f"%p{index}: {argument}" for index, argument in enumerate(unit.arguments))
     results = unit.results or (Value("%one", Tensor(_INTEGER, ())),)
-    types = ", ".join(str(each.type) for each in results)
+    types = ", ".join(str(value.type) for value in results)
     lines = [
         f"func.func public @main({arguments}) -> ({types}) {{",
         f"%zero = stablehlo.constant dense<0> : {_INDEX}",
         f"%one = stablehlo.constant dense<1> : {_INDEX}",
         *unit.lines,
-        f"return {', '.join(each.name for each in results)} : {types}",
+        f"return {', '.join(value.name for value in results)} : {types}",
         "}",
     ]
     return "module {\n" + "\n".join(lines) + "\n}\n"

@@ -184,7 +184,7 @@ _FLOAT = 1
 def matmul_model(m: int, n: int, k: int) -> bytes:
     """Return an ONNX model of ``y = x w`` with an input x (m, k) and a weight w (k, n) without values.
 
-    A model is some forty bytes of protobuf. Field numbers are those of the ONNX specification
+    A model is some forty bytes of protobuf. Field numbers are from the ONNX specification
     (``onnx.proto``, IR version 8).
     """
     node = _text(1, "x") + _text(1, "w") + _text(2, "y") + _text(3, "product") + _text(4, "MatMul")

@@ -2,7 +2,7 @@
 
 Products of float32 on TF32 units become products of bf16 with twice the depth: a tensor core instruction
 multiplies matrices of as many *bytes* in either format, of half the depth in TF32, in as many cycles. So the
-bytes read and the cycles are those of a bf16 product with 2 k; the bytes written are twice as many.
+bytes read and the cycles equal a bf16 product's with 2 k; the bytes written are twice as many.
 
 Source: PTX ISA, ``mma.sync.m16n8k8`` (tf32) and ``m16n8k16`` (bf16),
 https://docs.nvidia.com/cuda/parallel-thread-execution; peaks of both in the data sheets, 1 : 2.

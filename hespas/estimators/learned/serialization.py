@@ -64,7 +64,7 @@ _NAME = re.compile(r"[\w.+-]{1,200}")
 _CODED = frozenset({"variant", "scheme", "op"})
 _MOST_COLUMNS = 255
 _MOST_LOG = 50.0
-"""Limit of a value [log time]: e^50 times the data sheet's time is no time."""
+"""Limit of a value [log time]: e^50 times the data sheet's time is not a possible time."""
 _MOST_CODE = 1_000_000
 _LEAST_PARAMETER, _MOST_PARAMETER = 1e-12, 1e12
 _MOST_NS = 3.6e12
@@ -106,7 +106,7 @@ class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors on sizes beyond those of a fit: rows in the two largest octaves of any dimension were left out.
+    """Errors on sizes beyond the fitted ones: rows in the two largest octaves of any dimension were left out.
     ``widening`` are pairs of octaves beyond the fitted sizes and the growth of intervals there [log time].
     """
 
@@ -189,7 +189,7 @@ class FitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of one model, everything except its trees.
 
-    ``columns`` are the inputs of the trees, ``transfer_columns`` those of the trees for new devices;
+    ``columns`` are the inputs of the trees, ``transfer_columns`` the inputs of the trees for new devices;
     ``codes`` number the variants, schemes and operations in the order of their mean time over the base.
     ``support`` are the dimensions whose octaves are stored, ``reach`` the least and largest size of each.
     Trees correct ``bases`` (:mod:`~hespas.estimators.learned.bases`) with the parameters of ``forms`` and the
