@@ -204,8 +204,8 @@ def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     queues of communicators if no other node names a stream: these belong to a generated step, not to a
     recording.
     """
-    talks = np.isin(graph.kind, _COMMUNICATION_KINDS)
-    if (graph.stream[~talks] < 0).all():
+    communicates = np.isin(graph.kind, _COMMUNICATION_KINDS)
+    if (graph.stream[~communicates] < 0).all():
         return graph
     named = np.unique(graph.stream[(graph.stream >= 0) & (graph.resource == int(Resource.DEVICE))])
     if len(named) < 2:
@@ -247,7 +247,7 @@ def _blank_estimate(graph: OpGraph) -> Estimate:
     """Return an estimate with a time only for zero-cost nodes, so that the graph's own times are used."""
     nodes = len(graph)
     free = is_free(graph) | (graph.kind == int(NodeKind.METADATA))
-    nobody = np.broadcast_to(np.int8(-1), (nodes,))
+    no_estimator = np.broadcast_to(np.int8(-1), (nodes,))
     return Estimate(
         hardware="",
         estimators=(),
@@ -255,8 +255,8 @@ def _blank_estimate(graph: OpGraph) -> Estimate:
         duration_ns=np.where(free, 0.0, np.nan),
         low_ns=constant(np.nan, nodes),
         high_ns=constant(np.nan, nodes),
-        estimator=nobody,
-        bound=nobody,
+        estimator=no_estimator,
+        bound=no_estimator,
     )
 
 

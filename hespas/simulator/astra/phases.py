@@ -347,7 +347,7 @@ class _TreeMachine:
 
 
 class TreeNode(NamedTuple):
-    """Neighbours of a rank in a tree: -1 is no parent, children are left then right."""
+    """Neighbours of a rank in a tree: -1 for no parent; children are left then right."""
 
     parent: int
     children: tuple[int, ...]
@@ -414,7 +414,7 @@ class PhaseTimes:
         return time
 
     def _of_ring(self, start: PhaseStart) -> PhaseTime:
-        """Return the time of a ring. Messages of a reduce-scatter, and the first half of those of an
+        """Return the time of a ring. Messages of a reduce-scatter, and the first half of the messages of an
         all-reduce, are reduced before they are forwarded.
         """
         plan, delay_ns = start.plan, start.delay_ns

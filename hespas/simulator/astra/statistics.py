@@ -66,7 +66,9 @@ class RankStatistics:
 
     @classmethod
     def of(cls, figures: Sequence[RankFigures], shown_by: IntArray) -> RankStatistics:
-        """Return the figures of all ranks from those of representatives: ``shown_by`` indexes ``figures``."""
+        """Return the figures of all ranks from the figures of representatives: ``shown_by`` indexes
+        ``figures``.
+        """
         columns = np.array([row[:8] for row in figures], np.int64).T[:, shown_by]
         averages = [row.roofline for row in figures if row.roofline is not None]
         table = np.array(averages, np.float64)[shown_by] if averages else None
