@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hespas.validators.serving import (
     CALIBRATIONS,
+    EngineFit,
     RunReplay,
     ServingErrors,
     ServingPredictor,
-    StackFit,
     evaluate_runs,
     read_recorded,
     read_rows,
@@ -33,7 +33,7 @@ Made by `python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`; do not e
 sample of measurements (`silicon_sample.csv` at 095f58a5): means over requests of TTFT and TPOT of servers
 with a fixed number of clients. Fits see its rows of the split `calib`, tables below are of `devval`; errors
 are absolute, predicted over measured less 1. Tokens/s follow from both times and the number of clients. The
-naive predictions use a constant part of bandwidth (TPOT) and of peak (TTFT), the median of the stack.
+naive predictions use a constant part of bandwidth (TPOT) and of peak (TTFT), the median of the engine.
 What calibrates: see `hespas-validate serving --help`.
 
 Most runs come from InferenceMAX. Its scripts state the launch settings (maximum tokens of a step, maximum
@@ -169,9 +169,9 @@ def main() -> int:
         return 2
     runs, recorded, requests = map(Path, sys.argv[1:])
     rows, predictor = read_rows(runs), ServingPredictor()
-    known: dict[str, StackFit] = {}
+    known: dict[str, EngineFit] = {}
     judgements = [
-        evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, known=known)
+        evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, cached_fits=known)
         for each in CALIBRATIONS
     ]
     PAGE.write_text(page(judgements, replay_runs(read_recorded(recorded, requests))), encoding="utf-8")

@@ -274,7 +274,7 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoredFactors(msgspec.Struct, frozen=True):
-    """Fields of a document of which the factors are read."""
+    """Fields of a document that are needed to read its factors."""
 
     schema: Literal["hespas.league_factors/1", "hespas.league/1"]
     factors: list[_ComponentFactorJson]

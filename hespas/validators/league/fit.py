@@ -236,7 +236,7 @@ class CellCorrection:
 
 
 def scale_posterior(posterior: Posterior, prior: FloatArray, share: float) -> Posterior:
-    """Return a posterior of which a share is applied; ``prior`` are deviations without correction."""
+    """Apply a share of a correction; ``prior`` are standard deviations without a correction."""
     return Posterior(posterior.mean * share, _mixed_deviation(posterior.deviation, prior, share))
 
 

@@ -139,7 +139,13 @@ def predicted_rows(
         message = "rows equal another row in all columns: their errors count more than once"
         diagnostics.warning("league.repeated-row", str(table), message, count=repeated)
     devices = {cell: _device_key(cell, table) for cell in {row.get("accelerator", "") for row in rows}}
-    systems = {cell: _system_key(cell, table) for cell in {row.get("network", "") for row in rows}}
+    systems: dict[str, str] = {}
+    for spelling in {row.get("network", "") for row in rows}:
+        try:
+            system = resolve_reference(table, spelling, "column network")
+            systems[spelling] = content_digest([Path(system)] if is_path(system) else [])
+        except BoundaryError as error:  # the prediction of the row reports it
+            systems[spelling] = str(error)
     tasks: list[PredictionTask] = []
     keys: list[str] = []
     for number, row in enumerate(rows):
@@ -172,9 +178,9 @@ def predicted_rows(
     refusals = [row.predicted.refusal for row in league if row.predicted.refusal]
     if len(refusals) == len(league):
         first = refusals[0]
-        error = FormatError if any(refusal.supported for refusal in refusals) else UnsupportedError
+        error_type = FormatError if any(refusal.supported for refusal in refusals) else UnsupportedError
         count = "" if len(league) == 1 else f"none of {len(league):,} rows can be predicted: "
-        raise error(
+        raise error_type(
             f"{count}{first.message}", path=str(table), position=league[0].position,
             hint=first.hint or "docs/league.md lists the columns of a row",
         )  # fmt: skip
@@ -242,15 +248,6 @@ def _device_key(spelling: str, table: Path) -> tuple[str, str]:
         return spelling, str(error)
 
 
-def _system_key(spelling: str, table: Path) -> str:
-    """Return a digest of the file of a system outside of the package."""
-    try:
-        system = resolve_reference(table, spelling, "column network")
-    except BoundaryError as error:
-        return str(error)
-    return content_digest([Path(system)] if is_path(system) else [])
-
-
 @lru_cache(maxsize=_MAX_STEPS)
 def _step(settings: RunSettings) -> tuple[StepTime, int, Diagnostics]:
     """Return the step of some settings, the number of nodes without a time, and the diagnostics. The cache
@@ -263,39 +260,39 @@ def _step(settings: RunSettings) -> tuple[StepTime, int, Diagnostics]:
 
 def _predicted(task: PredictionTask) -> StepPrediction:
     """Predict a row; an error becomes its refusal."""
-    diagnostics, place = Diagnostics(), f"row {task.number}"
+    diagnostics, position = Diagnostics(), f"row {task.number}"
     try:
         for column in NEEDED:
             if not task.cells.get(column):
-                raise FormatError("the cell is empty", path=place, position=f"column {column}")
-        run = run_of(task.cells, place, diagnostics, task.table)
+                raise FormatError("the cell is empty", path=position, position=f"column {column}")
+        run = run_of(task.cells, position, diagnostics, task.table)
         device = load_device(resolve_reference(task.table, task.device, "column accelerator"))
         network = task.cells.get("network", "")
         system = load_system(resolve_reference(task.table, network, "column network")) if network else None
         step, num_untimed, step_diagnostics = _step(settings_of(run, device, task.estimator, system))
         diagnostics.extend(step_diagnostics)
         if not 0 < step.time_ns < inf:
-            raise UnsupportedError("the estimator has no time for any part of the step", path=place)
+            raise UnsupportedError("the estimator has no time for any part of the step", path=position)
         peak = max(rank.peak_bytes for rank in memory_of(run.model, run.layout, run.training))
     except HespasError as error:
         # rows have other numbers in other tables: only a position in the row, or another file, is stored
-        is_in_row = error.path in {None, place}
-        positions = [error.position] if is_in_row else [error.path, error.position]
+        is_in_row = error.path in {None, position}
+        parts = [error.position] if is_in_row else [error.path, error.position]
         return StepPrediction(
             refusal=Refusal(
                 message=error.message,
-                position="".join(f", {position}" for position in positions if position),
+                position="".join(f", {part}" for part in parts if part),
                 hint=error.hint or "",
                 supported=not isinstance(error, UnsupportedError),
             )
         )
     if num_untimed:
         message = f"{num_untimed:,} nodes of the microbatches have no time and are counted as 0"
-        diagnostics.warning("row.untimed", place, message)
+        diagnostics.warning("row.untimed", position, message)
     capacity = float(device.main_memory.capacity_bytes)
     if 0 <= capacity < peak:
         message = "the predicted peak memory exceeds the memory of the device"
-        diagnostics.warning("memory.beyond-device", place, message)
+        diagnostics.warning("memory.beyond-device", position, message)
     blocks = set(map(type, run.model.blocks()))
     kinds = (("hybrid", Mamba), ("latent", LatentAttention), ("experts", Experts))
     features = [feature for feature, block in kinds if block in blocks]

@@ -12,7 +12,7 @@ from hespas.validators.serving.evaluation import (
     evaluate_runs,
     serving_json,
 )
-from hespas.validators.serving.fit import StackFit
+from hespas.validators.serving.fit import EngineFit
 from hespas.validators.serving.predict import ServingPredictor, capacity_of
 from hespas.validators.serving.recorded import RunReplay, read_recorded, replay_runs
 from hespas.validators.serving.rows import ServingRow, read_rows, refuse_empty_split
@@ -20,6 +20,7 @@ from hespas.validators.serving.rows import ServingRow, read_rows, refuse_empty_s
 __all__ = [
     "CALIBRATIONS",
     "Calibrate",
+    "EngineFit",
     "EvaluatedRun",
     "RunReplay",
     "ServingAccuracyDocument",
@@ -27,7 +28,6 @@ __all__ = [
     "ServingErrors",
     "ServingPredictor",
     "ServingRow",
-    "StackFit",
     "capacity_of",
     "evaluate_runs",
     "read_recorded",

@@ -1,7 +1,7 @@
 """Errors of predicted runs of servers, with and without calibration, and their JSON document.
 
 A naive baseline uses the bytes of a step and the FLOPs of a prompt, with the median fractions of the memory
-bandwidth and of the peak that the runs of the stack reach.
+bandwidth and of the peak that the runs of the engine reach.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.serving.fit import PRIORS, StackFit, fit_stack, one_point, point_of
+from hespas.validators.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
 from hespas.validators.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
 from hespas.validators.serving.recorded import RunReplay
-from hespas.validators.serving.rows import ServingRow, deployment_of, library_of, stack_of
+from hespas.validators.serving.rows import ServingRow, deployment_of, engine_of, library_of
 
 __all__ = [
     "CALIBRATIONS",
@@ -47,9 +47,9 @@ Calibrate = Literal[
     "none", "one-per-stack", "one-per-deployment", "stack", "stack-and-one", "stack-and-deployment"
 ]
 CALIBRATIONS: tuple[Calibrate, ...] = get_args(Calibrate)
-"""Calibration data: none; one run of each device and framework (stack); one run of each deployment, which is
-a stack with release, model and precision; all runs of each stack, and for MoE models of each format of
-experts; these and one run of each deployment; these and all runs of each deployment.
+"""Calibration data: none; one run of each engine on a device (the values say "stack"); one run of each
+deployment, which is an engine with release, model and precision; all runs of each engine, and for MoE models
+of each format of experts; these and one run of each deployment; these and all runs of each deployment.
 """
 METRICS = ("ttft", "tpot", "tokens_per_s")
 _HELD_OUT_SPLIT = "devval"
@@ -59,9 +59,10 @@ _TAILS = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRun:
-    """Run with its prediction and that of the baseline. ``low`` and ``high`` are the 90 % interval, from the
-    residuals of the runs in the fit; None without a fit. ``status`` is predicted, calibrating (it is in the
-    fit), or the reason why it is not predicted.
+    """Run with its prediction and the prediction of the baseline.
+
+    ``low`` and ``high`` are the 90 % interval, from the residuals of the runs in the fit; None without a fit.
+    ``status`` is predicted, calibrating (in the fit), or the reason why the run is not predicted.
     """
 
     row: ServingRow
@@ -115,14 +116,14 @@ class ServingErrorSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingErrors:
-    """Errors of all runs, with the fit of each stack."""
+    """Errors of all runs, with the fit of each engine."""
 
     calibrate: Calibrate
     rows: tuple[EvaluatedRun, ...]
-    fits: dict[str, StackFit] = field(default_factory=dict[str, StackFit])
+    fits: dict[str, EngineFit] = field(default_factory=dict[str, EngineFit])
 
     def summaries(self) -> list[ServingErrorSummary]:
-        """Return the errors of all runs, by source, stack, model and precision, and capacity."""
+        """Return the errors of all runs, by source, engine, model and precision, and capacity."""
         summaries: list[ServingErrorSummary] = []
         runs = [run for run in self.rows if run.status == "predicted"]
         for by, key_of in _GROUPINGS.items():
@@ -150,19 +151,19 @@ def _grouped(rows: Sequence[ServingRow], key: Callable[[ServingRow], str]) -> di
 _GROUPINGS: dict[str, Callable[[ServingRow], str]] = {
     "all": lambda row: "all",
     "source": lambda row: row.source or "unknown",
-    "stack": stack_of,
-    "model": lambda row: f"{stack_of(row)} {row.model} {row.precision}",
+    "stack": engine_of,
+    "model": lambda row: f"{engine_of(row)} {row.model} {row.precision}",
 }
 
 
 def _summary(by: str, value: str, metric: str, rows: Sequence[EvaluatedRun]) -> ServingErrorSummary:
-    def known(values: Iterable[float]) -> FloatArray:
+    def finite(values: Iterable[float]) -> FloatArray:
         column = np.array(list(values), np.float64)
         return np.asarray(column[np.isfinite(column)], np.float64)
 
-    errors = known(run.error(metric) for run in rows)
-    naive = error_figures(known(run.error(metric, baseline=True) for run in rows))
-    inside = known(run.inside(metric) for run in rows)
+    errors = finite(run.error(metric) for run in rows)
+    naive = error_figures(finite(run.error(metric, baseline=True) for run in rows))
+    inside = finite(run.inside(metric) for run in rows)
     figures = error_figures(errors)
     return ServingErrorSummary(
         by=by,
@@ -185,19 +186,20 @@ def evaluate_runs(
     calibrate: Calibrate = "none",
     split: str = "",
     predictor: ServingPredictor | None = None,
-    known: dict[str, StackFit] | None = None,
+    cached_fits: dict[str, EngineFit] | None = None,
 ) -> ServingErrors:
     """Predict the rows of a ``split`` (empty: all) and return their errors, calibrated with the rows outside
-    of the split ``devval``. ``known`` caches the fits of stacks to the same rows.
+    of the split ``devval``. ``cached_fits`` has fits of engines to the same rows,
+    and gets new ones.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
     evaluated = [row for row in rows if not split or row.split == split]
-    corrections = _Corrections(calibrate, fitting, chosen, {} if known is None else known)
+    corrections = _Corrections(calibrate, fitting, chosen, {} if cached_fits is None else cached_fits)
     baseline = _NaiveBaseline(fitting)
-    done = chosen.all_times(evaluated, corrections.of)
+    predictions = chosen.all_times(evaluated, corrections.of)
     runs: list[EvaluatedRun] = []
-    for row, times in zip(evaluated, done, strict=True):
+    for row, times in zip(evaluated, predictions, strict=True):
         if isinstance(times, str):
             runs.append(EvaluatedRun(row=row, status=times))
             continue
@@ -219,32 +221,42 @@ class _Corrections:
         calibrate: Calibrate,
         rows: Sequence[ServingRow],
         predictor: ServingPredictor,
-        known: dict[str, StackFit],
+        cached_fits: dict[str, EngineFit],
     ) -> None:
-        self.fits: dict[str, StackFit] = {}
+        self.fits: dict[str, EngineFit] = {}
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
         for key, members in _grouped(rows, library_of).items() if calibrate.startswith("stack") else ():
-            fitted = known.get(key) or fit_stack(members, predictor)
+            fitted = cached_fits.get(key) or fit_engine(members, predictor)
             if fitted is not None:
-                known[key] = self.fits[key] = fitted
+                cached_fits[key] = self.fits[key] = fitted
                 self._of[key] = fitted.correction
         if calibrate == "stack-and-deployment":
             self._of |= {key: own for fit in self.fits.values() for key, own in fit.deployments.items()}
         group = _POINT_GROUPS.get(calibrate)
         for key, members in _grouped(rows, group).items() if group else ():
             row = point_of(members)
-            stack = self.fits.get(library_of(row))
-            if stack is None:
+            engine = self.fits.get(library_of(row))
+            if engine is None:
                 correction = one_point(row, predictor)
             else:
-                correction = one_point(row, predictor, stack.correction, stack.apart)
+                correction = one_point(row, predictor, engine.correction, engine.apart)
             if correction is not None:
                 self._of[key] = correction
                 self.points.add(row.row)
-        for key in self.fits:
-            self._add_residuals(key, [row for row in rows if library_of(row) == key], predictor)
+        for key, fit in self.fits.items():
+            members = [row for row in rows if library_of(row) == key]
+            held_out = [row for row in members if row.row not in fit.simulated]
+            used = held_out if len(held_out) >= _MIN_RESIDUALS else members
+            predicted = [(row, predictor.times(row, self.of(row))) for row in used]
+            residuals = [
+                (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))
+                for row, times in predicted
+                if not isinstance(times, str)
+            ]
+            if len(residuals) >= _MIN_RESIDUALS:
+                self._residuals[key] = np.array(residuals)
 
     @property
     def fitted_on(self) -> frozenset[int]:
@@ -252,8 +264,8 @@ class _Corrections:
         return frozenset(self.points).union(*(fit.simulated for fit in self.fits.values()))
 
     def of(self, row: ServingRow) -> Correction:
-        """Return the correction of a row; none if its stack is not calibrated."""
-        names = (deployment_of(row), library_of(row), stack_of(row))
+        """Return the correction of a row; no correction if its engine is not calibrated."""
+        names = (deployment_of(row), library_of(row), engine_of(row))
         return next((self._of[name] for name in names if name in self._of), Correction())
 
     def bounds(self, row: ServingRow, times: MeanTimes) -> tuple[MeanTimes | None, MeanTimes | None]:
@@ -267,27 +279,15 @@ class _Corrections:
         )
         return first, second
 
-    def _add_residuals(self, key: str, rows: Sequence[ServingRow], predictor: ServingPredictor) -> None:
-        """Add the residuals of the runs of a stack; of those outside of the fit if they are enough."""
-        held_out = [row for row in rows if row.row not in self.fits[key].simulated]
-        used = held_out if len(held_out) >= _MIN_RESIDUALS else rows
-        predicted = [(row, predictor.times(row, self.of(row))) for row in used]
-        residuals = [
-            (np.log(times.ttft_ms / row.ttft_ms), np.log(times.tpot_ms / row.tpot_ms))
-            for row, times in predicted
-            if not isinstance(times, str)
-        ]
-        if len(residuals) >= _MIN_RESIDUALS:
-            self._residuals[key] = np.array(residuals)
-
 
 _POINT_GROUPS: dict[str, Callable[[ServingRow], str]] = {
-    "one-per-stack": stack_of,
+    "one-per-stack": engine_of,
     "one-per-deployment": deployment_of,
     "stack-and-one": deployment_of,
 }
 """Calibration with single runs -> the groups that have one each."""
 _MIN_RESIDUALS = 10
+"""Residuals that an interval needs. Residuals of runs outside of the fit are used if there are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,18 +299,18 @@ class _RooflineTimes:
 
 
 class _NaiveBaseline:
-    """Constant utilization of bandwidth and peak: medians over the runs of a stack."""
+    """Constant utilization of bandwidth and peak: medians over the runs of an engine."""
 
     def __init__(self, rows: Sequence[ServingRow]) -> None:
         factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (bound := _roofline_times(row)) is not None:
-                factors[stack_of(row)].append((row.ttft_ms / bound.prompt_ms, row.tpot_ms / bound.step_ms))
+                factors[engine_of(row)].append((row.ttft_ms / bound.prompt_ms, row.tpot_ms / bound.step_ms))
         self._factors = {key: np.median(np.array(values), axis=0) for key, values in factors.items()}
 
     def times(self, row: ServingRow) -> MeanTimes | None:
-        """Return the naive prediction of a row; None for a stack without runs."""
-        factor, bound = self._factors.get(stack_of(row)), _roofline_times(row)
+        """Return the naive prediction of a row; None for an engine without runs."""
+        factor, bound = self._factors.get(engine_of(row)), _roofline_times(row)
         if factor is None or bound is None:
             return None
         return MeanTimes(bound.prompt_ms * float(factor[0]), bound.step_ms * float(factor[1]))
@@ -366,7 +366,7 @@ class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _SummaryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the runs whose "by" is the value, and those of the baseline."""
+    """Errors of the runs whose "by" is the value, and errors of the baseline."""
 
     calibrate: str
     by: str
@@ -383,7 +383,7 @@ class _SummaryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """StackFit parameter of a stack, or of one of its deployments (empty: of the stack). ``apart`` is the
+    """Fitted parameter of an engine, or of one of its deployments (empty: of the engine). ``apart`` is the
     spread of errors within a deployment.
     """
 
@@ -396,7 +396,7 @@ class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """RunReplay of a recorded run; errors are relative, over the requests after the fifth that calibrates.
+    """Replay of a recorded run; errors are relative, over the requests after the fifth that calibrates.
     measured_s is the duration of the run, computed_s that of its simulation, calibrating_s that of the
     calibration (null: none). load_share is the peak load relative to the capacity: near and beyond 1, the
     TTFT is dominated by queueing.
@@ -442,7 +442,7 @@ def _run_entry(run: EvaluatedRun) -> _RunEntry:
         row=row.row,
         model=row.model,
         hardware=row.hardware,
-        stack=row.stack,
+        stack=row.engine,
         release=row.release,
         precision=row.precision,
         ranks=row.ranks,
@@ -467,50 +467,45 @@ def _run_entry(run: EvaluatedRun) -> _RunEntry:
     )
 
 
-def _parameter_entries(judged: ServingErrors) -> list[_ParameterEntry]:
-    """Return the parameters of each stack, and of its deployments if they have their own."""
-    entries: list[_ParameterEntry] = []
-    for stack, fitted in sorted(judged.fits.items()):
+def serving_json(
+    errors: ServingErrors, recorded: Sequence[RunReplay], inputs: Sequence[str], diagnostics: Diagnostics
+) -> bytes:
+    """Return the document ``hespas.serving_accuracy/1``."""
+    parameters: list[_ParameterEntry] = []
+    for engine, fitted in sorted(errors.fits.items()):
         values = {name: float(getattr(fitted.correction, name)) for name in PRIORS} | {"apart": fitted.apart}
-        entries += [
+        parameters += [
             _ParameterEntry(
-                stack=stack, deployment="", name=name, value=value,
+                stack=engine, deployment="", name=name, value=value,
                 standard_error=fitted.standard_errors.get(name, nan), rows=fitted.rows,
             )
             for name, value in values.items()
         ]  # fmt: skip
-        if judged.calibrate != "stack-and-deployment":
+        if errors.calibrate != "stack-and-deployment":
             continue
-        entries += [
+        parameters += [
             _ParameterEntry(
-                stack=stack, deployment=key, name=name, value=getattr(own, name), standard_error=nan,
+                stack=engine, deployment=key, name=name, value=getattr(own, name), standard_error=nan,
                 rows=fitted.rows,
             )
             for key, own in sorted(fitted.deployments.items())
             for name in PRIORS
         ]  # fmt: skip
-    return entries
-
-
-def serving_json(
-    judged: ServingErrors, recorded: Sequence[RunReplay], inputs: Sequence[str], diagnostics: Diagnostics
-) -> bytes:
-    """Return the document ``hespas.serving_accuracy/1``."""
     document = ServingAccuracyDocument(
         inputs=list(inputs),
         diagnostics=diagnostics_json(diagnostics),
-        calibrate=judged.calibrate,
-        rows=[_run_entry(run) for run in judged.rows],
+        calibrate=errors.calibrate,
+        rows=[_run_entry(run) for run in errors.rows],
         summary=[
             _SummaryEntry(
-                calibrate=judged.calibrate, by=row.by, value=row.value, metric=row.metric, n=row.n,
+                calibrate=errors.calibrate, by=row.by, value=row.value, metric=row.metric, n=row.n,
                 mean_ape=row.mean_ape, median_ape=row.median_ape, p90_ape=row.p90_ape, bias=row.bias,
                 interval_coverage=row.interval_coverage, baseline_mean_ape=row.baseline_mean_ape,
                 baseline_median_ape=row.baseline_median_ape,
             )
-            for row in judged.summaries()
+            for row in errors.summaries()
         ],
-        parameters=_parameter_entries(judged),
+        parameters=parameters,
         recorded=[
             _ReplayEntry(
                 trace=replay.trace, calibrated=replay.calibrated, requests=replay.requests,

@@ -1,12 +1,12 @@
-"""Fits of a few physical parameters of a serving stack to measured runs, shrunk to their priors.
+"""Fits of a few physical parameters of a serving engine to measured runs, shrunk to their priors.
 
-A stack is a device and a framework, and for MoE models the format of experts. Its parameters are factors on
-the time of matmuls, expert matmuls, attention, collectives and other kernels, factors for prefill and expert
-matmuls in prefill, CPU overheads per step, sequence, prompt, kernel launch and request, and the acceptance
-rate of speculative tokens. Runs are simulated at a point and at small steps from it, and again at the end of
-a fit; slopes are reused, so that fits need few simulations. Residuals are logarithms of predicted over
-measured times; those beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has its
-own parameters, with those of its stack as the prior.
+A fit is for one engine on one device, and for MoE models for one format of experts. Its parameters are
+factors on the time of matmuls, expert matmuls, attention, collectives and other kernels, factors for prefill
+and expert matmuls in prefill, CPU overheads per step, sequence, prompt, kernel launch and request, and the
+acceptance rate of speculative tokens. Runs are simulated at a point and at small steps from it, and again at
+the end of a fit. Slopes are reused, so that fits need few simulations. Residuals are logarithms of predicted
+over measured times; residuals beyond 15 % count linearly (soft L1). A deployment (release, model, precision)
+has its own parameters, with the parameters of its engine as the prior.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hespas.simulator.serving import Correction
 from hespas.validators.serving.predict import MeanTimes, ServingPredictor
 from hespas.validators.serving.rows import ServingRow, deployment_of
 
-__all__ = ["PRIORS", "StackFit", "fit_stack", "one_point", "point_of"]
+__all__ = ["PRIORS", "EngineFit", "fit_engine", "one_point", "point_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ _SCALE, _CENTER, _LOW, _HIGH = (
 _DEFAULT_RUN_SPREAD = 0.2
 """Assumed spread of the errors of runs of one deployment, without data."""
 _RUN_SPREADS = (0.05, 0.1, 0.2, 0.4, 0.8, 1e3)
-"""Candidates for it; with the last, a run has no effect on the prediction of others."""
+"""Candidates for this spread. With the last, a run has no effect on the prediction of others."""
 _MIN_SPREAD = 0.01
 """Assumed repeatability of times."""
 _MAX_RESIDUAL = 0.5
@@ -73,8 +73,8 @@ _MAX_RESIDUAL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class StackFit:
-    """StackFit parameters of a stack with standard errors, and of its deployments.
+class EngineFit:
+    """Fitted parameters of an engine with standard errors, and of its deployments.
 
     ``apart`` is the spread of errors (relative) within a deployment with which one run predicts the others
     best. ``simulated`` are the rows of the table in the fit.
@@ -92,8 +92,8 @@ class StackFit:
         return len(self.simulated)
 
 
-def fit_stack(rows: Sequence[ServingRow], predictor: ServingPredictor) -> StackFit | None:
-    """Fit the stack of all rows and its deployments; return None if no row can be predicted. At most
+def fit_engine(rows: Sequence[ServingRow], predictor: ServingPredictor) -> EngineFit | None:
+    """Fit the engine of all rows and its deployments; return None if no row can be predicted. At most
     :data:`_MAX_ROWS` rows are simulated, spread over servers and loads.
     """
     order = sorted(rows, key=lambda row: (row.model, row.precision, row.ranks, row.prompt, row.concurrency))
@@ -106,7 +106,7 @@ def fit_stack(rows: Sequence[ServingRow], predictor: ServingPredictor) -> StackF
     parts = linear.moved(predictor, at).by_deployment()
     prior = _FitPrior(at, _SCALE, _SOFT_RESIDUAL)
     own = {key: _correction(_fit_repeatedly(part, predictor, prior)[0]) for key, part in parts.items()}
-    return StackFit(
+    return EngineFit(
         correction=_correction(at),
         standard_errors=dict(zip(_NAMES, errors.tolist(), strict=True)),
         apart=_best_spread(list(parts.values())),
@@ -130,8 +130,8 @@ def one_point(
     start: Correction | None = None,
     apart: float = _DEFAULT_RUN_SPREAD,
 ) -> Correction | None:
-    """Fit the parameters of a deployment to one measured run, with those of its stack (``start``) as the
-    prior.
+    """Fit the parameters of a deployment to one measured run. The prior is the parameters of its engine,
+    ``start``.
 
     ``apart`` is the assumed spread of errors within a deployment. Returns None if the row cannot be
     predicted.
@@ -209,25 +209,20 @@ def _linear_model(
             continue
         predicted.append(row)
         base.append(times)
-        slopes.append(_slopes(row, predictor, at, times))
+        row_slopes = np.zeros((2, len(_NAMES)))
+        for column, (name, prior) in enumerate(PRIORS.items()):
+            if (name == "accepts" and not row.launch.drafts) or (name == "collectives" and row.ranks == 1):
+                continue
+            step = 0.25 * prior.scale
+            step = -step if getattr(at, name) + step > prior.high else step
+            moved = predictor.times(row, replace(at, **{name: getattr(at, name) + step}))
+            if not isinstance(moved, str):
+                row_slopes[:, column] = np.subtract(moved, times) / step
+        slopes.append(row_slopes)
     if not predicted:
         return None
     measured = np.array([(row.ttft_ms, row.tpot_ms) for row in predicted])
     return _LinearModel(tuple(predicted), values, np.array(base), np.array(slopes), measured)
-
-
-def _slopes(row: ServingRow, predictor: ServingPredictor, at: Correction, times: MeanTimes) -> FloatArray:
-    """Return the derivatives of both times by each parameter, shape ``(2, parameters)``."""
-    slopes = np.zeros((2, len(_NAMES)))
-    for column, (name, prior) in enumerate(PRIORS.items()):
-        if (name == "accepts" and not row.launch.drafts) or (name == "collectives" and row.ranks == 1):
-            continue
-        step = 0.25 * prior.scale
-        step = -step if getattr(at, name) + step > prior.high else step
-        moved = predictor.times(row, replace(at, **{name: getattr(at, name) + step}))
-        if not isinstance(moved, str):
-            slopes[:, column] = np.subtract(moved, times) / step
-    return slopes
 
 
 def _fit_repeatedly(
@@ -241,8 +236,8 @@ def _fit_repeatedly(
 
 
 def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArray]:
-    """Return the best parameters and their standard errors, which follow from the residuals and are at most
-    those of the prior.
+    """Return the best parameters and their standard errors, which follow from the residuals and do not
+    exceed the standard errors of the prior.
     """
     weight, count, parameters = _SOFT_RESIDUAL / prior.residual, linear.base.size, len(linear.at)
 

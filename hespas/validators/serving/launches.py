@@ -1,4 +1,4 @@
-"""ServerLaunch settings of measured servers, from published scripts.
+"""Launch settings of measured servers, from published scripts.
 
 InferenceMAX (https://github.com/SemiAnalysisAI/InferenceX) publishes the scripts that start its servers:
 maximum tokens and sequences of a step, KV-cache type, memory utilization, scheduler receive interval. They
@@ -20,11 +20,11 @@ __all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStart:
-    """Facts by which the scripts choose the settings of a server, with the date of the run."""
+    """Inputs from which the scripts choose the settings of a server, with the date of the run."""
 
     model: str
     hardware: str
-    stack: str
+    engine: str
     release: str
     precision: str
     layout: Layout
@@ -52,11 +52,21 @@ class ServerLaunch:
 
 
 _MANY_CLIENTS, _LONG_INTERVAL, _SHORT_INTERVAL = 16, 30, 10
-"""From this many clients on, SGLang's scripts use the longer scheduler-recv-interval [steps]."""
+"""Minimum number of clients with which SGLang's scripts set the longer scheduler-recv-interval [steps], and
+both intervals.
+"""
 _MIN_TOKENS_DATE = "2026-01-20"
 """Since this date TensorRT-LLM's scripts set max_num_tokens to at least 8,192."""
 _BALANCED = 60
 """Maximum steps that data-parallel ranks of TensorRT-LLM wait until each of them has a prompt."""
+_CAPTURED, _MORE_CAPTURED = 512, 2048
+"""Largest step in tokens that vLLM captures as a CUDA graph: by default, and in some scripts."""
+_MAX_CLIENTS_WITHOUT_MTP = 64
+"""With more clients, DeepSeek in 8 bits always ran with speculative tokens on SGLang; with fewer, the table
+does not distinguish runs with and without them.
+"""
+_SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
+"""Releases whose runs of 2026 use speculative tokens."""
 
 
 def has_data_parallel_ranks(precision: str, clients: int) -> bool:
@@ -66,18 +76,31 @@ def has_data_parallel_ranks(precision: str, clients: int) -> bool:
 
 def launch_of(started: ServerStart) -> ServerLaunch:
     """Return the settings of a server."""
-    if not started.is_published or started.stack not in _SCRIPTS:
-        if started.stack == "trtllm":
+    if not started.is_published or started.engine not in _SCRIPTS:
+        if started.engine == "trtllm":
             return ServerLaunch(policy=_balanced(started, {}), of_free=True)
-        return ServerLaunch(policy=policy_of(started.stack))
-    return _SCRIPTS[started.stack](started)
+        return ServerLaunch(policy=policy_of(started.engine))
+    return _SCRIPTS[started.engine](started)
 
 
 def _vllm(at: ServerStart) -> ServerLaunch:
     sequences, share, cache, captured = at.clients, 0.9, "bf16", _CAPTURED
     match at.model.partition("-")[0]:
         case "MiniMax":
-            return _minimax(at)
+            tokens, sequences = 8192, 1024
+            page = 32 if at.hardware == "B200-SXM" and at.precision == "fp8" else 16
+            if at.hardware != "B200-SXM":
+                sequences = 256
+            elif at.release.startswith("0.19"):
+                tokens, cache, captured = 2 * at.prompt, "f8E4M3FN", _MORE_CAPTURED
+            elif at.precision == "fp8":
+                share = 0.95
+            else:
+                sequences = at.clients
+            policy = policy_of(
+                "vllm", tokens=tokens, sequences=sequences, page_tokens=page, async_scheduling=True
+            )
+            return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
         case "GPT":
             captured = _MORE_CAPTURED
             if at.hardware == "B200-SXM":
@@ -94,25 +117,6 @@ def _vllm(at: ServerStart) -> ServerLaunch:
     return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
 
 
-def _minimax(at: ServerStart) -> ServerLaunch:
-    tokens, sequences, share, cache, captured = 8192, 1024, 0.9, "bf16", _CAPTURED
-    page = 32 if at.hardware == "B200-SXM" and at.precision == "fp8" else 16
-    if at.hardware != "B200-SXM":
-        sequences = 256
-    elif at.release.startswith("0.19"):
-        tokens, cache, captured = 2 * at.prompt, "f8E4M3FN", _MORE_CAPTURED
-    elif at.precision == "fp8":
-        share = 0.95
-    else:
-        sequences = at.clients
-    policy = policy_of("vllm", tokens=tokens, sequences=sequences, page_tokens=page, async_scheduling=True)
-    return ServerLaunch(policy=policy, memory_share=share, cache=cache, captured=captured)
-
-
-_CAPTURED, _MORE_CAPTURED = 512, 2048
-"""Largest step in tokens that vLLM captures as a CUDA graph: by default, and in some scripts."""
-
-
 def _sglang(at: ServerStart) -> ServerLaunch:
     drafts, interval = 0, _LONG_INTERVAL if at.clients >= _MANY_CLIENTS else _SHORT_INTERVAL
     if at.precision == "fp4":
@@ -127,12 +131,6 @@ def _sglang(at: ServerStart) -> ServerLaunch:
         "sglang", tokens=tokens, sequences=sequences, recv_interval=interval, async_scheduling=True
     )
     return ServerLaunch(policy=policy, memory_share=share, cache="f8E4M3FN", drafts=drafts)
-
-
-_MAX_CLIENTS_WITHOUT_MTP = 64
-"""With more clients, DeepSeek in 8 bits always ran with speculative tokens on SGLang; with fewer, the table
-does not distinguish runs with and without them.
-"""
 
 
 def _trtllm(at: ServerStart) -> ServerLaunch:
@@ -170,10 +168,6 @@ def _deepseek(at: ServerStart) -> ServerLaunch:
     return ServerLaunch(
         policy=policy, memory_share=share, of_free=True, cache="f8E4M3FN", captured=tokens if is_graph else 0
     )
-
-
-_SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
-"""Releases whose runs of 2026 use speculative tokens."""
 
 
 def _speculative_deepseek(at: ServerStart) -> ServerLaunch:

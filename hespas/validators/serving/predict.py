@@ -1,6 +1,6 @@
 """Predicted mean TTFT and TPOT of a run of a server, and its load relative to the capacity.
 
-Near and beyond the capacity, a small error of the rate becomes a large one of the TTFT: such runs are marked
+Near and beyond the capacity, a small error of the rate causes a large error of the TTFT: such runs are marked
 and reported, and their errors are summarized separately.
 """
 
@@ -37,8 +37,8 @@ Capacity = Literal["below", "near", "beyond", "unknown"]
 _NEAR_CAPACITY = 0.9
 """Share of the capacity from which requests queue by chance."""
 _ROUNDS, _SIMULATED_ROUNDS, _USABLE_MEMORY = 10, 3, 0.95
-"""Requests per client of a benchmark; requests per client that are simulated, of which the later ones
-represent the rest; fraction of memory that the driver leaves.
+"""Requests per client of a benchmark; simulated requests per client (the later ones represent the others);
+fraction of memory that the driver leaves.
 """
 _MAX_TOKENS, _MAX_SEQUENCES = 1 << 15, 1 << 11
 """Limits of a step of any server."""
@@ -60,8 +60,8 @@ def implied_rate(row: ServingRow, times: MeanTimes) -> float:
 
 @dataclass(slots=True)
 class ServingPredictor:
-    """ServingPredictor of rows that estimates step times once per server. ``estimator`` is as on the
-    command line.
+    """Predictor of rows, which estimates step times once per server. ``estimator`` is as on the command
+    line.
     """
 
     estimator: str = "composite"
@@ -74,17 +74,17 @@ class ServingPredictor:
     )
 
     def steps(self, row: ServingRow) -> StepTimes | str:
-        """Return the step times of a row's server, or the reason why there are none."""
+        """Return the step times of a row's server, or the reason why it has none."""
         if row.step is None:
             return row.reason
-        key = (row.step, row.hardware, row.stack)
+        key = (row.step, row.hardware, row.engine)
         if key not in self._steps:
             grids = LatticeGrids.up_to(tokens=_MAX_TOKENS, sequences=_MAX_SEQUENCES, context=1 << 14)
             try:
                 self._steps[key] = step_times(
                     lattice_kernels(row.step, grids),
                     named_device(row.hardware),
-                    models_of(row.stack, self.estimator),
+                    models_of(row.engine, self.estimator),
                     num_ranks=row.step.layout.ranks,
                     diagnostics=Diagnostics(),
                 )
@@ -93,7 +93,7 @@ class ServingPredictor:
         return self._steps[key]
 
     def times(self, row: ServingRow, correction: Correction) -> MeanTimes | str:
-        """Return the predicted times of a row, or the reason why there are none."""
+        """Return the predicted times of a row, or the reason why it has none."""
         steps = self.steps(row)
         if isinstance(steps, str) or row.step is None:
             return steps if isinstance(steps, str) else row.reason

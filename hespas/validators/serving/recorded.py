@@ -41,7 +41,7 @@ from hespas.validators.serving.rows import RunTableRow, read_cells
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
 
 _CALIBRATION_SHARE = 0.2
-"""Share of a run's requests, the first to finish, that calibrate. They are never compared."""
+"""Share of the requests of a run that calibrate: the first to finish. They are never compared."""
 _MEMORY_SHARE = 0.9
 _MAX_TIME_S = 1e12
 
@@ -53,7 +53,7 @@ class RecordedRun:
     trace: str
     model: str
     hardware: str
-    stack: str
+    engine: str
     tp: int
     dp: int = 1
     ep: int = 1
@@ -74,7 +74,7 @@ class RecordedRun:
 
     @property
     def is_early(self) -> BoolArray:
-        """Return True per request that finished first and calibrates; the others are compared."""
+        """Return True for requests that finished first and calibrate, shape ``(requests,)``."""
         return np.asarray(self.last_s <= np.quantile(self.last_s, _CALIBRATION_SHARE), np.bool_)
 
 
@@ -85,7 +85,7 @@ class RunReplay:
 
     The makespan is from the end of that fifth to the last token. ``load_share`` is the peak load relative to
     the capacity, of sequences or of KV-cache tokens. ``measured_s`` is the duration of the run,
-    ``computed_s`` that of its simulation with the estimation of steps, ``calibrating_s`` that of the
+    ``computed_s`` the time of its simulation with the estimation of steps, ``calibrating_s`` the time of its
     calibration (NaN: none).
     """
 
@@ -136,7 +136,18 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
 
 def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun:
     """Convert a run and its requests, in order of arrival."""
-    times = np.array([_request_times(cells) for cells in rows], np.float64)
+    request_times: list[list[float]] = []
+    for cells in rows:
+        queued_s, first_s, last_s = (
+            cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
+        )
+        if last_s > _MAX_TIME_S:
+            raise cells.fault("last_token_s", f"is {last_s:g}", f"seconds, at most {_MAX_TIME_S:g}")
+        if not queued_s <= first_s <= last_s:
+            problem = f"is {last_s:g}, after {queued_s:g} and {first_s:g}"
+            raise cells.fault("last_token_s", problem, "queued, first and last token in order")
+        request_times.append([queued_s, first_s, last_s])
+    times = np.array(request_times, np.float64)
     order = np.argsort(times[:, 0], kind="stable")
     queued, first, last = times[order].T - times[order[0], 0]
     prompt, output = (
@@ -147,7 +158,7 @@ def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun
         trace=head.required("trace"),
         model=head.required("model"),
         hardware=canonical_name(head.required("accelerator")) or head.required("accelerator"),
-        stack=head.required("engine").partition(" ")[0].casefold(),
+        engine=head.required("engine").partition(" ")[0].casefold(),
         tp=head.count("tp"),
         dp=head.count("dp", 1),
         ep=head.count("ep", 1),
@@ -159,22 +170,6 @@ def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun
         first_s=first,
         last_s=last,
     )
-
-
-def _request_times(cells: RunTableRow) -> tuple[float, float, float]:
-    """Return the arrival, first token and last token of a request [s]."""
-    queued, first, last = (
-        cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
-    )
-    if last > _MAX_TIME_S:
-        raise cells.fault("last_token_s", f"is {last:g}", f"seconds, at most {_MAX_TIME_S:g}")
-    if not queued <= first <= last:
-        raise cells.fault(
-            "last_token_s",
-            f"is {last:g}, after {queued:g} and {first:g}",
-            "queued, first and last token in order",
-        )
-    return queued, first, last
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +211,7 @@ class _PreparedRun:
     policy: Policy
     cache_tokens: float
     seconds: float
-    """Time of the estimation of steps."""
+    """Time that the estimation of steps took [s]."""
 
     @property
     def load_share(self) -> float:
@@ -239,14 +234,14 @@ class _PreparedRun:
 def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
     """Estimate the steps of a recorded run's server."""
     if run.is_early.all():
-        raise UnsupportedError("no request finished after those that calibrate")
+        raise UnsupportedError("no request finished after the requests that calibrate")
     start = perf_counter()
     model = named_model(run.model)
     step = ServingStep(
         model=model, layout=serving_layout(model, tp=run.tp, dp=run.dp, ep=run.ep),
         precision=precision_of(run.precision), fused=True,
     )  # fmt: skip
-    policy = policy_of(run.stack, tokens=run.tokens, sequences=run.sequences)
+    policy = policy_of(run.engine, tokens=run.tokens, sequences=run.sequences)
     longest = int((run.requests.prompt + run.requests.output).max())
     device = named_device(run.hardware)
     steps = step_times(
@@ -254,7 +249,7 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
             step, LatticeGrids.up_to(tokens=run.tokens, sequences=run.sequences, context=longest)
         ),
         device,
-        models_of(run.stack, estimator),
+        models_of(run.engine, estimator),
         num_ranks=step.layout.ranks,
         diagnostics=Diagnostics(),
     )
@@ -268,10 +263,10 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
 def replay_runs(
     runs: Sequence[RecordedRun], *, estimator: str = "composite", diagnostics: Diagnostics | None = None
 ) -> list[RunReplay]:
-    """RunReplay each run without and with calibration: a factor on all kernels of a device, from its runs on
-    one rank, and one on its collectives, from runs on several.
+    """Replay each run without and with calibration: one factor on all kernels of a device, from its runs on
+    one rank, and one factor on its collectives, from runs on several ranks.
 
-    The first fifth of the requests calibrates, the others are compared. A run that cannot be replay_runs is
+    The first fifth of the requests calibrates, the others are compared. A run that cannot be replayed is
     skipped with a warning.
     """
     messages = diagnostics if diagnostics is not None else Diagnostics()
@@ -286,7 +281,7 @@ def replay_runs(
                 messages.warning("serving.near-capacity", run.trace, text)
         except HespasError as error:
             prepared = [entry for entry in prepared if entry.run is not run]
-            messages.warning("serving.not-repeated", run.trace, f"not replay_runs: {error.message}")
+            messages.warning("serving.not-repeated", run.trace, f"not replayed: {error.message}")
     of_device: dict[str, Correction] = {}
     seconds: dict[str, float] = {}
     for entry in sorted(prepared, key=lambda entry: entry.run.tp):
@@ -338,24 +333,24 @@ def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) 
 
 def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float = nan) -> RunReplay:
     """Compare a run with its simulation. ``calibrating_s`` is the time of its calibration (NaN: none)."""
-    done, seconds = entry.simulated(correction)
+    simulated, seconds = entry.simulated(correction)
     run, later = entry.run, ~entry.run.is_early
     arrival = run.requests.arrival_ns / 1e9
     answers = later & (run.requests.output > 1)
     start_s = float(run.last_s[~later].max())
-    span = float(done.last_token_ns.max()) / 1e9 - start_s
+    span = float(simulated.last_token_ns.max()) / 1e9 - start_s
     measured = float(run.last_s.max()) - start_s
     return RunReplay(
         trace=run.trace,
         calibrated=not isnan(calibrating_s),
         requests=int(later.sum()),
-        ttft_error=_error(done.ttft_ns, run.first_s - arrival, later),
-        tpot_error=_error(done.tpot_ns, run.tpot_s, answers),
-        latency_error=_error(done.latency_ns, run.last_s - arrival, later),
+        ttft_error=_error(simulated.ttft_ns, run.first_s - arrival, later),
+        tpot_error=_error(simulated.tpot_ns, run.tpot_s, answers),
+        latency_error=_error(simulated.latency_ns, run.last_s - arrival, later),
         makespan_error=span / measured - 1,
         tokens_per_s_error=measured / span - 1 if span > 0 else nan,
         load_share=entry.load_share,
-        put_back=done.put_back,
+        put_back=simulated.put_back,
         measured_s=float(run.last_s.max()),
         computed_s=entry.seconds + seconds,
         calibrating_s=calibrating_s,

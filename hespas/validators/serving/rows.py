@@ -1,6 +1,6 @@
 """Tables of measured runs of servers: model, settings, and the mean TTFT and TPOT of clients.
 
-Columns are those of aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
+The columns are as in aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
 backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``.
 The number of concurrent requests is in ``silicon_data_source``, or ``batch_size``.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hespas.generators.llm import Layout, ServingStep, named_model, precision_of
 from hespas.generators.llm.model import Experts
+from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
 from hespas.measurements.columns import text_batches
@@ -25,11 +26,11 @@ __all__ = [
     "RunTableRow",
     "ServingRow",
     "deployment_of",
+    "engine_of",
     "library_of",
     "read_cells",
     "read_rows",
     "refuse_empty_split",
-    "stack_of",
 ]
 
 _MAX_COUNT = 1e15
@@ -38,7 +39,7 @@ _MAX_COUNT = 1e15
 
 @dataclass(frozen=True, slots=True)
 class RunTableRow:
-    """ServingRow of a table, numbered from 0 after the header.
+    """Row of a table with its cells, numbered from 0 after the header.
 
     Its methods raise ``FormatError`` with file, row and column for an invalid cell.
     """
@@ -95,7 +96,7 @@ class RunTableRow:
 
 
 def read_cells(path: Path, needed: Sequence[str]) -> list[RunTableRow]:
-    """Read the rows of a CSV(.gz) or Parquet table, as they are written.
+    """Read the rows of a CSV(.gz) or Parquet table, as text.
 
     Raises ``FormatError`` for another file, a table without rows, and a missing ``needed`` column.
     """
@@ -125,8 +126,8 @@ _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", 
 _SPREAD_LENGTHS = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
 )
-"""Sources whose benchmark draws lengths uniformly from 0.8 x to 1 x the stated one (InferenceMAX:
-``random-range-ratio`` 0.8); others send prompts of equal length.
+"""Sources whose benchmark draws lengths uniformly from 0.8 x to 1 x the length of the row (InferenceMAX:
+``random-range-ratio`` 0.8). Other sources send prompts of equal length.
 """
 _RATIO = 0.8
 
@@ -134,16 +135,16 @@ _RATIO = 0.8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
     """Measured run with ``concurrency`` concurrent requests of ``prompt`` input and ``output`` output tokens,
-    or of lengths between ``ratio`` x these and these.
+    or of lengths between ``ratio`` x these numbers and these numbers.
 
-    ``reason`` explains why it cannot be predicted; empty if it can. ``assumed`` lists facts that the source
-    does not state. ``source`` is the benchmark, if known.
+    ``reason`` explains why it cannot be predicted; empty if it can. ``assumed`` lists settings that are not
+    in the source. ``source`` is the benchmark, if known.
     """
 
     row: int
     model: str
     hardware: str
-    stack: str
+    engine: str
     release: str
     precision: str
     split: str
@@ -159,6 +160,7 @@ class ServingRow:
     step: ServingStep | None = None
     reason: str = ""
     assumed: tuple[str, ...] = ()
+    stack = RenamedAttribute("engine")
 
     @property
     def ranks(self) -> int:
@@ -166,23 +168,23 @@ class ServingRow:
         return self.layout.ranks
 
 
-def stack_of(row: ServingRow) -> str:
-    """Return the device and framework of a row."""
-    return f"{row.hardware} {row.stack}"
+def engine_of(row: ServingRow) -> str:
+    """Return the device and serving engine of a row."""
+    return f"{row.hardware} {row.engine}"
 
 
 def library_of(row: ServingRow) -> str:
-    """Return the device and framework, and for MoE models the format of experts, whose kernels differ."""
+    """Return the device and engine, and for MoE models the format of experts, whose kernels differ."""
     step = row.step
     if step is None or not any(isinstance(block, Experts) for block in step.model.blocks()):
-        return stack_of(row)
-    return f"{stack_of(row)} {step.experts or step.precision.matmul} experts"
+        return engine_of(row)
+    return f"{engine_of(row)} {step.experts or step.precision.matmul} experts"
 
 
 def deployment_of(row: ServingRow) -> str:
-    """Return the device and framework with release, model, precision and the use of speculative tokens."""
+    """Return the device and engine with release, model, precision and the use of speculative tokens."""
     speculation = "guessing" if row.launch.drafts else ""
-    return " ".join((stack_of(row), row.release, row.model, row.precision, speculation))
+    return " ".join((engine_of(row), row.release, row.model, row.precision, speculation))
 
 
 def read_rows(path: Path) -> list[ServingRow]:
@@ -202,7 +204,7 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
 
 def _serving_row(cells: RunTableRow) -> ServingRow:
     """Convert a row of the table."""
-    source, stack = cells.text("silicon_data_source"), cells.required("backend", "a serving engine")
+    source, engine = cells.text("silicon_data_source"), cells.required("backend", "a serving engine")
     is_published = bool(_SPREAD_LENGTHS.match(source))
     concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
@@ -210,13 +212,13 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
     model, precision = cells.required("model_path", "a model").rpartition("/")[2], cells.text("precision")
     batch = cells.count("batch_size", 0)
     clients = int(concurrency[1]) if concurrency else batch
-    shares_attention = is_published and stack == "vllm" and not has_data_parallel_ranks(precision, clients)
+    shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
     layout, counted_twice = _layout(cells, shares_attention=shares_attention)
     system = cells.required("system", "a device such as h100_sxm")
     hardware = canonical_name(system) or system
     step, reason = _step(model, precision, layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
-    stated = {
+    is_in_source = {
         "degrees counted twice": not counted_twice,
         "concurrency": concurrency is not None,
         "precision": bool(precision),
@@ -225,7 +227,7 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
         row=cells.row,
         model=model if step is None else step.model.name,
         hardware=hardware,
-        stack=stack,
+        engine=engine,
         release=cells.text("backend_version"),
         precision=precision or "bf16",
         split=cells.text("split"),
@@ -238,13 +240,13 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
         layout=layout if step is None else step.layout,
         launch=ServerLaunch(policy=Policy()),
         source=benchmark if is_published else "others",
-        assumed=tuple(fact for fact, is_stated in stated.items() if not is_stated),
+        assumed=tuple(fact for fact, is_given in is_in_source.items() if not is_given),
     )
     reason = _refusal(cells, row, bool(clients)) or reason
     if step is None or reason:
         return replace(row, reason=reason)
     launch = launch_of(ServerStart(
-        model=row.model, hardware=hardware, stack=stack, release=row.release, precision=precision,
+        model=row.model, hardware=hardware, engine=engine, release=row.release, precision=precision,
         layout=layout, prompt=row.prompt, output=row.output, clients=row.concurrency, date=date,
         is_published=is_published,
     ))  # fmt: skip
@@ -262,7 +264,7 @@ def _refusal(cells: RunTableRow, row: ServingRow, has_load: bool) -> str:
     system = cells.text("system")
     reasons = {
         f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode != "agg",
-        f"unknown serving engine {row.stack}": row.stack not in POLICIES,
+        f"unknown serving engine {row.engine}": row.engine not in POLICIES,
         f"unknown device {system}": not canonical_name(system),
         "the source does not state tp_size": not cells.text("tp_size"),
         "the source does not state the concurrency": not has_load,
@@ -286,9 +288,9 @@ compilation at the first prompts of each shape.
 
 def _layout(cells: RunTableRow, *, shares_attention: bool) -> tuple[Layout, bool]:
     """Return the layout, and True if the source counts degrees twice: attention over tensor- or data-parallel
-    ranks and experts over the same ranks, stated as the product of both.
+    ranks and experts over the same ranks, given as the product of both.
 
-    With ``shares_attention``, ranks that are stated as both are tensor-parallel in attention. A degree of 0,
+    With ``shares_attention``, ranks that are given as both are tensor-parallel in attention. A degree of 0,
     or none, means 1: the model has no such layers.
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")

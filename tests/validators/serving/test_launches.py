@@ -10,13 +10,13 @@ from hespas.generators.llm import Layout
 from hespas.validators.serving.launches import ServerStart, launch_of
 
 _DEEPSEEK = ServerStart(
-    model="DeepSeek-V3", hardware="B200-SXM", stack="trtllm", release="1.2.0rc6.post2", precision="fp4",
+    model="DeepSeek-V3", hardware="B200-SXM", engine="trtllm", release="1.2.0rc6.post2", precision="fp4",
     layout=Layout(tp=8, ep=8), prompt=1024, output=1024, clients=64, date="2026-02-03", is_published=True,
 )  # fmt: skip
 
 
-def test_a_server_of_unknown_settings_has_those_of_its_stack() -> None:
-    launch = launch_of(replace(_DEEPSEEK, stack="sglang", is_published=False))
+def test_a_server_of_unknown_settings_has_the_defaults_of_its_engine() -> None:
+    launch = launch_of(replace(_DEEPSEEK, engine="sglang", is_published=False))
     assert (launch.policy.tokens, launch.policy.recv_interval, launch.cache, launch.drafts) == (
         16384,
         1,
@@ -28,12 +28,12 @@ def test_a_server_of_unknown_settings_has_those_of_its_stack() -> None:
 
 @pytest.mark.parametrize(("clients", "polls"), [(8, 10), (16, 30)])
 def test_sglang_looks_at_the_door_less_often_for_many_clients(clients: int, polls: int) -> None:
-    policy = launch_of(replace(_DEEPSEEK, stack="sglang", clients=clients)).policy
+    policy = launch_of(replace(_DEEPSEEK, engine="sglang", clients=clients)).policy
     assert (policy.tokens, policy.sequences, policy.recv_interval) == (16384, 256, polls)
 
 
 def test_sglang_in_8_bits_guesses_with_more_clients_than_it_ran_without() -> None:
-    at = replace(_DEEPSEEK, stack="sglang", precision="fp8")
+    at = replace(_DEEPSEEK, engine="sglang", precision="fp8")
     assert launch_of(at).drafts == 0
     assert launch_of(replace(at, clients=256)).drafts == 2
     assert launch_of(replace(at, layout=Layout(tp=4), clients=32)).policy.tokens == 8192
@@ -64,7 +64,7 @@ def test_data_parallel_ranks_wait_for_each_other() -> None:
 
 
 def test_vllm_of_each_model() -> None:
-    at = replace(_DEEPSEEK, stack="vllm", layout=Layout(tp=4))
+    at = replace(_DEEPSEEK, engine="vllm", layout=Layout(tp=4))
     kimi = launch_of(replace(at, model="Kimi-K2", precision="int4"))
     assert (kimi.policy.sequences, kimi.memory_share, kimi.cache) == (64, 0.95, "bf16")
     minimax = launch_of(replace(at, model="MiniMax-M2", precision="fp8", release="0.19.0", prompt=8192))

@@ -23,7 +23,7 @@ from hespas.validators.serving import (
     read_rows,
     replay_runs,
 )
-from hespas.validators.serving.fit import PRIORS, StackFit, fit_stack, one_point, point_of
+from hespas.validators.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
 from hespas.validators.serving.predict import MeanTimes, implied_rate
 from hespas.validators.serving.rows import deployment_of, library_of
 
@@ -104,7 +104,7 @@ def test_a_fit_finds_what_a_stack_does(tmp_path: Path, predictor: ServingPredict
         products=1.3, attention=1.1, others=1.2, step_ns=8e5, prompt_ns=3e6, request_ns=4e7, launch_ns=6e4
     )
     rows = _measured(tmp_path, predictor, truth)
-    fitted = fit_stack(rows, predictor)
+    fitted = fit_engine(rows, predictor)
     assert fitted is not None
     assert fitted.rows == len(rows)
     errors = [
@@ -155,17 +155,17 @@ def _two_releases(folder: Path, predictor: ServingPredictor, *truths: Correction
 @pytest.fixture(scope="module")
 def releases(
     tmp_path_factory: pytest.TempPathFactory, predictor: ServingPredictor
-) -> tuple[list[ServingRow], StackFit]:
+) -> tuple[list[ServingRow], EngineFit]:
     """Rows of two releases whose products differ, and the fit of them."""
     truths = (Correction(products=1.1, launch_ns=6e4), Correction(products=1.6, launch_ns=6e4))
     rows = _two_releases(tmp_path_factory.mktemp("releases"), predictor, *truths)
-    fitted = fit_stack(rows, predictor)
+    fitted = fit_engine(rows, predictor)
     assert fitted is not None
     return rows, fitted
 
 
 def test_deployments_have_parameters_of_their_own(
-    releases: tuple[list[ServingRow], StackFit], predictor: ServingPredictor
+    releases: tuple[list[ServingRow], EngineFit], predictor: ServingPredictor
 ) -> None:
     rows, fitted = releases
     assert len(fitted.deployments) == 2
@@ -184,7 +184,7 @@ def test_deployments_have_parameters_of_their_own(
 
 
 def test_a_point_is_trusted_as_far_as_points_were_right(
-    tmp_path: Path, releases: tuple[list[ServingRow], StackFit], predictor: ServingPredictor
+    tmp_path: Path, releases: tuple[list[ServingRow], EngineFit], predictor: ServingPredictor
 ) -> None:
     alike, fitted = releases
     assert fitted.apart <= 0.1
@@ -195,7 +195,7 @@ def test_a_point_is_trusted_as_far_as_points_were_right(
         replace(row, ttft_ms=1.5 * row.ttft_ms, tpot_ms=1.5 * row.tpot_ms) if row.row in middle else row
         for row in plain
     ]
-    apart = fit_stack(unlike, predictor)
+    apart = fit_engine(unlike, predictor)
     assert apart is not None
     assert apart.apart >= 0.8
     row = unlike[0]
