@@ -158,4 +158,4 @@ def test_the_document_of_ranks_whose_ids_continue_from_rank_to_rank(tmp_path: Pa
         each for each in json.loads((tmp_path / "s.json").read_text())["diagnostics"]
         if each["code"] == "chakra.renumbered"
     ]  # fmt: skip
-    assert "number the same nodes from another id on" in found["message"]
+    assert "number the same nodes from another first id" in found["message"]

@@ -25,7 +25,7 @@ from hespas.graph import NodeKind, OpGraph, Permutation
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["ClassWriter", "PermutationPeers", "RankValues", "TraceTemplate", "encoded", "used_slots"]
+__all__ = ["ClassWriter", "PeerLookup", "RankValues", "TraceTemplate", "encoded", "used_slots"]
 
 _PATCHABLE = (AttributeField.INT32, AttributeField.INT64, AttributeField.UINT32, AttributeField.UINT64)
 _KEPT_BYTES = 64 << 20
@@ -168,7 +168,7 @@ _VARINTS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class PermutationPeers:
+class PeerLookup:
     """Peers of ranks in a permutation. Listed pairs are sorted once; strided permutations need no list."""
 
     permutation: Permutation
@@ -218,7 +218,7 @@ class RankValues:
 
     @classmethod
     def of(
-        cls, graph: OpGraph, ranks: Longs, ids: GroupIds, ways: dict[Permutation, PermutationPeers]
+        cls, graph: OpGraph, ranks: Longs, ids: GroupIds, ways: dict[Permutation, PeerLookup]
     ) -> RankValues:
         """Return the numbers of ranks that run a graph; 0 or an empty text for slots that the graph does not
         use.
@@ -231,7 +231,7 @@ class RankValues:
         if used.ways.any():
             numbers[:, texts] = ranks
         for row in np.flatnonzero(used.ways).tolist():
-            way = ways.setdefault(graph.permutations[row], PermutationPeers(graph.permutations[row]))
+            way = ways.setdefault(graph.permutations[row], PeerLookup(graph.permutations[row]))
             for side, sends in enumerate((True, False)):
                 column = texts + 1 + 2 * row + side
                 numbers[:, column] = np.maximum(way.peers(ranks, sends=sends), 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
-from hespas.converters.chakra.expansion import ClassWriter, PermutationPeers, RankValues, used_slots
+from hespas.converters.chakra.expansion import ClassWriter, PeerLookup, RankValues, used_slots
 from hespas.converters.chakra.losses import report_refused
 from hespas.converters.chakra.lowering import ExpandedGraph, expand, host_transfers, measured_work
 from hespas.converters.chakra.own_metadata import texts_of_class, with_metadata
@@ -110,7 +110,7 @@ class RankTraces:
     change: Change
     _expanded: dict[int, ExpandedGraph] = field(default_factory=dict[int, ExpandedGraph])
     _runs: dict[tuple[int, bytes], RankVariant] = field(default_factory=dict[tuple[int, bytes], RankVariant])
-    _ways: dict[Permutation, PermutationPeers] = field(default_factory=dict[Permutation, PermutationPeers])
+    _ways: dict[Permutation, PeerLookup] = field(default_factory=dict[Permutation, PeerLookup])
 
     def batches(self, ranks: Longs) -> Iterator[RankBatch]:
         """Yield the batches of ascending ranks, class by class. O(classes x nodes + ranks x slots)."""
@@ -162,8 +162,8 @@ class RankTraces:
             self._expanded[number] = expanded
         return self._expanded[number]
 
-    def _way(self, permutation: Permutation) -> PermutationPeers:
-        return self._ways.setdefault(permutation, PermutationPeers(permutation))
+    def _way(self, permutation: Permutation) -> PeerLookup:
+        return self._ways.setdefault(permutation, PeerLookup(permutation))
 
     def _idle_slots(self, number: int, ranks: Longs) -> Bools:
         """Return flags of the group sets and permutation directions without work on each rank, shape (ranks,

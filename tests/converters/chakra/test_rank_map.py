@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import hespas
 from hespas.converters import WriteOptions
 from hespas.converters.chakra.comm_groups import GroupIds
-from hespas.converters.chakra.expansion import PermutationPeers, RankValues
+from hespas.converters.chakra.expansion import PeerLookup, RankValues
 from hespas.converters.chakra.rank_map import FILE_NAME
 from hespas.graph import (
     ABSENT,
@@ -235,7 +235,7 @@ def test_values_of_all_ranks_are_those_of_each(
         b.add_p2p(node, permutation=b.permutation(way), comm_bytes=1)
     graph = b.build()
     ids = GroupIds.of(Workload.spmd(graph, RANKS))
-    values = RankValues.of(graph, np.arange(RANKS), ids, dict[Permutation, PermutationPeers]())
+    values = RankValues.of(graph, np.arange(RANKS), ids, dict[Permutation, PeerLookup]())
     widths = values.widths()
     for rank in range(RANKS):
         variables = values.variables(rank)

@@ -349,7 +349,7 @@ _NODE_COLUMNS = (
 _IO_TEXTS = ("values", "shapes", "types")
 
 
-class _GrowingColumn:
+class _TraceColumn:
     """Flat column that grows; unused capacity takes no memory."""
 
     __slots__ = ("_room", "size")
@@ -384,7 +384,7 @@ class _Joiner:
 
     def __init__(self) -> None:
         """Start with no nodes."""
-        self._columns: dict[str, _GrowingColumn] = {}
+        self._columns: dict[str, _TraceColumn] = {}
 
     def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
         """Append the nodes of a chunk; ``expected`` estimates the number of such chunks, to plan capacity."""
@@ -411,8 +411,8 @@ class _Joiner:
             base = column.last
             column.add(piece[1:] + base if column.size else piece, expected)
 
-    def _column(self, name: str, like: NDArray[Any]) -> _GrowingColumn:
-        return self._columns.setdefault(name, _GrowingColumn(like.dtype))
+    def _column(self, name: str, like: NDArray[Any]) -> _TraceColumn:
+        return self._columns.setdefault(name, _TraceColumn(like.dtype))
 
     def _take(self, name: str) -> NDArray[Any]:
         return self._columns.pop(name).take()
