@@ -85,8 +85,24 @@ def main() -> int:
                 program = _AnnotatedProgram(module, bindings)
                 devices = program.set_mesh(settings.axes)
                 program.check(devices)
-                _compile(program, devices, settings)
-        return 0
+                # XLA writes the requested dump before the executable is complete.
+                jax: ModuleType = import_module("jaxlib._jax")
+                client: Any = jax.get_tfrt_cpu_client(asynchronous=False, num_devices=1)
+                (device,) = client.devices()
+                options: Any = jax.CompileOptions()
+                build = options.executable_build_options
+                build.num_replicas, build.num_partitions = 1, devices
+                build.use_spmd_partitioning, build.use_shardy_partitioner = True, settings.shardy
+                build.allow_spmd_sharding_propagation_to_parameters = program.unsharded("arg_attrs")
+                build.allow_spmd_sharding_propagation_to_output = program.unsharded("res_attrs")
+                build.device_assignment = jax.DeviceAssignment.create(
+                    np.full((1, devices), device.id, np.int32)
+                )
+                debug = build.debug_options
+                debug.xla_dump_to, debug.xla_dump_hlo_as_text = settings.folder, True
+                debug.xla_dump_hlo_pass_re = _DUMPED_PASSES[devices == 1]
+                client.compile_and_load(program.module, jax.DeviceList((device,)), options)
+                raise InvariantError("XLA has compiled a program that should have been stopped before")
     except HespasError as error:
         refusal: Mapping[str, str] = encode_error(error)
     except MemoryError:
@@ -121,9 +137,40 @@ class _AnnotatedProgram:
         mesh_ops = [op for op in self._operations if op.name == "sdy.mesh"]
         meshes = {_symbol_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in mesh_ops}
         meshes = {name: mesh for name, mesh in meshes.items() if mesh.axes}
-        partitions = self._num_partitions()
+        counts: list[int] = []
+        for attribute in ("mhlo.num_partitions", "mhlo.num_replicas"):
+            attributes = self.module.operation.attributes
+            text = str(attributes[attribute]) if attribute in attributes else "1"
+            match = _COUNT.fullmatch(text)
+            if match is None:
+                raise FormatError(
+                    f"{attribute} is {text[:80]}, which is not a number of devices",
+                    hint="lower the program again",
+                )
+            counts.append(int(match[1]))
+        partitions, replicas = counts
+        if replicas > 1:
+            raise UnsupportedError(
+                f"the program is for {replicas} replicas (pmap) of {partitions} partitions each",
+                hint="write it with jax.jit and a mesh that has an axis for the replicas",
+            )
         if not meshes:
-            return _tiled_devices(axes, partitions)
+            # A program without a mesh has tiled shardings, or none at all.
+            if partitions == 1 and axes and prod(axes.values()) == 1:
+                return 1
+            if partitions <= 1:
+                raise UsageError(
+                    "the program has neither a mesh nor shardings: every device would run all of it",
+                    hint="lower it with sharded arguments (jax.sharding.NamedSharding), or constrain "
+                    "values within it (jax.lax.with_sharding_constraint)",
+                )
+            if axes and prod(axes.values()) != partitions:
+                raise UsageError(
+                    f"the program is sharded in tiles over {partitions} devices, but the mesh "
+                    f"{_axes_text(axes)} has {prod(axes.values())}",
+                    hint="tiles have no axes that could be resized: lower the program for the other mesh",
+                )
+            return _checked_devices(partitions)
         own_axes = [dict(mesh.axes) for mesh in meshes.values()]
         current = next((sizes for sizes in own_axes if set(sizes) == set(axes)), own_axes[0])
         if axes and list(axes) != list(current):
@@ -149,27 +196,6 @@ class _AnnotatedProgram:
             if mesh is not None:
                 self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes}, wanted)
         return _checked_devices(prod(wanted.values()))
-
-    def _num_partitions(self) -> int:
-        """Return the number of partitions. Raises ``UnsupportedError`` if the program has replicas too."""
-        counts: list[int] = []
-        for attribute in ("mhlo.num_partitions", "mhlo.num_replicas"):
-            attributes = self.module.operation.attributes
-            text = str(attributes[attribute]) if attribute in attributes else "1"
-            match = _COUNT.fullmatch(text)
-            if match is None:
-                raise FormatError(
-                    f"{attribute} is {text[:80]}, which is not a number of devices",
-                    hint="lower the program again",
-                )
-            counts.append(int(match[1]))
-        partitions, replicas = counts
-        if replicas > 1:
-            raise UnsupportedError(
-                f"the program is for {replicas} replicas (pmap) of {partitions} partitions each",
-                hint="write it with jax.jit and a mesh that has an axis for the replicas",
-            )
-        return partitions
 
     def _resize(self, op: MlirOperation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
         """Set the sizes of one mesh. Raises ``UsageError`` if the mesh lists its devices, or if its number of
@@ -200,7 +226,29 @@ class _AnnotatedProgram:
         process cannot partition, and ``FormatError`` for shardings that XLA would drop and for recursion.
         """
         _check_inlined_size(self._operations)
-        _check_shardings(self._operations)
+        # XLA would silently drop a GSPMD sharding that it cannot read.
+        checked: set[bytes] = set()
+        hlo: Any = import_module("jaxlib._hlo")
+        for op in self._operations:
+            attributes: Any = op.attributes
+            shardings: list[Any] = [attributes[_SHARDING]] if _SHARDING in attributes else []
+            if op.name == "func.func":
+                for kind in ("arg_attrs", "res_attrs"):
+                    if kind in attributes:
+                        shardings += [value[_SHARDING] for value in attributes[kind] if _SHARDING in value]
+            for sharding in shardings:
+                data: bytes = sharding.value_bytes
+                if data in checked or not data or data.startswith(_PROTOBUF_START):
+                    continue
+                try:
+                    hlo.HloSharding.from_string(data.decode())
+                except (RuntimeError, UnicodeDecodeError):
+                    raise FormatError(
+                        f"{_SHARDING} {data[:80].decode(errors='replace')!r} is not a sharding",
+                        position=str(op.location),
+                        hint="for example {devices=[2,4]<=[8]}, {replicated}, {manual}",
+                    ) from None
+                checked.add(data)
         # On one device JAX leaves no trace of a shard_map.
         is_manual = devices == 1 or any(
             "SPMDFullToShardShape" in _custom_call_target(op) for op in self._operations
@@ -245,51 +293,6 @@ class _AnnotatedProgram:
         ]
 
 
-def _tiled_devices(axes: Mapping[str, int], partitions: int) -> int:
-    """Return the number of devices of a program without a mesh: one with tiled shardings, or none at all."""
-    if partitions == 1 and axes and prod(axes.values()) == 1:
-        return 1
-    if partitions <= 1:
-        raise UsageError(
-            "the program has neither a mesh nor shardings: every device would run all of it",
-            hint="lower it with sharded arguments (jax.sharding.NamedSharding), or constrain "
-            "values within it (jax.lax.with_sharding_constraint)",
-        )
-    if axes and prod(axes.values()) != partitions:
-        raise UsageError(
-            f"the program is sharded in tiles over {partitions} devices, but the mesh {_axes_text(axes)} has "
-            f"{prod(axes.values())}",
-            hint="tiles have no axes that could be resized: lower the program for the other mesh",
-        )
-    return _checked_devices(partitions)
-
-
-def _check_shardings(operations: Sequence[MlirOperation]) -> None:
-    """Raise ``FormatError`` for a GSPMD sharding that XLA cannot read; XLA would drop it silently."""
-    checked: set[bytes] = set()
-    hlo: Any = import_module("jaxlib._hlo")
-    for op in operations:
-        attributes: Any = op.attributes
-        shardings: list[Any] = [attributes[_SHARDING]] if _SHARDING in attributes else []
-        if op.name == "func.func":
-            for kind in ("arg_attrs", "res_attrs"):
-                if kind in attributes:
-                    shardings += [value[_SHARDING] for value in attributes[kind] if _SHARDING in value]
-        for sharding in shardings:
-            data: bytes = sharding.value_bytes
-            if data in checked or not data or data.startswith(_PROTOBUF_START):
-                continue
-            try:
-                hlo.HloSharding.from_string(data.decode())
-            except (RuntimeError, UnicodeDecodeError):
-                raise FormatError(
-                    f"{_SHARDING} {data[:80].decode(errors='replace')!r} is not a sharding",
-                    position=str(op.location),
-                    hint="for example {devices=[2,4]<=[8]}, {replicated}, {manual}",
-                ) from None
-            checked.add(data)
-
-
 def _check_inlined_size(operations: Sequence[MlirOperation]) -> None:
     """Raise ``FormatError`` for recursive functions, and ``UnsupportedError`` if inlining all calls makes the
     program too large. ``operations`` are in post-order, as MLIR walks.
@@ -329,25 +332,6 @@ def _check_inlined_size(operations: Sequence[MlirOperation]) -> None:
             f"{_MAX_INLINED:,}",
             hint="write the repeated part as a loop (jax.lax.scan)",
         )
-
-
-def _compile(program: _AnnotatedProgram, devices: int, settings: PartitionSettings) -> None:
-    """Request the executable; XLA writes the wanted dump before it is complete."""
-    jax: ModuleType = import_module("jaxlib._jax")
-    client: Any = jax.get_tfrt_cpu_client(asynchronous=False, num_devices=1)
-    (device,) = client.devices()
-    options: Any = jax.CompileOptions()
-    build = options.executable_build_options
-    build.num_replicas, build.num_partitions = 1, devices
-    build.use_spmd_partitioning, build.use_shardy_partitioner = True, settings.shardy
-    build.allow_spmd_sharding_propagation_to_parameters = program.unsharded("arg_attrs")
-    build.allow_spmd_sharding_propagation_to_output = program.unsharded("res_attrs")
-    build.device_assignment = jax.DeviceAssignment.create(np.full((1, devices), device.id, np.int32))
-    debug = build.debug_options
-    debug.xla_dump_to, debug.xla_dump_hlo_as_text = settings.folder, True
-    debug.xla_dump_hlo_pass_re = _DUMPED_PASSES[devices == 1]
-    client.compile_and_load(program.module, jax.DeviceList((device,)), options)
-    raise InvariantError("XLA has compiled a program that should have been stopped before")
 
 
 def _custom_call_target(op: MlirOperation) -> str:

@@ -257,7 +257,32 @@ def print_accuracy(done: Accuracy) -> None:
     emit("each distinct shape counts once; coverage is of all device time")
     emit(f"naive baselines: {', '.join(BASELINES)}")
     if done.end_to_end:
-        _print_runs(done)
+        runs = [
+            (
+                run.source,
+                run.hardware,
+                run.estimator,
+                run.basis_text,
+                time_text(run.predicted_ns),
+                time_text(run.measured_ns),
+                signed(run.relative_error),
+                percent(run.coverage),
+            )
+            for run in done.end_to_end
+        ]
+        names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
+        emit(table_text(names, runs, left=(0, 1, 2, 3)))
+        spans = {cases.source: cases.steps for cases in done.cases}
+        for source, step in done.steps.items():
+            if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
+                steps = spans.get(source, nan)
+                summed = "operations are summed over the whole recording, which marks no steps"
+                if not isnan(steps):
+                    summed = f"operations are summed over {counted(int(steps), 'step')}, times are per step"
+                emit(
+                    f"{source}: no program to simulate: {summed}; measured span {time_text(step.span_ns)}, "
+                    f"busy {time_text(step.busy_ns)}"
+                )
     are_many = len(done.speed_ups) > _MAX_SPEED_UPS
     for pair in done.speed_ups:
         if are_many and pair.estimator not in done.estimators:
@@ -285,36 +310,6 @@ def _operation_errors(done: Accuracy, run: EndToEnd) -> str:
                 return ""
             return f"; single operations: median {percent(errors.median_ape)}, MAPE {percent(errors.mape)}"
     return ""
-
-
-def _print_runs(done: Accuracy) -> None:
-    """Print the errors end to end, and sources without a program to simulate."""
-    runs = [
-        (
-            run.source,
-            run.hardware,
-            run.estimator,
-            run.basis_text,
-            time_text(run.predicted_ns),
-            time_text(run.measured_ns),
-            signed(run.relative_error),
-            percent(run.coverage),
-        )
-        for run in done.end_to_end
-    ]
-    names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
-    emit(table_text(names, runs, left=(0, 1, 2, 3)))
-    spans = {cases.source: cases.steps for cases in done.cases}
-    for source, step in done.steps.items():
-        if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
-            steps = spans.get(source, nan)
-            summed = "operations are summed over the whole recording, which marks no steps"
-            if not isnan(steps):
-                summed = f"operations are summed over {counted(int(steps), 'step')}, times are per step"
-            emit(
-                f"{source}: no program to simulate: {summed}; measured span {time_text(step.span_ns)}, "
-                f"busy {time_text(step.busy_ns)}"
-            )
 
 
 def _matching_rules(coverage: Coverage) -> str:

@@ -133,7 +133,22 @@ def analyze(
             _print_operations(done.tables, top)
             _print_calls(done.tables, top)
             _print_path_and_memory(done.tables, top)
-            _print_opportunities(done.tables, top)
+            rows = [row for row in done.tables.wins.rows() if row.win_ns > 0]
+            lines = [
+                (
+                    _clipped(row.operation, 26),
+                    _clipped(_shapes(row.shapes), 20),
+                    time_text(row.win_ns),
+                    _percent(row.win_share),
+                    _percent(row.cumulative_share),
+                    row.bound,
+                )
+                for row in rows[:top]
+            ]
+            if lines:
+                heads = ("operation", "shapes", "above roof", "share", "cumulative", "bound")
+                title = f"optimization opportunities: time above the {done.tables.hardware} roofline"
+                _print_table(title, heads, lines, len(rows), left=(0, 1, 5))
 
 
 def _print_difference(changed: RecordingDifference, top: int) -> None:
@@ -417,23 +432,3 @@ def _print_path_and_memory(tables: AnalysisTables, top: int) -> None:
     if lines:
         heads = ("rank", "peak allocated", "at", "peak reserved", "at the end")
         _print_table("memory", heads, lines, len(lines))
-
-
-def _print_opportunities(tables: AnalysisTables, top: int) -> None:
-    """Print the operations with most time above the roofline."""
-    rows = [row for row in tables.wins.rows() if row.win_ns > 0]
-    lines = [
-        (
-            _clipped(row.operation, 26),
-            _clipped(_shapes(row.shapes), 20),
-            time_text(row.win_ns),
-            _percent(row.win_share),
-            _percent(row.cumulative_share),
-            row.bound,
-        )
-        for row in rows[:top]
-    ]
-    if lines:
-        heads = ("operation", "shapes", "above roof", "share", "cumulative", "bound")
-        title = f"optimization opportunities: time above the {tables.hardware} roofline"
-        _print_table(title, heads, lines, len(rows), left=(0, 1, 5))

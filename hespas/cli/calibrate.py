@@ -31,7 +31,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import CalibrationReport
-    from hespas.validators.calibration import Calibration, Suggestions
+    from hespas.validators.calibration import Calibration
 
 __all__ = ["calibrate"]
 
@@ -429,37 +429,35 @@ def _suggest_shapes(
         if json_file:
             write_document(report.to_json(), json_file, overwrite=overwrite)
         report.write(out, overwrite=overwrite)
-        _print_suggestions(report.details, hardware, out)
+        done = report.details
+        from hespas.validators.calibration import TIME_COLUMN
 
-
-def _print_suggestions(done: Suggestions, hardware: str, out: Path) -> None:
-    """Print the number of chosen shapes by kind, and the next command."""
-    from hespas.validators.calibration import TIME_COLUMN
-
-    if not is_quiet():
-        rows = [
-            (
-                row.kind,
-                row.dtype,
-                count_text(row.shapes),
-                count_text(row.candidates),
-                count_text(row.measured),
-                "" if isnan(row.disagreement) else f"{row.disagreement:.2f}x",
-                ", ".join(row.models),
+        if not is_quiet():
+            rows = [
+                (
+                    row.kind,
+                    row.dtype,
+                    count_text(row.shapes),
+                    count_text(row.candidates),
+                    count_text(row.measured),
+                    "" if isnan(row.disagreement) else f"{row.disagreement:.2f}x",
+                    ", ".join(row.models),
+                )
+                for row in done.classes
+            ]
+            titles = ("kind", "dtype", "shapes", "of", "measured", "devices disagree by", "sizes from")
+            emit(table_text(titles, rows, left=(0, 1, 6)))
+            emit(
+                "shapes are sorted by how many uncovered sizes they represent, weighted by the "
+                "uncertainty of "
+                "models; measure any prefix"
             )
-            for row in done.classes
-        ]
-        titles = ("kind", "dtype", "shapes", "of", "measured", "devices disagree by", "sizes from")
-        emit(table_text(titles, rows, left=(0, 1, 6)))
         emit(
-            "shapes are sorted by how many uncovered sizes they represent, weighted by the uncertainty of "
-            "models; measure any prefix"
+            f"{out}: {counted(len(done.frame), 'shape')} to measure on {done.device.name}, most valuable "
+            "first; "
+            f"fill in {TIME_COLUMN}, then: hespas-validate calibrate --hardware {quote(hardware)} "
+            f"--table {quote(str(out))} --out FILE.toml"
         )
-    emit(
-        f"{out}: {counted(len(done.frame), 'shape')} to measure on {done.device.name}, most valuable first; "
-        f"fill in {TIME_COLUMN}, then: hespas-validate calibrate --hardware {quote(hardware)} "
-        f"--table {quote(str(out))} --out FILE.toml"
-    )
 
 
 def _calibrate_end_to_end(

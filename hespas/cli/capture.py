@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from hespas.cli.terminal import emit, progress_bar, report_diagnostics, stdout_r
 from hespas.cli.text import bytes_text, count_text, flops_text, table_text
 from hespas.files.processes import killing_descendants
 from hespas.graph.diagnostics import Diagnostics
-
-if TYPE_CHECKING:
-    from hespas.api import CaptureResult
 
 __all__ = ["capture"]
 
@@ -206,30 +203,27 @@ def capture(
                 diagnostics=diagnostics,
             )
         report_diagnostics(diagnostics, target)
-        _print_capture(done)
+        destination = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+        emit(f"{done.headline()}{destination}")
+        document = done.document()
+        emit(f"per rank: {flops_text(document.flops)}, {bytes_text(document.bytes_moved)} moved")
+        rows = [
+            (
+                row.kind,
+                row.axes or "-",
+                f"{row.groups:,} x {row.group_size:,}",
+                count_text(row.times),
+                bytes_text(row.size_bytes),
+            )
+            for row in done.collectives
+        ]
+        if rows:
+            emit(
+                table_text(
+                    ("collective", "mesh axes", "groups x ranks", "times", "payload per rank"),
+                    rows,
+                    left=(0, 1),
+                )
+            )
         if ran:
             emit(f"{ran.headline()} -> {profile}")
-
-
-def _print_capture(done: CaptureResult) -> None:
-    """Print the summary line, the costs of a rank and its collectives."""
-    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
-    emit(f"{done.headline()}{written}")
-    document = done.document()
-    emit(f"per rank: {flops_text(document.flops)}, {bytes_text(document.bytes_moved)} moved")
-    rows = [
-        (
-            row.kind,
-            row.axes or "-",
-            f"{row.groups:,} x {row.group_size:,}",
-            count_text(row.times),
-            bytes_text(row.size_bytes),
-        )
-        for row in done.collectives
-    ]
-    if rows:
-        emit(
-            table_text(
-                ("collective", "mesh axes", "groups x ranks", "times", "payload per rank"), rows, left=(0, 1)
-            )
-        )

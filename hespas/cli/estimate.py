@@ -31,7 +31,7 @@ from hespas.cli.what_if import WhatIf
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api import ClassTotals, NodeEstimates, TableEstimates
+    from hespas.api import ClassTotals
     from hespas.graph import Diagnostics
 
 __all__ = ["estimate"]
@@ -129,7 +129,46 @@ def estimate(
             for option, value in excluded.items():
                 if value:
                     raise UsageError(f"{option} and --table exclude each other", hint="give one of them")
-            _estimate_table(table, settings)
+            from hespas import api
+
+            settings.check_reports("--table", table)
+            diagnostics = settings.diagnostics
+            done = api.estimate_table(
+                table, settings.hardware, estimator=settings.estimator, diagnostics=diagnostics
+            )
+            if settings.out:
+                api.write_table_estimates(done, settings.out, diagnostics, overwrite=settings.overwrite)
+            if settings.json_file:
+                api.write_json(done.to_json(), settings.json_file, overwrite=settings.overwrite)
+            report_diagnostics(diagnostics, table)
+            rows = done.totals
+            total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
+            unknown = sum(row.unknown for row in rows)
+            total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
+            emit(
+                f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
+                f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
+                f"({', '.join(done.prediction.models)})"
+            )
+            has_cycles = done.cycles is not None
+            lines = [
+                (
+                    row.kind,
+                    row.dtype or "-",
+                    count_text(row.operations),
+                    flops_text(row.flops),
+                    bytes_text(row.bytes_moved),
+                    time_text(row.duration_ns),
+                    *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
+                    ", ".join(row.estimators) or "-",
+                    count_text(row.unknown) if row.unknown else "",
+                )
+                for row in rows
+            ]
+            heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
+            if has_cycles:
+                heads.insert(6, "cycles")
+            emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
             return
         if source is None:
             raise UsageError(
@@ -205,60 +244,6 @@ def _estimate_program(
     report_diagnostics(diagnostics, source)
     if step is not None:
         emit((*step_lines(step, settings.hardware), *mixed_lines(step)))
-    _print_estimates(done)
-
-
-def _estimate_table(table: Path, settings: _EstimateOptions) -> None:
-    from hespas import api
-
-    settings.check_reports("--table", table)
-    diagnostics = settings.diagnostics
-    done = api.estimate_table(table, settings.hardware, estimator=settings.estimator, diagnostics=diagnostics)
-    if settings.out:
-        api.write_table_estimates(done, settings.out, diagnostics, overwrite=settings.overwrite)
-    if settings.json_file:
-        api.write_json(done.to_json(), settings.json_file, overwrite=settings.overwrite)
-    report_diagnostics(diagnostics, table)
-    _print_table(done)
-
-
-def _at_least(total_ns: float, unknown: float) -> str:
-    """Return the prefix of a sum that lacks operations of unknown duration."""
-    return "at least " if unknown and not isnan(total_ns) else ""
-
-
-def _print_table(done: TableEstimates) -> None:
-    rows = done.totals
-    total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
-    unknown = sum(row.unknown for row in rows)
-    total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
-    emit(
-        f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
-        f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
-        f"({', '.join(done.prediction.models)})"
-    )
-    has_cycles = done.cycles is not None
-    lines = [
-        (
-            row.kind,
-            row.dtype or "-",
-            count_text(row.operations),
-            flops_text(row.flops),
-            bytes_text(row.bytes_moved),
-            time_text(row.duration_ns),
-            *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
-            ", ".join(row.estimators) or "-",
-            count_text(row.unknown) if row.unknown else "",
-        )
-        for row in rows
-    ]
-    heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
-    if has_cycles:
-        heads.insert(6, "cycles")
-    emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
-
-
-def _print_estimates(done: NodeEstimates) -> None:
     from hespas.api import op_class_summary, total_duration_ns
 
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
@@ -300,6 +285,11 @@ def _print_estimates(done: NodeEstimates) -> None:
                 figures.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
             if figures:
                 emit(f"energy: {', '.join(figures)}")
+
+
+def _at_least(total_ns: float, unknown: float) -> str:
+    """Return the prefix of a sum that lacks operations of unknown duration."""
+    return "at least " if unknown and not isnan(total_ns) else ""
 
 
 def _estimators_text(row: ClassTotals) -> str:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from hespas.cli.text import bytes_text, count_text, flops_text, step_lines, tabl
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
-
-if TYPE_CHECKING:
-    from hespas.api import GenerationResult
 
 __all__ = ["GivenOptions", "generator_command"]
 
@@ -102,7 +99,27 @@ class _OutputOptions:
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
         report_diagnostics(diagnostics, generator.name)
-        _print_generation(done)
+        account = done.account
+        written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
+        emit(f"{done.headline()}{written}")
+        if done.step is not None:
+            emit(step_lines(done.step, done.step.where))
+        fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
+        capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
+        rows = [
+            ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),
+            ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),
+            ("parameters", count_text(account.parameters)),
+            ("model FLOPs per step", flops_text(account.model_flops_per_step)),
+            ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
+            ("collective payload per rank", bytes_text(done.collective_bytes_per_rank)),
+            ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
+            (f"memory of {done.hardware}", capacity),
+        ]
+        emit(table_text(("figure", "value"), [row for row in rows if row[1]], left=(0,)))
+        if account.memory:
+            shares = [(part.what, bytes_text(part.size_bytes)) for part in account.memory]
+            emit(table_text(("memory of the fullest rank", "size"), shares, left=(0,)))
 
 
 def _output_options(
@@ -160,7 +177,14 @@ def generator_command(*reads: str) -> Callable[[_SettingsFunction], Callable[...
                 **{name: value for name, value in values.items() if name in shared_names}
             )
             inputs = [str(values[name]) for name in reads]
-            given = GivenOptions(_given_spellings(call), Diagnostics())
+            spellings: dict[str, str] = {}
+            for parameter in call.command.params:
+                name = parameter.name or ""
+                source = call.get_parameter_source(name)
+                if source is not None and source.name == "COMMANDLINE":
+                    is_off = call.params.get(name) is False and parameter.secondary_opts
+                    spellings[name] = (parameter.secondary_opts if is_off else parameter.opts)[0]
+            given = GivenOptions(spellings, Diagnostics())
             with command_line(
                 output.debug, given.diagnostics, next(filter(None, inputs), ""),
                 documents=[output.json_file], reads=inputs, writes=[output.out],
@@ -186,42 +210,3 @@ def generator_command(*reads: str) -> Callable[[_SettingsFunction], Callable[...
         return command
 
     return decorated
-
-
-def _given_spellings(call: typer.Context) -> dict[str, str]:
-    """Return the options on the command line by parameter name: ``sequence_parallel`` as
-    ``--no-sequence-parallel`` if that was written.
-    """
-    spellings: dict[str, str] = {}
-    for parameter in call.command.params:
-        name = parameter.name or ""
-        source = call.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            is_off = call.params.get(name) is False and parameter.secondary_opts
-            spellings[name] = (parameter.secondary_opts if is_off else parameter.opts)[0]
-    return spellings
-
-
-def _print_generation(done: GenerationResult) -> None:
-    """Print the summary line, the simulated step, and the figures of the workload."""
-    account = done.account
-    written = f" -> {done.written} ({bytes_text(done.written_bytes)})" if done.written else ""
-    emit(f"{done.headline()}{written}")
-    if done.step is not None:
-        emit(step_lines(done.step, done.step.where))
-    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[done.fits]
-    capacity = f"{bytes_text(done.capacity_bytes) or 'unknown'}: {fits}" if done.hardware else ""
-    rows = [
-        ("maximum nodes per rank", count_text(done.nodes_per_rank_max)),
-        ("traces of all ranks", bytes_text(done.et_bytes) if not done.written else ""),
-        ("parameters", count_text(account.parameters)),
-        ("model FLOPs per step", flops_text(account.model_flops_per_step)),
-        ("hardware FLOPs per step", flops_text(account.hardware_flops_per_step)),
-        ("collective payload per rank", bytes_text(done.collective_bytes_per_rank)),
-        ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
-        (f"memory of {done.hardware}", capacity),
-    ]
-    emit(table_text(("figure", "value"), [row for row in rows if row[1]], left=(0,)))
-    if account.memory:
-        shares = [(part.what, bytes_text(part.size_bytes)) for part in account.memory]
-        emit(table_text(("memory of the fullest rank", "size"), shares, left=(0,)))

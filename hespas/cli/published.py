@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,7 +19,6 @@ from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     from hespas.validators.league.document import League
-    from hespas.validators.serving import RunReplay, ServingErrors
 
 __all__ = ["league", "serving"]
 
@@ -221,50 +219,53 @@ def serving(
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(diagnostics, str(table or ""))
-        _print_errors(done.errors)
-        _print_replays(done.recorded)
+        errors = done.errors
+        if errors.rows:
+            statuses, first = Counter(run.status for run in errors.rows), dict[str, int]()
+            for run in errors.rows:
+                first.setdefault(run.status, run.row.row)
+            predicted = statuses.pop("predicted", 0)
+            emit(f"{count_text(predicted)} of {count_text(len(errors.rows))} runs are evaluated")
+            emit(
+                f"{count_text(count)}: {reason} (row {first[reason]})"
+                for reason, count in statuses.most_common()
+            )
+            lines = [
+                (
+                    row.value, row.metric, count_text(row.n), percent(row.median_ape), percent(row.mean_ape),
+                    percent(row.p90_ape), signed(row.bias), percent(row.interval_coverage),
+                    percent(row.baseline_median_ape), percent(row.baseline_mean_ape),
+                )
+                for row in errors.summaries()
+            ]  # fmt: skip
+            heads = (
+                "runs",
+                "of",
+                "n",
+                "median",
+                "mean",
+                "P90",
+                "bias",
+                "in 90%",
+                "naive median",
+                "naive mean",
+            )
+            emit(table_text(heads, lines, left=(0, 1)))
+        if done.recorded:
+            from hespas.validators.serving import capacity_of
 
-
-def _print_errors(errors: ServingErrors) -> None:
-    """Print the number of evaluated runs, the reasons for the others, and the errors by group."""
-    if not errors.rows:
-        return
-    statuses, first = Counter(run.status for run in errors.rows), dict[str, int]()
-    for run in errors.rows:
-        first.setdefault(run.status, run.row.row)
-    predicted = statuses.pop("predicted", 0)
-    emit(f"{count_text(predicted)} of {count_text(len(errors.rows))} runs are evaluated")
-    emit(f"{count_text(count)}: {reason} (row {first[reason]})" for reason, count in statuses.most_common())
-    lines = [
-        (
-            row.value, row.metric, count_text(row.n), percent(row.median_ape), percent(row.mean_ape),
-            percent(row.p90_ape), signed(row.bias), percent(row.interval_coverage),
-            percent(row.baseline_median_ape), percent(row.baseline_mean_ape),
-        )
-        for row in errors.summaries()
-    ]  # fmt: skip
-    heads = ("runs", "of", "n", "median", "mean", "P90", "bias", "in 90%", "naive median", "naive mean")
-    emit(table_text(heads, lines, left=(0, 1)))
-
-
-def _print_replays(replays: Sequence[RunReplay]) -> None:
-    """Print the errors of replayed runs."""
-    if not replays:
-        return
-    from hespas.validators.serving import capacity_of
-
-    lines = [
-        (
-            run.trace, "yes" if run.calibrated else "no", count_text(run.requests),
-            signed(run.ttft_error), signed(run.tpot_error), signed(run.latency_error),
-            signed(run.makespan_error), signed(run.tokens_per_s_error),
-            f"{run.measured_s / run.computed_s:,.0f}", percent(run.load_share),
-            capacity_of(run.load_share),
-        )
-        for run in replays
-    ]  # fmt: skip
-    heads = (
-        "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s", "times faster",
-        "load", "capacity",
-    )  # fmt: skip
-    emit(table_text(heads, lines, left=(0, 1)))
+            replays = [
+                (
+                    run.trace, "yes" if run.calibrated else "no", count_text(run.requests),
+                    signed(run.ttft_error), signed(run.tpot_error), signed(run.latency_error),
+                    signed(run.makespan_error), signed(run.tokens_per_s_error),
+                    f"{run.measured_s / run.computed_s:,.0f}", percent(run.load_share),
+                    capacity_of(run.load_share),
+                )
+                for run in done.recorded
+            ]  # fmt: skip
+            titles = (
+                "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s",
+                "times faster", "load", "capacity",
+            )  # fmt: skip
+            emit(table_text(titles, replays, left=(0, 1)))

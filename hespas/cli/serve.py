@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,9 +14,6 @@ from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
-
-if TYPE_CHECKING:
-    from hespas.api import ServingResult
 
 __all__ = ["serve"]
 
@@ -177,24 +174,21 @@ def serve(
         if json_file:
             api.write_json(done.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(diagnostics, model)
-        _print_serving(done)
-
-
-def _print_serving(done: ServingResult) -> None:
-    document = done.document()
-    emit(done.headline())
-    emit(
-        f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
-        f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
-        f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} sequences per "
-        f"step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
-        f"{counted(document.put_back, 'preemption')}"
-    )
-    lines = [
-        (
-            row.what,
-            *(f"{value:,.2f}" for value in (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms)),
+        document = done.document()
+        emit(done.headline())
+        emit(
+            f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
+            f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
+            f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} "
+            "sequences per "
+            f"step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
+            f"{counted(document.put_back, 'preemption')}"
         )
-        for row in document.times
-    ]
-    emit(table_text(("ms", "mean", "p50", "p90", "p99", "max"), lines, left=(0,)))
+        lines = [
+            (
+                row.what,
+                *(f"{value:,.2f}" for value in (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms)),
+            )
+            for row in document.times
+        ]
+        emit(table_text(("ms", "mean", "p50", "p90", "p99", "max"), lines, left=(0,)))

@@ -22,9 +22,6 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import CaptureCheckReport
-    from hespas.validators.capture import CaptureCheck
-    from hespas.validators.checker import CheckResult
-    from hespas.validators.roundtrip import RoundTrips
 
 __all__ = ["app", "capture", "check", "common", "main", "roundtrip"]
 
@@ -133,39 +130,36 @@ def check(
         result = run(paths, profile, settings)
         if json_file:
             write_document(check_json(result), json_file, overwrite=overwrite)
-        _print_check(result)
+        for violation in result.violations:
+            position = violation.path
+            position += f": rank {violation.rank}" if violation.rank is not None else ""
+            position += f": node {violation.node}" if violation.node is not None else ""
+            emit(f"{violation.severity.value} {violation.code} {position}: {flagged(violation.message)}")
+        for note in result.diagnostics:
+            print_message(f"note: {note.message} [{note.code}]")
+        listed = Counter(violation.code for violation in result.violations)
+        for code, count in result.counts.items():
+            if count > listed[code]:
+                emit(f"{code}: {count_text(count)} in total, {count_text(listed[code])} printed")
+        for error in result.unreadable:
+            if error.hint:
+                emit(f"  try: {flagged(error.hint)}")
+        for checked in result.inputs:
+            emit(
+                f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
+                f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
+            )
+        if result.valid:
+            warnings = sum(result.counts.values())
+            emit("valid" + (f", {counted(warnings, 'warning')}" if warnings else ""))
+        elif {entry.code for entry in result.violations if entry.severity.value == "error"} != {
+            "unsupported"
+        }:
+            emit("NOT valid")
+        else:  # unsupported inputs may be valid
+            emit("not all checked" if result.inputs else "not checked")
         if result.exit_code:
             raise typer.Exit(result.exit_code)
-
-
-def _print_check(result: CheckResult) -> None:
-    """Print violations, one per line, then the checked inputs and one verdict."""
-    for violation in result.violations:
-        position = violation.path
-        position += f": rank {violation.rank}" if violation.rank is not None else ""
-        position += f": node {violation.node}" if violation.node is not None else ""
-        emit(f"{violation.severity.value} {violation.code} {position}: {flagged(violation.message)}")
-    for note in result.diagnostics:
-        print_message(f"note: {note.message} [{note.code}]")
-    listed = Counter(violation.code for violation in result.violations)
-    for code, count in result.counts.items():
-        if count > listed[code]:
-            emit(f"{code}: {count_text(count)} in total, {count_text(listed[code])} printed")
-    for error in result.unreadable:
-        if error.hint:
-            emit(f"  try: {flagged(error.hint)}")
-    for checked in result.inputs:
-        emit(
-            f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
-            f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
-        )
-    if result.valid:
-        warnings = sum(result.counts.values())
-        emit("valid" + (f", {counted(warnings, 'warning')}" if warnings else ""))
-    elif {entry.code for entry in result.violations if entry.severity.value == "error"} != {"unsupported"}:
-        emit("NOT valid")
-    else:  # unsupported inputs may be valid
-        emit("not all checked" if result.inputs else "not checked")
 
 
 @app.command(
@@ -217,7 +211,33 @@ def roundtrip(
             for code, count in file.findings.items():
                 times = f" ({count:,} times)" if count > 1 else ""
                 print_message(f"note: {file.path}: its reader reports {code}{times}")
-        _print_matrix(done)
+        from hespas.validators.roundtrip import cell_text
+
+        texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
+        sources = list(dict.fromkeys(source for source, _ in texts))
+        targets = list(dict.fromkeys(via for _, via in texts))
+        rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
+        emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
+        for cell in done.cells:
+            for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
+                if part:
+                    listed = ", ".join(
+                        f"{column.column} ({count_text(column.changed)}/{count_text(column.known)})"
+                        + (" UNREPORTED" if column.column in cell.unreported else "")
+                        for column in part
+                    )
+                    emit(f"{cell.source} -> {cell.via} {word}: {listed}")
+            for message, count in cell.refused.items():
+                emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
+            for message, count in cell.unreadable.items():
+                problem = f"wrote {counted(count, 'file')} that cannot be read (UNREADABLE)"
+                emit(f"{cell.source} -> {cell.via} {problem}: {flagged(message)}")
+        if any(cell.unreadable for cell in done.cells):
+            verdict = "some written files cannot be read back"
+        else:
+            verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
+        skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
+        emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
         if not done.valid:
             raise typer.Exit(1)
 
@@ -225,37 +245,6 @@ def roundtrip(
 def _names(paths: Sequence[Path] | None) -> str:
     """Return the inputs for messages."""
     return ", ".join(map(str, paths or ()))
-
-
-def _print_matrix(done: RoundTrips) -> None:
-    """Print the matrix, then the losses of each pair, then one verdict."""
-    from hespas.validators.roundtrip import cell_text
-
-    texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
-    sources = list(dict.fromkeys(source for source, _ in texts))
-    targets = list(dict.fromkeys(via for _, via in texts))
-    rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
-    emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
-    for cell in done.cells:
-        for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
-            if part:
-                listed = ", ".join(
-                    f"{column.column} ({count_text(column.changed)}/{count_text(column.known)})"
-                    + (" UNREPORTED" if column.column in cell.unreported else "")
-                    for column in part
-                )
-                emit(f"{cell.source} -> {cell.via} {word}: {listed}")
-        for message, count in cell.refused.items():
-            emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
-        for message, count in cell.unreadable.items():
-            problem = f"wrote {counted(count, 'file')} that cannot be read (UNREADABLE)"
-            emit(f"{cell.source} -> {cell.via} {problem}: {flagged(message)}")
-    if any(cell.unreadable for cell in done.cells):
-        verdict = "some written files cannot be read back"
-    else:
-        verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
-    skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
-    emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
 
 
 @app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")
@@ -298,7 +287,34 @@ def _print_capture(report: CaptureCheckReport) -> None:
     """Print a table of the counts, then the differences, then one verdict."""
     done = report.details
     if not is_quiet():
-        _print_capture_counts(done)
+        unexplained = sum(not entry.explained for entry in done.operations)
+        bytes_differ = "" if done.captured_bytes == done.measured_bytes else "yes"
+        order = done.order
+        dependencies = order.checked + order.inside + order.unknown
+        captured, measured = count_text(done.captured_operations), count_text(done.measured_operations)
+        collectives = (f"{done.captured_collectives:,}", f"{done.measured_collectives:,}")
+        rows = [
+            ("operations", captured, measured, f"{unexplained:,}"),
+            ("collectives", *collectives, f"{len(done.collectives):,}"),
+            ("their bytes", bytes_text(done.captured_bytes), bytes_text(done.measured_bytes), bytes_differ),
+            ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
+            ("device time", "", f"{done.joined:.1%}", "" if done.joined == 1.0 else "yes"),
+        ]
+        emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
+        reasons: dict[str, dict[str, None]] = {}
+        for entry in done.operations:
+            if entry.explained:
+                reasons.setdefault(entry.explained, {})[entry.operation] = None
+        for reason, names in reasons.items():
+            shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+            emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
+        if done.combined:
+            emit(
+                f"{counted(done.combined, 'collective')} combined by the compiler, with the same kinds, "
+                "groups and total bytes"
+            )
+        if done.reordered:
+            emit(f"{counted(done.reordered, 'rank')} with the same collectives in another order")
         for note in done.notes:
             emit(f"note: {flagged(note)}")
     operations = [entry for entry in done.operations if not entry.explained]
@@ -320,38 +336,6 @@ def _print_capture(report: CaptureCheckReport) -> None:
     if left > 0:
         emit(f"{counted(left, 'difference')} more")
     emit(report.headline())
-
-
-def _print_capture_counts(done: CaptureCheck) -> None:
-    """Print the counts over all ranks of the trace, and the differences with an explanation."""
-    unexplained = sum(not entry.explained for entry in done.operations)
-    bytes_differ = "" if done.captured_bytes == done.measured_bytes else "yes"
-    order = done.order
-    dependencies = order.checked + order.inside + order.unknown
-    captured, measured = count_text(done.captured_operations), count_text(done.measured_operations)
-    collectives = (f"{done.captured_collectives:,}", f"{done.measured_collectives:,}")
-    rows = [
-        ("operations", captured, measured, f"{unexplained:,}"),
-        ("collectives", *collectives, f"{len(done.collectives):,}"),
-        ("their bytes", bytes_text(done.captured_bytes), bytes_text(done.measured_bytes), bytes_differ),
-        ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
-        ("device time", "", f"{done.joined:.1%}", "" if done.joined == 1.0 else "yes"),
-    ]
-    emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
-    reasons: dict[str, dict[str, None]] = {}
-    for entry in done.operations:
-        if entry.explained:
-            reasons.setdefault(entry.explained, {})[entry.operation] = None
-    for reason, names in reasons.items():
-        shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-        emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
-    if done.combined:
-        emit(
-            f"{counted(done.combined, 'collective')} combined by the compiler, with the same kinds, "
-            "groups and total bytes"
-        )
-    if done.reordered:
-        emit(f"{counted(done.reordered, 'rank')} with the same collectives in another order")
 
 
 def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:

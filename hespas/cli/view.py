@@ -27,7 +27,6 @@ from hespas.cli.text import (
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api import Summary
     from hespas.api.summary import ClassSummary, OpRow, ProductRow, ProfileSummary
 
 __all__ = ["view"]
@@ -86,41 +85,36 @@ def view(
         if json_file:
             api.write_json(summary.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(diagnostics, source)
-        _print_summary(summary, top, rank_class)
-
-
-def _print_summary(summary: Summary, top: int, rank_class: int) -> None:
-    """Print the facts about a file, then its profile, or its rank classes and one of them in full."""
-    emit(f"{_name_text(summary.name)} ({summary.format})")
-    facts = [f"{key} {_name_text(value)}" for key, value in summary.metadata.items() if key != "format"]
-    if facts:
-        emit(", ".join(facts))
-    if summary.profile is not None:
-        _print_profile(summary.profile, top)
-        return
-    classes = summary.classes
-    available = sum(entry.num_ranks for entry in classes)
-    emit(f"{ranks_text(available, summary.num_ranks)} in {counted(len(classes), 'class')}")
-    if len(classes) > 1 and top:
-        lines = [
-            (
-                f"{number} {_name_text(entry.name)}",
-                count_text(entry.num_ranks),
-                count_text(entry.first_rank) if entry.num_ranks else "",
-                count_text(entry.nodes),
-                flops_text(_known_sum([row.flops for row in entry.by_class])),
-                bytes_text(_known_sum([row.bytes_moved for row in entry.by_class])),
-                time_text(_known_sum([row.duration_ns for row in entry.by_class])),
-                count_text(sum(row.nodes for row in entry.collectives)),
-            )
-            for number, entry in enumerate(classes[:top])
-        ]
-        emit("")
-        title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
-        columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
-        emit(table_text((title, *columns), lines))
-    for chosen in classes[rank_class : rank_class + 1]:
-        _print_class(chosen, top)
+        emit(f"{_name_text(summary.name)} ({summary.format})")
+        facts = [f"{key} {_name_text(value)}" for key, value in summary.metadata.items() if key != "format"]
+        if facts:
+            emit(", ".join(facts))
+        if summary.profile is not None:
+            _print_profile(summary.profile, top)
+        else:
+            classes = summary.classes
+            available = sum(entry.num_ranks for entry in classes)
+            emit(f"{ranks_text(available, summary.num_ranks)} in {counted(len(classes), 'class')}")
+            if len(classes) > 1 and top:
+                lines = [
+                    (
+                        f"{number} {_name_text(entry.name)}",
+                        count_text(entry.num_ranks),
+                        count_text(entry.first_rank) if entry.num_ranks else "",
+                        count_text(entry.nodes),
+                        flops_text(_known_sum([row.flops for row in entry.by_class])),
+                        bytes_text(_known_sum([row.bytes_moved for row in entry.by_class])),
+                        time_text(_known_sum([row.duration_ns for row in entry.by_class])),
+                        count_text(sum(row.nodes for row in entry.collectives)),
+                    )
+                    for number, entry in enumerate(classes[:top])
+                ]
+                emit("")
+                title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
+                columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
+                emit(table_text((title, *columns), lines))
+            for chosen in classes[rank_class : rank_class + 1]:
+                _print_class(chosen, top)
 
 
 def _known_sum(figures: Sequence[float]) -> float:
@@ -158,7 +152,22 @@ def _print_class(summary: ClassSummary, top: int) -> None:
     by_op = [(_name_text(row.name) or "(unnamed)", row) for row in summary.by_op]
     _print_ops(f"by operation ({_top_text(top, len(by_op))})", by_op, top)
     _print_matmuls(summary.products)
-    _print_communication(summary)
+    if summary.collectives:
+        lines = [
+            (
+                row.kind,
+                row.groups,
+                count_text(row.nodes),
+                count_text(row.executions),
+                bytes_text(row.comm_bytes),
+            )
+            for row in summary.collectives
+        ]
+        emit("")
+        emit(table_text(("collectives", "groups", "operations", "runs", "per rank"), lines, left=(0, 1)))
+    if summary.messages:
+        emit("")
+        emit("messages: " + ", ".join(f"{count_text(row.nodes)} {row.name}" for row in summary.messages))
     if not summary.regions or not top:
         return
     emit("")
@@ -218,26 +227,6 @@ def _print_matmuls(rows: Sequence[ProductRow]) -> None:
             [heads[column] for column in filled], [[line[column] for column in filled] for line in lines]
         )
     )
-
-
-def _print_communication(summary: ClassSummary) -> None:
-    """Print collectives by group, and messages."""
-    if summary.collectives:
-        lines = [
-            (
-                row.kind,
-                row.groups,
-                count_text(row.nodes),
-                count_text(row.executions),
-                bytes_text(row.comm_bytes),
-            )
-            for row in summary.collectives
-        ]
-        emit("")
-        emit(table_text(("collectives", "groups", "operations", "runs", "per rank"), lines, left=(0, 1)))
-    if summary.messages:
-        emit("")
-        emit("messages: " + ", ".join(f"{count_text(row.nodes)} {row.name}" for row in summary.messages))
 
 
 def _print_profile(summary: ProfileSummary, top: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import typer
 
@@ -16,9 +16,6 @@ from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, flagged, op_class_text, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
-
-if TYPE_CHECKING:
-    from hespas.api import GridResult
 
 __all__ = ["WhatIf"]
 
@@ -74,30 +71,46 @@ class WhatIf:
         with command_line(
             self.debug, diagnostics, name, documents=[self.json_file], reads=reads, writes=[self.report]
         ):
-            self._check(source, context, _AXES if columns and self.grid is None else frozenset())
+            allowed = _AXES if columns and self.grid is None else frozenset()
+            for parameter in context.command.params:
+                name = parameter.name or ""
+                if name not in _SWEEP_OPTIONS | allowed and _is_given(context, name):
+                    raise UsageError(
+                        f"{parameter.opts[0]} applies to one simulation only",
+                        hint="leave it out, or make it an axis of the grid",
+                    )
+            if self.grid is not None and self.compare is not None:
+                raise UsageError("--grid and --compare exclude each other", hint="give one of them")
+            if self.compare is not None and (source is not None or self.report is not None):
+                raise UsageError("--compare excludes SRC and --report", hint="leave SRC and --report out")
+            inputs = [path for path in (source, self.grid, *(self.compare or ())) if path]
+            check_reports({"--json": self.json_file}, {"an input": inputs}, overwrite=self.overwrite)
             if self.grid is not None:
                 self._sweep(self.grid, source, several["estimator"], context, diagnostics)
             elif self.compare is not None:
-                self._compare(self.compare, diagnostics)
+                from hespas import api
+
+                done = api.compare_runs(*self.compare, diagnostics=diagnostics)
+                if self.json_file:
+                    api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
+                emit(done.headline())
+                lines: list[tuple[str, ...]] = []
+                ranks = 0
+                for row in done.rows:
+                    ranks += row.part == "rank"
+                    if row.part == "rank" and ranks > _MAX_RANKS:
+                        continue
+                    share = row.difference_ns / row.before_ns if row.before_ns > 0 else nan
+                    times = (time_text(time) for time in (row.before_ns, row.after_ns, row.difference_ns))
+                    lines.append((row.part, row.name, *times, "" if isnan(share) else f"{share:+.1%}"))
+                emit(
+                    table_text(("part", "name", "before", "after", "difference", "share"), lines, left=(0, 1))
+                )
+                if ranks > _MAX_RANKS:
+                    emit(f"and {counted(ranks - _MAX_RANKS, 'rank')} more: --json writes all")
             elif source is not None:
                 self._columns(source, columns, context, diagnostics)
         return None
-
-    def _check(self, source: Path | None, context: typer.Context, allowed: frozenset[str]) -> None:
-        """Raise an error for options that exclude each other and for a JSON file that cannot be written."""
-        for parameter in context.command.params:
-            name = parameter.name or ""
-            if name not in _SWEEP_OPTIONS | allowed and _is_given(context, name):
-                raise UsageError(
-                    f"{parameter.opts[0]} applies to one simulation only",
-                    hint="leave it out, or make it an axis of the grid",
-                )
-        if self.grid is not None and self.compare is not None:
-            raise UsageError("--grid and --compare exclude each other", hint="give one of them")
-        if self.compare is not None and (source is not None or self.report is not None):
-            raise UsageError("--compare excludes SRC and --report", hint="leave SRC and --report out")
-        inputs = [path for path in (source, self.grid, *(self.compare or ())) if path]
-        check_reports({"--json": self.json_file}, {"an input": inputs}, overwrite=self.overwrite)
 
     def _columns(
         self,
@@ -126,7 +139,32 @@ class WhatIf:
             )  # fmt: skip
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
-        _print_columns(done)
+
+        def known(time_ns: float) -> str:
+            return "-" if isnan(time_ns) else time_text(time_ns)
+
+        heads = [" ".join(str(value) for value in row.settings.values()) for row in done.rows]
+        classes = dict.fromkeys(name for row in done.rows for name in row.critical_ns)
+        steps = (("at least " if row.is_lower_bound else "") + known(row.step_ns) for row in done.rows)
+        lines: list[tuple[str, ...]] = [
+            ("step", *steps),
+            ("90 % interval: from", *(known(row.step_low_ns) for row in done.rows)),
+            ("to", *(known(row.step_high_ns) for row in done.rows)),
+            ("compute", *(known(row.compute_ns) for row in done.rows)),
+            ("communication", *(known(row.comm_ns) for row in done.rows)),
+            ("exposed", *(known(row.exposed_comm_ns) for row in done.rows)),
+            *(
+                (
+                    f"critical path: {op_class_text(name)}",
+                    *(known(row.critical_ns.get(name, nan)) for row in done.rows),
+                )
+                for name in classes
+            ),
+        ]
+        emit(table_text(("", *heads), lines))
+        for head, row in zip(heads, done.rows, strict=True):
+            if row.fault:
+                emit(f"{head}: {flagged(row.fault)}")
         if done.exit_code:
             raise typer.Exit(done.exit_code)
 
@@ -159,90 +197,48 @@ class WhatIf:
         if self.json_file:
             api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
         report_diagnostics(diagnostics, path)
-        _print_sweep(done)
+        reused = f"; {counted(done.kept, 'row')} reused from an earlier run" if done.kept else ""
+        emit(f"{done.headline()}{reused}")
+        axes = list(done.grid.axes)
+        lines: list[tuple[str, ...]] = []
+        for row in done.rows:
+            settings = [str(row.settings[axis]) for axis in axes]
+            if row.fault:
+                lines.append((*settings, "", "", "", "", flagged(row.fault)))
+                continue
+            interval = ""
+            if not isnan(row.step_low_ns):
+                interval = f"{time_text(row.step_low_ns)} to {time_text(row.step_high_ns)}"
+            at_least = "at least " if row.is_lower_bound else ""
+            exposed = time_text(row.exposed_comm_ns)
+            lines.append(
+                (
+                    *settings,
+                    f"{at_least}{time_text(row.step_ns)}",
+                    interval,
+                    exposed,
+                    count_text(row.ranks),
+                    "",
+                )
+            )
+        heads = [
+            *(axis.replace("_", " ") for axis in axes),
+            "step",
+            "90 % interval",
+            "exposed",
+            "ranks",
+            "fault",
+        ]
+        if not any(line[-1] for line in lines):
+            heads, lines = heads[:-1], [line[:-1] for line in lines]
+        emit(table_text(heads, lines, left=(*range(len(axes)), len(axes) + 4)))
         if self.report:
             emit(f"report: {self.report / 'index.html'}")
         if done.exit_code:
             raise typer.Exit(done.exit_code)
-
-    def _compare(self, paths: tuple[Path, Path], diagnostics: Diagnostics) -> None:
-        """Compare two JSON documents and print the differences."""
-        from hespas import api
-
-        done = api.compare_runs(*paths, diagnostics=diagnostics)
-        if self.json_file:
-            api.write_json(done.to_json(), self.json_file, overwrite=self.overwrite)
-        emit(done.headline())
-        lines: list[tuple[str, ...]] = []
-        ranks = 0
-        for row in done.rows:
-            ranks += row.part == "rank"
-            if row.part == "rank" and ranks > _MAX_RANKS:
-                continue
-            share = row.difference_ns / row.before_ns if row.before_ns > 0 else nan
-            times = (time_text(time) for time in (row.before_ns, row.after_ns, row.difference_ns))
-            lines.append((row.part, row.name, *times, "" if isnan(share) else f"{share:+.1%}"))
-        emit(table_text(("part", "name", "before", "after", "difference", "share"), lines, left=(0, 1)))
-        if ranks > _MAX_RANKS:
-            emit(f"and {counted(ranks - _MAX_RANKS, 'rank')} more: --json writes all")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
     """Return True if the user wrote the option on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _print_sweep(done: GridResult) -> None:
-    """Print one row per sweep point."""
-    reused = f"; {counted(done.kept, 'row')} reused from an earlier run" if done.kept else ""
-    emit(f"{done.headline()}{reused}")
-    axes = list(done.grid.axes)
-    lines: list[tuple[str, ...]] = []
-    for row in done.rows:
-        settings = [str(row.settings[axis]) for axis in axes]
-        if row.fault:
-            lines.append((*settings, "", "", "", "", flagged(row.fault)))
-            continue
-        interval = ""
-        if not isnan(row.step_low_ns):
-            interval = f"{time_text(row.step_low_ns)} to {time_text(row.step_high_ns)}"
-        at_least = "at least " if row.is_lower_bound else ""
-        exposed = time_text(row.exposed_comm_ns)
-        lines.append(
-            (*settings, f"{at_least}{time_text(row.step_ns)}", interval, exposed, count_text(row.ranks), "")
-        )
-    heads = [*(axis.replace("_", " ") for axis in axes), "step", "90 % interval", "exposed", "ranks", "fault"]
-    if not any(line[-1] for line in lines):
-        heads, lines = heads[:-1], [line[:-1] for line in lines]
-    emit(table_text(heads, lines, left=(*range(len(axes)), len(axes) + 4)))
-
-
-def _print_columns(done: GridResult) -> None:
-    """Print one column per combination of options: the step first, then its parts."""
-
-    def known(time_ns: float) -> str:
-        return "-" if isnan(time_ns) else time_text(time_ns)
-
-    heads = [" ".join(str(value) for value in row.settings.values()) for row in done.rows]
-    classes = dict.fromkeys(name for row in done.rows for name in row.critical_ns)
-    steps = (("at least " if row.is_lower_bound else "") + known(row.step_ns) for row in done.rows)
-    lines: list[tuple[str, ...]] = [
-        ("step", *steps),
-        ("90 % interval: from", *(known(row.step_low_ns) for row in done.rows)),
-        ("to", *(known(row.step_high_ns) for row in done.rows)),
-        ("compute", *(known(row.compute_ns) for row in done.rows)),
-        ("communication", *(known(row.comm_ns) for row in done.rows)),
-        ("exposed", *(known(row.exposed_comm_ns) for row in done.rows)),
-        *(
-            (
-                f"critical path: {op_class_text(name)}",
-                *(known(row.critical_ns.get(name, nan)) for row in done.rows),
-            )
-            for name in classes
-        ),
-    ]
-    emit(table_text(("", *heads), lines))
-    for head, row in zip(heads, done.rows, strict=True):
-        if row.fault:
-            emit(f"{head}: {flagged(row.fault)}")

@@ -116,8 +116,24 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
                 f"the mesh of the program is {Mesh.of(sizes[0])}, but the target mesh is {Mesh.of(wanted)}",
                 hint="give the mesh that the program was lowered for, and a target of its size",
             )
-        options = _compile_options(module, devices)
         native = import_module("jaxlib._jax")
+        attributes = module.operation.attributes
+
+        def count_of(key: str, default: int) -> int:
+            return int(attributes[key].value) if key in attributes else default
+
+        count = devices.size
+        replicas = count_of("mhlo.num_replicas", 1)
+        partitions = count_of("mhlo.num_partitions", count // max(replicas, 1))
+        if replicas * partitions != count:
+            raise ValueError(f"the program is for {replicas * partitions} devices, the mesh has {count}")
+        ids = np.array([device.id for device in devices.reshape(-1).tolist()], dtype=np.int64)
+        options = native.CompileOptions()
+        options.num_replicas, options.num_partitions = replicas, partitions
+        options.device_assignment = native.DeviceAssignment.create(ids.reshape(replicas, partitions))
+        build = options.executable_build_options
+        build.use_spmd_partitioning = partitions > 1
+        build.use_shardy_partitioner = "sdy.mesh" in {op.operation.name for op in module.body.operations}
         flat = tuple(devices.reshape(-1).tolist())
         executable: Any = flat[0].client.compile(module, native.DeviceList(flat), options)
     text = "\n".join(hlo_module.to_string() for hlo_module in executable.hlo_modules())
@@ -175,26 +191,3 @@ def _devices(job: CompileJob) -> tuple[_DeviceArray, tuple[str, ...]]:
             f"devices are in the order of the topology, because JAX finds no better one: {str(error)[:300]}"
         )
         return devices.reshape(job.mesh), (note,)
-
-
-def _compile_options(module: Any, devices: _DeviceArray) -> Any:
-    """Return compile options for all devices. Raises ``ValueError`` if the module is for another number."""
-    native = import_module("jaxlib._jax")
-    attributes = module.operation.attributes
-
-    def count_of(key: str, default: int) -> int:
-        return int(attributes[key].value) if key in attributes else default
-
-    count = devices.size
-    replicas = count_of("mhlo.num_replicas", 1)
-    partitions = count_of("mhlo.num_partitions", count // max(replicas, 1))
-    if replicas * partitions != count:
-        raise ValueError(f"the program is for {replicas * partitions} devices, the mesh has {count}")
-    ids = np.array([device.id for device in devices.reshape(-1).tolist()], dtype=np.int64)
-    options = native.CompileOptions()
-    options.num_replicas, options.num_partitions = replicas, partitions
-    options.device_assignment = native.DeviceAssignment.create(ids.reshape(replicas, partitions))
-    build = options.executable_build_options
-    build.use_spmd_partitioning = partitions > 1
-    build.use_shardy_partitioner = "sdy.mesh" in {op.operation.name for op in module.body.operations}
-    return options

@@ -127,10 +127,44 @@ class Target:
         is_size = re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5})*", size)
         shape = tuple(map(int, size.split("x"))) if is_size else ()
         if platform == "tpu":
-            _check_slice(text, name, shape)
+            generation = TPUS.get(name)
+            if generation is None:
+                pods = ", ".join(f"{tpu} (up to {_shape_text(TPUS[tpu].limits)})" for tpu in TPUS)
+                raise UsageError(
+                    f"target {clipped(repr(text))}: unknown TPU {clipped(repr(name))}",
+                    hint=f"the TPUs are {pods}: for example tpu:v5p:8x8x8",
+                )
+            limits = generation.limits
+            axes = "AxBxC" if len(limits) == 3 else "AxB"
+            fits = len(shape) == len(limits) and all(
+                size <= limit for size, limit in zip(sorted(shape), sorted(limits), strict=True)
+            )
+            has_whole_hosts = prod(shape) < prod(_HOST_CHIPS) or all(
+                size % chips == 0 for size, chips in zip(shape, _HOST_CHIPS, strict=False)
+            )
+            if not fits or not has_whole_hosts:
+                raise UsageError(
+                    f"target {clipped(repr(text))}: a slice of {name} is {axes} chips up to "
+                    f"{_shape_text(limits)}, and whole hosts of {_shape_text(_HOST_CHIPS)} chips along "
+                    "the first two axes if it is larger than one",
+                    hint=f"for example tpu:{name}:{'2x2x2' if len(limits) == 3 else '2x4'}",
+                )
             return cls("tpu", name, shape)
         if platform == "gpu":
-            _check_gpu_count(text, name, shape)
+            gpu = GPUS.get(name)
+            if gpu is None:
+                raise UsageError(
+                    f"target {clipped(repr(text))}: {clipped(repr(name))} is not a GPU that can be "
+                    "compiled for",
+                    hint=f"the GPUs are {', '.join(GPUS)}: for example gpu:h100:8",
+                )
+            count = shape[0] if len(shape) == 1 else 0
+            if not 0 < count <= _MAX_GPUS or (count > gpu.per_host and count % gpu.per_host):
+                raise UsageError(
+                    f"target {clipped(repr(text))}: expected a number of GPUs, 1 to {gpu.per_host} or "
+                    f"whole hosts of {gpu.per_host} up to {_MAX_GPUS:,}",
+                    hint=f"for example gpu:{name}:{4 * gpu.per_host}",
+                )
             return cls("gpu", name, shape)
         raise UsageError(
             f"target {clipped(repr(text))}: the platform is tpu or gpu", hint=f"write {_EXAMPLE}"
@@ -211,48 +245,6 @@ def target_config(name: str) -> str:
             "",
         )
     )
-
-
-def _check_slice(text: str, name: str, shape: tuple[int, ...]) -> None:
-    generation = TPUS.get(name)
-    if generation is None:
-        pods = ", ".join(f"{tpu} (up to {_shape_text(TPUS[tpu].limits)})" for tpu in TPUS)
-        raise UsageError(
-            f"target {clipped(repr(text))}: unknown TPU {clipped(repr(name))}",
-            hint=f"the TPUs are {pods}: for example tpu:v5p:8x8x8",
-        )
-    limits = generation.limits
-    axes = "AxBxC" if len(limits) == 3 else "AxB"
-    fits = len(shape) == len(limits) and all(
-        size <= limit for size, limit in zip(sorted(shape), sorted(limits), strict=True)
-    )
-    has_whole_hosts = prod(shape) < prod(_HOST_CHIPS) or all(
-        size % chips == 0 for size, chips in zip(shape, _HOST_CHIPS, strict=False)
-    )
-    if not fits or not has_whole_hosts:
-        raise UsageError(
-            f"target {clipped(repr(text))}: a slice of {name} is {axes} chips up to {_shape_text(limits)}, "
-            "and "
-            f"whole hosts of {_shape_text(_HOST_CHIPS)} chips along the first two axes if it is larger than "
-            "one",
-            hint=f"for example tpu:{name}:{'2x2x2' if len(limits) == 3 else '2x4'}",
-        )
-
-
-def _check_gpu_count(text: str, name: str, shape: tuple[int, ...]) -> None:
-    gpu = GPUS.get(name)
-    if gpu is None:
-        raise UsageError(
-            f"target {clipped(repr(text))}: {clipped(repr(name))} is not a GPU that can be compiled for",
-            hint=f"the GPUs are {', '.join(GPUS)}: for example gpu:h100:8",
-        )
-    count = shape[0] if len(shape) == 1 else 0
-    if not 0 < count <= _MAX_GPUS or (count > gpu.per_host and count % gpu.per_host):
-        raise UsageError(
-            f"target {clipped(repr(text))}: expected a number of GPUs, 1 to {gpu.per_host} or "
-            f"whole hosts of {gpu.per_host} up to {_MAX_GPUS:,}",
-            hint=f"for example gpu:{name}:{4 * gpu.per_host}",
-        )
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

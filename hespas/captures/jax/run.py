@@ -109,41 +109,37 @@ def main() -> int:
     """
     run = ProfiledRunOptions(**json.loads(sys.argv[1]))
     try:
-        _profile(run)
+        jax: Any = import_module("jax")
+        sizes, names = tuple(run.axes.values()), tuple(run.axes)
+        axis_type = jax.sharding.AxisType
+        axis_types = tuple(axis_type.Explicit if name in run.explicit else axis_type.Auto for name in names)
+        mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names, axis_types=axis_types)
+        folder = Path(run.folder)
+        with jax.set_mesh(mesh), user_code(f"running {run.target}"):
+            function = load_function(run.target)
+            call = step_call(jax, function, resolve_arguments(run.args or None, run.target), {}, mesh)
+            # Only functions that jax.jit made itself accept compiled arguments.
+            step, positional, named = jit_step(jax, call, type_name="PjitFunction")
+            inputs = [_fill(jax, (positional, named)) for _ in range(_WARM_UP_STEPS + run.steps)]
+            jax.block_until_ready(inputs)
+            lowered = step.lower(*inputs[0][0], **inputs[0][1])
+            compiled = lowered.compile()
+            with TemporaryDirectory(
+                dir=folder
+            ) as traces:  # inside the folder: removed even if the process is killed
+                for number, values in enumerate(inputs):
+                    if number == _WARM_UP_STEPS:
+                        jax.profiler.start_trace(traces)
+                    jax.block_until_ready(compiled(*values[0], **values[1]))
+                jax.profiler.stop_trace()
+                (profile,) = Path(traces).rglob("*.xplane.pb")
+                shutil.copyfile(profile, folder / "profile.xplane.pb")
+        (folder / "program.mlir").write_text(str(lowered.as_text(debug_info=True)), encoding="utf-8")
+        (folder / "compiled.hlo").write_text(str(compiled.as_text()), encoding="utf-8")
     except HespasError as error:
         Path(run.folder, _FAILED).write_text(json.dumps(encode_error(error)), encoding="utf-8")
         return 1
     return 0
-
-
-def _profile(run: ProfiledRunOptions) -> None:
-    jax: Any = import_module("jax")
-    sizes, names = tuple(run.axes.values()), tuple(run.axes)
-    axis_type = jax.sharding.AxisType
-    axis_types = tuple(axis_type.Explicit if name in run.explicit else axis_type.Auto for name in names)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names, axis_types=axis_types)
-    folder = Path(run.folder)
-    with jax.set_mesh(mesh), user_code(f"running {run.target}"):
-        function = load_function(run.target)
-        call = step_call(jax, function, resolve_arguments(run.args or None, run.target), {}, mesh)
-        # Only functions that jax.jit made itself accept compiled arguments.
-        step, positional, named = jit_step(jax, call, type_name="PjitFunction")
-        inputs = [_fill(jax, (positional, named)) for _ in range(_WARM_UP_STEPS + run.steps)]
-        jax.block_until_ready(inputs)
-        lowered = step.lower(*inputs[0][0], **inputs[0][1])
-        compiled = lowered.compile()
-        with TemporaryDirectory(
-            dir=folder
-        ) as traces:  # inside the folder: removed even if the process is killed
-            for number, values in enumerate(inputs):
-                if number == _WARM_UP_STEPS:
-                    jax.profiler.start_trace(traces)
-                jax.block_until_ready(compiled(*values[0], **values[1]))
-            jax.profiler.stop_trace()
-            (profile,) = Path(traces).rglob("*.xplane.pb")
-            shutil.copyfile(profile, folder / "profile.xplane.pb")
-    (folder / "program.mlir").write_text(str(lowered.as_text(debug_info=True)), encoding="utf-8")
-    (folder / "compiled.hlo").write_text(str(compiled.as_text()), encoding="utf-8")
 
 
 def _fill(jax: Any, tree: Any) -> Any:

@@ -30,7 +30,6 @@ from hespas.captures.torch.calls import (
 )
 from hespas.converters.pytorch.communication import TraceCommunication, kind_of_word, payload_bytes
 from hespas.converters.pytorch.draft import NodeEdges, chain, flow_of
-from hespas.costs.operation import Cost
 from hespas.graph import (
     CollectiveKind,
     ExplicitGroups,
@@ -240,13 +239,6 @@ class _GraphAssembly:
             builder.set(node, source_row=builder.strings.add(call.source))
         if call.overload != "default":
             builder.add_extra(node, "overload", 0, call.overload.encode())
-        self._add_cost(node, cost)
-        if cost.op_class is OpClass.UNKNOWN:
-            self._unknown[call.op] = self._unknown.get(call.op, 0) + 1
-        if call.communication is not None and meaning is not None:
-            self._add_communication(node, call.communication)
-
-    def _add_cost(self, node: int, cost: Cost) -> None:
         if cost.rate_dtype >= 0:
             self.builder.set(node, rate_dtype=cost.rate_dtype)
         if cost.useful_flops != cost.flops:
@@ -265,6 +257,10 @@ class _GraphAssembly:
                 accumulator=product.accumulator,
                 products=product.products,
             )
+        if cost.op_class is OpClass.UNKNOWN:
+            self._unknown[call.op] = self._unknown.get(call.op, 0) + 1
+        if call.communication is not None and meaning is not None:
+            self._add_communication(node, call.communication)
 
     def _add_communication(self, node: int, communication: CallCommunication) -> None:
         meaning = kind_of_word(communication.library_name)

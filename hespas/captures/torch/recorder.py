@@ -7,7 +7,7 @@ would without the recording.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from hespas.captures.torch.calls import (
     RankRecording,
     RecordedCall,
     StepPhase,
-    TensorRecord,
     tensor_bytes,
 )
 from hespas.captures.torch.library import torch_module
@@ -243,7 +242,31 @@ class StepRecorder:
         communication = None
         if communication_op is not None:
             given = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
-            communication = self._communication(communication_op, given, arguments, results)
+            group = given.get("process_group", given.get("group_name"))
+            if isinstance(group, str):
+                group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
+            elif not isinstance(group, self._distributed.ProcessGroup):
+                group = self._distributed.ProcessGroup.unbox(group)
+            ranks = self.record.groups.setdefault(group.group_name, ())
+            if not ranks:
+                ranks = tuple(self._distributed.get_process_group_ranks(group))
+                self.record.groups[group.group_name] = ranks
+            filled = (
+                tensors_at(arguments, communication_op.filled) if communication_op.filled >= 0 else results
+            )
+            peer = _integer_at(arguments, communication_op.peer)
+            communication = CallCommunication(
+                library_name=communication_op.library_name,
+                group=group.group_name,
+                operand_bytes=tensor_bytes(tensors_at(arguments, communication_op.sent)),
+                result_bytes=tensor_bytes(filled)
+                if communication_op.library_name != "send"
+                else float("nan"),
+                peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
+                tag=_integer_at(arguments, communication_op.tag),
+                reduction=value_text(given.get("reduce_op", "")),
+                ragged=is_ragged(arguments, communication_op),
+            )
         reads, writes = _accesses(name, signature, arguments, fresh, communication_op)
         origin = self._origins.current()
         self.record.calls.append(
@@ -263,35 +286,6 @@ class StepRecorder:
             )
         )
         return result
-
-    def _communication(
-        self,
-        op: CommunicationOp,
-        given: Mapping[str, Any],
-        arguments: tuple[CallArgument, ...],
-        results: tuple[TensorRecord, ...],
-    ) -> CallCommunication:
-        group = given.get("process_group", given.get("group_name"))
-        if isinstance(group, str):
-            group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
-        elif not isinstance(group, self._distributed.ProcessGroup):
-            group = self._distributed.ProcessGroup.unbox(group)
-        ranks = self.record.groups.setdefault(group.group_name, ())
-        if not ranks:
-            ranks = tuple(self._distributed.get_process_group_ranks(group))
-            self.record.groups[group.group_name] = ranks
-        filled = tensors_at(arguments, op.filled) if op.filled >= 0 else results
-        peer = _integer_at(arguments, op.peer)
-        return CallCommunication(
-            library_name=op.library_name,
-            group=group.group_name,
-            operand_bytes=tensor_bytes(tensors_at(arguments, op.sent)),
-            result_bytes=tensor_bytes(filled) if op.library_name != "send" else float("nan"),
-            peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
-            tag=_integer_at(arguments, op.tag),
-            reduction=value_text(given.get("reduce_op", "")),
-            ragged=is_ragged(arguments, op),
-        )
 
 
 def _integer_at(arguments: tuple[CallArgument, ...], position: int) -> int:

@@ -31,7 +31,6 @@ from hespas.graph import (
     CollectiveKind,
     Diagnostics,
     DType,
-    Findings,
     GraphBuilder,
     GroupSet,
     NodeKind,
@@ -153,7 +152,45 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
         costed=costed,
     )
     if diagnostics is not None:
-        _report(profile, result, builder.guessed, diagnostics.about(profile.name, "measured-ops"))
+        findings = diagnostics.about(profile.name, "measured-ops")
+        total_ns = float(result.busy_ns.sum())
+        graph, groups = result.graph, result.groups
+        is_communication = groups.role == EventRole.COMMUNICATION
+        unlinked = (result.host_op < 0) & ~result.costed & ~is_communication
+        rest = ~result.costed & ~unlinked & ~is_communication
+        in_table = mapped(graph.op_row, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
+        has_shapes = np.append(profile.host.shapes_row != 0, False)[result.host_op]  # -1: no operation
+        not_recorded = rest & in_table & (groups.answers | ~has_shapes)
+        update = (
+            "generated kernels are assumed to update their first tensor, because their names need its "
+            "operands"
+        )
+        for mask, code, reason in (
+            (unlinked, "unlinked", "device events without a host operation have no cost"),
+            (rest & ~not_recorded, "unknown-op", "operations without a row in the cost table"),
+            (not_recorded, "inputs-not-recorded", NOT_RECORDED),
+            (is_communication, "communication", "communication takes network time and has no cost"),
+            (builder.guessed, "guessed-update", update),
+        ):
+            time_ns = float(result.busy_ns[mask].sum())
+            share = time_ns / total_ns if total_ns else 0.0
+            names, index = np.unique(graph.op_row[mask], return_inverse=True)
+            time, count = np.bincount(index, result.busy_ns[mask]), np.bincount(index)
+            listed = [
+                f"{graph.strings[int(names[row])][:80]} {count[row]:,} x, {time[row]:,.0f} ns"
+                for row in np.argsort(-time, kind="stable")[:_MAX_NAMED].tolist()
+            ]
+            # A name with a line break would look like another message.
+            operations = "; ".join(["", ", ".join(listed)] if listed else []).replace("\n", "\\n")
+            is_warning = code in {"unlinked", "unknown-op", "inputs-not-recorded"}
+            report = findings.warning if is_warning else findings.info
+            report(code, f"{reason}: {share:.1%} of the device time{operations}", int(mask.sum()))
+        message = "device events that end before they start add no time to their operations"
+        findings.warning("negative-duration", message, int((profile.duration_ns < 0).sum()))
+        overlap_ns = groups.busy_ns - groups.duration_ns
+        overlapping = overlap_ns > 0
+        message = f"operations have overlapping events, by {overlap_ns[overlapping].sum():,.0f} ns in total"
+        findings.info("overlap", message, int(overlapping.sum()))
     return result
 
 
@@ -376,44 +413,3 @@ class _CostedGraphBuilder:
             self.text(int(host.strides_row[op])),
             self.text(int(host.values_row[op])),
         )
-
-
-def _report(profile: Profile, costed: CostedOps, guessed: BoolArray, findings: Findings) -> None:
-    """Report work without a cost, by operation, count and time; overlapping events; and guessed costs."""
-    total_ns = float(costed.busy_ns.sum())
-    graph, groups = costed.graph, costed.groups
-    is_communication = groups.role == EventRole.COMMUNICATION
-    unlinked = (costed.host_op < 0) & ~costed.costed & ~is_communication
-    rest = ~costed.costed & ~unlinked & ~is_communication
-    in_table = mapped(graph.op_row, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
-    has_shapes = np.append(profile.host.shapes_row != 0, False)[costed.host_op]  # -1: no operation
-    not_recorded = rest & in_table & (groups.answers | ~has_shapes)
-    update = (
-        "generated kernels are assumed to update their first tensor, because their names need its operands"
-    )
-    for mask, code, reason in (
-        (unlinked, "unlinked", "device events without a host operation have no cost"),
-        (rest & ~not_recorded, "unknown-op", "operations without a row in the cost table"),
-        (not_recorded, "inputs-not-recorded", NOT_RECORDED),
-        (is_communication, "communication", "communication takes network time and has no cost"),
-        (guessed, "guessed-update", update),
-    ):
-        time_ns = float(costed.busy_ns[mask].sum())
-        share = time_ns / total_ns if total_ns else 0.0
-        names, index = np.unique(graph.op_row[mask], return_inverse=True)
-        time, count = np.bincount(index, costed.busy_ns[mask]), np.bincount(index)
-        listed = [
-            f"{graph.strings[int(names[row])][:80]} {count[row]:,} x, {time[row]:,.0f} ns"
-            for row in np.argsort(-time, kind="stable")[:_MAX_NAMED].tolist()
-        ]
-        # A name with a line break would look like another message.
-        operations = "; ".join(["", ", ".join(listed)] if listed else []).replace("\n", "\\n")
-        is_warning = code in {"unlinked", "unknown-op", "inputs-not-recorded"}
-        report = findings.warning if is_warning else findings.info
-        report(code, f"{reason}: {share:.1%} of the device time{operations}", int(mask.sum()))
-    message = "device events that end before they start add no time to their operations"
-    findings.warning("negative-duration", message, int((profile.duration_ns < 0).sum()))
-    overlap_ns = groups.busy_ns - groups.duration_ns
-    overlapping = overlap_ns > 0
-    message = f"operations have overlapping events, by {overlap_ns[overlapping].sum():,.0f} ns in total"
-    findings.info("overlap", message, int(overlapping.sum()))

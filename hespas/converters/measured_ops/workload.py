@@ -86,7 +86,20 @@ def measured_workload(profile: Profile, diagnostics: Diagnostics) -> Workload:
     class_of_rank: list[int] = []
     for rank in ranks.tolist():
         graph = recording.graph(rows[profile.rank[rows] == rank])
-        key = _content_hash(graph)
+        # Graphs of one profile differ by names, times and order only.
+        content = hashlib.blake2b(digest_size=16)
+        for column in (
+            graph.name_row,
+            graph.op_row,
+            graph.stream,
+            graph.duration_ns,
+            graph.collectives.group_set,
+        ):
+            content.update(np.ascontiguousarray(column).tobytes())
+            content.update(b"|")
+        for deps in (graph.control_deps.offsets, graph.control_deps.values):
+            content.update(np.ascontiguousarray(deps).tobytes())
+        key = content.digest()
         graphs.setdefault(key, graph)
         class_of_rank.append(list(graphs).index(key))
     collectives.report(findings)
@@ -109,23 +122,6 @@ def measured_workload(profile: Profile, diagnostics: Diagnostics) -> Workload:
         rank_class = np.full(world, ABSENT, np.int32)
         rank_class[ranks] = class_of_rank
     return Workload(name=profile.name, classes=classes, rank_class=rank_class, metadata=metadata)
-
-
-def _content_hash(graph: OpGraph) -> bytes:
-    """Return a hash of names, times and order, by which graphs of one profile differ."""
-    content = hashlib.blake2b(digest_size=16)
-    for column in (
-        graph.name_row,
-        graph.op_row,
-        graph.stream,
-        graph.duration_ns,
-        graph.collectives.group_set,
-    ):
-        content.update(np.ascontiguousarray(column).tobytes())
-        content.update(b"|")
-    for deps in (graph.control_deps.offsets, graph.control_deps.values):
-        content.update(np.ascontiguousarray(deps).tobytes())
-    return content.digest()
 
 
 _MAX_RANKS = 1 << 20

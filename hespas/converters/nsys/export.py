@@ -77,7 +77,34 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
         work = DeviceWork.joined(parts).by_start()
         work = DeviceWork.joined((work, reader.graphs(work))).by_start()
         ranges, texts = _read_ranges(database, strings, work, findings)
-        launches, nodes = _read_calls(database)
+        # Calls of unknown time or thread are dropped, because they cannot be linked. A CUDA graph node is
+        # created when it is captured, or cloned when a graph is instantiated.
+        names = ("start", "end", "globalTid", "correlationId")
+        tables = [database.read(table, names).integers for table in _LAUNCH_TABLES]
+        start, end, thread, correlation = (
+            np.concatenate([table[name] for table in tables]) for name in names
+        )
+        known = (start != MISSING) & (thread != MISSING) & (correlation != MISSING)
+        launches = GpuLaunches(
+            process=thread[known] >> 24,
+            thread=thread[known],
+            start_ns=start[known],
+            end_ns=end[known],
+            correlation=correlation[known],
+            range_place=np.full(int(known.sum()), -1, np.int64),
+        )
+        names = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
+        columns = database.read("CUDA_GRAPH_NODE_EVENTS", names).integers
+        known = (columns["start"] != MISSING) & (columns["globalTid"] != MISSING)
+        thread, original = columns["globalTid"][known], columns["originalGraphNodeId"][known]
+        node = columns["graphNodeId"][known]
+        nodes = GraphNodes(
+            process=thread >> 24,
+            thread=thread,
+            start_ns=columns["start"][known],
+            node=np.maximum(node, -1),
+            original=np.where(original == node, -1, np.maximum(original, -1)),
+        )
         trace = GpuTrace(
             strings=strings.builder,
             devices=tuple(gpus.names),
@@ -98,39 +125,6 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
         findings.info("other-tables", message, len(others))
         report_unread(database, "nsys", diagnostics)
     return to_profile(path, "nsys", trace, metadata, diagnostics)
-
-
-def _read_calls(database: SqliteDatabase) -> tuple[GpuLaunches, GraphNodes]:
-    """Return calls of the runtime and the driver, and creations of CUDA graph nodes.
-
-    A node is created when it is captured, or cloned when a graph is instantiated. Calls of unknown time or
-    thread are dropped, because they cannot be linked.
-    """
-    names = ("start", "end", "globalTid", "correlationId")
-    tables = [database.read(table, names).integers for table in _LAUNCH_TABLES]
-    start, end, thread, correlation = (np.concatenate([table[name] for table in tables]) for name in names)
-    known = (start != MISSING) & (thread != MISSING) & (correlation != MISSING)
-    launches = GpuLaunches(
-        process=thread[known] >> 24,
-        thread=thread[known],
-        start_ns=start[known],
-        end_ns=end[known],
-        correlation=correlation[known],
-        range_place=np.full(int(known.sum()), -1, np.int64),
-    )
-    names = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
-    columns = database.read("CUDA_GRAPH_NODE_EVENTS", names).integers
-    known = (columns["start"] != MISSING) & (columns["globalTid"] != MISSING)
-    thread, original = columns["globalTid"][known], columns["originalGraphNodeId"][known]
-    node = columns["graphNodeId"][known]
-    nodes = GraphNodes(
-        process=thread >> 24,
-        thread=thread,
-        start_ns=columns["start"][known],
-        node=np.maximum(node, -1),
-        original=np.where(original == node, -1, np.maximum(original, -1)),
-    )
-    return launches, nodes
 
 
 def _read_metadata(database: SqliteDatabase, findings: Findings) -> dict[str, str]:

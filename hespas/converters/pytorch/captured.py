@@ -369,39 +369,34 @@ def function_name(name: str) -> tuple[str, ...]:
     name.
     """
     if name.startswith(_MANGLED):
-        return _source_names(name)
+        offset = len(_MANGLED)
+        parts: list[str] = []
+        nested = name[offset : offset + 1] == "N"
+        if nested:
+            offset += 1
+            while name[offset : offset + 1] in {"r", "V", "K", "R", "O"}:
+                offset += 1
+        while offset < len(name):
+            if name.startswith("St", offset):  # std
+                parts.append("std")
+                offset += 2
+                continue
+            offset += name[offset] == "L"  # internal linkage
+            length = _LENGTH.match(name, offset)
+            if length is None:
+                break
+            offset = length.end() + int(length[0])
+            part = name[length.end() : offset]
+            if part and not part.startswith("_GLOBAL__N"):
+                parts.append(part)
+            if not nested and part != "std":
+                break
+        return tuple(parts)
     # A demangled instance of a function template begins with the type of its result.
     text = name.replace(_ANONYMOUS, "")
     ends = [end for end in (text.find("<"), text.find("(")) if end >= 0]
     words = text[: min(ends, default=len(text))].split()
     return tuple(part for part in words[-1].split("::") if part) if words else ()
-
-
-def _source_names(name: str) -> tuple[str, ...]:
-    """Return the source names in a mangled name, up to the first template argument or the end of nesting."""
-    offset = len(_MANGLED)
-    parts: list[str] = []
-    nested = name[offset : offset + 1] == "N"
-    if nested:
-        offset += 1
-        while name[offset : offset + 1] in {"r", "V", "K", "R", "O"}:
-            offset += 1
-    while offset < len(name):
-        if name.startswith("St", offset):  # std
-            parts.append("std")
-            offset += 2
-            continue
-        offset += name[offset] == "L"  # internal linkage
-        length = _LENGTH.match(name, offset)
-        if length is None:
-            break
-        offset = length.end() + int(length[0])
-        part = name[length.end() : offset]
-        if part and not part.startswith("_GLOBAL__N"):
-            parts.append(part)
-        if not nested and part != "std":
-            break
-    return tuple(parts)
 
 
 def kernel_symbols(replayed: Iterable[str], captured: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:

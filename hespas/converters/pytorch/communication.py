@@ -332,7 +332,55 @@ class TraceCommunication:
 def communication_of(node: EtNode) -> TraceCommunication | None:
     """Return the communication that a node starts, None if it starts none."""
     if node.name == COMMUNICATION_RECORD:
-        return _of_record(node)
+        values, facts = node.inputs.values, node.facts
+
+        def is_word(value: object) -> bool:
+            return isinstance(value, str) and (
+                kind_of_word(value) is not None or value.lower().replace("_", "") in _SILENT
+            )
+
+        index = next((number for number, value in enumerate(values) if is_word(value)), -1)
+        word = facts.get("collective_name", "") or (values[index] if index >= 0 else "")
+        kind = kind_of_word(word)
+        if kind is None:
+            return None
+        head = node.inputs
+        if index >= 0:
+            head = EtValues(values[:index], head.shapes[:index], head.types[:index])
+        operands, results = tensors_of(head), tensors_of(node.outputs)
+        sequence = values[index - 3] if index >= 3 else -1
+        group = facts.get("pg_name", "")
+        pair = values[index - 2] if index >= 2 else None
+        if not group and is_list(pair) and pair:
+            group = str(pair[0])
+        elif not group and isinstance(pair, int | str):
+            group = str(pair)
+        size, start, stride = (
+            int(text) if (text := facts.get(key, "")).isdecimal() and len(text) < 10 else -1
+            for key in ("pg_size", "global_rank_start", "global_rank_stride")
+        )
+        has_range = start >= 0 and stride > 0 and 0 < size <= _MAX_RANKS
+        splits = [
+            *values[index + 1 : index + 3],
+            *(facts.get(name, "") for name in ("in_split_size", "out_split_size")),
+        ]
+        parts = [split.strip("[] ").split(",") if isinstance(split, str) else split for split in splits]
+        dtype = find_dtype(facts.get("dtype", ""))
+        return TraceCommunication(
+            kind=kind,
+            operand_bytes=_first_known(
+                _bytes(operands), _stated_bytes(facts.get("in_msg_nelems", ""), dtype)
+            ),
+            result_bytes=_first_known(_bytes(results), _stated_bytes(facts.get("out_msg_nelems", ""), dtype)),
+            group=group,
+            ranks=range(start, start + stride * size, stride) if has_range else (),
+            group_size=size,
+            local_peer=_number(values, index - 1) if kind.node is not NodeKind.COLLECTIVE else -1,
+            sequence=_number(sequence if is_list(sequence) else [sequence], 0),
+            ragged=any(map(_differ, parts)),
+            reads=tuple(tensor.storage for tensor in operands),
+            writes=tuple(tensor.storage for tensor in results),
+        )
     op = C10D.get(node.name)
     if op is None:
         return _of_library(node) if states_communication(node.name) else None
@@ -364,56 +412,6 @@ def _number(values: list[Any], index: int) -> int:
 
 def _differ(value: object) -> bool:
     return is_list(value) and len(set(map(str, value))) > 1
-
-
-def _of_record(node: EtNode) -> TraceCommunication | None:
-    values, facts = node.inputs.values, node.facts
-
-    def is_word(value: object) -> bool:
-        return isinstance(value, str) and (
-            kind_of_word(value) is not None or value.lower().replace("_", "") in _SILENT
-        )
-
-    index = next((number for number, value in enumerate(values) if is_word(value)), -1)
-    word = facts.get("collective_name", "") or (values[index] if index >= 0 else "")
-    kind = kind_of_word(word)
-    if kind is None:
-        return None
-    head = node.inputs
-    if index >= 0:
-        head = EtValues(values[:index], head.shapes[:index], head.types[:index])
-    operands, results = tensors_of(head), tensors_of(node.outputs)
-    sequence = values[index - 3] if index >= 3 else -1
-    group = facts.get("pg_name", "")
-    pair = values[index - 2] if index >= 2 else None
-    if not group and is_list(pair) and pair:
-        group = str(pair[0])
-    elif not group and isinstance(pair, int | str):
-        group = str(pair)
-    size, start, stride = (
-        int(text) if (text := facts.get(key, "")).isdecimal() and len(text) < 10 else -1
-        for key in ("pg_size", "global_rank_start", "global_rank_stride")
-    )
-    has_range = start >= 0 and stride > 0 and 0 < size <= _MAX_RANKS
-    splits = [
-        *values[index + 1 : index + 3],
-        *(facts.get(name, "") for name in ("in_split_size", "out_split_size")),
-    ]
-    parts = [split.strip("[] ").split(",") if isinstance(split, str) else split for split in splits]
-    dtype = find_dtype(facts.get("dtype", ""))
-    return TraceCommunication(
-        kind=kind,
-        operand_bytes=_first_known(_bytes(operands), _stated_bytes(facts.get("in_msg_nelems", ""), dtype)),
-        result_bytes=_first_known(_bytes(results), _stated_bytes(facts.get("out_msg_nelems", ""), dtype)),
-        group=group,
-        ranks=range(start, start + stride * size, stride) if has_range else (),
-        group_size=size,
-        local_peer=_number(values, index - 1) if kind.node is not NodeKind.COLLECTIVE else -1,
-        sequence=_number(sequence if is_list(sequence) else [sequence], 0),
-        ragged=any(map(_differ, parts)),
-        reads=tuple(tensor.storage for tensor in operands),
-        writes=tuple(tensor.storage for tensor in results),
-    )
 
 
 def _first_known(*candidates: float) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from hespas.converters.chrome_events import EventStream, event_times
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.pytorch.events import KinetoTrace, read_events
-from hespas.converters.pytorch.host_graph import CpuRun, host_run
+from hespas.converters.pytorch.host_graph import host_run
 from hespas.converters.pytorch.joined import join_captures
 from hespas.converters.pytorch.kernel_communications import comm_columns
 from hespas.converters.pytorch.linked import HostColumns, LinkedTrace
@@ -77,14 +77,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
         return replace(profile, metadata={**profile.metadata, **joined.facts})
     run = host_run(linked)
     run.report(diagnostics.about(str(path), "kineto"))
-    return _profile_of_host(name, linked, run)
-
-
-def _profile_of_host(name: str, linked: LinkedTrace, run: CpuRun) -> Profile:
-    """Return the profile of a run on the CPU, in order of start.
-
-    An operation that encloses operations with shapes only calls them: it keeps its time but has no shapes.
-    """
+    # An operation that encloses operations with shapes only calls them: it keeps its time but has no shapes.
     trace, nesting, events = linked.kineto, linked.nesting, linked.events
     host, base_ns = trace.host, first_ns(trace)
     run_events = run.order[run.own_ns[run.order] > 0]

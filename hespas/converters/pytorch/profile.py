@@ -78,6 +78,18 @@ def profile_of(
     ranges: tuple[Events, ...] = (trace.annotation, trace.function)
     devices, device_index = _devices(trace)
     is_one_rank = is_of_job(trace.header)
+    # Inductor states costs for its kernels since PyTorch 2.8.
+    stated_row = trace.host.stated_row
+    costs_of: dict[int, tuple[float, float]] = {}
+    for row in np.unique(stated_row[stated_row > 0]).tolist():
+        try:
+            flops, gigabytes = _STATED_COSTS.decode(trace.strings[row])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        costs_of[row] = (nan if flops is None else flops, nan if gigabytes is None else gigabytes * 1e9)
+    op = np.flatnonzero(np.isin(stated_row, list(costs_of)))
+    costs = np.array([costs_of[row] for row in stated_row[op].tolist()], np.float64).reshape(-1, 2)
+    costs[~(costs > 0)] = nan
     return Profile.of(
         name,
         devices,
@@ -102,7 +114,7 @@ def profile_of(
         batch_row=batches_of(trace, links),
         comms=measured_comms,
         host=host_ops(host, nesting, base_ns),
-        stated=_inductor_costs(trace),
+        stated=CompilerCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1]),
         ranges=HostRanges.joined([_host_ranges(part, np.arange(len(part)), base_ns) for part in ranges]),
         waits=_host_ranges(calls, waits, base_ns),
         steps=step_ranges(trace, base_ns),
@@ -124,22 +136,6 @@ def _host_ranges(events: Events, rows: IntArray, base_ns: int) -> HostRanges:
         start_ns=events.start_ns[rows] - base_ns,
         duration_ns=events.duration_ns[rows],
     )
-
-
-def _inductor_costs(trace: KinetoTrace) -> CompilerCosts:
-    """Return the costs that Inductor states for its kernels (PyTorch 2.8 and later)."""
-    stated_row = trace.host.stated_row
-    costs_of: dict[int, tuple[float, float]] = {}
-    for row in np.unique(stated_row[stated_row > 0]).tolist():
-        try:
-            flops, gigabytes = _STATED_COSTS.decode(trace.strings[row])
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        costs_of[row] = (nan if flops is None else flops, nan if gigabytes is None else gigabytes * 1e9)
-    op = np.flatnonzero(np.isin(stated_row, list(costs_of)))
-    costs = np.array([costs_of[row] for row in stated_row[op].tolist()], np.float64).reshape(-1, 2)
-    costs[~(costs > 0)] = nan
-    return CompilerCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1])
 
 
 _STATED_COSTS = msgspec.json.Decoder(tuple[float | None, float | None])

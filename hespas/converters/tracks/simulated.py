@@ -44,7 +44,38 @@ def tracks_of_timeline(
     parts: list[Tracks] = []
     spans: list[tuple[OpGraph, IntArray]] = []
     for graph, class_spans in _spans_by_class(timeline, workload):
-        tracks, ordered = _rank_tracks(timeline, graph, class_spans)
+        ordered = class_spans
+        ranks, index = np.unique(timeline.rank[ordered], return_inverse=True)
+        used, track = distinct_rows(index.reshape(-1), timeline.resource[ordered], timeline.stream[ordered])
+        order = np.lexsort((-timeline.end_ns[ordered], timeline.start_ns[ordered], track))
+        ordered, track = ordered[order], track[order]
+        node = timeline.node[ordered]
+        num_equal = np.bincount(
+            timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1
+        )
+        processes: list[str] = []
+        for rank in ranks.tolist():
+            num_others = int(num_equal[rank]) - 1
+            processes.append(f"rank {rank}: and {num_others:,} alike" if num_others > 0 else f"rank {rank}")
+        resources = ((timeline.resources[kind], stream) for _, kind, stream in used)
+        texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
+        numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
+        arguments: dict[str, Argument] = {
+            key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
+        }
+        arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
+        arguments["critical"] = TextColumn(timeline.critical[ordered].astype(np.int32), _CRITICAL_TEXTS)
+        tracks = Tracks(
+            processes=tuple(processes),
+            track_process=tuple(owner for owner, _, _ in used),
+            track_name=tuple(name if stream < 0 else f"{name} {stream}" for name, stream in resources),
+            track=track.astype(np.int32),
+            name=_span_names(timeline, graph, ordered),
+            category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, node, 0), _CLASSES),
+            start_ns=timeline.start_ns[ordered],
+            duration_ns=timeline.end_ns[ordered] - timeline.start_ns[ordered],
+            arguments=arguments,
+        )
         parts.append(tracks)
         spans.append((graph, ordered))
     if not arrows:
@@ -80,40 +111,6 @@ def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[Op
         if not fits or not ((loops >= 0) & (loops < len(graph.regions))).all():
             raise UsageError(f"the timeline has nodes or loops that graph {graph.name!r} does not have")
         yield graph, spans
-
-
-def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[Tracks, IntArray]:
-    """Return the tracks of the ranks of one class, and the spans in the order of the slices."""
-    ranks, index = np.unique(timeline.rank[spans], return_inverse=True)
-    used, track = distinct_rows(index.reshape(-1), timeline.resource[spans], timeline.stream[spans])
-    order = np.lexsort((-timeline.end_ns[spans], timeline.start_ns[spans], track))
-    spans, track = spans[order], track[order]
-    node = timeline.node[spans]
-    num_equal = np.bincount(timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1)
-    processes: list[str] = []
-    for rank in ranks.tolist():
-        num_others = int(num_equal[rank]) - 1
-        processes.append(f"rank {rank}: and {num_others:,} alike" if num_others > 0 else f"rank {rank}")
-    resources = ((timeline.resources[kind], stream) for _, kind, stream in used)
-    texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
-    numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
-    arguments: dict[str, Argument] = {
-        key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
-    }
-    arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
-    arguments["critical"] = TextColumn(timeline.critical[spans].astype(np.int32), _CRITICAL_TEXTS)
-    tracks = Tracks(
-        processes=tuple(processes),
-        track_process=tuple(owner for owner, _, _ in used),
-        track_name=tuple(name if stream < 0 else f"{name} {stream}" for name, stream in resources),
-        track=track.astype(np.int32),
-        name=_span_names(timeline, graph, spans),
-        category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, node, 0), _CLASSES),
-        start_ns=timeline.start_ns[spans],
-        duration_ns=timeline.end_ns[spans] - timeline.start_ns[spans],
-        arguments=arguments,
-    )
-    return tracks, spans
 
 
 def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:

@@ -299,7 +299,18 @@ def measured_groups(profile: Profile, matching: Matching) -> GroupTimes:
         has_time &= whole | ~np.isin(group, group[whole])
         chosen, group_run = chosen[has_time], group_run[has_time]
     keys, index = np.unique(group_run, return_inverse=True)
-    times = _run_times(profile, chosen, index, len(keys))
+    count = len(keys)
+    order = np.lexsort((profile.start_ns[chosen], index))
+    duration, start = profile.duration_ns[chosen][order], profile.start_ns[chosen][order]
+    stream = profile.stream[chosen][order]
+    total = np.bincount(index, profile.duration_ns[chosen], count)
+    ordered = index[order]
+    bounds = np.searchsorted(ordered, np.arange(count + 1))
+    on_other_stream = (ordered[1:] == ordered[:-1]) & (stream[1:] != stream[:-1])
+    for number in np.unique(ordered[1:][on_other_stream]).tolist():
+        rows = slice(int(bounds[number]), int(bounds[number + 1]))
+        total[number] = min(float(total[number]), covered_ns(start[rows], start[rows] + duration[rows]))
+    times = total.astype(np.float64)
     group = keys // max(len(runs), 1)
     order = np.lexsort((times, group))
     group, times = group[order], times[order]
@@ -312,21 +323,6 @@ def measured_groups(profile: Profile, matching: Matching) -> GroupTimes:
         spread_ns=spread,
         repeats=counts.astype(np.int64),
     )
-
-
-def _run_times(profile: Profile, chosen: IntArray, group_run: IntArray, count: int) -> FloatArray:
-    """Return the time of each (group, run) [ns]."""
-    order = np.lexsort((profile.start_ns[chosen], group_run))
-    duration, start = profile.duration_ns[chosen][order], profile.start_ns[chosen][order]
-    stream = profile.stream[chosen][order]
-    total = np.bincount(group_run, profile.duration_ns[chosen], count)
-    ordered = group_run[order]
-    bounds = np.searchsorted(ordered, np.arange(count + 1))
-    on_other_stream = (ordered[1:] == ordered[:-1]) & (stream[1:] != stream[:-1])
-    for number in np.unique(ordered[1:][on_other_stream]).tolist():
-        rows = slice(int(bounds[number]), int(bounds[number + 1]))
-        total[number] = min(float(total[number]), covered_ns(start[rows], start[rows] + duration[rows]))
-    return total.astype(np.float64)
 
 
 def covered_ns(start: FloatArray, end: FloatArray) -> float:

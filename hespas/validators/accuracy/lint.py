@@ -75,16 +75,7 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
     add("unlinked", unlinked, "no host operation: launched before the window, or replayed")
     if total and bool((duration % 1000 == 0).all()):
         add("clock-resolution", np.ones(len(profile), np.bool_), "all times are whole microseconds")
-    add("truncated", _cut_off(profile), "the first or last run has fewer events than the others: it was cut")
-    findings.extend(_clock_drift(profile))
-    return findings
-
-
-def _cut_off(profile: Profile) -> BoolArray:
-    """Return a mask of the events in the first or last run of a module on a rank that has too few events.
-
-    Most of the other runs have more events.
-    """
+    # Most runs of a module have the same events; a first or last run with fewer was cut by the recording.
     cut = np.zeros(len(profile), np.bool_)
     inside = np.flatnonzero(profile.run >= 0)
     ran = profile.rank[inside].astype(np.int64) << 32 | profile.module_row[inside]
@@ -97,7 +88,9 @@ def _cut_off(profile: Profile) -> BoolArray:
         edges = rows[[0, -1]] if len(rows) else rows
         short[edges] = counts[edges] < usual
     cut[inside[short[run_of]]] = True
-    return cut
+    add("truncated", cut, "the first or last run has fewer events than the others: it was cut")
+    findings.extend(_clock_drift(profile))
+    return findings
 
 
 def _clock_drift(profile: Profile) -> Iterator[LintFinding]:

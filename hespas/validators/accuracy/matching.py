@@ -89,8 +89,27 @@ def match_program(
 
     Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
     """
-    names, event_key = _event_keys(profile)
-    instructions = _nodes_by_instruction(graph)
+    # Number the distinct (module, operation) pairs of the events; -1 for events without an operation name.
+    pair_row = profile.module_row.astype(np.int64) << 32 | profile.op_row.astype(np.int64)
+    pairs, index = np.unique(pair_row, return_inverse=True)
+    strings = profile.strings
+    names = [(strings[int(pair) >> 32], strings[int(pair) & 0xFFFFFFFF]) for pair in pairs.tolist()]
+    named = np.array([bool(op) for _, op in names], np.bool_)
+    event_key = np.where(named[index], index, -1).astype(np.int64) if names else index.astype(np.int64)
+    # An unrolled loop has several equal nodes of one name. A name that different nodes share (``aten::mm``)
+    # is not the name of an instruction.
+    by_row: dict[int, list[int]] = {}
+    for node, row in enumerate(graph.name_row.tolist()):
+        if row:
+            by_row.setdefault(row, []).append(node)
+    instructions: dict[str, list[int]] = {}
+    for row, nodes in by_row.items():
+        signatures = {
+            (int(graph.op_row[node]), graph.operands.row(node).tobytes(), graph.results.row(node).tobytes())
+            for node in (nodes if len(nodes) > 1 else ())
+        }
+        if len(signatures) <= 1:
+            instructions[graph.strings[row]] = nodes
     operations: dict[str, list[str]] = {}
     for module, op in names:
         if op:
@@ -166,40 +185,6 @@ def _warn_of_events(
         "operations are unknown",
         count=int((unmatched & np.isin(profile.module_row, absent)).sum()),
     )
-
-
-def _event_keys(profile: Profile) -> tuple[list[tuple[str, str]], IntArray]:
-    """Return the distinct (module, operation) of the events, and the number of each event's pair.
-
-    The number is -1 for events without an operation name.
-    """
-    module, op = profile.module_row.astype(np.int64), profile.op_row.astype(np.int64)
-    pairs, index = np.unique(module << 32 | op, return_inverse=True)
-    strings = profile.strings
-    texts = [(strings[int(pair) >> 32], strings[int(pair) & 0xFFFFFFFF]) for pair in pairs.tolist()]
-    named = np.array([bool(text[1]) for text in texts], np.bool_)
-    return texts, np.where(named[index], index, -1).astype(np.int64) if texts else index.astype(np.int64)
-
-
-def _nodes_by_instruction(graph: OpGraph) -> Mapping[str, list[int]]:
-    """Return nodes by name, for names of compiled instructions.
-
-    An unrolled loop has several equal nodes of one name. A name that different nodes share (``aten::mm``) is
-    not the name of an instruction.
-    """
-    by_row: dict[int, list[int]] = {}
-    for node, row in enumerate(graph.name_row.tolist()):
-        if row:
-            by_row.setdefault(row, []).append(node)
-    instructions: dict[str, list[int]] = {}
-    for row, nodes in by_row.items():
-        signatures = {
-            (int(graph.op_row[node]), graph.operands.row(node).tobytes(), graph.results.row(node).tobytes())
-            for node in (nodes if len(nodes) > 1 else ())
-        }
-        if len(signatures) <= 1:
-            instructions[graph.strings[row]] = nodes
-    return instructions
 
 
 def _match_by_name(

@@ -185,7 +185,26 @@ def sources_of_program(
         matching = match_program(graph, part, diagnostics, is_own=is_own, sizes=sizes)
         matched[rows] = matching.matched
         source = _source_of_matching(part, workload, graph, matching, hardware)
-        _report_coverage(source, part, diagnostics)
+        coverage = source.coverage
+        if coverage is not None:
+            diagnostics.warning(
+                "match.unmatched-events",
+                part.name,
+                f"events do not match the program: {1 - coverage.time_share:.1%} of the device time",
+                count=coverage.events - coverage.matched_events,
+            )
+            diagnostics.warning(
+                "match.negative-duration",
+                part.name,
+                "events end before they start: they and their runs are excluded from the comparison",
+                count=int((part.duration_ns < 0).sum()),
+            )
+            diagnostics.info(
+                "match.unmatched-nodes",
+                part.name,
+                "operations with a cost match no event: the compiler removed or merged them",
+                count=coverage.nodes - coverage.matched_nodes,
+            )
         sources.append(source)
     step = step_rows(profile, matched)
     if len(step) and sources:
@@ -205,31 +224,6 @@ def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
         return None
     return ProgramSizes(float(parts[0]), float(parts[1]), workload.num_ranks)
-
-
-def _report_coverage(source: CaseSource, profile: Profile, diagnostics: Diagnostics) -> None:
-    """Report events and nodes without a match, and events of negative duration."""
-    coverage = source.coverage
-    if coverage is None:
-        return
-    diagnostics.warning(
-        "match.unmatched-events",
-        profile.name,
-        f"events do not match the program: {1 - coverage.time_share:.1%} of the device time",
-        count=coverage.events - coverage.matched_events,
-    )
-    diagnostics.warning(
-        "match.negative-duration",
-        profile.name,
-        "events end before they start: they and their runs are excluded from the comparison",
-        count=int((profile.duration_ns < 0).sum()),
-    )
-    diagnostics.info(
-        "match.unmatched-nodes",
-        profile.name,
-        "operations with a cost match no event: the compiler removed or merged them",
-        count=coverage.nodes - coverage.matched_nodes,
-    )
 
 
 def _without_program(

@@ -193,7 +193,13 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = No
 
     O((nodes + leaves) x rounds); rounds are at most the depth of the program, and bounded.
     """
-    program, module = _program_side(graph), _module_side(leaves)
+    types: list[_Types] = [
+        tuple((name, _sorted_extents(dims)) for name, dims in leaf.made) for leaf in leaves.leaves
+    ]
+    program, module = (
+        _program_side(graph),
+        _StructureSide([leaf.kind for leaf in leaves.leaves], types, leaves.operands, leaves.depth),
+    )
     is_whole = sizes is not None and leaves.devices > 1 and leaves.argument_bytes < sizes.argument_bytes
     is_partitioned_by_hand = bool((graph.regions.kind == RegionKind.MANUAL).any())
     _group_both(program, module, leaves.devices, is_global=is_whole and not is_partitioned_by_hand)
@@ -203,13 +209,38 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = No
             members.setdefault(group, []).append(node)
     leaf_nodes: list[tuple[int, ...]] = [tuple(members.get(group, ())) for group in module.group]
     share = min(program.matched_share(), module.matched_share())
-    _join_same_origin(leaves, program, leaf_nodes)
-    _join_by_primitive(leaves, program, leaf_nodes)
-    nodes = {
+    # Nodes of one source operation have the same name and source position, or else the same name.
+    for with_frame in (True, False):
+        by_origin: dict[tuple[str, str], dict[int, None]] = {}
+        keys = [(leaf.name, leaf.frame if with_frame else "") for leaf in leaves.leaves]
+        for key, nodes in zip(keys, leaf_nodes, strict=True):
+            if nodes and key[0]:
+                by_origin.setdefault(key, {}).update(dict.fromkeys(nodes))
+        for number, leaf in enumerate(leaves.leaves):
+            if not leaf_nodes[number] and leaf.name:
+                of_origin = tuple(by_origin.get(keys[number], ()))
+                same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
+                leaf_nodes[number] = same or of_origin
+    # XLA expands some operations into others. A leaf without nodes gets the unmatched nodes of the kind that
+    # its framework name ends in.
+    used = {node for nodes in leaf_nodes for node in nodes}
+    unused: dict[str, list[int]] = {}
+    for node, kind in enumerate(program.kinds):
+        if node not in used and kind not in SHAPELESS:
+            unused.setdefault(kind, []).append(node)
+    for number, leaf in enumerate(leaves.leaves):
+        if not leaf_nodes[number] and leaf.name:
+            primitive = leaf.name.rpartition("/")[2].replace("-", "_")
+            if primitive.startswith(("reduce_", "scatter_")):
+                kind = primitive.partition("_")[0]
+            else:
+                kind = _PRIMITIVES.get(primitive, primitive)
+            leaf_nodes[number] = tuple(unused.get(kind, ()))
+    nodes_of_name = {
         name: tuple(dict.fromkeys(node for leaf in carried for node in leaf_nodes[leaf]))
         for name, carried in leaves.carried.items()
     }
-    inferred = _join_helpers(leaves, nodes)
+    inferred = _join_helpers(leaves, nodes_of_name)
     fits: bool | None = None
     if sizes is not None and not isnan(leaves.argument_bytes) and not isnan(leaves.result_bytes):
         # On each of several devices, a module has all of the bytes or a share of them.
@@ -219,7 +250,7 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = No
             and sizes.devices == leaves.devices
         )
     least = _LEAST_SHARE_OF_SIZE if fits and leaves.devices == 1 else _LEAST_SHARE
-    return Structure(nodes, inferred, share, is_other=fits is False or share < least, fits=fits)
+    return Structure(nodes_of_name, inferred, share, is_other=fits is False or share < least, fits=fits)
 
 
 def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *, is_global: bool) -> None:
@@ -236,7 +267,17 @@ def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *
         if level == "shares":
             last = _group_shares(program, module, devices, last)
         else:
-            last = _group_equal(program, module, last, by_elements=level == "elements")
+            by_elements = level == "elements"
+            by_key: list[dict[Hashable, list[int]]] = [{}, {}]
+            for side, of_side in zip((program, module), by_key, strict=True):
+                for member, (kind, types) in enumerate(zip(side.kinds, side.types, strict=True)):
+                    if not side.group[member] and kind not in SHAPELESS:
+                        key = (kind, sum(prod(dims) for _, dims in types) if by_elements else types)
+                        of_side.setdefault(key, []).append(member)
+            for shared in (key for key in by_key[0] if key in by_key[1]):
+                last += 1
+                program.put_into(last, by_key[0][shared])
+                module.put_into(last, by_key[1][shared])
         criteria = (
             (_StructureSide.loops,)
             if is_global
@@ -248,24 +289,6 @@ def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *
                 last = _split(program, module, criterion, last)
             if last == before:
                 break
-
-
-def _group_equal(program: _StructureSide, module: _StructureSide, last: int, *, by_elements: bool) -> int:
-    """Group members without a group that have equal kinds and equal types (or numbers of elements).
-
-    Returns the highest group number.
-    """
-    by_key: list[dict[Hashable, list[int]]] = [{}, {}]
-    for side, of_side in zip((program, module), by_key, strict=True):
-        for member, (kind, types) in enumerate(zip(side.kinds, side.types, strict=True)):
-            if not side.group[member] and kind not in SHAPELESS:
-                key = (kind, sum(prod(dims) for _, dims in types) if by_elements else types)
-                of_side.setdefault(key, []).append(member)
-    for shared in (key for key in by_key[0] if key in by_key[1]):
-        last += 1
-        program.put_into(last, by_key[0][shared])
-        module.put_into(last, by_key[1][shared])
-    return last
 
 
 def _group_shares(program: _StructureSide, module: _StructureSide, devices: int, last: int) -> int:
@@ -355,24 +378,6 @@ def _split(
     return last
 
 
-def _join_same_origin(leaves: Leaves, program: _StructureSide, leaf_nodes: list[tuple[int, ...]]) -> None:
-    """Give leaves without nodes the nodes of leaves from the same source operation.
-
-    These have the same name and source position, or else the same name.
-    """
-    for with_frame in (True, False):
-        by_origin: dict[tuple[str, str], dict[int, None]] = {}
-        keys = [(leaf.name, leaf.frame if with_frame else "") for leaf in leaves.leaves]
-        for key, nodes in zip(keys, leaf_nodes, strict=True):
-            if nodes and key[0]:
-                by_origin.setdefault(key, {}).update(dict.fromkeys(nodes))
-        for number, leaf in enumerate(leaves.leaves):
-            if not leaf_nodes[number] and leaf.name:
-                of_origin = tuple(by_origin.get(keys[number], ()))
-                same = tuple(node for node in of_origin if program.kinds[node] == leaf.kind)
-                leaf_nodes[number] = same or of_origin
-
-
 _PRIMITIVES = {
     "add_any": "add",
     "argmax": "reduce",
@@ -392,26 +397,6 @@ _PRIMITIVES = {
     "select_n": "select",
     "sub": "subtract",
 }
-
-
-def _join_by_primitive(leaves: Leaves, program: _StructureSide, leaf_nodes: list[tuple[int, ...]]) -> None:
-    """Give leaves without nodes the unmatched nodes of the kind that the leaf's framework name ends in.
-
-    XLA expanded such an operation into others.
-    """
-    used = {node for nodes in leaf_nodes for node in nodes}
-    unused: dict[str, list[int]] = {}
-    for node, kind in enumerate(program.kinds):
-        if node not in used and kind not in SHAPELESS:
-            unused.setdefault(kind, []).append(node)
-    for number, leaf in enumerate(leaves.leaves):
-        if not leaf_nodes[number] and leaf.name:
-            primitive = leaf.name.rpartition("/")[2].replace("-", "_")
-            if primitive.startswith(("reduce_", "scatter_")):
-                kind = primitive.partition("_")[0]
-            else:
-                kind = _PRIMITIVES.get(primitive, primitive)
-            leaf_nodes[number] = tuple(unused.get(kind, ()))
 
 
 def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
@@ -466,13 +451,6 @@ def _program_side(graph: OpGraph) -> _StructureSide:
         forwards = kind in PASSES_ON or kind in _ENTERS
         sources.append(taken if forwards else () if kind in SHAPELESS else (node,))
     return _StructureSide(kinds, result_types, operands, regions_around(graph, RegionKind.LOOP_BODY))
-
-
-def _module_side(leaves: Leaves) -> _StructureSide:
-    types: list[_Types] = [
-        tuple((name, _sorted_extents(dims)) for name, dims in leaf.made) for leaf in leaves.leaves
-    ]
-    return _StructureSide([leaf.kind for leaf in leaves.leaves], types, leaves.operands, leaves.depth)
 
 
 def regions_around(graph: OpGraph, kind: RegionKind) -> list[int]:

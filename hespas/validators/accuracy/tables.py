@@ -250,7 +250,25 @@ def accuracy_of_tables(
         if split:
             is_scored[:] = False
             is_scored[rows_of_split(table, split)] = True
-        _report_table(table, is_scored, diagnostics)
+        diagnostics.info(
+            "accuracy.table",
+            table.name,
+            f"{int(is_scored.sum()):,} of {len(table):,} rows compared; data: {table.provenance}",
+        )
+        diagnostics.warning(
+            "accuracy.left-out-rows",
+            table.name,
+            f"rows skipped: {table.describe_left_out()}",
+            count=sum(reason.count for reason in table.left_out),
+        )
+        fitted = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
+        if fitted:
+            diagnostics.warning(
+                "accuracy.fitted-rows",
+                table.name,
+                f"rows of split {_FITTED_SPLIT!r} are compared: estimators may have been fitted to them",
+                count=fitted,
+            )
         for device in devices.values():
             rows = rows_on(table, device)
             if is_scored[rows].any():
@@ -336,29 +354,6 @@ def rows_of_split(table: Measurements, split: str) -> IntArray:
         listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
         raise UsageError(f"no row of {table.name} has split {split!r}", hint=f"it has {listed}")
     return rows
-
-
-def _report_table(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -> None:
-    """Report compared and skipped rows, and compared rows that fitted estimators may have used."""
-    diagnostics.info(
-        "accuracy.table",
-        table.name,
-        f"{int(is_scored.sum()):,} of {len(table):,} rows compared; data: {table.provenance}",
-    )
-    diagnostics.warning(
-        "accuracy.left-out-rows",
-        table.name,
-        f"rows skipped: {table.describe_left_out()}",
-        count=sum(reason.count for reason in table.left_out),
-    )
-    fitted = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
-    if fitted:
-        diagnostics.warning(
-            "accuracy.fitted-rows",
-            table.name,
-            f"rows of split {_FITTED_SPLIT!r} are compared: estimators may have been fitted to them",
-            count=fitted,
-        )
 
 
 def _cases_with_predictions(

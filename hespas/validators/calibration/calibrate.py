@@ -144,14 +144,33 @@ def calibrate(
     if "learned" not in estimators and has_adaptable(on_device, device, seed):
         text = "models of reference devices can be adapted to these rows: fit also the estimator `learned`"
         diagnostics.info("calibrate.relatives", device.name, text)
-    testing = _HeldOutTesting(on_device, _other_devices(usable, device), device, seed, approaches)
+    rows: dict[str, list[Measurements]] = {}
+    devices: dict[str, Device] = {}
+    for table in usable:
+        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
+        for number, name in enumerate(table.hardware.names):
+            part = table.on(name) if number not in own and name else None
+            if part is None or not len(part):
+                continue
+            try:
+                devices.setdefault(name, named_device(name))
+            except UsageError:
+                continue
+            rows.setdefault(name, []).append(part)
+    testing = _HeldOutTesting(on_device, OtherDevices(rows, devices), device, seed, approaches)
     chosen = testing.chosen(tests, diagnostics)
     results: Mapping[str, FitResult] = {
         approach.name: _fit_or_refuse(approach, on_device, device, memory) for approach in approaches
     }
     results = with_before(results, on_device, device, seed, diagnostics)
     held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(results)) for by in chosen)
-    _warn_of_untested(held_out, device, diagnostics)
+    for test in held_out:
+        counts = dict.fromkeys(test.accuracy.estimators, 0)
+        for row in test.accuracy.summary:
+            counts[row.estimator] = counts.get(row.estimator, 0) + row.errors.n
+        for name in (name for name, count in counts.items() if not count):
+            text = f"{name} predicts none of the rows that are held out by {test.by}: its fits are untested"
+            diagnostics.warning("calibrate.untested", device.name, text)
     models = tuple(model for result in results.values() for model in result.models)
     fitted_device = device
     if "calibrated" in results:
@@ -209,17 +228,6 @@ def _earlier_models(device: Device, new: Sequence[LearnedModel]) -> tuple[Learne
         names.add(name)
         earlier.append(replace(model, card=with_fields(model.card, name=name)))
     return tuple(earlier)
-
-
-def _warn_of_untested(held_out: Sequence[HeldOutTest], device: Device, diagnostics: Diagnostics) -> None:
-    """Warn of estimators with too few rows for a test."""
-    for test in held_out:
-        counts = dict.fromkeys(test.accuracy.estimators, 0)
-        for row in test.accuracy.summary:
-            counts[row.estimator] = counts.get(row.estimator, 0) + row.errors.n
-        for name in (name for name, count in counts.items() if not count):
-            text = f"{name} predicts none of the rows that are held out by {test.by}: its fits are untested"
-            diagnostics.warning("calibrate.untested", device.name, text)
 
 
 def _iso_date(text: str) -> str:
@@ -354,24 +362,6 @@ _IMPOSSIBLE: Mapping[str, str] = {
     "recording": "there is at most one recording",
     "hardware": "no other device with a hardware file in the tables",
 }
-
-
-def _other_devices(tables: Sequence[Measurements], device: Device) -> OtherDevices:
-    """Return rows and files of the devices other than ``device``; devices without a file are skipped."""
-    rows: dict[str, list[Measurements]] = {}
-    devices: dict[str, Device] = {}
-    for table in tables:
-        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
-        for number, name in enumerate(table.hardware.names):
-            part = table.on(name) if number not in own and name else None
-            if part is None or not len(part):
-                continue
-            try:
-                devices.setdefault(name, named_device(name))
-            except UsageError:
-                continue
-            rows.setdefault(name, []).append(part)
-    return OtherDevices(rows, devices)
 
 
 SCHEMA_ID: Final = "hespas.calibrate/1"

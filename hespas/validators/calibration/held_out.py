@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations
@@ -75,7 +75,33 @@ def sizes_left_out(
     """Predict the rows of a fifth of the sizes by fits to the others; return also the number of fitted
     rows.
     """
-    is_held_out = _held_out_sizes(tables, seed)
+    # The sizes with the least checksums are held out, so that all tables, formats and orders of rows agree.
+    parts = [_sizes_of(table) for table in tables]
+    if not parts:
+        is_held_out = []
+    else:
+        numbers = text_numbers([texts for texts, _ in parts])
+        of_number = np.empty(max(int(number.max(initial=-1)) for number in numbers) + 1, np.uint32)
+        for (texts, _), number in zip(parts, numbers, strict=True):
+            checksums = (crc32(f"{seed} {text}".encode()) for text in texts)
+            of_number[number] = np.fromiter(checksums, np.uint32, len(texts))
+        count = len(of_number) // _SHARE_PARTS
+        if not count:
+            is_held_out = [np.zeros(len(table), np.bool_) for table in tables]
+        else:
+            last = np.partition(of_number, count - 1)[count - 1]
+            is_chosen = of_number < last
+            ties = np.flatnonzero(of_number == last)
+            tied_texts = {
+                int(number[row]): texts[row]
+                for (texts, _), number in zip(parts, numbers, strict=True)
+                for row in np.flatnonzero(np.isin(number, ties)).tolist()
+            }
+            order = sorted(tied_texts, key=lambda number: tied_texts[number])
+            is_chosen[order[: count - int(is_chosen.sum())]] = True
+            is_held_out = [
+                is_chosen[number][index] for number, (_, index) in zip(numbers, parts, strict=True)
+            ]
     pairs = list(zip(tables, is_held_out, strict=True))
     fitted = [part for table, mask in pairs if len(part := table.take(np.flatnonzero(~mask)))]
     if not fitted:
@@ -119,35 +145,6 @@ def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
         if len(texts) >= _SHARE_PARTS:
             return True
     return False
-
-
-def _held_out_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
-    """Return masks of the rows of held-out sizes: the same sizes in all tables, formats and orders of rows.
-
-    These are the fifth of all sizes whose texts have the least checksums; ties are in alphabetical order.
-    """
-    parts = [_sizes_of(table) for table in tables]
-    if not parts:
-        return []
-    numbers = text_numbers([texts for texts, _ in parts])
-    of_number = np.empty(max(int(number.max(initial=-1)) for number in numbers) + 1, np.uint32)
-    for (texts, _), number in zip(parts, numbers, strict=True):
-        checksums = (crc32(f"{seed} {text}".encode()) for text in texts)
-        of_number[number] = np.fromiter(checksums, np.uint32, len(texts))
-    count = len(of_number) // _SHARE_PARTS
-    if not count:
-        return [np.zeros(len(table), np.bool_) for table in tables]
-    last = np.partition(of_number, count - 1)[count - 1]
-    is_chosen = of_number < last
-    ties = np.flatnonzero(of_number == last)
-    tied_texts = {
-        int(number[row]): texts[row]
-        for (texts, _), number in zip(parts, numbers, strict=True)
-        for row in np.flatnonzero(np.isin(number, ties)).tolist()
-    }
-    order = sorted(tied_texts, key=lambda number: tied_texts[number])
-    is_chosen[order[: count - int(is_chosen.sum())]] = True
-    return [is_chosen[number][index] for number, (_, index) in zip(numbers, parts, strict=True)]
 
 
 def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:

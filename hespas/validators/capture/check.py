@@ -153,7 +153,14 @@ def check_capture(
     elif ran is None and not by_instruction:
         ran = measured_workload(trace, diagnostics)
     if not by_instruction:
-        profile = _first_events(profile)
+        # Several events can belong to one host operation: kernels, or a call and the work of its
+        # communication. The first counts.
+        order = np.argsort(profile.start_ns, kind="stable")
+        linked = order[profile.host_event[order] >= 0]
+        _, first = np.unique(profile.host_event[linked], return_index=True)
+        is_first = profile.host_event < 0
+        is_first[linked[first]] = True
+        profile = profile if is_first.all() else events_of(profile, np.flatnonzero(is_first), profile.name)
     totals = _CaptureTotals()
     # A trace that does not state its rank is of rank 0.
     rank = np.where(profile.rank < 0, 0, profile.rank)
@@ -169,7 +176,15 @@ def check_capture(
             _compare_instructions(graph, part, matching, captured, totals)
         else:
             _compare_operations(graph, part, matching, totals)
-            _compare_traced_messages(graph, ran, part, captured, totals)
+            for events in _events_by_rank(part):
+                measured: list[RankMessage] | None = []
+                if ran is not None and events.rank < ran.num_ranks and int(ran.rank_class[events.rank]) >= 0:
+                    measured = program_order_messages(
+                        ran.classes[int(ran.rank_class[events.rank])], events.rank, ran.num_ranks
+                    )
+                if measured and events.runs > 1 and len(measured) % events.runs == 0:
+                    measured = measured[: len(measured) // events.runs]
+                totals.compare_messages(graph, events.rank, captured.num_ranks, measured)
     if not totals.ranks:
         raise UsageError(
             "the trace has no event of a rank of the program",
@@ -208,18 +223,6 @@ def _listed_profile(workload: Workload) -> Profile:
         op_row=np.array(names, np.int32),
         rank=np.array(ranks, np.int32),
     )
-
-
-def _first_events(profile: Profile) -> Profile:
-    """Return the profile with the first event of each host operation, which may have several: kernels, or a
-    call and the work of its communication.
-    """
-    order = np.argsort(profile.start_ns, kind="stable")
-    linked = order[profile.host_event[order] >= 0]
-    _, first = np.unique(profile.host_event[linked], return_index=True)
-    is_first = profile.host_event < 0
-    is_first[linked[first]] = True
-    return profile if is_first.all() else events_of(profile, np.flatnonzero(is_first), profile.name)
 
 
 class _RankEvents(NamedTuple):
@@ -279,20 +282,6 @@ def _compare_operations(graph: OpGraph, profile: Profile, matching: Matching, to
     totals.orders.append(check_order(graph, profile, matching))
 
 
-def _compare_traced_messages(
-    graph: OpGraph, ran: Workload | None, profile: Profile, workload: Workload, totals: _CaptureTotals
-) -> None:
-    """Compare the collectives of each rank with those that the trace states."""
-    for events in _events_by_rank(profile):
-        rank = events.rank
-        measured: list[RankMessage] | None = []
-        if ran is not None and rank < ran.num_ranks and int(ran.rank_class[rank]) >= 0:
-            measured = program_order_messages(ran.classes[int(ran.rank_class[rank])], rank, ran.num_ranks)
-        if measured and events.runs > 1 and len(measured) % events.runs == 0:
-            measured = measured[: len(measured) // events.runs]
-        totals.compare_messages(graph, rank, workload.num_ranks, measured)
-
-
 def _compare_instructions(
     graph: OpGraph, profile: Profile, matching: Matching, workload: Workload, totals: _CaptureTotals
 ) -> None:
@@ -334,34 +323,29 @@ def _compare_instructions(
             ran = Counter[str]()
             for name in names:
                 ran.update(implemented.get(name, ()))
-            _compare_kinds(graph, step_matching, events, ran, totals)
+            kinds = [kind_of(graph.strings[row]) for row in graph.op_row.tolist()]
+            matched = {node for key in step_matching.keys for node in key.nodes}
+            runs = ~is_free(graph) & (graph.multiplicity != 0)
+            times: list[float] = graph.multiplicity.tolist()
+            in_branch = regions_around(graph, RegionKind.BRANCH)
+            captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
+            unmatched = Counter[str]()
+            for node in np.flatnonzero(runs).tolist():
+                captured[kinds[node]] += times[node]
+                conditional[kinds[node]] += times[node] * (in_branch[node] > 0)
+                unmatched[kinds[node]] += node not in matched
+            for kind in sorted(captured.keys() | (ran.keys() & _PRESERVED_KINDS)):
+                if kind.startswith(_COMMUNICATION_PREFIXES):
+                    continue
+                explained = (
+                    _MERGED if not unmatched[kind] else _REMOVED if kind not in _PRESERVED_KINDS else ""
+                )
+                count = ran[kind] / events.runs
+                if captured[kind] - conditional[kind] <= count < captured[kind]:
+                    explained = explained or _BRANCH
+                totals.count(events.rank, kind, captured[kind], count, explained if captured[kind] else "")
         if compiled:
             _compare_compiled_messages(graph, compiled[0], part, events, workload=workload, totals=totals)
-
-
-def _compare_kinds(
-    graph: OpGraph, matching: Matching, events: _RankEvents, ran: Counter[str], totals: _CaptureTotals
-) -> None:
-    """Compare the number of operations of each kind on one rank; ``ran`` counts those that ran."""
-    kinds = [kind_of(graph.strings[row]) for row in graph.op_row.tolist()]
-    matched = {node for key in matching.keys for node in key.nodes}
-    runs = ~is_free(graph) & (graph.multiplicity != 0)
-    times: list[float] = graph.multiplicity.tolist()
-    in_branch = regions_around(graph, RegionKind.BRANCH)
-    captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
-    unmatched = Counter[str]()
-    for node in np.flatnonzero(runs).tolist():
-        captured[kinds[node]] += times[node]
-        conditional[kinds[node]] += times[node] * (in_branch[node] > 0)
-        unmatched[kinds[node]] += node not in matched
-    for kind in sorted(captured.keys() | (ran.keys() & _PRESERVED_KINDS)):
-        if kind.startswith(_COMMUNICATION_PREFIXES):
-            continue
-        explained = _MERGED if not unmatched[kind] else _REMOVED if kind not in _PRESERVED_KINDS else ""
-        count = ran[kind] / events.runs
-        if captured[kind] - conditional[kind] <= count < captured[kind]:
-            explained = explained or _BRANCH
-        totals.count(events.rank, kind, captured[kind], count, explained if captured[kind] else "")
 
 
 def _compare_named_instructions(

@@ -151,7 +151,17 @@ def sequence_difference(
         if unmatched[message]:
             unmatched[message] -= 1
             extra.append((position, message))
-    combined = _combined(missing, extra)
+    # Collectives were combined if fewer messages of a kind and group ran, with the same bytes in total.
+    captured_bytes = defaultdict[_KindAndRanks, list[float]](list)
+    measured_bytes = defaultdict[_KindAndRanks, list[float]](list)
+    for rows, sizes in ((missing, captured_bytes), (extra, measured_bytes)):
+        for _, message in rows:
+            sizes[message.kind, message.ranks].append(message.payload_bytes)
+    combined = {
+        key
+        for key, sizes in captured_bytes.items()
+        if len(measured_bytes[key]) < len(sizes) and sum(measured_bytes[key]) == sum(sizes)
+    }
     missing_rest = [row for row in missing if row[1][:2] not in combined]
     extra_rest = [row for row in extra if row[1][:2] not in combined]
     differences: list[CollectiveDifference] = []
@@ -171,19 +181,3 @@ def sequence_difference(
         reordered=not differences and not combined,
         combined=len(missing) - len(missing_rest),
     )
-
-
-def _combined(
-    missing: Sequence[tuple[int, RankMessage]], extra: Sequence[tuple[int, RankMessage]]
-) -> set[_KindAndRanks]:
-    """Return the kinds and groups of which fewer messages ran, with the same bytes in total."""
-    captured_bytes = defaultdict[_KindAndRanks, list[float]](list)
-    measured_bytes = defaultdict[_KindAndRanks, list[float]](list)
-    for rows, sizes in ((missing, captured_bytes), (extra, measured_bytes)):
-        for _, message in rows:
-            sizes[message.kind, message.ranks].append(message.payload_bytes)
-    return {
-        key
-        for key, sizes in captured_bytes.items()
-        if len(measured_bytes[key]) < len(sizes) and sum(measured_bytes[key]) == sum(sizes)
-    }

@@ -124,7 +124,30 @@ class _InputChecker:
             is_set=is_set,
         )
         is_sound = not findings.has_errors
-        _run_rules(job, findings)
+        partial: list[str] = []
+        unconfigured: list[str] = []
+        for rule in RULES:
+            level = rule.level(job.profile)
+            if level is None or rule.check is None:
+                continue
+            if rule.scope is Scope.SET and not job.complete and rule.code not in _SINGLE_RANK_RULES:
+                partial.append(rule.code)
+            elif any(getattr(job, name) is None for name in rule.needs):
+                unconfigured.append(rule.code)
+            else:
+                with np.errstate(
+                    over="ignore", invalid="ignore"
+                ):  # sums beyond the range of floats are infinite
+                    rule.check(job, RuleReport(rule.code, level, job, findings))
+        note = findings.notes.info
+        if partial:
+            available = job.workload.num_available
+            ranks = "one rank" if available == 1 else f"{available:,} of {job.workload.num_ranks:,} ranks"
+            text = f"{ranks} of a set: {', '.join(partial)} not checked; give the directory to check them"
+            note("check.single-rank", job.path, text, path=job.path)
+        if unconfigured:
+            text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"
+            note("check.no-configuration", job.path, text, path=job.path)
         is_configured = self.profile == "astra-sim" and self.system is not None and self.network is not None
         if is_sound and is_configured and is_set and workload.metadata.get("format") == "chakra":
             _run_astra_sim(job, findings)
@@ -257,32 +280,6 @@ def _add_reader_findings(
 
 _SINGLE_RANK_RULES = ("ET018", "ET019", "ET028")
 """Rules of scope SET that also apply to a single rank."""
-
-
-def _run_rules(job: CheckedJob, findings: CheckFindings) -> None:
-    """Run every rule that applies; add a note about the rules that could not run."""
-    partial: list[str] = []
-    unconfigured: list[str] = []
-    for rule in RULES:
-        level = rule.level(job.profile)
-        if level is None or rule.check is None:
-            continue
-        if rule.scope is Scope.SET and not job.complete and rule.code not in _SINGLE_RANK_RULES:
-            partial.append(rule.code)
-        elif any(getattr(job, name) is None for name in rule.needs):
-            unconfigured.append(rule.code)
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):  # sums beyond the range of floats are infinite
-                rule.check(job, RuleReport(rule.code, level, job, findings))
-    note = findings.notes.info
-    if partial:
-        available = job.workload.num_available
-        ranks = "one rank" if available == 1 else f"{available:,} of {job.workload.num_ranks:,} ranks"
-        text = f"{ranks} of a set: {', '.join(partial)} not checked; give the directory to check them"
-        note("check.single-rank", job.path, text, path=job.path)
-    if unconfigured:
-        text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"
-        note("check.no-configuration", job.path, text, path=job.path)
 
 
 _RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")

@@ -112,7 +112,41 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     than the limit of individual comparisons; ``path`` is their file.
     """
     if _is_regular(workload):
-        return _single_kind(workload)
+        # Group sets of the same members share a channel, as do unused ones of the same size, which no rule
+        # uses.
+        graph = workload.classes[0]
+        ranks = workload.num_ranks
+        all_ranks = StridedGroups.all_ranks(ranks)
+        channel_of: dict[object, int] = {}
+        channels: list[GroupChannel] = []
+        rows: list[int] = []
+        for groups in (*graph.group_sets, all_ranks):
+            assert isinstance(groups, StridedGroups), "checked before"
+            key = (groups.communicator, frozenset(groups.member_digits))
+            row = channel_of.setdefault(key, len(channels))
+            if row == len(channels):
+                members: Sequence[int] = groups.members(0).tolist() if len(groups.member_digits) > 1 else ()
+                if len(groups.member_digits) <= 1:  # evenly spaced
+                    size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
+                    members = range(0, size * stride, stride)
+                channels.append(GroupChannel(members, frozenset([0]), ()))
+            rows.append(row)
+        sends: list[tuple[MessagePair, int] | None] = []
+        receives: list[tuple[MessagePair, int] | None] = []
+        for permutation in graph.permutations:
+            pair = MessagePair(0, 0, frozenset([0]))
+            target, source = permutation.target_of(0), permutation.source_of(0)
+            sends.append((pair, target) if _is_peer(target, 0) else None)
+            receives.append((pair, source) if _is_peer(source, 0) else None)
+        return RankEquivalence(
+            kind=np.broadcast_to(np.int64(0), (ranks,)),
+            representatives=(0,),
+            sizes=(ranks,),
+            channels=tuple(channels),
+            channel_rows=(tuple(rows),),
+            send_pairs=(tuple(sends),),
+            receive_pairs=(tuple(receives),),
+        )
     refuse_comparison(workload.num_ranks, path or workload.name)
     relations = _RankRelations(workload)
     kind, channel_hash = _refine(relations)
@@ -122,10 +156,16 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     renumber[order] = np.arange(len(order))
     kind = renumber[kind]
     firsts: list[int] = representatives[order].tolist()
-    channels, channel_rows = _channels(workload, relations, kind, firsts, channel_hash)
-    sends, receives = _pairs(workload, relations, kind, firsts)
+    group_channels, channel_rows = _channels(workload, relations, kind, firsts, channel_hash)
+    send_pairs, receive_pairs = _pairs(workload, relations, kind, firsts)
     return RankEquivalence(
-        kind, tuple(firsts), tuple(sizes[order].tolist()), channels, channel_rows, sends, receives
+        kind,
+        tuple(firsts),
+        tuple(sizes[order].tolist()),
+        group_channels,
+        channel_rows,
+        send_pairs,
+        receive_pairs,
     )
 
 
@@ -144,45 +184,6 @@ def _is_regular(workload: Workload) -> bool:
         for permutation in graph.permutations
     )
     return is_strided and is_ring and len(graph.permutations) <= 1
-
-
-def _single_kind(workload: Workload) -> RankEquivalence:
-    """Return the partition with one kind. Group sets of the same members share a channel, as do unused ones
-    of the same size, which no rule uses.
-    """
-    graph = workload.classes[0]
-    ranks = workload.num_ranks
-    all_ranks = StridedGroups.all_ranks(ranks)
-    channel_of: dict[object, int] = {}
-    channels: list[GroupChannel] = []
-    rows: list[int] = []
-    for groups in (*graph.group_sets, all_ranks):
-        assert isinstance(groups, StridedGroups), "checked before"
-        key = (groups.communicator, frozenset(groups.member_digits))
-        row = channel_of.setdefault(key, len(channels))
-        if row == len(channels):
-            members: Sequence[int] = groups.members(0).tolist() if len(groups.member_digits) > 1 else ()
-            if len(groups.member_digits) <= 1:  # evenly spaced
-                size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
-                members = range(0, size * stride, stride)
-            channels.append(GroupChannel(members, frozenset([0]), ()))
-        rows.append(row)
-    sends: list[tuple[MessagePair, int] | None] = []
-    receives: list[tuple[MessagePair, int] | None] = []
-    for permutation in graph.permutations:
-        pair = MessagePair(0, 0, frozenset([0]))
-        target, source = permutation.target_of(0), permutation.source_of(0)
-        sends.append((pair, target) if _is_peer(target, 0) else None)
-        receives.append((pair, source) if _is_peer(source, 0) else None)
-    return RankEquivalence(
-        kind=np.broadcast_to(np.int64(0), (ranks,)),
-        representatives=(0,),
-        sizes=(ranks,),
-        channels=tuple(channels),
-        channel_rows=(tuple(rows),),
-        send_pairs=(tuple(sends),),
-        receive_pairs=(tuple(receives),),
-    )
 
 
 def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:

@@ -224,7 +224,18 @@ class _ReplayEngine:
             if event == _COMPLETE:
                 self._complete(rank, node)
             else:
-                self._deliver(rank, node)
+                # The send completes, and so does the oldest receive that waits for the message.
+                state = self.states[rank]
+                key = state.task.sends[node]
+                self._complete_half(rank, node)
+                if node in state.task.receives:  # a permute frees the slot while it waits for its own message
+                    state.busy[COMM_SLOT] = False
+                    self._fill_slots(rank)
+                receives = self.posted.get(key)
+                if receives:
+                    self._complete_half(*receives.popleft())
+                else:
+                    self.delivered[key] = self.delivered.get(key, 0) + 1
 
     def outcome(self) -> ReplayOutcome:
         """Return the issue orders and the blocked nodes."""
@@ -272,54 +283,32 @@ class _ReplayEngine:
         task = state.task
         if node in task.channel:
             state.issued.append(node)
-            self._join_collective(rank, node)
+            state = self.states[rank]
+            channel = state.task.channel[node]
+            number = state.rounds.get(channel, 0)
+            state.rounds[channel] = number + 1
+            endpoints = self.rendezvous.setdefault((channel, number), [])
+            endpoints.append((rank, node))
+            if len(endpoints) == self.needed[channel]:
+                for member, member_node in self.rendezvous.pop((channel, number)):
+                    self._schedule(self.comm_ns, _COMPLETE, member, member_node)
         elif node in task.sends or node in task.receives:
             state.halves_left[node] = (node in task.sends) + (node in task.receives)
             if node in task.sends:
                 state.issued.append(node)
                 self._schedule(self.comm_ns, _DELIVER, rank, node)
             if node in task.receives:
-                self._post_receive(rank, node)
+                key = self.states[rank].task.receives[node]
+                if self.delivered.get(key, 0):
+                    self.delivered[key] -= 1
+                    self._complete_half(rank, node)
+                else:
+                    self.posted.setdefault(key, deque()).append((rank, node))
         elif node in task.skipped:
             self._schedule(0, _COMPLETE, rank, node)
         else:
             duration_ns = task.program.compute_ns[node] if self.use_durations else 1
             self._schedule(duration_ns, _COMPLETE, rank, node)
-
-    def _join_collective(self, rank: int, node: int) -> None:
-        """Arrive at a collective, which starts when its last rank arrives."""
-        state = self.states[rank]
-        channel = state.task.channel[node]
-        number = state.rounds.get(channel, 0)
-        state.rounds[channel] = number + 1
-        endpoints = self.rendezvous.setdefault((channel, number), [])
-        endpoints.append((rank, node))
-        if len(endpoints) == self.needed[channel]:
-            for member, member_node in self.rendezvous.pop((channel, number)):
-                self._schedule(self.comm_ns, _COMPLETE, member, member_node)
-
-    def _post_receive(self, rank: int, node: int) -> None:
-        """Take a delivered message, or wait for one."""
-        key = self.states[rank].task.receives[node]
-        if self.delivered.get(key, 0):
-            self.delivered[key] -= 1
-            self._complete_half(rank, node)
-        else:
-            self.posted.setdefault(key, deque()).append((rank, node))
-
-    def _deliver(self, rank: int, node: int) -> None:
-        """Deliver a message: its send completes, and the oldest receive that waits for it."""
-        state = self.states[rank]
-        key = state.task.sends[node]
-        self._complete_half(rank, node)
-        if node in state.task.receives:  # a permute frees the slot while it waits for its own message
-            state.busy[COMM_SLOT] = False
-            self._fill_slots(rank)
-        receives = self.posted.get(key)
-        if receives:
-            self._complete_half(*receives.popleft())
-        else:
-            self.delivered[key] = self.delivered.get(key, 0) + 1
 
     def _complete_half(self, rank: int, node: int) -> None:
         halves_left = self.states[rank].halves_left

@@ -123,51 +123,48 @@ class TripRunner:
         chosen = load_format(target)
         key = (id(workload), target, folds and chosen.flat)
         if key not in self._trips:
-            self._trips[key] = self._convert(workload, chosen, folds=folds)
+            diagnostics = Diagnostics()
+            if chosen.write is None:
+                raise InvariantError(f"a round trip through {chosen.name}, which cannot be written")
+            folder = self.folder / str(len(self._trips))
+            folder.mkdir()
+            # A number at the end of the name would be taken as the rank of a trace.
+            stem = re.sub(r"\.(\d+)$", r"-\1", workload.name[:40].replace("/", "_")) or "job"
+            path = folder / f"{stem}{chosen.suffixes[0]}"
+            options = WriteOptions(name=path.name)
+            ready, back, is_written, refused = workload, None, False, ""
+            try:
+                if chosen.flat:
+                    fold, unroll = FoldFree(), UnrollLoops(unknown_trips=1)
+                    graphs = (fold(graph, diagnostics) if folds else graph for graph in workload.classes)
+                    classes = tuple(unroll(graph, diagnostics) for graph in graphs)
+                    ready = self.canonical(replace(workload, classes=classes))
+                if chosen.writes_directory(ready, options):
+                    if ready.num_ranks > _MAX_RANK_FILES:
+                        raise UnsupportedError(f"more than {_MAX_RANK_FILES} rank files are not tried")
+                    path = path.with_suffix("")
+                    options = replace(options, name=path.name, directory=True)
+                chosen.write(ready, path, options, diagnostics)
+                is_written = True
+                if chosen.read is not None:
+                    value = chosen.read(path, _OWN_FILE, diagnostics)
+                    if not isinstance(value, Workload):
+                        raise InvariantError(f"{chosen.name} wrote a workload but did not read one")
+                    back = self.canonical(value)
+            except InvariantError:  # a bug, not a refusal
+                raise
+            except HespasError as error:
+                back, refused = None, error.message
+            self._trips[key] = Trip(
+                format=chosen.name,
+                ready=ready,
+                back=back,
+                path=path,
+                refused=refused,
+                is_unreadable=is_written and bool(refused),
+                findings=diagnostics.counts(),
+            )
         return self._trips[key]
-
-    def _convert(self, workload: Workload, target: Format, *, folds: bool) -> Trip:
-        diagnostics = Diagnostics()
-        if target.write is None:
-            raise InvariantError(f"a round trip through {target.name}, which cannot be written")
-        folder = self.folder / str(len(self._trips))
-        folder.mkdir()
-        # A number at the end of the name would be taken as the rank of a trace.
-        stem = re.sub(r"\.(\d+)$", r"-\1", workload.name[:40].replace("/", "_")) or "job"
-        path = folder / f"{stem}{target.suffixes[0]}"
-        options = WriteOptions(name=path.name)
-        ready, back, is_written, refused = workload, None, False, ""
-        try:
-            if target.flat:
-                fold, unroll = FoldFree(), UnrollLoops(unknown_trips=1)
-                graphs = (fold(graph, diagnostics) if folds else graph for graph in workload.classes)
-                classes = tuple(unroll(graph, diagnostics) for graph in graphs)
-                ready = self.canonical(replace(workload, classes=classes))
-            if target.writes_directory(ready, options):
-                if ready.num_ranks > _MAX_RANK_FILES:
-                    raise UnsupportedError(f"more than {_MAX_RANK_FILES} rank files are not tried")
-                path = path.with_suffix("")
-                options = replace(options, name=path.name, directory=True)
-            target.write(ready, path, options, diagnostics)
-            is_written = True
-            if target.read is not None:
-                value = target.read(path, _OWN_FILE, diagnostics)
-                if not isinstance(value, Workload):
-                    raise InvariantError(f"{target.name} wrote a workload but did not read one")
-                back = self.canonical(value)
-        except InvariantError:  # a bug, not a refusal
-            raise
-        except HespasError as error:
-            back, refused = None, error.message
-        return Trip(
-            format=target.name,
-            ready=ready,
-            back=back,
-            path=path,
-            refused=refused,
-            is_unreadable=is_written and bool(refused),
-            findings=diagnostics.counts(),
-        )
 
     def is_rewritten_exactly(self, trip: Trip) -> bool:
         """Return True if the workload that is read from a trip's file is written as the same bytes again."""

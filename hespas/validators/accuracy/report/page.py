@@ -169,13 +169,33 @@ def accuracy_html(
     checks = limits_of(result, limits)
     data = _page_data(result, provenance.devices, profiles, timeline, program)
     folder = files(_TEMPLATES) / "templates"
+    rows = {(row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary}
     return environment.get_template("report.html").render(
         version=__version__,
         result=result,
         limits=checks,
         verdict=verdict_of(checks),
         summary_lines=list(summary_lines(result)),
-        tables=_error_tables(result),
+        tables=[
+            _ErrorTable(
+                hardware=hardware,
+                estimator=estimator,
+                level=level,
+                rows=tuple(
+                    (
+                        row,
+                        tuple(
+                            rows.get((hardware, name, level, row.op_class, row.size)) for name in BASELINES
+                        ),
+                    )
+                    for row in result.summary
+                    if (row.hardware, row.estimator, row.level) == (hardware, estimator, level)
+                ),
+            )
+            for hardware in dict.fromkeys(row.hardware for row in result.summary)
+            for estimator in result.estimators
+            for level in ("shape", "instance")
+        ],
         baselines=BASELINES,
         few=FEW_SHAPES,
         most=_MOST_ROWS,
@@ -223,26 +243,6 @@ def _page_data(
         "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
         "names": names.texts(),
     }
-
-
-def _error_tables(result: Accuracy) -> list[_ErrorTable]:
-    """Return the tables per device and requested estimator: shapes, then instances."""
-    rows = {(row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary}
-    return [
-        _ErrorTable(
-            hardware=hardware,
-            estimator=estimator,
-            level=level,
-            rows=tuple(
-                (row, tuple(rows.get((hardware, name, level, row.op_class, row.size)) for name in BASELINES))
-                for row in result.summary
-                if (row.hardware, row.estimator, row.level) == (hardware, estimator, level)
-            ),
-        )
-        for hardware in dict.fromkeys(row.hardware for row in result.summary)
-        for estimator in result.estimators
-        for level in ("shape", "instance")
-    ]
 
 
 class _PlotlyOffline(Protocol):

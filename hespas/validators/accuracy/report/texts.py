@@ -208,6 +208,12 @@ def summary_lines(result: Accuracy) -> Iterator[SummaryLine]:
                 is_own = run.estimator == estimator and run.hardware == hardware
                 if is_own and (run.basis == "span" or run.source not in runs):
                     runs[run.source] = run
+            coverages = [
+                result.coverage[cases.source]
+                for cases in result.cases
+                if cases.hardware == hardware and cases.source in result.coverage
+            ]
+            total = sum(coverage.time_ns for coverage in coverages)
             yield SummaryLine(
                 estimator=estimator,
                 hardware=hardware,
@@ -218,16 +224,5 @@ def summary_lines(result: Accuracy) -> Iterator[SummaryLine]:
                 runs=len(runs),
                 best_baseline=best,
                 baseline_mape=with_mape.get(best, nan),
-                matched=_matched_share(result, hardware),
+                matched=(sum(coverage.matched_time_ns for coverage in coverages) / total if total else nan),
             )
-
-
-def _matched_share(result: Accuracy, hardware: str) -> float:
-    """Return the share of the device time that belongs to a program; NaN without programs."""
-    coverages = [
-        result.coverage[cases.source]
-        for cases in result.cases
-        if cases.hardware == hardware and cases.source in result.coverage
-    ]
-    total = sum(coverage.time_ns for coverage in coverages)
-    return sum(coverage.matched_time_ns for coverage in coverages) / total if total else nan

@@ -155,7 +155,20 @@ def groups_legal(job: CheckedJob, report: RuleReport) -> None:
                 report.nodes(index, users, "a group has one rank: its collectives never finish in ASTRA-sim")
             elif single and job.profile == "chakra":
                 report.nodes(index, users, "a group has one rank", Severity.WARNING)
-            _check_members(job, report, index, groups, users)
+            if not (job.complete and groups.holds_all(job.workload.num_ranks)):
+                ranks = job.ranks_of(index)
+                if job.complete:
+                    inside = membership_of(groups, job.workload.num_ranks, {}, []).group[ranks] >= 0
+                else:
+                    inside = np.array([groups.group_of(rank) >= 0 for rank in ranks.tolist()], np.bool_)
+                if not inside.all():
+                    outsiders: list[int] = ranks[~inside][:8].tolist()
+                    text = (
+                        f"{int((~inside).sum()):,} ranks that issue it are not members of its groups, "
+                        f"such as {outsiders}"
+                    )
+                    severity = Severity.WARNING if job.profile is None else None
+                    report.nodes(index, users, text, severity, rank=outsiders[0])
 
 
 def _group_fault(groups: GroupSet, num_ranks: int) -> str:
@@ -173,26 +186,6 @@ def _group_fault(groups: GroupSet, num_ranks: int) -> str:
     counts = np.unique(np.array(ranks, np.int64), return_counts=True)
     twice = counts[0][counts[1] > 1]
     return f"rank {int(twice[0])} is listed twice" if len(twice) else ""
-
-
-def _check_members(
-    job: CheckedJob, report: RuleReport, index: int, groups: GroupSet, users: SmallIntArray
-) -> None:
-    """Report ranks of a class that issue a collective over a group set without being a member."""
-    if job.complete and groups.holds_all(job.workload.num_ranks):
-        return
-    ranks = job.ranks_of(index)
-    if job.complete:
-        inside = membership_of(groups, job.workload.num_ranks, {}, []).group[ranks] >= 0
-    else:
-        inside = np.array([groups.group_of(rank) >= 0 for rank in ranks.tolist()], np.bool_)
-    if not inside.all():
-        outsiders: list[int] = ranks[~inside][:8].tolist()
-        text = (
-            f"{int((~inside).sum()):,} ranks that issue it are not members of its groups, such as {outsiders}"
-        )
-        severity = Severity.WARNING if job.profile is None else None
-        report.nodes(index, users, text, severity, rank=outsiders[0])
 
 
 def _group_names(graph: OpGraph) -> dict[str, int]:

@@ -122,24 +122,21 @@ def algorithms_fit(job: CheckedJob, report: RuleReport) -> None:
         for dimension, name in enumerate(names):
             extent = network.npus[dimension] if dimension < len(network.npus) else 1
             size = network.num_ranks if name.startswith("one") else extent
-            _check_algorithm(report, kind, name, size)
+            what = f"{collective_name(kind)} by {name}"
+            lowered = name.lower()
+            if not ("halvingdoubling" not in lowered and lowered != "doublebinarytree"):
+                if size & (size - 1):
+                    report.add(f"{what} requires a power of two, its dimension has {size:,} ranks")
+                if lowered == "doublebinarytree" and kind is not CollectiveKind.ALL_REDUCE:
+                    report.add(
+                        f"{what}: a double binary tree runs an all-reduce instead", severity=Severity.WARNING
+                    )
+                if "halvingdoubling" in lowered and kind is CollectiveKind.ALL_TO_ALL:
+                    report.add(f"{what} is not implemented")
         if len(names) == 1:  # with several entries ASTRA-sim forces a ring on groups
             for groups in group_sets:
                 if groups is not None:
                     _check_group_algorithm(report, kind, names[0], groups)
-
-
-def _check_algorithm(report: RuleReport, kind: CollectiveKind, name: str, size: int) -> None:
-    what = f"{collective_name(kind)} by {name}"
-    lowered = name.lower()
-    if "halvingdoubling" not in lowered and lowered != "doublebinarytree":
-        return
-    if size & (size - 1):
-        report.add(f"{what} requires a power of two, its dimension has {size:,} ranks")
-    if lowered == "doublebinarytree" and kind is not CollectiveKind.ALL_REDUCE:
-        report.add(f"{what}: a double binary tree runs an all-reduce instead", severity=Severity.WARNING)
-    if "halvingdoubling" in lowered and kind is CollectiveKind.ALL_TO_ALL:
-        report.add(f"{what} is not implemented")
 
 
 def _check_group_algorithm(report: RuleReport, kind: CollectiveKind, name: str, groups: GroupSet) -> None:

@@ -110,7 +110,23 @@ def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankProgram
         graph = workload.classes[index]
         if index not in programs:
             programs[index] = NodeProgram.of(graph)
-        tasks.append(_replay_task(graph, programs[index], equivalence, kind))
+        # Nodes that never run complete at once.
+        program = programs[index]
+        rows = equivalence.channel_rows[kind]
+        never = graph.multiplicity == 0
+        nodes: list[int] = graph.collectives.node.tolist()
+        sets: list[int] = graph.collectives.group_set.tolist()
+        collectives = zip(nodes, sets, strict=True)
+        channel = {node: rows[row] for node, row in collectives if rows[row] >= 0 and not never[node]}
+        messages = list(messages_of(graph, equivalence, kind))
+        sends = {message.node: message.key for message in messages if message.is_send}
+        receives = {message.node: message.key for message in messages if not message.is_send}
+        communication = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+        idle: list[int] = np.flatnonzero(
+            never | np.isin(graph.kind, [int(entry) for entry in communication])
+        ).tolist()
+        busy = channel.keys() | sends.keys() | receives.keys()
+        tasks.append(ReplayTask(program, channel, sends, receives, frozenset(idle) - busy))
     needed = tuple(len(channel.kinds) + bool(channel.absent) for channel in equivalence.channels)
     return RankPrograms(tuple(tasks), needed)
 
@@ -120,25 +136,6 @@ def isolated(task: ReplayTask) -> ReplayTask:
     channel = dict.fromkeys(task.channel, 0)
     received = task.receives.keys() - task.sends.keys()
     return ReplayTask(task.program, channel, task.sends, {}, task.skipped | received)
-
-
-def _replay_task(graph: OpGraph, program: NodeProgram, equivalence: RankEquivalence, kind: int) -> ReplayTask:
-    """Return the task of the representative of a kind. Nodes that never run complete at once."""
-    rows = equivalence.channel_rows[kind]
-    never = graph.multiplicity == 0
-    nodes: list[int] = graph.collectives.node.tolist()
-    sets: list[int] = graph.collectives.group_set.tolist()
-    collectives = zip(nodes, sets, strict=True)
-    channel = {node: rows[row] for node, row in collectives if rows[row] >= 0 and not never[node]}
-    messages = list(messages_of(graph, equivalence, kind))
-    sends = {message.node: message.key for message in messages if message.is_send}
-    receives = {message.node: message.key for message in messages if not message.is_send}
-    communication = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
-    idle: list[int] = np.flatnonzero(
-        never | np.isin(graph.kind, [int(entry) for entry in communication])
-    ).tolist()
-    busy = channel.keys() | sends.keys() | receives.keys()
-    return ReplayTask(program, channel, sends, receives, frozenset(idle) - busy)
 
 
 _ONE_WAY = (NodeKind.SEND, NodeKind.RECV)

@@ -126,7 +126,33 @@ def same_streams(job: CheckedJob, report: RuleReport) -> None:
         for rank in representatives:
             index = int(job.workload.rank_class[rank])
             order: tuple[int, ...] = getattr(job.orders[index], order_name)
-            counts.append(_streams_before_world(job, job.classes[index], order))
+            # A collective creates one stream per split (network model, section 3), or one if the number of
+            # splits is unknown.
+            graph = job.classes[index]
+            table = graph.collectives
+            nodes: list[int] = table.node.tolist()
+            row_of = {node: row for row, node in enumerate(nodes)}
+            num_ranks = job.workload.num_ranks
+            # A group of all ranks that has a name counts its streams like any other group.
+            worlds = [
+                groups.is_world(num_ranks) and not groups.communicator for groups in graph.group_sets
+            ] + [True]
+            splits = None if job.system is None else job.system.dataset_splits
+            created, before_world = 0, list[int]()
+            for node in order:
+                row = row_of[node]
+                if worlds[int(table.group_set[row])]:
+                    before_world.append(created)
+                size = float(table.comm_bytes[row])
+                if splits is None or not size >= 1:
+                    created += 1
+                    continue
+                total = int(size)
+                chunk = total // splits
+                if int(table.kind[row]) != CollectiveKind.ALL_GATHER and chunk < num_ranks:
+                    chunk, total = num_ranks, splits * num_ranks
+                created += -(-total // chunk) if chunk else 1
+            counts.append(before_world)
         difference = next(
             (
                 f"before world collective {number}, rank {representatives[0]} has created {one} collective "
@@ -140,36 +166,6 @@ def same_streams(job: CheckedJob, report: RuleReport) -> None:
         different += [difference] if difference else []
     if different:
         report.add(different[0], severity=None if len(different) == 2 else Severity.WARNING)
-
-
-def _streams_before_world(job: CheckedJob, graph: OpGraph, order: Sequence[int]) -> list[int]:
-    """Return the number of streams that a rank has created before each of its world collectives.
-
-    A collective creates one stream per split (network model, section 3); one if the number of splits is
-    unknown.
-    """
-    table = graph.collectives
-    nodes: list[int] = table.node.tolist()
-    row_of = {node: row for row, node in enumerate(nodes)}
-    num_ranks = job.workload.num_ranks
-    # A group of all ranks that has a name counts its streams like any other group.
-    worlds = [groups.is_world(num_ranks) and not groups.communicator for groups in graph.group_sets] + [True]
-    splits = None if job.system is None else job.system.dataset_splits
-    created, before_world = 0, list[int]()
-    for node in order:
-        row = row_of[node]
-        if worlds[int(table.group_set[row])]:
-            before_world.append(created)
-        size = float(table.comm_bytes[row])
-        if splits is None or not size >= 1:
-            created += 1
-            continue
-        total = int(size)
-        chunk = total // splits
-        if int(table.kind[row]) != CollectiveKind.ALL_GATHER and chunk < num_ranks:
-            chunk, total = num_ranks, splits * num_ranks
-        created += -(-total // chunk) if chunk else 1
-    return before_world
 
 
 def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
