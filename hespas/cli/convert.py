@@ -191,6 +191,22 @@ def convert(
 
         rescaling = Rescaling(sizes=rescale, mesh=mesh, others=with_trace or []) if rescale else None
         with progress_bar("converting", progress) as callback:
+            if not ranks:
+                chosen_ranks = None
+            else:
+                first, dash, last = ranks.partition("-")
+                if (
+                    not first.isascii()
+                    or not first.isdigit()
+                    or (dash and not (last.isascii() and last.isdigit()))
+                ):
+                    raise UsageError(
+                        f"invalid --ranks {ranks!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7"
+                    )
+                low, high = int(first), int(last or first)
+                if high < low:
+                    raise UsageError(f"--ranks {ranks!r} ends before it starts", hint=f"--ranks {high}-{low}")
+                chosen_ranks = range(low, high + 1)
             done = api.convert(
                 source,
                 destination,
@@ -201,7 +217,7 @@ def convert(
                 recover=recover,
                 hardware=hardware or None,
                 estimator=estimator,
-                ranks=_parse_ranks(ranks),
+                ranks=chosen_ranks,
                 num_devices=num_devices,
                 num_replicas=num_replicas,
                 capture=capture or (),
@@ -218,19 +234,6 @@ def convert(
         if log_json:
             api.write_json(done.to_json(), log_json, overwrite=overwrite)
         _print_account(done)
-
-
-def _parse_ranks(text: str) -> range | None:
-    """Parse ``--ranks``: ``5`` is one rank, ``2-7`` the six ranks from 2 to 7."""
-    if not text:
-        return None
-    first, dash, last = text.partition("-")
-    if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-        raise UsageError(f"invalid --ranks {text!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7")
-    low, high = int(first), int(last or first)
-    if high < low:
-        raise UsageError(f"--ranks {text!r} ends before it starts", hint=f"--ranks {high}-{low}")
-    return range(low, high + 1)
 
 
 def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:

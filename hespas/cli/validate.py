@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,9 +19,6 @@ from hespas.cli.session import run as run_app
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
-
-if TYPE_CHECKING:
-    from hespas.api import CaptureCheckReport
 
 __all__ = ["app", "capture", "check", "common", "main", "roundtrip"]
 
@@ -278,64 +275,71 @@ def capture(
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(done.diagnostics, trace)
-        _print_capture(done)
+        details = done.details
+        if not is_quiet():
+            unexplained = sum(not entry.explained for entry in details.operations)
+            bytes_differ = "" if details.captured_bytes == details.measured_bytes else "yes"
+            order = details.order
+            dependencies = order.checked + order.inside + order.unknown
+            captured, measured = (
+                count_text(details.captured_operations),
+                count_text(details.measured_operations),
+            )
+            collectives = (f"{details.captured_collectives:,}", f"{details.measured_collectives:,}")
+            rows = [
+                ("operations", captured, measured, f"{unexplained:,}"),
+                ("collectives", *collectives, f"{len(details.collectives):,}"),
+                (
+                    "their bytes",
+                    bytes_text(details.captured_bytes),
+                    bytes_text(details.measured_bytes),
+                    bytes_differ,
+                ),
+                ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
+                ("device time", "", f"{details.joined:.1%}", "" if details.joined == 1.0 else "yes"),
+            ]
+            emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
+            reasons: dict[str, dict[str, None]] = {}
+            for entry in details.operations:
+                if entry.explained:
+                    reasons.setdefault(entry.explained, {})[entry.operation] = None
+            for reason, names in reasons.items():
+                shown = ", ".join(list(names)[:5]) + (
+                    f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+                )
+                emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
+            if details.combined:
+                emit(
+                    f"{counted(details.combined, 'collective')} combined by the compiler, with the same "
+                    "kinds, "
+                    "groups and total bytes"
+                )
+            if details.reordered:
+                emit(f"{counted(details.reordered, 'rank')} with the same collectives in another order")
+            for note in details.notes:
+                emit(f"note: {flagged(note)}")
+        operations = [entry for entry in details.operations if not entry.explained]
+        for entry in operations[:_MAX_DIFFERENCES]:
+            emit(
+                f"rank {entry.rank}: {entry.operation}: {entry.captured:g} captured, {entry.measured:g} "
+                "measured"
+            )
+        for violation in details.order.violations[:_MAX_DIFFERENCES]:
+            emit(
+                f"rank {violation.rank}, run {violation.run}: {violation.after} began "
+                f"{violation.early_ns / 1e3:,.3f} us before {violation.before}, on which it depends, ended"
+            )
+        for difference in details.collectives[:_MAX_DIFFERENCES]:
+            texts = f"{difference.captured or 'none'} captured, {difference.measured or 'none'} measured"
+            emit(f"rank {difference.rank}, collective {difference.place}: {texts}")
+        listed = min(len(operations), _MAX_DIFFERENCES) + min(len(details.order.violations), _MAX_DIFFERENCES)
+        listed += min(len(details.collectives), _MAX_DIFFERENCES)
+        left = details.differences - listed - (details.joined < 1.0)
+        if left > 0:
+            emit(f"{counted(left, 'difference')} more")
+        emit(done.headline())
         if not done.equal:
             raise typer.Exit(1)
-
-
-def _print_capture(report: CaptureCheckReport) -> None:
-    """Print a table of the counts, then the differences, then one verdict."""
-    done = report.details
-    if not is_quiet():
-        unexplained = sum(not entry.explained for entry in done.operations)
-        bytes_differ = "" if done.captured_bytes == done.measured_bytes else "yes"
-        order = done.order
-        dependencies = order.checked + order.inside + order.unknown
-        captured, measured = count_text(done.captured_operations), count_text(done.measured_operations)
-        collectives = (f"{done.captured_collectives:,}", f"{done.measured_collectives:,}")
-        rows = [
-            ("operations", captured, measured, f"{unexplained:,}"),
-            ("collectives", *collectives, f"{len(done.collectives):,}"),
-            ("their bytes", bytes_text(done.captured_bytes), bytes_text(done.measured_bytes), bytes_differ),
-            ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
-            ("device time", "", f"{done.joined:.1%}", "" if done.joined == 1.0 else "yes"),
-        ]
-        emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
-        reasons: dict[str, dict[str, None]] = {}
-        for entry in done.operations:
-            if entry.explained:
-                reasons.setdefault(entry.explained, {})[entry.operation] = None
-        for reason, names in reasons.items():
-            shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-            emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
-        if done.combined:
-            emit(
-                f"{counted(done.combined, 'collective')} combined by the compiler, with the same kinds, "
-                "groups and total bytes"
-            )
-        if done.reordered:
-            emit(f"{counted(done.reordered, 'rank')} with the same collectives in another order")
-        for note in done.notes:
-            emit(f"note: {flagged(note)}")
-    operations = [entry for entry in done.operations if not entry.explained]
-    for entry in operations[:_MAX_DIFFERENCES]:
-        emit(
-            f"rank {entry.rank}: {entry.operation}: {entry.captured:g} captured, {entry.measured:g} measured"
-        )
-    for violation in done.order.violations[:_MAX_DIFFERENCES]:
-        emit(
-            f"rank {violation.rank}, run {violation.run}: {violation.after} began "
-            f"{violation.early_ns / 1e3:,.3f} us before {violation.before}, on which it depends, ended"
-        )
-    for difference in done.collectives[:_MAX_DIFFERENCES]:
-        texts = f"{difference.captured or 'none'} captured, {difference.measured or 'none'} measured"
-        emit(f"rank {difference.rank}, collective {difference.place}: {texts}")
-    listed = min(len(operations), _MAX_DIFFERENCES) + min(len(done.order.violations), _MAX_DIFFERENCES)
-    listed += min(len(done.collectives), _MAX_DIFFERENCES)
-    left = done.differences - listed - (done.joined < 1.0)
-    if left > 0:
-        emit(f"{counted(left, 'difference')} more")
-    emit(report.headline())
 
 
 def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:

@@ -27,7 +27,7 @@ from hespas.cli.text import (
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api.summary import ClassSummary, OpRow, ProductRow, ProfileSummary
+    from hespas.api.summary import ClassSummary, OpRow, ProfileSummary
 
 __all__ = ["view"]
 
@@ -151,7 +151,28 @@ def _print_class(summary: ClassSummary, top: int) -> None:
     _print_ops("by class", by_class, len(by_class))
     by_op = [(_name_text(row.name) or "(unnamed)", row) for row in summary.by_op]
     _print_ops(f"by operation ({_top_text(top, len(by_op))})", by_op, top)
-    _print_matmuls(summary.products)
+    if summary.products:
+        matmul_lines = [
+            (
+                f"{row.lhs or '?'} x {row.rhs or '?'}",
+                row.accumulator or "?",
+                _name_text(row.accumulator_bits),
+                _name_text(row.mac_noise_sigma),
+                count_text(row.nodes),
+                count_text(row.executions),
+                flops_text(row.flops),
+            )
+            for row in summary.products
+        ]
+        heads = ["matmuls", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
+        filled = [column for column in range(len(heads)) if any(line[column] for line in matmul_lines)]
+        emit("")
+        emit(
+            table_text(
+                [heads[column] for column in filled],
+                [[line[column] for column in filled] for line in matmul_lines],
+            )
+        )
     if summary.collectives:
         lines = [
             (
@@ -201,32 +222,6 @@ def _print_ops(title: str, rows: Sequence[tuple[str, OpRow]], top: int) -> None:
     ]
     emit("")
     emit(table_text((title, "operations", "runs", "FLOPs", "bytes", "time", "unknown"), lines))
-
-
-def _print_matmuls(rows: Sequence[ProductRow]) -> None:
-    """Print the number formats of matmuls and convolutions, without columns that are empty everywhere."""
-    if not rows:
-        return
-    lines = [
-        (
-            f"{row.lhs or '?'} x {row.rhs or '?'}",
-            row.accumulator or "?",
-            _name_text(row.accumulator_bits),
-            _name_text(row.mac_noise_sigma),
-            count_text(row.nodes),
-            count_text(row.executions),
-            flops_text(row.flops),
-        )
-        for row in rows
-    ]
-    heads = ["matmuls", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
-    filled = [column for column in range(len(heads)) if any(line[column] for line in lines)]
-    emit("")
-    emit(
-        table_text(
-            [heads[column] for column in filled], [[line[column] for column in filled] for line in lines]
-        )
-    )
 
 
 def _print_profile(summary: ProfileSummary, top: int) -> None:

@@ -277,13 +277,22 @@ def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
         counts[kind] = float(runs[table.node[of_kind]].sum())
         sizes[kind] = float((table.comm_bytes[of_kind] * runs[table.node[of_kind]]).sum())
     useful = np.where(np.isnan(products.useful_flops), products.flops, products.useful_flops)
+    busy_streams = ~is_free(graph) & (graph.kind == int(NodeKind.COMPUTE))
+    completes = _contain(graph, graph.op_row, "-done") | _contain(graph, graph.name_row, "-done")
+    consumers, producers = graph.data_deps.row_ids, graph.data_deps.values
+    consumers, producers = consumers[completes[consumers]], producers[completes[consumers]]
+    done_at = np.full(len(graph), -1, np.int64)
+    np.maximum.at(done_at, producers, consumers)
+    before = np.concatenate([[0], np.cumsum(busy_streams)])
+    started = np.isin(graph.kind, _COMMUNICATION) & (done_at >= 0)
+    overlapping: BoolArray = started & (before[np.maximum(done_at, 0)] > before[np.arange(len(graph)) + 1])
     return ProgramFigures(
         operations=float(runs[busy].sum()),
         fusions=float(runs[busy & _contain(graph, graph.op_row, "fusion")].sum()),
         product_flops=float((useful * runs[products.node]).sum()),
         collectives=counts,
         collective_bytes=sizes,
-        asynchronous=float(runs[_overlapping(graph)].sum()),
+        asynchronous=float(runs[overlapping].sum()),
     )
 
 
@@ -291,17 +300,3 @@ def _contain(graph: OpGraph, string_ids: SmallIntArray, part: str) -> BoolArray:
     """Return the mask of the strings that contain a text."""
     contains = {row: part in graph.strings[row] for row in np.unique(string_ids).tolist()}
     return np.array([contains[row] for row in string_ids.tolist()], np.bool_)
-
-
-def _overlapping(graph: OpGraph) -> BoolArray:
-    """Return the mask of communication nodes that overlap computations, in node order."""
-    busy = ~is_free(graph) & (graph.kind == int(NodeKind.COMPUTE))
-    completes = _contain(graph, graph.op_row, "-done") | _contain(graph, graph.name_row, "-done")
-    consumers, producers = graph.data_deps.row_ids, graph.data_deps.values
-    consumers, producers = consumers[completes[consumers]], producers[completes[consumers]]
-    done_at = np.full(len(graph), -1, np.int64)
-    np.maximum.at(done_at, producers, consumers)
-    before = np.concatenate([[0], np.cumsum(busy)])
-    started = np.isin(graph.kind, _COMMUNICATION) & (done_at >= 0)
-    overlapping: BoolArray = started & (before[np.maximum(done_at, 0)] > before[np.arange(len(graph)) + 1])
-    return overlapping

@@ -150,27 +150,21 @@ def graph_of(recording: RankRecording, rule: MeshRule, name: str, findings: Find
             streams[number] = _COMPUTE_STREAM
             continue
         streams[number] = stream_ids.setdefault(key, len(stream_ids) + 1)
-    data, control = _dependencies(nodes, streams)
-    assembly = _GraphAssembly(recording, rule, name, findings)
-    for number, call in enumerate(nodes):
-        assembly.add(call, data[number], control[number], int(streams[number]))
-    return assembly.finish()
-
-
-def _dependencies(
-    nodes: Sequence[RecordedCall], streams: _IntArray
-) -> tuple[list[list[int]], list[list[int]]]:
     flow = flow_of(_ragged([call.reads for call in nodes]), _ragged([call.writes for call in nodes]))
     count = len(nodes)
-    data = flow.data.distinct(count)
+    data_pairs = flow.data.distinct(count)
     # FSDP2 copies into a gather after it has copied out of the last but one.
     copies_in = [number for number, call in enumerate(nodes) if call.op == _GATHER_IN]
     copies_out = [number for number, call in enumerate(nodes) if call.op == _GATHER_OUT]
     pairs = zip(copies_in[_GATHERS_AHEAD:], copies_out, strict=False)
     gathers = NodeEdges.of([(later, earlier) for later, earlier in pairs if earlier < later])
-    control = NodeEdges.joined(flow.order, gathers, chain(streams))
-    control = control.distinct(count).latest(streams).without(data, count)
-    return data.csr(count).to_lists(), control.csr(count).to_lists()
+    control_pairs = NodeEdges.joined(flow.order, gathers, chain(streams))
+    control_pairs = control_pairs.distinct(count).latest(streams).without(data_pairs, count)
+    data, control = data_pairs.csr(count).to_lists(), control_pairs.csr(count).to_lists()
+    assembly = _GraphAssembly(recording, rule, name, findings)
+    for number, call in enumerate(nodes):
+        assembly.add(call, data[number], control[number], int(streams[number]))
+    return assembly.finish()
 
 
 def _ragged(rows: Sequence[tuple[int, ...]]) -> RaggedArray:

@@ -189,36 +189,36 @@ def call_cost(call: RecordedCall) -> Cost:
         return Cost(OpClass.GENERATE, 0.0, 0.0, 0.0, 0.0, tensor_bytes(call.results))
     if find_aten_rule(call.op) is None:
         return Cost(OpClass.UNKNOWN, nan, nan, nan, tensor_bytes(only_read), nan)
-    shapes, types, strides, values = _profiler_texts(call.arguments)
+    shape_texts: list[object] = []
+    type_texts: list[object] = []
+    stride_texts: list[object] = []
+    value_texts: list[str] = []
+    for argument in call.arguments:
+        if isinstance(argument, str):
+            shape_texts.append(())
+            type_texts.append("Scalar" if argument else "")
+            stride_texts.append(())
+            value_texts.append(argument)
+            continue
+        if isinstance(argument, TensorRecord):
+            shape_texts.append(argument.shape)
+            type_texts.append(argument.dtype)
+            stride_texts.append(argument.strides)
+        else:
+            shape_texts.append([tensor.shape for tensor in argument])
+            type_texts.append([tensor.dtype for tensor in argument])
+            stride_texts.append([tensor.strides for tensor in argument])
+        value_texts.append("")
+    encode = msgspec.json.encode
+    shapes, types, strides, values = (
+        encode(shape_texts).decode(),
+        encode(type_texts).decode(),
+        encode(stride_texts).decode(),
+        encode(value_texts).decode(),
+    )
     return _rule_cost(call.op, shapes, types, strides=strides, values=values)
 
 
 @lru_cache(maxsize=1 << 14)
 def _rule_cost(op: str, shapes: str, types: str, *, strides: str, values: str) -> Cost:
     return aten_cost(op, shapes, types, strides=strides, values=values).cost
-
-
-def _profiler_texts(arguments: tuple[CallArgument, ...]) -> tuple[str, str, str, str]:
-    """Return shapes, types, strides and values as JSON, in the form of PyTorch's profiler."""
-    shapes: list[object] = []
-    types: list[object] = []
-    strides: list[object] = []
-    values: list[str] = []
-    for argument in arguments:
-        if isinstance(argument, str):
-            shapes.append(())
-            types.append("Scalar" if argument else "")
-            strides.append(())
-            values.append(argument)
-            continue
-        if isinstance(argument, TensorRecord):
-            shapes.append(argument.shape)
-            types.append(argument.dtype)
-            strides.append(argument.strides)
-        else:
-            shapes.append([tensor.shape for tensor in argument])
-            types.append([tensor.dtype for tensor in argument])
-            strides.append([tensor.strides for tensor in argument])
-        values.append("")
-    encode = msgspec.json.encode
-    return encode(shapes).decode(), encode(types).decode(), encode(strides).decode(), encode(values).decode()

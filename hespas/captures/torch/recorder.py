@@ -190,7 +190,82 @@ class StepRecorder:
         def dispatch(
             _: object, function: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
         ) -> Any:
-            return self._dispatch(function, types, args, kwargs or {})
+            named = kwargs or {}
+            if any(tensor_type not in self._plain for tensor_type in types):
+                return NotImplemented
+            name = function._schema.name
+            if name.partition("::")[0] in _UNRECORDED:
+                return function(*args, **named)
+            signature = self._signatures.get(function)
+            if signature is None:
+                signature = self._signatures[function] = read_signature(function._schema)
+            storage_number = self._storages.number
+            arguments = convert_arguments(signature, args, named, storage_number)
+            # Optimizers count their steps in tensors and read the counts, which do not affect the program.
+            if name == _READS_VALUE and isinstance(args[0], self._fake) and not self._origins.in_optimizer:
+                message = (
+                    "values that the program reads from tensors without data (.item()) are assumed to be 1: "
+                    "loops and "
+                    "branches that depend on them, such as the end of decoding, end by this guess"
+                )
+                self.record.note(VALUE_GUESSED, message)
+            result = function(*args, **named)
+            made = tensors_in(result)
+            if name in _WAITS:
+                self._storages.alias(made, tensors_in(args))
+                return result
+            fresh = self._storages.new_storages(made)
+            results = tuple(record_tensor(tensor, storage_number) for tensor in made)
+            communication_op = find_communication_op(name)
+            communication = None
+            if communication_op is not None:
+                given = dict(zip(signature.names, args, strict=False)) | dict(named)
+                group = given.get("process_group", given.get("group_name"))
+                if isinstance(group, str):
+                    group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
+                elif not isinstance(group, self._distributed.ProcessGroup):
+                    group = self._distributed.ProcessGroup.unbox(group)
+                ranks = self.record.groups.setdefault(group.group_name, ())
+                if not ranks:
+                    ranks = tuple(self._distributed.get_process_group_ranks(group))
+                    self.record.groups[group.group_name] = ranks
+                filled = (
+                    tensors_at(arguments, communication_op.filled)
+                    if communication_op.filled >= 0
+                    else results
+                )
+                peer = _integer_at(arguments, communication_op.peer)
+                communication = CallCommunication(
+                    library_name=communication_op.library_name,
+                    group=group.group_name,
+                    operand_bytes=tensor_bytes(tensors_at(arguments, communication_op.sent)),
+                    result_bytes=tensor_bytes(filled)
+                    if communication_op.library_name != "send"
+                    else float("nan"),
+                    peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
+                    tag=_integer_at(arguments, communication_op.tag),
+                    reduction=value_text(given.get("reduce_op", "")),
+                    ragged=is_ragged(arguments, communication_op),
+                )
+            reads, writes = _accesses(name, signature, arguments, fresh, communication_op)
+            origin = self._origins.current()
+            self.record.calls.append(
+                RecordedCall(
+                    op=name,
+                    overload=function._schema.overload_name or "default",
+                    arguments=arguments,
+                    results=results,
+                    reads=reads,
+                    writes=writes,
+                    fresh=fresh,
+                    is_view=signature.is_view and not signature.written,
+                    module=origin.module,
+                    phase=origin.phase,
+                    source=origin.source,
+                    communication=communication,
+                )
+            )
+            return result
 
         base = torch_module("torch.utils._python_dispatch").TorchDispatchMode
         methods = {
@@ -211,81 +286,6 @@ class StepRecorder:
         order = list(self._distributed.distributed_c10d._world.pg_names.values())
         groups = self.record.groups
         self.record.groups = {name: groups[name] for name in [*order, *groups] if name in groups}
-
-    def _dispatch(self, function: Any, types: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        if any(tensor_type not in self._plain for tensor_type in types):
-            return NotImplemented
-        name = function._schema.name
-        if name.partition("::")[0] in _UNRECORDED:
-            return function(*args, **kwargs)
-        signature = self._signatures.get(function)
-        if signature is None:
-            signature = self._signatures[function] = read_signature(function._schema)
-        storage_number = self._storages.number
-        arguments = convert_arguments(signature, args, kwargs, storage_number)
-        # Optimizers count their steps in tensors and read the counts, which do not affect the program.
-        if name == _READS_VALUE and isinstance(args[0], self._fake) and not self._origins.in_optimizer:
-            message = (
-                "values that the program reads from tensors without data (.item()) are assumed to be 1: "
-                "loops and "
-                "branches that depend on them, such as the end of decoding, end by this guess"
-            )
-            self.record.note(VALUE_GUESSED, message)
-        result = function(*args, **kwargs)
-        made = tensors_in(result)
-        if name in _WAITS:
-            self._storages.alias(made, tensors_in(args))
-            return result
-        fresh = self._storages.new_storages(made)
-        results = tuple(record_tensor(tensor, storage_number) for tensor in made)
-        communication_op = find_communication_op(name)
-        communication = None
-        if communication_op is not None:
-            given = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
-            group = given.get("process_group", given.get("group_name"))
-            if isinstance(group, str):
-                group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
-            elif not isinstance(group, self._distributed.ProcessGroup):
-                group = self._distributed.ProcessGroup.unbox(group)
-            ranks = self.record.groups.setdefault(group.group_name, ())
-            if not ranks:
-                ranks = tuple(self._distributed.get_process_group_ranks(group))
-                self.record.groups[group.group_name] = ranks
-            filled = (
-                tensors_at(arguments, communication_op.filled) if communication_op.filled >= 0 else results
-            )
-            peer = _integer_at(arguments, communication_op.peer)
-            communication = CallCommunication(
-                library_name=communication_op.library_name,
-                group=group.group_name,
-                operand_bytes=tensor_bytes(tensors_at(arguments, communication_op.sent)),
-                result_bytes=tensor_bytes(filled)
-                if communication_op.library_name != "send"
-                else float("nan"),
-                peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
-                tag=_integer_at(arguments, communication_op.tag),
-                reduction=value_text(given.get("reduce_op", "")),
-                ragged=is_ragged(arguments, communication_op),
-            )
-        reads, writes = _accesses(name, signature, arguments, fresh, communication_op)
-        origin = self._origins.current()
-        self.record.calls.append(
-            RecordedCall(
-                op=name,
-                overload=function._schema.overload_name or "default",
-                arguments=arguments,
-                results=results,
-                reads=reads,
-                writes=writes,
-                fresh=fresh,
-                is_view=signature.is_view and not signature.written,
-                module=origin.module,
-                phase=origin.phase,
-                source=origin.source,
-                communication=communication,
-            )
-        )
-        return result
 
 
 def _integer_at(arguments: tuple[CallArgument, ...], position: int) -> int:

@@ -97,7 +97,21 @@ def with_instruction_costs(
         if program_class not in (OpClass.UNKNOWN, OpClass.FREE):
             op_class[node[events]] = program_class
         rate[node[events]] = program.rate_dtype[source]
-        main = _longest_of_each(profile, events, instruction.executions)
+        executions = instruction.executions
+        by_duration = events[
+            np.lexsort((profile.start_ns[events], profile.run[events], profile.rank[events]))
+        ]
+        _, run = distinct_rows(profile.rank[by_duration], profile.run[by_duration])
+        sizes = np.bincount(run)
+        if (profile.run[by_duration] < 0).any() or (sizes % executions).any():
+            main = by_duration
+        else:
+            within = np.arange(len(by_duration)) - (np.cumsum(sizes) - sizes)[run]
+            part = run.astype(np.int64) * executions + within // (sizes[run] // executions)
+            by_time = np.lexsort((-np.arange(len(by_duration)), profile.duration_ns[by_duration], part))
+            last = np.flatnonzero(np.append(np.diff(part[by_time]) > 0, True))
+            longest: IntArray = by_duration[by_time[last]]
+            main = longest
         for name in _FIGURES:
             columns[name][node[events]] = 0.0
             columns[name][node[main]] = getattr(program, name)[source]
@@ -114,22 +128,3 @@ def with_instruction_costs(
         contractions=table.take(order, table.node[order]),
         **columns,
     )
-
-
-def _longest_of_each(profile: Profile, events: IntArray, executions: int) -> IntArray:
-    """Return the longest event of each execution.
-
-    The events of a run, in order of start, are divided into as many equal parts as the program executes the
-    instruction. If that is impossible, each event is an execution.
-    """
-    order = events[np.lexsort((profile.start_ns[events], profile.run[events], profile.rank[events]))]
-    _, run = distinct_rows(profile.rank[order], profile.run[order])
-    sizes = np.bincount(run)
-    if (profile.run[order] < 0).any() or (sizes % executions).any():
-        return order
-    within = np.arange(len(order)) - (np.cumsum(sizes) - sizes)[run]
-    part = run.astype(np.int64) * executions + within // (sizes[run] // executions)
-    by_time = np.lexsort((-np.arange(len(order)), profile.duration_ns[order], part))
-    last = np.flatnonzero(np.append(np.diff(part[by_time]) > 0, True))
-    longest: IntArray = order[by_time[last]]
-    return longest

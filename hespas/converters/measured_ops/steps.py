@@ -111,36 +111,28 @@ def recorded_steps(
     total = float(length.sum())
     share = float(length[rows].sum()) / total if total else 1.0
     annotated = bool(inside.any())
+    number = step[order[first]]
+    steps = StepRanges.empty() if ranges is None else ranges
+    if len(number) == 1:
+        rows = steps.number == number[0]
+        begin = float(steps.start_ns[rows].min(initial=begins[0]))
+        end = steps.start_ns[rows] + steps.duration_ns[rows]
+        period_ns = float(end.max(initial=begins[0] + spans[0])) - begin
+    else:
+        first, last = (steps.start_ns[steps.number == step] for step in (number[0], number[-1]))
+        if len(first) and len(last):
+            # The time includes steps between the two that were not recorded.
+            period = float(last.min() - first.min()) / int(number[-1] - number[0])
+        else:
+            period = (max(begins) - min(begins)) / (len(number) - 1)
+        period_ns = period if period > 0 else -1.0
     return RecordedSteps(
         span_ns=spans,
         busy_ns=busy,
         inside=min(share, 1.0),
-        period_ns=_period_ns(step[order[first]], begins, spans, ranges),
+        period_ns=period_ns,
         is_annotated=annotated,
     )
-
-
-def _period_ns(
-    number: SmallIntArray, begin_ns: list[float], span_ns: list[float], ranges: StepRanges | None
-) -> float:
-    """Return the time from the start of a step to the start of the next one; -1 if unknown.
-
-    For a single step it is its length. Steps start with their ranges if these are known, else with their
-    first event.
-    """
-    steps = StepRanges.empty() if ranges is None else ranges
-    if len(number) == 1:
-        rows = steps.number == number[0]
-        begin = float(steps.start_ns[rows].min(initial=begin_ns[0]))
-        end = steps.start_ns[rows] + steps.duration_ns[rows]
-        return float(end.max(initial=begin_ns[0] + span_ns[0])) - begin
-    first, last = (steps.start_ns[steps.number == step] for step in (number[0], number[-1]))
-    if len(first) and len(last):
-        # The time includes steps between the two that were not recorded.
-        period = float(last.min() - first.min()) / int(number[-1] - number[0])
-    else:
-        period = (max(begin_ns) - min(begin_ns)) / (len(number) - 1)
-    return period if period > 0 else -1.0
 
 
 def steps_since(profile: Profile, rows: IntArray) -> StepRanges:

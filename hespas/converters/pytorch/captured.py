@@ -199,7 +199,19 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     names = _kernel_names(trace, nesting, launches, host)
     kinds: list[int] = kind[launches].tolist()
     starts = calls.start_ns[launches]
-    spans = _capture_spans(trace)
+    # A capture without an end lasts to the end of the trace.
+    strings = trace.strings
+    is_begin = mapped(calls.name_row, lambda row: _BEGIN.match(strings[row]) is not None, np.bool_)
+    is_end = mapped(calls.name_row, lambda row: _END.match(strings[row]) is not None, np.bool_)
+    thread = thread_key(calls)
+    open_spans: list[tuple[int, int]] = []
+    for key in np.unique(thread[is_begin]).tolist():
+        end_ns = np.sort(calls.start_ns[is_end & (thread == key)])
+        begin_ns: list[int] = np.sort(calls.start_ns[is_begin & (thread == key)]).tolist()
+        for begin in begin_ns:
+            index = int(np.searchsorted(end_ns, begin))
+            open_spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
+    spans = sorted(open_spans)
     ends = [(int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, end))) for begin, end in spans]
     bounds = [(first, last) for first, last in ends if last > first]
     if not spans and len(launches):
@@ -218,7 +230,17 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
             ) from error
         named = (entry.batch_size for entry in entries if entry.file == path.name)
         sizes = frozenset(size for size in named if size is not None)
-    labels = _capture_labels(trace, [int(starts[first]) for first, _ in bounds])
+    times_ns = [int(starts[first]) for first, _ in bounds]
+    note, strings = trace.annotation, trace.strings
+    rows = np.flatnonzero(mapped(note.name_row, lambda row: "capture" in strings[row].lower(), np.bool_))
+    rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
+    start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
+    label_names: list[int] = note.name_row[rows].tolist()
+    labels: list[str] = []
+    for at_ns in times_ns:
+        last = int(np.searchsorted(start_ns, at_ns, side="right"))
+        around = np.flatnonzero(end_ns[:last] >= at_ns).tolist()
+        labels.append("\n".join(strings[label_names[index]] for index in around))
     graphs: list[CapturedGraph] = []
     family, head, head_label = first_family - 1, None, None
     for (first, last), label in zip(bounds, labels, strict=True):
@@ -236,40 +258,6 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
             )
         )
     return Capture(path, trace, nesting, tuple(graphs))
-
-
-def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
-    """Return begin and end of each capture [ns]; a capture without an end lasts to the end of time."""
-    calls, strings = trace.launch, trace.strings
-    begins = mapped(calls.name_row, lambda row: _BEGIN.match(strings[row]) is not None, np.bool_)
-    ends = mapped(calls.name_row, lambda row: _END.match(strings[row]) is not None, np.bool_)
-    thread = thread_key(calls)
-    spans: list[tuple[int, int]] = []
-    for key in np.unique(thread[begins]).tolist():
-        end_ns = np.sort(calls.start_ns[ends & (thread == key)])
-        begin_ns: list[int] = np.sort(calls.start_ns[begins & (thread == key)]).tolist()
-        for begin in begin_ns:
-            index = int(np.searchsorted(end_ns, begin))
-            spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
-    return sorted(spans)
-
-
-def _capture_labels(trace: KinetoTrace, times_ns: Sequence[int]) -> list[str]:
-    """Return the named ranges around each time that describe a capture, outermost first.
-
-    Examples are ``capture_32_FULL`` and ``graph_capture: batch=32 mode=FULL``.
-    """
-    note, strings = trace.annotation, trace.strings
-    rows = np.flatnonzero(mapped(note.name_row, lambda row: "capture" in strings[row].lower(), np.bool_))
-    rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
-    start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
-    names: list[int] = note.name_row[rows].tolist()
-    labels: list[str] = []
-    for at_ns in times_ns:
-        last = int(np.searchsorted(start_ns, at_ns, side="right"))
-        around = np.flatnonzero(end_ns[:last] >= at_ns).tolist()
-        labels.append("\n".join(strings[names[index]] for index in around))
-    return labels
 
 
 def is_capture(trace: KinetoTrace) -> bool:

@@ -132,6 +132,18 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     stream = at_rows(device.own_streams(), nodes.event, -1)
     extra_queue = nodes.queue - len(nodes.queues)
     stream = np.where(extra_queue >= 0, int(stream.max(initial=-1)) + 1 + extra_queue, stream)
+    calls, call = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
+    since_ns = nodes.since_first_ns
+    if not (call >= 0).any():
+        launch_times = LaunchTimes.none(len(since_ns))
+    else:
+        at_ns = np.where(call >= 0, (calls.start_ns - nodes.first_ns)[call].astype(np.float64), np.nan)
+        thread = np.unique(thread_key(calls)[call], return_inverse=True)[1].reshape(-1)
+        message = "launches after the start of their device event are ignored: two clocks"
+        findings.warning("launch-after-start", message, int((at_ns > since_ns).sum()))
+        times = LaunchTimes.recorded(at_ns, thread, since_ns)
+        launch = times.of[released.consumer]
+        launch_times = replace(times, released=(launch[launch >= 0], released.producer[launch >= 0]))
     return GraphDraft(
         name=name,
         strings=linked.strings.build(),
@@ -147,25 +159,8 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
         data=data,
         control=control,
         communications=comms,
-        launches=_launch_times(linked, nodes, released, findings),
+        launches=launch_times,
     )
-
-
-def _launch_times(
-    linked: LinkedTrace, nodes: _DeviceNodes, released: NodeEdges, findings: Findings
-) -> LaunchTimes:
-    """Return the calls that launched nodes, on the clock of the nodes' starts."""
-    calls, call = linked.kineto.launch, at_rows(linked.links.launch, nodes.event, -1)
-    since_ns = nodes.since_first_ns
-    if not (call >= 0).any():
-        return LaunchTimes.none(len(since_ns))
-    at_ns = np.where(call >= 0, (calls.start_ns - nodes.first_ns)[call].astype(np.float64), np.nan)
-    thread = np.unique(thread_key(calls)[call], return_inverse=True)[1].reshape(-1)
-    message = "launches after the start of their device event are ignored: two clocks"
-    findings.warning("launch-after-start", message, int((at_ns > since_ns).sum()))
-    times = LaunchTimes.recorded(at_ns, thread, since_ns)
-    launch = times.of[released.consumer]
-    return replace(times, released=(launch[launch >= 0], released.producer[launch >= 0]))
 
 
 class _StorageDataflow(NamedTuple):

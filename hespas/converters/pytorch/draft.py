@@ -283,7 +283,19 @@ class _TraceCommunicationTables:
             sizes = payload, comm.operand_bytes, comm.result_bytes
             self.collectives.append((node, kind, row, *sizes, -1, 0))  # no channel, no reduction
             return
-        permutation, payload = self._permutation_row(comm, members), payload_bytes(comm, size)
+        peer, world, own = comm.peer, self.rank.groups.world, self.rank.number
+        if peer < 0 and members is not None:
+            local = comm.local_peer
+            peer = local if not members else members[local] if 0 <= local < len(members) else -1
+        if not (0 <= peer < world and own < world):
+            self._no_peer += 1
+            permutation_row = -1
+        else:
+            pair = (own, peer) if comm.kind.node is NodeKind.SEND else (peer, own)
+            permutation_row = self.permutations.setdefault(
+                Permutation.from_pairs([pair], world), len(self.permutations)
+            )
+        permutation, payload = permutation_row, payload_bytes(comm, size)
         self.messages.append((node, permutation, payload, max(comm.tag, 0), False))
 
     def _group_row(self, members: Members) -> int:
@@ -301,18 +313,6 @@ class _TraceCommunicationTables:
                 )
             row = self._rows[members] = self.group_sets.setdefault(group_set, len(self.group_sets))
         return row
-
-    def _permutation_row(self, comm: TraceCommunication, members: Members | None) -> int:
-        """Return the row of the permutation of a message, -1 if its peer is unknown."""
-        peer, world, own = comm.peer, self.rank.groups.world, self.rank.number
-        if peer < 0 and members is not None:
-            local = comm.local_peer
-            peer = local if not members else members[local] if 0 <= local < len(members) else -1
-        if not (0 <= peer < world and own < world):
-            self._no_peer += 1
-            return -1
-        pair = (own, peer) if comm.kind.node is NodeKind.SEND else (peer, own)
-        return self.permutations.setdefault(Permutation.from_pairs([pair], world), len(self.permutations))
 
     def report(self, findings: Findings) -> None:
         """Report groups, kinds and peers that the trace does not state."""

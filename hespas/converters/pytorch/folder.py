@@ -25,14 +25,13 @@ from hespas.converters.pytorch.draft import TraceRank, assembled
 from hespas.converters.pytorch.events import read_events
 from hespas.converters.pytorch.host_graph import host_draft, works_of
 from hespas.converters.pytorch.host_trace import (
-    HostTrace,
     host_trace_graph,
     ranks_here,
     ranks_of_one,
     read_host_trace,
     requested_devices,
 )
-from hespas.converters.pytorch.joined import JoinedTrace, join_captures
+from hespas.converters.pytorch.joined import join_captures
 from hespas.converters.pytorch.linked import HostColumns, LinkedTrace, TraceJoin, match_operations
 from hespas.converters.pytorch.links import host_steps_of, step_ranges, steps_of
 from hespas.converters.pytorch.profile import report_links, trace_metadata
@@ -203,7 +202,15 @@ def _paired(path: Path, files: list[_TraceFile], diagnostics: Diagnostics) -> di
     for kind in kinds:
         ranks: dict[int, Path] = {}
         for file in kind:
-            number = _rank_of(file, files)
+            if file.rank >= 0 or file.is_profile:
+                number = file.rank
+            else:
+                same_process = [
+                    other for other in files if other.process == file.process and file.process >= 0
+                ]
+                named_ranks = [other.rank for other in same_process if other.is_profile]
+                num_traces = sum(not other.is_profile for other in same_process)
+                number = named_ranks[0] if len(named_ranks) == 1 and num_traces == 1 else -1
             if number < 0 or number in ranks:
                 other = f" and {ranks[number].name}" if number in ranks else ""
                 raise FormatError(
@@ -224,18 +231,6 @@ def _paired(path: Path, files: list[_TraceFile], diagnostics: Diagnostics) -> di
     }
 
 
-def _rank_of(file: _TraceFile, files: list[_TraceFile]) -> int:
-    """Return the rank of a file; that of the profile of the same process for an execution trace
-    without one.
-    """
-    if file.rank >= 0 or file.is_profile:
-        return file.rank
-    same_process = [other for other in files if other.process == file.process and file.process >= 0]
-    ranks = [other.rank for other in same_process if other.is_profile]
-    num_traces = sum(not other.is_profile for other in same_process)
-    return ranks[0] if len(ranks) == 1 and num_traces == 1 else -1
-
-
 def _read_measured(
     files: _RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
 ) -> _RankGraph:
@@ -254,7 +249,25 @@ def _read_measured(
     joined = join_captures(kineto, options, diagnostics, path)
     strings = StringTableBuilder(joined.trace.strings)
     trace = read_host_trace(files.trace, options.max_bytes, strings, options.version) if files.trace else None
-    linked = _link_traces(joined, trace, strings)
+    kineto, own = joined.trace, joined.own_host
+    events = HostColumns.of(kineto.host, kineto.annotation)
+    link: TraceJoin | None = None
+    if trace is not None:
+        num_captured = len(kineto.host) - own
+        ran = np.delete(np.arange(len(events.name_row)), np.arange(own, own + num_captured))
+        link = match_operations(HostColumns(*(column[ran] for column in events)), trace)
+        row = np.full(len(events.name_row), -1, np.int64)
+        row[ran] = link.row
+        link = link._replace(row=row)
+    linked = LinkedTrace(
+        kineto=kineto,
+        nesting=joined.nesting,
+        links=joined.links,
+        events=events,
+        trace=trace,
+        join=link,
+        strings=strings,
+    )
     kineto = linked.kineto
     report_links(kineto, linked.links, diagnostics, path)
     findings = diagnostics.about(path, "pytorch")
@@ -295,31 +308,6 @@ def _read_measured(
     if trace:
         metadata["schema"] = trace.schema
     return _RankGraph(graph, metadata, replace(facts_of(profile, path), ranks=(number,)))
-
-
-def _link_traces(joined: JoinedTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
-    """Link a profile with the execution trace, if there is one. Captured operations did not run:
-    unmatched.
-    """
-    kineto, own = joined.trace, joined.own_host
-    events = HostColumns.of(kineto.host, kineto.annotation)
-    join: TraceJoin | None = None
-    if trace is not None:
-        num_captured = len(kineto.host) - own
-        ran = np.delete(np.arange(len(events.name_row)), np.arange(own, own + num_captured))
-        join = match_operations(HostColumns(*(column[ran] for column in events)), trace)
-        row = np.full(len(events.name_row), -1, np.int64)
-        row[ran] = join.row
-        join = join._replace(row=row)
-    return LinkedTrace(
-        kineto=kineto,
-        nesting=joined.nesting,
-        links=joined.links,
-        events=events,
-        trace=trace,
-        join=join,
-        strings=strings,
-    )
 
 
 def _read_unmeasured(

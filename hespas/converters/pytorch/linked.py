@@ -74,10 +74,42 @@ def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
             counts[rule] += int((new_rows >= 0).sum())
             row = np.where(new_rows >= 0, new_rows, row)
     by_id = int((row >= 0).sum())
-    row = _by_order(events, trace, row)
+    # The rest is matched by the order of names, thread by thread. Threads are paired by the number of names
+    # in common, most first.
+    rest = np.flatnonzero(row < 0)
+    matched = np.zeros(len(trace), np.bool_)
+    matched[row[row >= 0]] = True
+    open_rows = np.flatnonzero(~matched & ~trace.structural)
+    if len(rest) and len(open_rows):
+        rest = rest[np.lexsort((-events.duration_ns[rest], events.start_ns[rest], events.key[rest]))]
+        row = row.copy()
+        rows_of = {
+            key: open_rows[trace.thread[open_rows] == key]
+            for key in np.unique(trace.thread[open_rows]).tolist()
+        }
+        events_of = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
+        names = {key: Counter[int](events.name_row[part].tolist()) for key, part in events_of.items()}
+        scored = sorted(
+            (
+                (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
+                for thread, rows in rows_of.items()
+                for key in events_of
+            ),
+            reverse=True,
+        )
+        paired: dict[int, int] = {}
+        for score, thread, key in scored:
+            if score and -thread not in paired and -key not in paired.values():
+                paired[-thread] = -key
+        for thread, key in paired.items():
+            left, right = events_of[key], rows_of[thread]
+            pairs = common_order(events.name_row[left].tolist(), trace.name_row[right].tolist())
+            places = np.array(pairs, np.int64).reshape(-1, 2)
+            row[left[places[:, 0]]] = right[places[:, 1]]
     structural = int(trace.structural.sum())
-    matched = int((row >= 0).sum())
-    return TraceJoin(row, counts[0], counts[1], matched - by_id, max(len(trace) - structural - matched, 0))
+    num_matched = int((row >= 0).sum())
+    num_left = max(len(trace) - structural - num_matched, 0)
+    return TraceJoin(row, counts[0], counts[1], num_matched - by_id, num_left)
 
 
 def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArray) -> IntArray:
@@ -98,44 +130,6 @@ def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArr
     agrees = (trace.name_row[rows] == events.name_row[event]) & is_new
     if len(rows) and agrees.sum() >= _MIN_AGREEMENT * len(rows):
         row[event[agrees]] = rows[agrees]
-    return row
-
-
-def _by_order(events: HostColumns, trace: HostTrace, row: IntArray) -> IntArray:
-    """Match the rest by the order of names, thread by thread.
-
-    Threads of the two records are paired by the number of names that they have in common, most first.
-    """
-    rest = np.flatnonzero(row < 0)
-    matched = np.zeros(len(trace), np.bool_)
-    matched[row[row >= 0]] = True
-    open_rows = np.flatnonzero(~matched & ~trace.structural)
-    if not len(rest) or not len(open_rows):
-        return row
-    rest = rest[np.lexsort((-events.duration_ns[rest], events.start_ns[rest], events.key[rest]))]
-    row = row.copy()
-    rows_of = {
-        key: open_rows[trace.thread[open_rows] == key] for key in np.unique(trace.thread[open_rows]).tolist()
-    }
-    events_of = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
-    names = {key: Counter[int](events.name_row[part].tolist()) for key, part in events_of.items()}
-    scored = sorted(
-        (
-            (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
-            for thread, rows in rows_of.items()
-            for key in events_of
-        ),
-        reverse=True,
-    )
-    paired: dict[int, int] = {}
-    for score, thread, key in scored:
-        if score and -thread not in paired and -key not in paired.values():
-            paired[-thread] = -key
-    for thread, key in paired.items():
-        left, right = events_of[key], rows_of[thread]
-        pairs = common_order(events.name_row[left].tolist(), trace.name_row[right].tolist())
-        places = np.array(pairs, np.int64).reshape(-1, 2)
-        row[left[places[:, 0]]] = right[places[:, 1]]
     return row
 
 

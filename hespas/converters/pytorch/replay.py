@@ -143,9 +143,18 @@ def aligned_replays(
         -1,
         0,
     )  # last graph of the sequence that is followed, and its number of graphs to come
-    for replay, numbers, lengths in zip(
-        replays, candidates, _sequence_lengths(candidates, has_next), strict=True
-    ):
+    # Count, for each candidate of each replay, the replays from this one on that follow the capture order.
+    sequence_lengths: list[IntArray] = []
+    next_numbers, next_lengths = np.empty(0, np.int64), np.empty(0, np.int64)
+    for sequence_numbers in reversed(candidates):
+        length = np.ones(len(sequence_numbers), np.int64)
+        if len(sequence_numbers) and len(next_numbers):
+            index = np.minimum(np.searchsorted(next_numbers, sequence_numbers + 1), len(next_numbers) - 1)
+            follows = (next_numbers[index] == sequence_numbers + 1) & has_next[sequence_numbers]
+            length += np.where(follows, next_lengths[index], 0)
+        sequence_lengths.append(length)
+        next_numbers, next_lengths = sequence_numbers, length
+    for replay, numbers, lengths in zip(replays, candidates, sequence_lengths[::-1], strict=True):
         if remaining:
             chosen, remaining = previous + 1, remaining - 1
         else:
@@ -290,24 +299,6 @@ class _GraphMatcher:
                     numbers.extend(self.equal_graphs[launched])
             self.best[key] = np.array(sorted(numbers), np.int64)
         return self.best[key]
-
-
-def _sequence_lengths(candidates: Sequence[IntArray], has_next: BoolArray) -> list[IntArray]:
-    """Return, for each candidate of each replay, how many replays from this one on follow the capture order.
-
-    ``has_next`` marks the graphs whose next graph is of the same family.
-    """
-    lengths: list[IntArray] = []
-    next_numbers, next_lengths = np.empty(0, np.int64), np.empty(0, np.int64)
-    for numbers in reversed(candidates):
-        length = np.ones(len(numbers), np.int64)
-        if len(numbers) and len(next_numbers):
-            index = np.minimum(np.searchsorted(next_numbers, numbers + 1), len(next_numbers) - 1)
-            follows = (next_numbers[index] == numbers + 1) & has_next[numbers]
-            length += np.where(follows, next_lengths[index], 0)
-        lengths.append(length)
-        next_numbers, next_lengths = numbers, length
-    return lengths[::-1]
 
 
 class _TieBreaker:

@@ -368,9 +368,23 @@ class _RocpdReader:
             of_kernels, of_copies, of_regions = (
                 np.flatnonzero((key[0] == node) & (key[1] == pid)) for key in keys
             )
+            machine = nodes.setdefault(node, len(nodes))
+            table = self.agent_table
+            agent_texts = [*table.words, ""]
+            kinds, products, agent_names = (
+                listed(table.texts[name]) for name in ("type", "product_name", "name")
+            )
+            nids, *columns = (listed(table.integers[name]) for name in ("nid", *_ORDER_COLUMNS))
+            agents = RocmAgents(machine)
+            for row, number in enumerate(columns[-1]):
+                if node >= 0 and nids[row] not in {node, MISSING}:
+                    continue
+                order = next((column[row] for column in columns if column[row] >= 0), 0)
+                name = agent_texts[products[row]] or agent_texts[agent_names[row]]
+                agents.by_number[number] = RocmAgent(agent_texts[kinds[row]] == "GPU", order & 0xFFFFF, name)
             self.builder.add(
                 pid,
-                self._agents(nodes.setdefault(node, len(nodes)), node),
+                agents,
                 self._work(kernels, of_kernels, kernel_row, ("agent_id", "agent_id")),
                 self._work(copies, of_copies, copy_row, ("dst_agent_id", "src_agent_id")),
                 RocmCalls(
@@ -383,21 +397,6 @@ class _RocpdReader:
                 ),
                 texts=texts,
             )
-
-    def _agents(self, machine: int, node: int) -> RocmAgents:
-        """Return the agents of one machine by their number."""
-        table = self.agent_table
-        texts = [*table.words, ""]
-        kinds, products, names = (listed(table.texts[name]) for name in ("type", "product_name", "name"))
-        nids, *columns = (listed(table.integers[name]) for name in ("nid", *_ORDER_COLUMNS))
-        agents = RocmAgents(machine)
-        for row, number in enumerate(columns[-1]):
-            if node >= 0 and nids[row] not in {node, MISSING}:
-                continue
-            order = next((column[row] for column in columns if column[row] >= 0), 0)
-            name = texts[products[row]] or texts[names[row]]
-            agents.by_number[number] = RocmAgent(texts[kinds[row]] == "GPU", order & 0xFFFFF, name)
-        return agents
 
     def _work(
         self, columns: dict[str, IntArray], rows: IntArray, name_row: IntArray, ends: tuple[str, str]

@@ -176,34 +176,27 @@ class TrackSet:
         for index, (first, tracks) in enumerate(zip(self.first_slice, self.parts, strict=True)):
             for start in range(0, len(tracks), rows):
                 part = slice(start, min(start + rows, len(tracks)))
-                labels, label = _labels(tracks, part)
+                columns: list[Argument] = [tracks.name, tracks.category, *tracks.arguments.values()]
+                key = np.zeros(part.stop - part.start, np.int64)
+                for column in columns:
+                    values = column.rows[part] if isinstance(column, TextColumn) else column[part]
+                    if (values == values[0]).all():
+                        continue  # all slices are equal in this column
+                    _, code = np.unique(values, return_inverse=True)
+                    _, key = np.unique(key * (int(code.max()) + 1) + code, return_inverse=True)
+                _, example = np.unique(key, return_index=True)
+                spelled = [_label_values(column, example + part.start) for column in columns]
+                keys = tuple(tracks.arguments)
+                label_rows: list[SliceLabel] = []
+                for name, category, *rest in zip(*spelled, strict=True):
+                    arguments = tuple(
+                        (key, value)
+                        for key, value in zip(keys, rest, strict=True)
+                        if value != "" and value == value  # noqa: PLR0124 # NaN is no argument
+                    )
+                    label_rows.append(SliceLabel(str(name), str(category), arguments))
+                labels, label = tuple(label_rows), key.astype(np.int64, copy=False)
                 yield SliceChunk(first + start, index, tracks, part, labels, label)
-
-
-def _labels(tracks: Tracks, part: slice) -> tuple[tuple[SliceLabel, ...], IntArray]:
-    """Return the distinct combinations of name, category and arguments, and the combination of each slice of
-    ``part``.
-    """
-    columns: list[Argument] = [tracks.name, tracks.category, *tracks.arguments.values()]
-    key = np.zeros(part.stop - part.start, np.int64)
-    for column in columns:
-        values = column.rows[part] if isinstance(column, TextColumn) else column[part]
-        if (values == values[0]).all():
-            continue  # all slices are equal in this column
-        _, code = np.unique(values, return_inverse=True)
-        _, key = np.unique(key * (int(code.max()) + 1) + code, return_inverse=True)
-    _, example = np.unique(key, return_index=True)
-    spelled = [_label_values(column, example + part.start) for column in columns]
-    keys = tuple(tracks.arguments)
-    labels: list[SliceLabel] = []
-    for name, category, *rest in zip(*spelled, strict=True):
-        arguments = tuple(
-            (key, value)
-            for key, value in zip(keys, rest, strict=True)
-            if value != "" and value == value  # noqa: PLR0124 # NaN is no argument
-        )
-        labels.append(SliceLabel(str(name), str(category), arguments))
-    return tuple(labels), key.astype(np.int64, copy=False)
 
 
 def _label_values(column: Argument, slices: IntArray) -> list[str] | list[float]:
@@ -382,7 +375,32 @@ def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: boo
     device, slices = _device_tracks(profile)
     if not len(profile.host):
         return TrackSet(profile.name, (device,), Flows.none(), profile.metadata)
-    host, host_slices = _host_tracks(profile)
+    host_ops, strings = profile.host, profile.strings
+    threads, track = np.unique(host_ops.thread_row, return_inverse=True)
+    host_rows = _SortedSlices.of(track.reshape(-1).astype(np.int64), host_ops.start_ns, host_ops.duration_ns)
+    columns = {
+        "shapes": host_ops.shapes_row,
+        "dtype": host_ops.dtype_row,
+        "strides": host_ops.strides_row,
+        "values": host_ops.values_row,
+    }
+    texts = {key: rows[host_rows.event] for key, rows in columns.items()}
+    ranks = np.unique(profile.rank)
+    owner = f"rank {int(ranks[0])} host" if len(ranks) == 1 and int(ranks[0]) >= 0 else "host"
+    host, host_slices = (
+        Tracks(
+            processes=(owner,),
+            track_process=(0,) * len(threads),
+            track_name=tuple(f"thread {strings[row]}".rstrip() for row in threads.tolist()),
+            track=host_rows.track,
+            name=TextColumn(host_ops.name_row[host_rows.event], strings),
+            category=TextColumn(np.ones(len(host_rows.event), np.int32), ("", HOST_CATEGORY)),
+            start_ns=host_ops.start_ns[host_rows.event],
+            duration_ns=host_ops.duration_ns[host_rows.event],
+            arguments={key: TextColumn(rows, strings) for key, rows in texts.items() if rows.any()},
+        ),
+        host_rows,
+    )
     flows = Flows.none()
     if arrows:
         caused = np.flatnonzero(profile.host_event >= 0)
@@ -434,33 +452,6 @@ def _device_tracks(profile: Profile) -> tuple[Tracks, _SortedSlices]:
         start_ns=profile.start_ns[event],
         duration_ns=profile.duration_ns[event],
         arguments=arguments,
-    ), slices
-
-
-def _host_tracks(profile: Profile) -> tuple[Tracks, _SortedSlices]:
-    """Return one track per host thread, in one process for the host."""
-    host, strings = profile.host, profile.strings
-    threads, track = np.unique(host.thread_row, return_inverse=True)
-    slices = _SortedSlices.of(track.reshape(-1).astype(np.int64), host.start_ns, host.duration_ns)
-    columns = {
-        "shapes": host.shapes_row,
-        "dtype": host.dtype_row,
-        "strides": host.strides_row,
-        "values": host.values_row,
-    }
-    texts = {key: rows[slices.event] for key, rows in columns.items()}
-    ranks = np.unique(profile.rank)
-    owner = f"rank {int(ranks[0])} host" if len(ranks) == 1 and int(ranks[0]) >= 0 else "host"
-    return Tracks(
-        processes=(owner,),
-        track_process=(0,) * len(threads),
-        track_name=tuple(f"thread {strings[row]}".rstrip() for row in threads.tolist()),
-        track=slices.track,
-        name=TextColumn(host.name_row[slices.event], strings),
-        category=TextColumn(np.ones(len(slices.event), np.int32), ("", HOST_CATEGORY)),
-        start_ns=host.start_ns[slices.event],
-        duration_ns=host.duration_ns[slices.event],
-        arguments={key: TextColumn(rows, strings) for key, rows in texts.items() if rows.any()},
     ), slices
 
 

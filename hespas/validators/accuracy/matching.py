@@ -25,7 +25,7 @@ from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.provenance import Provenance, module_provenance
 from hespas.converters.hlo.reader import source_of, workload_of
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, group_keys
 from hespas.validators.accuracy.structure import (
@@ -319,7 +319,21 @@ def _match_in_order(
     keys: list[EventKey] = []
     is_taken = np.zeros(len(graph), np.bool_)
     for rule in (_SIGNATURE, _ORDER):
-        nodes = _nodes_by_signature(graph, is_taken, with_shapes=rule == _SIGNATURE)
+        with_shapes = rule == _SIGNATURE
+        strings, types = graph.strings, graph.types
+        names = {row: _base_name(strings[row]) for row in np.unique(graph.op_row).tolist()}
+        operands = graph.operands.to_lists() if with_shapes else []
+        nodes: dict[tuple[str, str], list[int]] = {}
+        runs = graph.multiplicity != 0
+        for node, row in enumerate(graph.op_row.tolist()):
+            if is_taken[node] or not runs[node]:
+                continue
+            shapes = ""
+            if with_shapes and operands[node]:
+                shapes = ",".join(f"[{','.join(map(str, types.shape(kind)))}]" for kind in operands[node])
+                shapes = f"[{shapes}]"
+            if shapes or not with_shapes:
+                nodes.setdefault((names[row], shapes), []).append(node)
         events_of = _events_by_signature(profile, unmatched, with_shapes=rule == _SIGNATURE)
         for signature, events in events_of.items():
             candidates = nodes.get(signature, ())
@@ -346,27 +360,6 @@ def _base_name(name: str) -> str:
         return rest.partition(".")[0]
     last = name.rpartition(".")[2]
     return name if last.isdigit() else last
-
-
-def _nodes_by_signature(
-    graph: OpGraph, is_taken: BoolArray, *, with_shapes: bool
-) -> dict[tuple[str, str], Sequence[int]]:
-    """Return nodes that run and are not taken, by operation and operand shapes (as profilers write them)."""
-    strings, types = graph.strings, graph.types
-    names = {row: _base_name(strings[row]) for row in np.unique(graph.op_row).tolist()}
-    operands = graph.operands.to_lists() if with_shapes else []
-    nodes: dict[tuple[str, str], list[int]] = {}
-    runs = graph.multiplicity != 0
-    for node, row in enumerate(graph.op_row.tolist()):
-        if is_taken[node] or not runs[node]:
-            continue
-        shapes = ""
-        if with_shapes and operands[node]:
-            shapes = ",".join(f"[{','.join(map(str, types.shape(kind)))}]" for kind in operands[node])
-            shapes = f"[{shapes}]"
-        if shapes or not with_shapes:
-            nodes.setdefault((names[row], shapes), []).append(node)
-    return dict(nodes)
 
 
 def _events_by_signature(

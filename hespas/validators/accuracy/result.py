@@ -208,7 +208,23 @@ class Accuracy:
                     f"{subject} covers {coverage:.1%} of the time, the limit is {limits.min_coverage:.1%}"
                 )
         if not isnan(limits.max_e2e):
-            sentences.extend(self._incomplete_steps())
+            compared = {(run.source, run.estimator, run.hardware) for run in self.end_to_end}
+            incomplete = [
+                f"end to end of {cases.source}, {estimator} on {cases.hardware}: nothing could be compared"
+                for cases in self.cases
+                for estimator in self.estimators
+                if len(cases) and (cases.source, estimator, cases.hardware) not in compared
+            ]
+            simulated = {(run.workload, run.estimator) for run in self.end_to_end if run.basis == "span"}
+            for run in self.end_to_end:
+                is_sum = (run.workload, run.estimator) not in simulated and run.estimator in self.estimators
+                if is_sum and run.coverage < LEAST_OF_A_STEP:
+                    incomplete.append(
+                        f"end to end of {run.source}, {run.estimator} on {run.hardware}: estimates cover "
+                        "only "
+                        f"{run.coverage:.1%} of the device time, not a whole step"
+                    )
+            sentences.extend(incomplete)
             sentences.extend(
                 f"end to end ({run.basis}) of {run.source}, {run.estimator} on {run.hardware}: "
                 f"{run.relative_error:+.1%}, the limit is {limits.max_e2e:.1%}"
@@ -216,22 +232,3 @@ class Accuracy:
                 if run.estimator in self.estimators and not abs(run.relative_error) <= limits.max_e2e
             )
         return tuple(sentences)
-
-    def _incomplete_steps(self) -> list[str]:
-        """Return a sentence for each source without an end-to-end row, or with one that covers too little."""
-        compared = {(run.source, run.estimator, run.hardware) for run in self.end_to_end}
-        sentences = [
-            f"end to end of {cases.source}, {estimator} on {cases.hardware}: nothing could be compared"
-            for cases in self.cases
-            for estimator in self.estimators
-            if len(cases) and (cases.source, estimator, cases.hardware) not in compared
-        ]
-        simulated = {(run.workload, run.estimator) for run in self.end_to_end if run.basis == "span"}
-        for run in self.end_to_end:
-            is_sum = (run.workload, run.estimator) not in simulated and run.estimator in self.estimators
-            if is_sum and run.coverage < LEAST_OF_A_STEP:
-                sentences.append(
-                    f"end to end of {run.source}, {run.estimator} on {run.hardware}: estimates cover only "
-                    f"{run.coverage:.1%} of the device time, not a whole step"
-                )
-        return sentences

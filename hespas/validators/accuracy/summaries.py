@@ -318,7 +318,26 @@ def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
                 continue
             left, right = _common_shapes(tables[first], tables[second])
             if len(left):
-                rows[first, second, name] = _speed_up(name, first, second, left[:, 1:], right[:, 1:])
+                left_times = left[:, 1:]
+                right_times = right[:, 1:]
+                predicted = np.log(right_times[:, 0] / left_times[:, 0])
+                measured = np.log(right_times[:, 1] / left_times[:, 1])
+                is_long = (left_times[:, 1] > _LONG_NS) & (right_times[:, 1] > _LONG_NS)
+                is_right = np.sign(predicted) == np.sign(measured)
+                median = float(np.median(measured))
+                rows[first, second, name] = SpeedUp(
+                    estimator=name,
+                    hardware=first,
+                    other=second,
+                    n=len(left_times),
+                    n_long=int(is_long.sum()),
+                    sign=float(is_right.mean()),
+                    sign_long=float(is_right[is_long].mean()) if is_long.any() else nan,
+                    median_error=float(np.median(np.abs(np.exp(predicted - measured) - 1))),
+                    rank=kendall_tau(predicted, measured),
+                    constant_error=float(np.median(np.abs(np.exp(median - measured) - 1))),
+                    constant_sign=float((np.sign(median) == np.sign(measured)).mean()),
+                )
     return [
         rows[first, second, name]
         for first, second in pairs
@@ -391,24 +410,3 @@ def _shape_times(sources: Sequence[tuple[Cases, IntArray]], estimator: str) -> F
     _, first = np.unique(rows[:, 0], return_index=True)
     unique_rows: FloatArray = rows[np.sort(first)]
     return unique_rows
-
-
-def _speed_up(name: str, hardware: str, other: str, left: FloatArray, right: FloatArray) -> SpeedUp:
-    """Return the errors of predicted speed-ups; the tables hold predicted and measured times."""
-    predicted, measured = np.log(right[:, 0] / left[:, 0]), np.log(right[:, 1] / left[:, 1])
-    is_long = (left[:, 1] > _LONG_NS) & (right[:, 1] > _LONG_NS)
-    is_right = np.sign(predicted) == np.sign(measured)
-    median = float(np.median(measured))
-    return SpeedUp(
-        estimator=name,
-        hardware=hardware,
-        other=other,
-        n=len(left),
-        n_long=int(is_long.sum()),
-        sign=float(is_right.mean()),
-        sign_long=float(is_right[is_long].mean()) if is_long.any() else nan,
-        median_error=float(np.median(np.abs(np.exp(predicted - measured) - 1))),
-        rank=kendall_tau(predicted, measured),
-        constant_error=float(np.median(np.abs(np.exp(median - measured) - 1))),
-        constant_sign=float((np.sign(median) == np.sign(measured)).mean()),
-    )

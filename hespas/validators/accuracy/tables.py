@@ -149,7 +149,15 @@ def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray 
     for dim, size in ops.dims.items():
         if not is_one_value(size):
             has_dim = np.array([dim in KINDS[name] for name in ops.kind.names], np.bool_)[ops.kind.row]
-            sizes.append(_rounded(np.where(has_dim, size, np.nan)[rows]))
+            # Texts of sizes have fifteen digits.
+            exact_sizes = np.where(has_dim, size, np.nan)[rows]
+            long = np.flatnonzero((exact_sizes != np.floor(exact_sizes)) | (np.abs(exact_sizes) >= _EXACT))
+            long = long[np.isfinite(exact_sizes[long])]
+            if len(long):
+                distinct, index = np.unique(exact_sizes[long], return_inverse=True)
+                rounded = [float(f"{value:.15g}") for value in distinct.tolist()]
+                exact_sizes[long] = np.array(rounded)[index.reshape(-1)]
+            sizes.append(exact_sizes)
     number = numbered(chain((head,), sizes))
     count = int(number.max(initial=-1)) + 1
     if count == len(rows):
@@ -160,17 +168,6 @@ def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray 
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
     return rows[first[order]], rank[number]
-
-
-def _rounded(sizes: FloatArray) -> FloatArray:
-    """Return sizes rounded to the fifteen digits of a text."""
-    long = np.flatnonzero((sizes != np.floor(sizes)) | (np.abs(sizes) >= _EXACT))
-    long = long[np.isfinite(sizes[long])]
-    if len(long):
-        distinct, index = np.unique(sizes[long], return_inverse=True)
-        rounded = [float(f"{value:.15g}") for value in distinct.tolist()]
-        sizes[long] = np.array(rounded)[index.reshape(-1)]
-    return sizes
 
 
 def _shape_texts(ops: Operations) -> list[str]:

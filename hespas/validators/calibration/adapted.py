@@ -317,7 +317,18 @@ class _ReferenceModel:
         """
         fits: dict[_Labels, _FittedForm] = {}
         for labels, rows in self._classes:
-            form, expected = self._expected(_reference_bases(self._choices[labels]))
+            # Expected values are geometric means over the bases with the form of the first; for a parameter
+            # that is a choice, the most frequent value.
+            bases = _reference_bases(self._choices[labels])
+            form = FORMS[bases[0].form]
+            names = self._model.card.forms[form.name]
+            expected_values = np.array([base.parameters for base in bases if base.form == form.name])
+            means: list[float] = np.exp(np.log(expected_values).mean(axis=0)).tolist()
+            expected = dict(zip(names, means, strict=True))
+            for parameter in form.parameters:
+                if not parameter.varies:
+                    choices: list[float] = expected_values[:, names.index(parameter.name)].tolist()
+                    expected[parameter.name] = Counter(choices).most_common(1)[0][0]
             of_class = np.intersect1d(rows, numbers)
             values: Values = expected
             if len(of_class):
@@ -340,22 +351,6 @@ class _ReferenceModel:
                 ).values
             fits[labels] = _FittedForm(form, values, expected)
         return fits
-
-    def _expected(self, bases: Sequence[Base]) -> tuple[Form, dict[str, float]]:
-        """Return the form of the first base, and the means of its parameters over all bases with this form.
-
-        The mean is the geometric one; for a parameter that is a choice, the most frequent value.
-        """
-        form = FORMS[bases[0].form]
-        names = self._model.card.forms[form.name]
-        values = np.array([base.parameters for base in bases if base.form == form.name])
-        means: list[float] = np.exp(np.log(values).mean(axis=0)).tolist()
-        expected = dict(zip(names, means, strict=True))
-        for parameter in form.parameters:
-            if not parameter.varies:
-                choices: list[float] = values[:, names.index(parameter.name)].tolist()
-                expected[parameter.name] = Counter(choices).most_common(1)[0][0]
-        return form, expected
 
     def _log_ratio(self, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
         """Return the log of measured times over the reference bases, shape ``(rows,)``.

@@ -469,31 +469,28 @@ class LearnedTrees:
         models: list[LearnedModel] = []
         for number, part in enumerate(parts):
             progress(number, len(parts), part.part.name)
-            model = self._model(part, devices)
+            # An interrupted run may have fitted the part already.
+            memory, seed = self.run.memory, self.run.seed
+            what = f"{library_version()} {part.part!r}"
+            device = next(iter(devices.values()))
+            rows = _adaptable_rows(part, device, seed) if len(devices) == 1 else None
+            if rows is not None:
+                what += f" adapted {hashlib.sha256(rows.path.read_bytes()).hexdigest()}"
+            key = content_key([part.rows.measured], map(bare, devices.values()), seed, what)
+            stored = memory.recall_model(key) if memory else None
+            if stored is not None:
+                model = stored
+            else:
+                model = None
+                if rows is not None:
+                    model = adapted(rows, device, seed=seed)
+                elif not part.fault:
+                    model = fit_rows(part.part, part.rows, seed=seed, own=True)
+                if memory and model is not None:
+                    memory.keep_model(key, model)
             if model is not None:
                 models.append(model)
         return FitResult(models=tuple(models))
-
-    def _model(self, own: OwnPart, devices: Mapping[str, Device]) -> LearnedModel | None:
-        """Fit a part, or read it from the memory of an interrupted run; None with too few rows."""
-        memory, seed = self.run.memory, self.run.seed
-        what = f"{library_version()} {own.part!r}"
-        device = next(iter(devices.values()))
-        rows = _adaptable_rows(own, device, seed) if len(devices) == 1 else None
-        if rows is not None:
-            what += f" adapted {hashlib.sha256(rows.path.read_bytes()).hexdigest()}"
-        key = content_key([own.rows.measured], map(bare, devices.values()), seed, what)
-        stored = memory.recall_model(key) if memory else None
-        if stored is not None:
-            return stored
-        model = None
-        if rows is not None:
-            model = adapted(rows, device, seed=seed)
-        elif not own.fault:
-            model = fit_rows(own.part, own.rows, seed=seed, own=True)
-        if memory and model is not None:
-            memory.keep_model(key, model)
-        return model
 
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False

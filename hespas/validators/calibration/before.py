@@ -50,7 +50,38 @@ def with_before(
     for name, result in results.items():
         fits = result.fits
         if name != "systolic":
-            fits = _better_fits(fits, sweeps, device, seed, diagnostics)
+            # A fit is kept if it is better on held-out rows than the composite estimator without it, allowing
+            # for the number of rows.
+            bare = replace(
+                device, own_fits=tuple(fit for fit in device.fits if fit.kind not in _BY_FITS), fits_of=""
+            )
+            samples = [table.take(_sampled_rows(table, seed, _BY_FITS)) for table in sweeps]
+            errors = [
+                np.abs(Composite().predict(table.ops, bare).duration_ns / table.duration_ns - 1)
+                for table in samples
+            ]
+            on_rows = _PackageErrors(bare, samples, errors, ())
+            on_cards = _PackageErrors(device, (), (), [card for _, card in cards_in(shipped_folder())])
+            better: list[Fit] = []
+            for fit in fits:
+                fits_before = nan
+                if fit.kind in _BY_FITS and fit.scheme != ANY:
+                    labels = (fit.kind, fit.op, fit.scheme, fit.variant)
+                    # The models may have been fitted to these rows, so their error on held-out rows counts as
+                    # well.
+                    fits_before = float(
+                        np.fmax(on_rows.mape(*labels, table=fit.table), on_cards.mape(*labels))
+                    )
+                if fit.error.mape > fits_before * least_better(fit.samples):
+                    text = (
+                        f"a fit of {fit.samples:,} rows of {fit.kind} in {fit.scheme} has an error of "
+                        f"{fit.error.mape:.1%} on held-out rows, the prediction without it "
+                        f"{fits_before:.1%}: not used"
+                    )
+                    diagnostics.warning("calibrate.no-better", device.name, text)
+                else:
+                    better.append(fit)
+            fits = tuple(better)
             fits = tuple(map(before.with_mape, fits))
         compared[name] = FitResult(fits, tuple(map(before.model_with_mape, result.models)))
     return compared
@@ -117,38 +148,6 @@ class _PackageErrors:
                     parts.append(errors[rows])
         error = np.concatenate(parts)
         return float(np.nanmean(error)) if np.isfinite(error).any() else np.nan
-
-
-def _better_fits(
-    fits: Sequence[Fit], sweeps: Sequence[Measurements], device: Device, seed: int, diagnostics: Diagnostics
-) -> tuple[Fit, ...]:
-    """Return the fits that are better on held-out rows than the composite estimator without them.
-
-    The comparison allows for the uncertainty of the number of rows.
-    """
-    bare = replace(device, own_fits=tuple(fit for fit in device.fits if fit.kind not in _BY_FITS), fits_of="")
-    samples = [table.take(_sampled_rows(table, seed, _BY_FITS)) for table in sweeps]
-    errors = [
-        np.abs(Composite().predict(table.ops, bare).duration_ns / table.duration_ns - 1) for table in samples
-    ]
-    on_rows = _PackageErrors(bare, samples, errors, ())
-    on_cards = _PackageErrors(device, (), (), [card for _, card in cards_in(shipped_folder())])
-    better: list[Fit] = []
-    for fit in fits:
-        before = nan
-        if fit.kind in _BY_FITS and fit.scheme != ANY:
-            labels = (fit.kind, fit.op, fit.scheme, fit.variant)
-            # The models may have been fitted to these rows, so their error on held-out rows counts as well.
-            before = float(np.fmax(on_rows.mape(*labels, table=fit.table), on_cards.mape(*labels)))
-        if fit.error.mape > before * least_better(fit.samples):
-            text = (
-                f"a fit of {fit.samples:,} rows of {fit.kind} in {fit.scheme} has an error of "
-                f"{fit.error.mape:.1%} on held-out rows, the prediction without it {before:.1%}: not used"
-            )
-            diagnostics.warning("calibrate.no-better", device.name, text)
-        else:
-            better.append(fit)
-    return tuple(better)
 
 
 def _sampled_rows(table: Measurements, seed: int, kinds: Sequence[str] = KINDS_BY_MODELS) -> IntArray:

@@ -5,7 +5,7 @@ They are drawn from the octaves of the package's learned models, and a few from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +78,22 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
     Without ``dtypes``, the format of bf16, f16 and f32_full with the highest rate on the device is used.
     Raises ``UsageError`` if no model covers an operation, or the device has no rate for it.
     """
-    models = _models_for(device, kinds or _USUAL)
+    model_kinds = kinds or _USUAL
+    shipped = cards_in(shipped_folder())
+    all_kinds = sorted({cell.kind for _, card in shipped for cell in card.cells})
+    usable = [(path, card) for path, card in shipped if device.kind in {other.kind for other in card.devices}]
+    for kind in model_kinds:
+        if kind not in all_kinds:
+            raise UsageError(
+                f"no learned model covers sizes of kind {kind!r}", hint=f"one of {', '.join(all_kinds)}"
+            )
+        if not any(cell.kind == kind for _, card in usable for cell in card.cells):
+            others = sorted({other.kind for _, card in shipped for other in card.devices})
+            raise UsageError(
+                f"no learned model of {kind} covers a {device.kind} such as {device.name}",
+                hint=f"measure sizes from the least to the largest used; models cover {', '.join(others)}",
+            )
+    models = [load_model(path) for path, _ in usable]
     sizes: dict[tuple[str, str], KnownSizes] = {}
     for kind in kinds or _USUAL:
         schemes: list[str] = []
@@ -95,60 +110,40 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
             rates = {name: np.nan_to_num(_flops_per_ns(device, kind, name)) for name in usual or covered}
             schemes = [max(rates, key=rates.__getitem__)]
         for scheme_name in schemes:
-            sizes[kind, scheme_name] = _sizes_of_class(kind, scheme_name, models, device)
+            if not _flops_per_ns(device, kind, scheme_name) > 0:
+                raise UsageError(
+                    f"the file of {device.name} has no rate of {kind} in {scheme_name}",
+                    hint="choose another `dtype`, or give the peak in a hardware file",
+                )
+            cells = [(model, cell) for model in models for cell in model.card.cells if cell.kind == kind]
+            covered_sizes = sorted({cell.scheme for _, cell in cells})
+            alike = (
+                name
+                for name in (scheme_name, *covered_sizes)
+                if name in covered_sizes and _has_same_width(name, scheme_name)
+            )
+            stand_in = next(alike, "")
+            if not stand_in:
+                raise UsageError(
+                    f"no learned model of {kind} covers {scheme_name} on a {device.kind}",
+                    hint=f"one of {', '.join(covered_sizes)}",
+                )
+            of_format = [(model, cell) for model, cell in cells if cell.scheme == stand_in]
+            sizes[kind, scheme_name] = KnownSizes(
+                kind=kind,
+                scheme=scheme_name,
+                stand_in=stand_in,
+                models=tuple({model.card.name: model for model, _ in of_format}.values()),
+                ops=tuple(
+                    sorted({cell.op for _, cell in of_format if kind != "moe" or cell.op == "balanced"})
+                ),
+            )
     return tuple(sizes.values())
-
-
-def _models_for(device: Device, kinds: Sequence[str]) -> Sequence[LearnedModel]:
-    """Return models of devices of the same kind. Raises ``UsageError`` for a kind that none of them
-    covers.
-    """
-    shipped = cards_in(shipped_folder())
-    all_kinds = sorted({cell.kind for _, card in shipped for cell in card.cells})
-    usable = [(path, card) for path, card in shipped if device.kind in {other.kind for other in card.devices}]
-    for kind in kinds:
-        if kind not in all_kinds:
-            raise UsageError(
-                f"no learned model covers sizes of kind {kind!r}", hint=f"one of {', '.join(all_kinds)}"
-            )
-        if not any(cell.kind == kind for _, card in usable for cell in card.cells):
-            others = sorted({other.kind for _, card in shipped for other in card.devices})
-            raise UsageError(
-                f"no learned model of {kind} covers a {device.kind} such as {device.name}",
-                hint=f"measure sizes from the least to the largest used; models cover {', '.join(others)}",
-            )
-    return [load_model(path) for path, _ in usable]
 
 
 def _flops_per_ns(device: Device, kind: str, scheme: str) -> float:
     """Return the rate of a kind and number format [FLOP/ns]; NaN without one."""
     return machine_of(device, kind, scheme).flops_per_ns
-
-
-def _sizes_of_class(kind: str, scheme: str, models: Sequence[LearnedModel], device: Device) -> KnownSizes:
-    """Return the sizes of models of a number format, or else of a format of the same width."""
-    if not _flops_per_ns(device, kind, scheme) > 0:
-        raise UsageError(
-            f"the file of {device.name} has no rate of {kind} in {scheme}",
-            hint="choose another `dtype`, or give the peak in a hardware file",
-        )
-    cells = [(model, cell) for model in models for cell in model.card.cells if cell.kind == kind]
-    covered = sorted({cell.scheme for _, cell in cells})
-    usable = (name for name in (scheme, *covered) if name in covered and _has_same_width(name, scheme))
-    stand_in = next(usable, "")
-    if not stand_in:
-        raise UsageError(
-            f"no learned model of {kind} covers {scheme} on a {device.kind}",
-            hint=f"one of {', '.join(covered)}",
-        )
-    of_format = [(model, cell) for model, cell in cells if cell.scheme == stand_in]
-    return KnownSizes(
-        kind=kind,
-        scheme=scheme,
-        stand_in=stand_in,
-        models=tuple({model.card.name: model for model, _ in of_format}.values()),
-        ops=tuple(sorted({cell.op for _, cell in of_format if kind != "moe" or cell.op == "balanced"})),
-    )
 
 
 def _has_same_width(name: str, other: str) -> bool:
@@ -169,7 +164,23 @@ def candidates_of(known: KnownSizes, device: Device, generator: np.random.Genera
     most_bytes = _SHARE_OF_MEMORY * (most if most > 0 else np.inf)
     for model, octaves in zip(known.models, fitted, strict=True):
         count = -(-_OF_ONE_CLASS * len(octaves) // total)
-        columns = _table_columns(known.kind, _drawn_sizes(model, octaves, count, generator))
+        kind = known.kind
+        sizes = _drawn_sizes(model, octaves, count, generator)
+        if kind == "convolution":
+            kernel, size = sizes["kernel"], np.round(sizes["spatial"])
+            columns = {
+                "images": np.maximum(np.round(sizes["m"] / size**2), 1.0),
+                "in_channels": np.maximum(np.round(sizes["k"] / kernel**2), 1.0),
+                "out_channels": sizes["n"],
+                "kernel": kernel,
+                "in_size": size,
+                "out_size": size,
+            }
+        else:
+            derived = {"attention.context": ("kv_len", "pairs")}.get(kind, ())
+            columns = {name: sizes[name] for name in KINDS[kind] if name not in derived}
+            if "kv_heads" in columns:
+                columns["kv_heads"] = np.minimum(columns["kv_heads"], columns["heads"])
         labels = zip(LABELS, (device.name, known.kind, "", known.scheme), strict=True)
         frame = pd.DataFrame({**{name: [text] * count for name, text in labels}, **columns})
         frame["op"] = np.array(known.ops, np.object_)[generator.integers(len(known.ops), size=count)]
@@ -224,22 +235,3 @@ def _drawn_sizes(
         limit = np.where(beyond == number, 2 * high, high)
         sizes[name] = np.clip(np.maximum(snapped, 1.0), low, limit)
     return sizes
-
-
-def _table_columns(kind: str, sizes: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return the columns of a user's table for the dimensions of a kind."""
-    if kind == "convolution":
-        kernel, size = sizes["kernel"], np.round(sizes["spatial"])
-        return {
-            "images": np.maximum(np.round(sizes["m"] / size**2), 1.0),
-            "in_channels": np.maximum(np.round(sizes["k"] / kernel**2), 1.0),
-            "out_channels": sizes["n"],
-            "kernel": kernel,
-            "in_size": size,
-            "out_size": size,
-        }
-    derived = {"attention.context": ("kv_len", "pairs")}.get(kind, ())
-    columns = {name: sizes[name] for name in KINDS[kind] if name not in derived}
-    if "kv_heads" in columns:
-        columns["kv_heads"] = np.minimum(columns["kv_heads"], columns["heads"])
-    return columns

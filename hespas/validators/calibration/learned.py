@@ -109,7 +109,38 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
     plain = rows
     rows, bases = with_bases(part, plain, seed=seed)
     group, fold = folds_of(part, rows, seed, even=own)
-    chosen = _choose(part, rows, fold // 2, seed)
+    half = fold // 2
+    rising_columns = rising(part, rows.names)
+
+    def held_out(form: BoostingForm, test: BoolArray) -> FloatArray:
+        forest = grow(rows.table[~test], rows.ratio[~test], form, seed=seed, rising=rising_columns)
+        return rows.ratio[test] - forest.predict(rows.table[test])
+
+    tried: list[tuple[float, float, FloatArray]] = []
+    for form in part.forms:
+        residual = held_out(form, half == 0)
+        error = np.abs(np.expm1(-residual))
+        tried.append((float(error.mean()), float(np.median(error)), residual))
+    best = min(range(len(tried)), key=lambda number: tried[number][0])
+    candidates = tuple(
+        Candidate(
+            form="trees",
+            loss=form.loss,
+            trees=form.trees,
+            leaves=form.leaves,
+            learning_rate=form.learning_rate,
+            mape=round(mape, 6),
+            median_ape=round(median, 6),
+            chosen=number == best,
+        )
+        for number, (form, (mape, median, _)) in enumerate(zip(part.forms, tried, strict=True))
+    )
+    residual = np.full(len(half), np.nan)
+    residual[half == 0] = tried[best][2]
+    for turn in range(1, _FOLDS if len(half) <= _FEW_ROWS else 2):
+        if (half == turn).any():
+            residual[half == turn] = held_out(part.forms[best], half == turn)
+    chosen = _ChosenForm(part.forms[best], candidates, residual)
     low, high, intervals = _intervals(rows, group, fold % 2 == 0, chosen.residual, seed)
     if own:
         intervals = (
@@ -145,43 +176,6 @@ def folds_of(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) ->
     folds = 2 * _FOLDS
     drawn = generator.permutation(count) % folds if even else generator.integers(0, folds, count)
     return group, drawn[group]
-
-
-def _choose(part: LearnedPart, rows: TrainingRows, fold: IntArray, seed: int) -> _ChosenForm:
-    """Choose the form with the least error on the first fold; return its residuals on that and other
-    folds.
-    """
-    rising_columns = rising(part, rows.names)
-
-    def held_out(form: BoostingForm, test: BoolArray) -> FloatArray:
-        forest = grow(rows.table[~test], rows.ratio[~test], form, seed=seed, rising=rising_columns)
-        return rows.ratio[test] - forest.predict(rows.table[test])
-
-    tried: list[tuple[float, float, FloatArray]] = []
-    for form in part.forms:
-        residual = held_out(form, fold == 0)
-        error = np.abs(np.expm1(-residual))
-        tried.append((float(error.mean()), float(np.median(error)), residual))
-    best = min(range(len(tried)), key=lambda number: tried[number][0])
-    candidates = tuple(
-        Candidate(
-            form="trees",
-            loss=form.loss,
-            trees=form.trees,
-            leaves=form.leaves,
-            learning_rate=form.learning_rate,
-            mape=round(mape, 6),
-            median_ape=round(median, 6),
-            chosen=number == best,
-        )
-        for number, (form, (mape, median, _)) in enumerate(zip(part.forms, tried, strict=True))
-    )
-    residual = np.full(len(fold), np.nan)
-    residual[fold == 0] = tried[best][2]
-    for turn in range(1, _FOLDS if len(fold) <= _FEW_ROWS else 2):
-        if (fold == turn).any():
-            residual[fold == turn] = held_out(part.forms[best], fold == turn)
-    return _ChosenForm(part.forms[best], candidates, residual)
 
 
 def _intervals(

@@ -159,7 +159,20 @@ def suggest(
             )
         rows = chosen(device, sizes, new_ops, share, measured=of_class, seed=seed)
         frames.append(new_frame.iloc[rows].assign(turn=np.arange(share)))
-        spread = _device_spread(device, sizes, new_ops.take(rows))
+        ops = new_ops.take(rows)
+        stand_in = replace(ops, scheme=Labels.constant(sizes.stand_in, len(ops)))
+        table = np.array(
+            [
+                BaseIndex(model.card.bases, model.card.forms).log_times(stand_in, device, (other.name,))[0]
+                for model in sizes.models
+                for other in _other_devices(device, model.card)
+            ]
+        )
+        is_known = np.isfinite(table)
+        device_count = is_known.sum(axis=0)
+        mean = np.where(is_known, table, 0.0).sum(axis=0) / np.maximum(device_count, 1)
+        squares = np.where(is_known, (table - mean) ** 2, 0.0).sum(axis=0)
+        spread = np.sqrt(np.where(device_count > 1, squares / np.maximum(device_count - 1, 1), nan))
         classes.append(
             SuggestedClass(
                 kind=sizes.kind,
@@ -282,23 +295,6 @@ def _other_devices(device: Device, card: Card) -> list[FittedDevice]:
     """Return the measured devices of the same kind; the device itself only without any others."""
     same_kind = [other for other in card.devices if other.kind == device.kind]
     return [other for other in same_kind if other.name != device.name] or same_kind
-
-
-def _device_spread(device: Device, known: KnownSizes, ops: Operations) -> FloatArray:
-    """Return the standard deviation of log time between devices; NaN for fewer than two devices."""
-    stand_in = replace(ops, scheme=Labels.constant(known.stand_in, len(ops)))
-    table = np.array(
-        [
-            BaseIndex(model.card.bases, model.card.forms).log_times(stand_in, device, (other.name,))[0]
-            for model in known.models
-            for other in _other_devices(device, model.card)
-        ]
-    )
-    is_known = np.isfinite(table)
-    count = is_known.sum(axis=0)
-    mean = np.where(is_known, table, 0.0).sum(axis=0) / np.maximum(count, 1)
-    squares = np.where(is_known, (table - mean) ** 2, 0.0).sum(axis=0)
-    return np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), nan))
 
 
 class _SuggestedClassJson(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,16 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
             carriers.setdefault(node, []).append(number)
     is_compiled = any(RULES[key.rule] in _COMPILER_RULES for key in matching.keys if key.nodes)
     if is_compiled:
-        pairs = _preserved_dependencies(graph)
+        is_preserved = np.isin(graph.op_class, [int(op_class) for op_class in _PRESERVED_CLASSES])
+        sources_of: list[tuple[int, ...]] = []
+        pairs: list[tuple[int, int]] = []
+        for node in range(len(graph)):
+            deps: list[int] = graph.data_deps.row(node).tolist()
+            origins = tuple(dict.fromkeys(source for dep in deps if dep < node for source in sources_of[dep]))
+            if is_preserved[node]:
+                pairs += [(source, node) for source in origins]
+                origins = (node,)
+            sources_of.append(origins)
     else:
         pairs = [
             (before, node)
@@ -101,21 +110,6 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
                     )
     violations.sort(key=lambda violation: -violation.early_ns)
     return OrderCheck(**counts, violations=tuple(violations[:_MAX_LISTED]))
-
-
-def _preserved_dependencies(graph: OpGraph) -> list[tuple[int, int]]:
-    """Return the dependencies between preserved operations, directly or through others."""
-    is_preserved = np.isin(graph.op_class, [int(op_class) for op_class in _PRESERVED_CLASSES])
-    sources: list[tuple[int, ...]] = []
-    dependencies: list[tuple[int, int]] = []
-    for node in range(len(graph)):
-        deps: list[int] = graph.data_deps.row(node).tolist()
-        before = tuple(dict.fromkeys(source for dep in deps if dep < node for source in sources[dep]))
-        if is_preserved[node]:
-            dependencies += [(source, node) for source in before]
-            before = (node,)
-        sources.append(before)
-    return dependencies
 
 
 def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, FloatArray]) -> float:

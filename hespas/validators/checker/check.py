@@ -177,7 +177,15 @@ class _InputChecker:
             check_recording(value, diagnostics, str(path))
             value = measured_workload(value, diagnostics)
         _add_reader_findings(diagnostics, str(path), findings, self.profile)
-        return self.check_workload(str(path), value, entry.name, findings, is_set=not _is_one_of_many(path))
+        match = _RANK_FILE.fullmatch(path.name)
+        if match is None or path.is_dir():
+            is_one_of_many = False
+        else:
+            others = path.parent.glob(f"{escape(match['set'])}.*.et*")
+            is_one_of_many = any(
+                other.name != path.name and _RANK_FILE.fullmatch(other.name) for other in others
+            )
+        return self.check_workload(str(path), value, entry.name, findings, is_set=not is_one_of_many)
 
 
 def check(
@@ -283,15 +291,6 @@ _SINGLE_RANK_RULES = ("ET018", "ET019", "ET028")
 
 
 _RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")
-
-
-def _is_one_of_many(path: Path) -> bool:
-    """Return True for the trace of one rank in a folder with traces of other ranks."""
-    match = _RANK_FILE.fullmatch(path.name)
-    if match is None or path.is_dir():
-        return False
-    others = path.parent.glob(f"{escape(match['set'])}.*.et*")
-    return any(other.name != path.name and _RANK_FILE.fullmatch(other.name) for other in others)
 
 
 def _run_astra_sim(job: CheckedJob, findings: CheckFindings) -> None:

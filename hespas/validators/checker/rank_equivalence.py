@@ -189,12 +189,38 @@ def _is_regular(workload: Workload) -> bool:
 def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
     """Return the kinds of ranks, and a fingerprint per distinct group of its members and their sets."""
     kind = relations.rank_class
-    fingerprint = salted(kind.astype(np.uint64), 1) ^ _patterns(relations)
+    pattern = np.zeros(relations.num_ranks, np.uint64)
+    if len(relations.peers) > _MAX_PATTERNS:
+        moving = relations.moves[relations.rank_class].any(axis=1)
+        patterns = np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
+    else:
+        for left, one in enumerate(relations.peers):
+            for right, other in enumerate(relations.peers[:left]):
+                same = (one.target == other.target) + 2 * (one.source == other.source)
+                pattern = salted(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
+        patterns = pattern
+    fingerprint = salted(kind.astype(np.uint64), 1) ^ patterns
     num_kinds = 0
     while True:
         distinct, inverse = np.unique(fingerprint, return_inverse=True)
         kind = inverse.astype(np.int64)
-        groups = _group_fingerprints(relations, kind)
+        # A group is described by the kinds of its members and the sets that they use.
+        total = np.zeros(len(relations.members), np.uint64)
+        group_word = kind.astype(np.uint64)
+        for group_salt, group_membership in enumerate(relations.memberships):
+            inside = group_membership.group >= 0
+            uses = inside & relations.uses[relations.rank_class, group_salt]
+            uid = group_membership.uid[group_membership.group[uses]]
+            np.add.at(total, uid, salted(group_word[uses], 2 * group_salt + 10))
+            if not len(group_membership.uid):
+                continue  # a set without groups
+            # A member that does not use the group counts once, through the set that lists the group first.
+            first = inside & group_membership.is_first[group_membership.group]
+            np.add.at(
+                total, group_membership.uid[group_membership.group[first]], salted(group_word[first], 5)
+            )
+        sizes = np.array([len(members) for members in relations.members], np.uint64)
+        groups = salted(total ^ salted(sizes, 6), 7)
         if len(distinct) == num_kinds:
             return kind, groups
         num_kinds = len(distinct)
@@ -209,37 +235,6 @@ def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
             for peer in (peers.target, peers.source):
                 word = np.where(users & (peer >= 0), kind[peer] + 1, 0).astype(np.uint64)
                 fingerprint = salted(fingerprint ^ salted(word, 4), salt)
-
-
-def _group_fingerprints(relations: _RankRelations, kind: IntArray) -> _Words:
-    """Return a fingerprint per distinct group, of its members' kinds and the sets that they use."""
-    total = np.zeros(len(relations.members), np.uint64)
-    word = kind.astype(np.uint64)
-    for salt, membership in enumerate(relations.memberships):
-        inside = membership.group >= 0
-        uses = inside & relations.uses[relations.rank_class, salt]
-        uid = membership.uid[membership.group[uses]]
-        np.add.at(total, uid, salted(word[uses], 2 * salt + 10))
-        if not len(membership.uid):
-            continue  # a set without groups
-        # A member that does not use the group counts once, through the set that lists the group first.
-        first = inside & membership.is_first[membership.group]
-        np.add.at(total, membership.uid[membership.group[first]], salted(word[first], 5))
-    sizes = np.array([len(members) for members in relations.members], np.uint64)
-    return salted(total ^ salted(sizes, 6), 7)
-
-
-def _patterns(relations: _RankRelations) -> _Words:
-    """Return a fingerprint per rank of the permutations that lead to the same peer."""
-    pattern = np.zeros(relations.num_ranks, np.uint64)
-    if len(relations.peers) > _MAX_PATTERNS:
-        moving = relations.moves[relations.rank_class].any(axis=1)
-        return np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
-    for left, one in enumerate(relations.peers):
-        for right, other in enumerate(relations.peers[:left]):
-            same = (one.target == other.target) + 2 * (one.source == other.source)
-            pattern = salted(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
-    return pattern
 
 
 def _channels(

@@ -222,7 +222,18 @@ class _ReplayEngine:
         while self.events:
             self.now_ns, _, event, rank, node = heappop(self.events)
             if event == _COMPLETE:
-                self._complete(rank, node)
+                rank_state = self.states[rank]
+                task = rank_state.task
+                rank_state.nodes_left -= 1
+                slot = self._slot(task, node)
+                is_permute = node in task.sends and node in task.receives
+                if slot != _NO_SLOT and not is_permute:
+                    rank_state.busy[slot] = False
+                for dependent in task.program.dependents(node):
+                    rank_state.deps_left[dependent] -= 1
+                    if not rank_state.deps_left[dependent]:
+                        self._make_ready(rank, dependent)
+                self._fill_slots(rank)
             else:
                 # The send completes, and so does the oldest receive that waits for the message.
                 state = self.states[rank]
@@ -315,18 +326,3 @@ class _ReplayEngine:
         halves_left[node] -= 1
         if not halves_left[node]:
             self._schedule(0, _COMPLETE, rank, node)
-
-    def _complete(self, rank: int, node: int) -> None:
-        """Free the slot of a node and make its dependents ready."""
-        state = self.states[rank]
-        task = state.task
-        state.nodes_left -= 1
-        slot = self._slot(task, node)
-        is_permute = node in task.sends and node in task.receives
-        if slot != _NO_SLOT and not is_permute:
-            state.busy[slot] = False
-        for dependent in task.program.dependents(node):
-            state.deps_left[dependent] -= 1
-            if not state.deps_left[dependent]:
-                self._make_ready(rank, dependent)
-        self._fill_slots(rank)

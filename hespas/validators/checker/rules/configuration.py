@@ -124,7 +124,7 @@ def algorithms_fit(job: CheckedJob, report: RuleReport) -> None:
             size = network.num_ranks if name.startswith("one") else extent
             what = f"{collective_name(kind)} by {name}"
             lowered = name.lower()
-            if not ("halvingdoubling" not in lowered and lowered != "doublebinarytree"):
+            if "halvingdoubling" in lowered or lowered == "doublebinarytree":
                 if size & (size - 1):
                     report.add(f"{what} requires a power of two, its dimension has {size:,} ranks")
                 if lowered == "doublebinarytree" and kind is not CollectiveKind.ALL_REDUCE:

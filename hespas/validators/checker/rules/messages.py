@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import NodeKind, OpGraph, Permutation, Workload
+from hespas.graph import NodeKind, OpGraph, Workload
 from hespas.validators.checker.job import CheckedJob, RuleReport
 from hespas.validators.checker.rank_equivalence import MessagePair, RankEquivalence
 from hespas.validators.checker.replay import MessageKey, NodeProgram, ReplayTask
@@ -155,40 +155,35 @@ def messages_described(job: CheckedJob, report: RuleReport) -> None:
             untagged = table.node[one_way & (table.tag < 0)]
             report.nodes(index, untagged, "a message does not state its tag")
         for row, permutation in enumerate(graph.permutations):
-            _check_peers(job, report, index, row, permutation)
-
-
-def _check_peers(job: CheckedJob, report: RuleReport, index: int, row: int, permutation: Permutation) -> None:
-    """Report faults of the peers that one permutation gives the ranks of one class."""
-    graph = job.classes[index]
-    users = graph.p2p.node[graph.p2p.permutation == row]
-    ranks: set[int] = set(job.ranks_of(index).tolist())
-    total = job.num_ranks
-    if len(ranks) > 1 or permutation.pairs is not None:
-        pairs = list(permutation)
-    else:  # do not expand a symbolic permutation for one rank
-        own = {(rank, permutation.target_of(rank)) for rank in ranks}
-        own |= {(permutation.source_of(rank), rank) for rank in ranks}
-        pairs = sorted(pair for pair in own if min(pair) >= 0)
-    for side, kind in enumerate(_ONE_WAY):
-        nodes = users[graph.kind[users] == int(kind)]
-        if not len(nodes):
-            continue
-        mine = [pair for pair in pairs if pair[side] in ranks]
-        if not mine:
-            verb = "sends" if kind is NodeKind.SEND else "receives"
-            report.nodes(index, nodes, f"by its source and target, another rank {verb} it")
-        to_itself = [source for source, target in mine if source == target]
-        if to_itself:
-            report.nodes(index, nodes, "its peer is its own rank", rank=to_itself[0])
-        outside = [pair for pair in mine if total > 0 and not 0 <= pair[1 - side] < total]
-        if outside:
-            report.nodes(
-                index,
-                nodes,
-                f"its peer {outside[0][1 - side]} is not among the {total:,} ranks",
-                rank=outside[0][side],
-            )
+            peer_graph = job.classes[index]
+            users = peer_graph.p2p.node[peer_graph.p2p.permutation == row]
+            ranks: set[int] = set(job.ranks_of(index).tolist())
+            total = job.num_ranks
+            if len(ranks) > 1 or permutation.pairs is not None:
+                pairs = list(permutation)
+            else:  # do not expand a symbolic permutation for one rank
+                own = {(rank, permutation.target_of(rank)) for rank in ranks}
+                own |= {(permutation.source_of(rank), rank) for rank in ranks}
+                pairs = sorted(pair for pair in own if min(pair) >= 0)
+            for side, kind in enumerate(_ONE_WAY):
+                nodes = users[peer_graph.kind[users] == int(kind)]
+                if not len(nodes):
+                    continue
+                mine = [pair for pair in pairs if pair[side] in ranks]
+                if not mine:
+                    verb = "sends" if kind is NodeKind.SEND else "receives"
+                    report.nodes(index, nodes, f"by its source and target, another rank {verb} it")
+                to_itself = [source for source, target in mine if source == target]
+                if to_itself:
+                    report.nodes(index, nodes, "its peer is its own rank", rank=to_itself[0])
+                outside = [pair for pair in mine if total > 0 and not 0 <= pair[1 - side] < total]
+                if outside:
+                    report.nodes(
+                        index,
+                        nodes,
+                        f"its peer {outside[0][1 - side]} is not among the {total:,} ranks",
+                        rank=outside[0][side],
+                    )
 
 
 def tags_distinct(job: CheckedJob, report: RuleReport) -> None:

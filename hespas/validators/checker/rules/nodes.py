@@ -216,7 +216,22 @@ def positive_duration(job: CheckedJob, report: RuleReport) -> None:
         on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
         real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.multiplicity != 0)
         read_ns = simulated_ns(graph)
-        _check_same_durations(job, index, read_ns, report)
+        class_graph = job.classes[index]
+        exact_ns = float(np.nansum(class_graph.duration_ns))
+        total_ns = float(np.nansum(read_ns))
+        lanes = len(
+            np.unique(
+                np.stack([class_graph.resource.astype(np.int64), class_graph.stream.astype(np.int64)]), axis=1
+            ).T
+        )
+        rounding_ns = 2 * _MICROSECOND_NS * lanes  # communication carries its remainders by itself
+        if abs(total_ns - exact_ns) > max(_MAX_DIFFERENCE * exact_ns, rounding_ns):
+            class_rank = job.first_ranks[index] if job.class_sizes[index] else None
+            message = (
+                f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
+                f"and duration_nanos to {exact_ns / 1e3:,.3f} us"
+            )
+            report.add(message, rank=class_rank)
         shares_a_microsecond = (graph.duration_ns > 0) & (graph.duration_ns < _MICROSECOND_NS)
         untimed = real & ~(read_ns > 0) & ~shares_a_microsecond
         if untimed.any() and np.array_equal(untimed, real):
@@ -224,24 +239,6 @@ def positive_duration(job: CheckedJob, report: RuleReport) -> None:
             report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
         else:
             report.nodes(index, untimed, "its duration is missing or 0, which ASTRA-sim takes as 1 ns")
-
-
-def _check_same_durations(job: CheckedJob, index: int, read_ns: FloatArray, report: RuleReport) -> None:
-    """Report durations that differ from the exact ones by more than rounding to microseconds explains."""
-    graph = job.classes[index]
-    exact_ns = float(np.nansum(graph.duration_ns))
-    total_ns = float(np.nansum(read_ns))
-    lanes = len(
-        np.unique(np.stack([graph.resource.astype(np.int64), graph.stream.astype(np.int64)]), axis=1).T
-    )
-    rounding_ns = 2 * _MICROSECOND_NS * lanes  # communication carries its remainders by itself
-    if abs(total_ns - exact_ns) > max(_MAX_DIFFERENCE * exact_ns, rounding_ns):
-        rank = job.first_ranks[index] if job.class_sizes[index] else None
-        message = (
-            f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
-            f"and duration_nanos to {exact_ns / 1e3:,.3f} us"
-        )
-        report.add(message, rank=rank)
 
 
 def known_trips(job: CheckedJob, report: RuleReport) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hespas.graph import CollectiveKind, OpGraph, Severity
 from hespas.validators.checker.job import CheckedJob, RuleReport
 from hespas.validators.checker.order_cycle import CommNode, order_cycle
-from hespas.validators.checker.replay import BlockedNode, ReplayOutcome, replay
+from hespas.validators.checker.replay import BlockedNode, replay
 from hespas.validators.checker.rules.collectives import collective_name, ranks_text
 from hespas.validators.checker.rules.messages import RankPrograms, isolated, programs_of
 
@@ -187,7 +187,45 @@ def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
     deadlocks = [outcome for outcome in (fast, slow) if any(outcome.unfinished)]
     if deadlocks:
         severity = None if len(deadlocks) == 2 else Severity.WARNING
-        _report_deadlock(job, report, programs, deadlocks[0], severity)
+        outcome = deadlocks[0]
+        blocked: dict[int, BlockedNode] = {}
+        for entry in outcome.blocked:  # a collective blocks the slot, a receive only its dependents
+            if entry.channel >= 0 or entry.task not in blocked:
+                blocked[entry.task] = entry
+        chain: list[tuple[BlockedNode, int]] = []
+        position: dict[int, int] = {}
+        task = min(blocked, default=-1)
+        while task in blocked and task not in position:
+            position[task] = len(chain)
+            entry = blocked[task]
+            if entry.channel >= 0:
+                missing = job.equivalence.channels[entry.channel].kinds - entry.arrived
+                task = min(missing, default=-1)
+            else:
+                awaited_rank = job.equivalence.representatives[entry.task]
+                graph = job.workload.graph_of(awaited_rank)
+                row = graph.p2p.node.tolist().index(entry.node)
+                received = job.equivalence.receive_pairs[entry.task][int(graph.p2p.permutation[row])]
+                task = -1 if received is None else received[0].source_kind
+            chain.append((entry, task))
+        is_cycle = task in position
+        chain = chain[position[task] :] if is_cycle else chain
+        if is_cycle or not report.has("ET014", "ET015", "ET019", "ET020"):
+            hedge = "" if severity is None else " (if timing leads to these orders)"
+            steps = [
+                f"{_node_text(job, programs, CommNode(entry.task, entry.node))} waits for rank "
+                f"{job.equivalence.representatives[other] if other >= 0 else 'outside of the job'}"
+                for entry, other in chain
+            ]
+            end = "which waits for the first" if is_cycle else "which never arrives"
+            first = chain[0][0] if chain else None
+            rank = None if first is None else job.equivalence.representatives[first.task]
+            node = None if first is None or rank is None else int(job.workload.graph_of(rank).id[first.node])
+            unfinished = sum(
+                size for size, left in zip(job.equivalence.sizes, outcome.unfinished, strict=True) if left
+            )
+            deadlock = f"{unfinished:,} ranks never finish{hedge}: {', '.join(steps[:_MAX_LISTED])}, {end}"
+            report.add(deadlock, rank=rank, node=node, severity=severity)
         return
     orders = [replay([isolated(task)], [1], comm_ns=1).issued[0] for task in tasks]
     cycle = order_cycle(tasks, orders)
@@ -195,61 +233,6 @@ def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
         nodes = "; ".join(_node_text(job, programs, node) for node in cycle[:_MAX_LISTED])
         text = f"the communication orders of ranks contradict each other, which only timing hides: {nodes}"
         report.add(text, severity=Severity.WARNING)
-
-
-def _report_deadlock(
-    job: CheckedJob,
-    report: RuleReport,
-    programs: RankPrograms,
-    outcome: ReplayOutcome,
-    severity: Severity | None,
-) -> None:
-    """Report the ranks that wait for each other. A rank that waits for a communication that no rank issues is
-    left to the rules that matched it.
-    """
-    blocked: dict[int, BlockedNode] = {}
-    for entry in outcome.blocked:  # a collective blocks the slot, a receive only its dependents
-        if entry.channel >= 0 or entry.task not in blocked:
-            blocked[entry.task] = entry
-    chain: list[tuple[BlockedNode, int]] = []
-    position: dict[int, int] = {}
-    task = min(blocked, default=-1)
-    while task in blocked and task not in position:
-        position[task] = len(chain)
-        entry = blocked[task]
-        task = _awaited_kind(job, entry)
-        chain.append((entry, task))
-    is_cycle = task in position
-    chain = chain[position[task] :] if is_cycle else chain
-    if not is_cycle and report.has("ET014", "ET015", "ET019", "ET020"):
-        return
-    hedge = "" if severity is None else " (if timing leads to these orders)"
-    steps = [
-        f"{_node_text(job, programs, CommNode(entry.task, entry.node))} waits for rank "
-        f"{job.equivalence.representatives[other] if other >= 0 else 'outside of the job'}"
-        for entry, other in chain
-    ]
-    end = "which waits for the first" if is_cycle else "which never arrives"
-    first = chain[0][0] if chain else None
-    rank = None if first is None else job.equivalence.representatives[first.task]
-    node = None if first is None or rank is None else int(job.workload.graph_of(rank).id[first.node])
-    unfinished = sum(
-        size for size, left in zip(job.equivalence.sizes, outcome.unfinished, strict=True) if left
-    )
-    text = f"{unfinished:,} ranks never finish{hedge}: {', '.join(steps[:_MAX_LISTED])}, {end}"
-    report.add(text, rank=rank, node=node, severity=severity)
-
-
-def _awaited_kind(job: CheckedJob, entry: BlockedNode) -> int:
-    """Return the kind of rank that a blocked node waits for, -1 for one outside of the job."""
-    if entry.channel >= 0:
-        missing = job.equivalence.channels[entry.channel].kinds - entry.arrived
-        return min(missing, default=-1)
-    rank = job.equivalence.representatives[entry.task]
-    graph = job.workload.graph_of(rank)
-    row = graph.p2p.node.tolist().index(entry.node)
-    received = job.equivalence.receive_pairs[entry.task][int(graph.p2p.permutation[row])]
-    return -1 if received is None else received[0].source_kind
 
 
 def _node_text(job: CheckedJob, programs: RankPrograms, comm: CommNode) -> str:
