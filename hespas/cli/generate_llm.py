@@ -222,25 +222,7 @@ def llm(
         row_of,
     )
 
-    hint = "leave it out"
-    read: Set[str]
-    if list_models:
-        read = _MESSAGE_PARAMETERS | {"list_models"}
-        code, reason = "list-only", "not available with --list"
-    elif row:
-        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | {"row", "model"}
-        code, reason = "row-says-all", "not available with --row, which reads all settings from the table"
-    elif phase == "train":
-        read = given.spellings.keys() - frozenset[str]().union(*_PHASE_PARAMETERS.values())
-        code, reason = "serving-only", "available for serving steps only"
-        hint = "leave it out, or add a serving --phase"
-    else:
-        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | _COMMON_PARAMETERS | _PHASE_PARAMETERS[phase]
-        code, reason = "phase-reads", f"not available with --phase {phase}"
-    unread = [spelling for name, spelling in given.spellings.items() if name not in read]
-    if unread:
-        others = f" (nor {', '.join(unread[1:])})" if len(unread) > 1 else ""
-        raise UsageError(f"{unread[0]}: {reason}{others}", code=code, hint=hint)
+    _check_mode(given.spellings, row=row, listing=list_models, phase=phase)
     if list_models:
         _list_models()
         return None
@@ -314,6 +296,29 @@ _OUTPUT_PARAMETERS = frozenset(
     }
 )
 _MESSAGE_PARAMETERS = frozenset({"progress", "loudness", "debug"})
+
+
+def _check_mode(given: Mapping[str, str], *, row: str, listing: bool, phase: str) -> None:
+    """Raise ``UsageError`` for an option on the command line that the mode does not read."""
+    hint = "leave it out"
+    read: Set[str]
+    if listing:
+        read = _MESSAGE_PARAMETERS | {"list_models"}
+        code, reason = "list-only", "not available with --list"
+    elif row:
+        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | {"row", "model"}
+        code, reason = "row-says-all", "not available with --row, which reads all settings from the table"
+    elif phase == "train":
+        read = given.keys() - frozenset[str]().union(*_PHASE_PARAMETERS.values())
+        code, reason = "serving-only", "available for serving steps only"
+        hint = "leave it out, or add a serving --phase"
+    else:
+        read = _OUTPUT_PARAMETERS | _MESSAGE_PARAMETERS | _COMMON_PARAMETERS | _PHASE_PARAMETERS[phase]
+        code, reason = "phase-reads", f"not available with --phase {phase}"
+    unread = [spelling for name, spelling in given.items() if name not in read]
+    if unread:
+        others = f" (nor {', '.join(unread[1:])})" if len(unread) > 1 else ""
+        raise UsageError(f"{unread[0]}: {reason}{others}", code=code, hint=hint)
 
 
 def _warn_no_effect(given: GivenOptions, layout: Layout, training: Training, *, named: bool) -> None:

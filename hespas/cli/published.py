@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.diagnostics import Diagnostics
+
+if TYPE_CHECKING:
+    from hespas.validators.league.document import League
 
 __all__ = ["league", "serving"]
 
@@ -94,62 +97,47 @@ def league(
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        details = done.details
-        from hespas.validators.league.document import refusals
+        _print_league(done.details)
 
-        for reason, position, count in refusals(details.rows):
-            first = position if count == 1 else f"the first is {position}"
-            print_message(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
-        assumed = sum(row.status == "assumed" for row in details.rows)
-        if assumed:
-            print_message(
-                f"note: {counted(assumed, 'row')} with assumptions, because the table lacks settings"
-            )
-        untimed = sum("row.untimed" in row.row.predicted.assumptions for row in details.rows)
-        if untimed:
-            print_message(
-                f"warning: {counted(untimed, 'row')} with kernels of unknown duration, counted as 0"
-            )
-        beyond = sum(row.row.predicted.fits is False for row in details.rows)
-        if beyond:
-            print_message(
-                f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's"
-            )
-        if not is_quiet():
-            rows = [
-                (
-                    row.by,
-                    row.value,
-                    count_text(row.n),
-                    *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
-                    signed(row.bias),
-                    percent(row.interval_coverage),
-                )
-                for row in details.groups
-                if row.by in {"all", "source", "accelerator", "scale", "precision", "status"}
-            ]
-            rows += [
-                (
-                    "baseline",
-                    row.name,
-                    count_text(row.n),
-                    *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
-                    "",
-                    "",
-                )
-                for row in details.baselines
-            ]
-            titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "in interval")
-            emit(table_text(titles, rows, left=(0, 1)))
-            memory = details.memory
-            if memory.n:
-                errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
-                emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
-            hits = [layout.best_in_top_two for layout in details.layouts]
-            if hits:
-                emit(
-                    f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}"
-                )
+
+def _print_league(done: League) -> None:
+    """Print the rows that are not predicted, the errors by group, memory, and the choice of layouts."""
+    from hespas.validators.league.document import refusals
+
+    for reason, position, count in refusals(done.rows):
+        first = position if count == 1 else f"the first is {position}"
+        print_message(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
+    assumed = sum(row.status == "assumed" for row in done.rows)
+    if assumed:
+        print_message(f"note: {counted(assumed, 'row')} with assumptions, because the table lacks settings")
+    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
+    if untimed:
+        print_message(f"warning: {counted(untimed, 'row')} with kernels of unknown duration, counted as 0")
+    beyond = sum(row.row.predicted.fits is False for row in done.rows)
+    if beyond:
+        print_message(f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's")
+    if is_quiet():
+        return
+    rows = [
+        (row.by, row.value, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
+         signed(row.bias), percent(row.interval_coverage))
+        for row in done.groups
+        if row.by in {"all", "source", "accelerator", "scale", "precision", "status"}
+    ]  # fmt: skip
+    rows += [
+        ("baseline", row.name, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
+         "", "")
+        for row in done.baselines
+    ]  # fmt: skip
+    titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "in interval")
+    emit(table_text(titles, rows, left=(0, 1)))
+    memory = done.memory
+    if memory.n:
+        errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
+        emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
+    hits = [layout.best_in_top_two for layout in done.layouts]
+    if hits:
+        emit(f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}")
 
 
 class _ServingCalibration(StrEnum):
@@ -278,6 +266,7 @@ def serving(
             ]  # fmt: skip
             titles = (
                 "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s",
-                "times faster", "load", "capacity",
+                "times faster",
+                "load", "capacity",
             )  # fmt: skip
             emit(table_text(titles, replays, left=(0, 1)))

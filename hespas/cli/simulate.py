@@ -351,28 +351,7 @@ def simulate(
         outputs.write(done)
         report_diagnostics(diagnostics, source)
         _print_result(done)
-
-        def difference(reference_ns: float) -> str:
-            return f"{done.step_ns / reference_ns - 1.0:+.2%}" if reference_ns else ""
-
-        rows = [(f"hespas, mode {done.mode}", time_text(done.step_ns), "", "")]
-        if done.astra_reference is not None and done.astra_statistics is not None:
-            from hespas.api.simulation_result import external_document
-
-            astra = external_document(done.astra_reference, done.astra_statistics)
-            rows.append(
-                (
-                    f"ASTRA-sim ({Path(astra.binary).name})",
-                    time_text(astra.step_ns),
-                    difference(astra.step_ns),
-                    f"{count_text(astra.differing_ranks)} of {count_text(len(astra.ranks))}",
-                )
-            )
-        if isfinite(done.measured_ns):
-            rows.append(("measured", time_text(done.measured_ns), difference(done.measured_ns), ""))
-        if len(rows) > 1:
-            emit("")
-            emit(table_text(("step", "time", "error of hespas", "ranks that differ"), rows))
+        _print_references(done)
 
 
 def _scheduler(
@@ -611,6 +590,32 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
         emit(table_text(("memory", "size", "share"), rows))
     if use.unknown:
         emit(f"{counted(use.unknown, 'tensor')} of unknown size not included")
+
+
+def _print_references(done: SimulationResult) -> None:
+    """Print the step next to the user's ASTRA-sim and the measured profile, if there are any."""
+
+    def difference(reference_ns: float) -> str:
+        return f"{done.step_ns / reference_ns - 1.0:+.2%}" if reference_ns else ""
+
+    rows = [(f"hespas, mode {done.mode}", time_text(done.step_ns), "", "")]
+    if done.astra_reference is not None and done.astra_statistics is not None:
+        from hespas.api.simulation_result import external_document
+
+        astra = external_document(done.astra_reference, done.astra_statistics)
+        rows.append(
+            (
+                f"ASTRA-sim ({Path(astra.binary).name})",
+                time_text(astra.step_ns),
+                difference(astra.step_ns),
+                f"{count_text(astra.differing_ranks)} of {count_text(len(astra.ranks))}",
+            )
+        )
+    if isfinite(done.measured_ns):
+        rows.append(("measured", time_text(done.measured_ns), difference(done.measured_ns), ""))
+    if len(rows) > 1:
+        emit("")
+        emit(table_text(("step", "time", "error of hespas", "ranks that differ"), rows))
 
 
 def _percent(share: float) -> str:

@@ -7,7 +7,7 @@ would without the recording.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from hespas.captures.torch.calls import (
     RankRecording,
     RecordedCall,
     StepPhase,
+    TensorRecord,
     tensor_bytes,
 )
 from hespas.captures.torch.library import torch_module
@@ -190,82 +191,7 @@ class StepRecorder:
         def dispatch(
             _: object, function: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
         ) -> Any:
-            named = kwargs or {}
-            if any(tensor_type not in self._plain for tensor_type in types):
-                return NotImplemented
-            name = function._schema.name
-            if name.partition("::")[0] in _UNRECORDED:
-                return function(*args, **named)
-            signature = self._signatures.get(function)
-            if signature is None:
-                signature = self._signatures[function] = read_signature(function._schema)
-            storage_number = self._storages.number
-            arguments = convert_arguments(signature, args, named, storage_number)
-            # Optimizers count their steps in tensors and read the counts, which do not affect the program.
-            if name == _READS_VALUE and isinstance(args[0], self._fake) and not self._origins.in_optimizer:
-                message = (
-                    "values that the program reads from tensors without data (.item()) are assumed to be 1: "
-                    "loops and "
-                    "branches that depend on them, such as the end of decoding, end by this guess"
-                )
-                self.record.note(VALUE_GUESSED, message)
-            result = function(*args, **named)
-            made = tensors_in(result)
-            if name in _WAITS:
-                self._storages.alias(made, tensors_in(args))
-                return result
-            fresh = self._storages.new_storages(made)
-            results = tuple(record_tensor(tensor, storage_number) for tensor in made)
-            communication_op = find_communication_op(name)
-            communication = None
-            if communication_op is not None:
-                given = dict(zip(signature.names, args, strict=False)) | dict(named)
-                group = given.get("process_group", given.get("group_name"))
-                if isinstance(group, str):
-                    group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
-                elif not isinstance(group, self._distributed.ProcessGroup):
-                    group = self._distributed.ProcessGroup.unbox(group)
-                ranks = self.record.groups.setdefault(group.group_name, ())
-                if not ranks:
-                    ranks = tuple(self._distributed.get_process_group_ranks(group))
-                    self.record.groups[group.group_name] = ranks
-                filled = (
-                    tensors_at(arguments, communication_op.filled)
-                    if communication_op.filled >= 0
-                    else results
-                )
-                peer = _integer_at(arguments, communication_op.peer)
-                communication = CallCommunication(
-                    library_name=communication_op.library_name,
-                    group=group.group_name,
-                    operand_bytes=tensor_bytes(tensors_at(arguments, communication_op.sent)),
-                    result_bytes=tensor_bytes(filled)
-                    if communication_op.library_name != "send"
-                    else float("nan"),
-                    peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
-                    tag=_integer_at(arguments, communication_op.tag),
-                    reduction=value_text(given.get("reduce_op", "")),
-                    ragged=is_ragged(arguments, communication_op),
-                )
-            reads, writes = _accesses(name, signature, arguments, fresh, communication_op)
-            origin = self._origins.current()
-            self.record.calls.append(
-                RecordedCall(
-                    op=name,
-                    overload=function._schema.overload_name or "default",
-                    arguments=arguments,
-                    results=results,
-                    reads=reads,
-                    writes=writes,
-                    fresh=fresh,
-                    is_view=signature.is_view and not signature.written,
-                    module=origin.module,
-                    phase=origin.phase,
-                    source=origin.source,
-                    communication=communication,
-                )
-            )
-            return result
+            return self._dispatch(function, types, args, kwargs or {})
 
         base = torch_module("torch.utils._python_dispatch").TorchDispatchMode
         methods = {
@@ -287,32 +213,104 @@ class StepRecorder:
         groups = self.record.groups
         self.record.groups = {name: groups[name] for name in [*order, *groups] if name in groups}
 
+    def _dispatch(self, function: Any, types: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        if any(tensor_type not in self._plain for tensor_type in types):
+            return NotImplemented
+        name = function._schema.name
+        if name.partition("::")[0] in _UNRECORDED:
+            return function(*args, **kwargs)
+        signature = self._signatures.get(function)
+        if signature is None:
+            signature = self._signatures[function] = read_signature(function._schema)
+        storage_number = self._storages.number
+        arguments = convert_arguments(signature, args, kwargs, storage_number)
+        # Optimizers count their steps in tensors and read the counts, which do not affect the program.
+        if name == _READS_VALUE and isinstance(args[0], self._fake) and not self._origins.in_optimizer:
+            message = (
+                "values that the program reads from tensors without data (.item()) are assumed to be 1: "
+                "loops and "
+                "branches that depend on them, such as the end of decoding, end by this guess"
+            )
+            self.record.note(VALUE_GUESSED, message)
+        result = function(*args, **kwargs)
+        made = tensors_in(result)
+        if name in _WAITS:
+            self._storages.alias(made, tensors_in(args))
+            return result
+        fresh = self._storages.new_storages(made)
+        results = tuple(record_tensor(tensor, storage_number) for tensor in made)
+        communication_op = find_communication_op(name)
+        communication = None
+        if communication_op is not None:
+            given = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
+            communication = self._communication(communication_op, given, arguments, results)
+        if communication_op is not None:
+            read = tensors_at(arguments, communication_op.sent)
+            filled = tensors_at(arguments, communication_op.filled)
+        else:
+            read, filled = (), ()
+            for position, argument in enumerate(signature.names):
+                is_written = position in signature.written or _WRITES.get(name) == argument
+                if is_written:
+                    filled += tensors_at(arguments, position)
+                if not is_written or not (name in _OVERWRITES or name in _WRITES or argument == "out"):
+                    read += tensors_at(arguments, position)
+        read_storages = dict.fromkeys(tensor.storage for tensor in read if tensor.storage >= 0)
+        written_storages = dict.fromkeys(tensor.storage for tensor in filled if tensor.storage >= 0)
+        reads, writes = (
+            tuple(read_storages),
+            tuple(written_storages | dict.fromkeys(storage for storage in fresh if storage >= 0)),
+        )
+        origin = self._origins.current()
+        self.record.calls.append(
+            RecordedCall(
+                op=name,
+                overload=function._schema.overload_name or "default",
+                arguments=arguments,
+                results=results,
+                reads=reads,
+                writes=writes,
+                fresh=fresh,
+                is_view=signature.is_view and not signature.written,
+                module=origin.module,
+                phase=origin.phase,
+                source=origin.source,
+                communication=communication,
+            )
+        )
+        return result
+
+    def _communication(
+        self,
+        op: CommunicationOp,
+        given: Mapping[str, Any],
+        arguments: tuple[CallArgument, ...],
+        results: tuple[TensorRecord, ...],
+    ) -> CallCommunication:
+        group = given.get("process_group", given.get("group_name"))
+        if isinstance(group, str):
+            group = torch_module("torch.distributed.distributed_c10d")._resolve_process_group(group)
+        elif not isinstance(group, self._distributed.ProcessGroup):
+            group = self._distributed.ProcessGroup.unbox(group)
+        ranks = self.record.groups.setdefault(group.group_name, ())
+        if not ranks:
+            ranks = tuple(self._distributed.get_process_group_ranks(group))
+            self.record.groups[group.group_name] = ranks
+        filled = tensors_at(arguments, op.filled) if op.filled >= 0 else results
+        peer = _integer_at(arguments, op.peer)
+        return CallCommunication(
+            library_name=op.library_name,
+            group=group.group_name,
+            operand_bytes=tensor_bytes(tensors_at(arguments, op.sent)),
+            result_bytes=tensor_bytes(filled) if op.library_name != "send" else float("nan"),
+            peer=ranks[peer] if 0 <= peer < len(ranks) else -1,
+            tag=_integer_at(arguments, op.tag),
+            reduction=value_text(given.get("reduce_op", "")),
+            ragged=is_ragged(arguments, op),
+        )
+
 
 def _integer_at(arguments: tuple[CallArgument, ...], position: int) -> int:
     """Return the integer of one argument; -1 if it is absent or not a non-negative integer."""
     text = arguments[position] if 0 <= position < len(arguments) else ""
     return int(text) if isinstance(text, str) and text.isdecimal() else -1
-
-
-def _accesses(
-    name: str,
-    signature: OpSignature,
-    arguments: tuple[CallArgument, ...],
-    fresh: tuple[int, ...],
-    communication_op: CommunicationOp | None,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the storages that a call reads, and those that it writes."""
-    if communication_op is not None:
-        read = tensors_at(arguments, communication_op.sent)
-        filled = tensors_at(arguments, communication_op.filled)
-    else:
-        read, filled = (), ()
-        for position, argument in enumerate(signature.names):
-            is_written = position in signature.written or _WRITES.get(name) == argument
-            if is_written:
-                filled += tensors_at(arguments, position)
-            if not is_written or not (name in _OVERWRITES or name in _WRITES or argument == "out"):
-                read += tensors_at(arguments, position)
-    reads = dict.fromkeys(tensor.storage for tensor in read if tensor.storage >= 0)
-    writes = dict.fromkeys(tensor.storage for tensor in filled if tensor.storage >= 0)
-    return tuple(reads), tuple(writes | dict.fromkeys(storage for storage in fresh if storage >= 0))

@@ -31,6 +31,7 @@ from hespas.costs.operation import Contraction
 from hespas.graph import (
     ContractionTable,
     Diagnostics,
+    Findings,
     HostOps,
     OpClass,
     Profile,
@@ -320,20 +321,7 @@ def host_costs(
         results=results.take(index).moved(rows, len(host)),
         **{name: figure(name) for name in _FIGURES},
     )
-    findings = diagnostics.about(where, "measured-ops")
-    unknown = ~roles.bears & ~roles.idle & ~roles.communicates
-    not_recorded = roles.bears & np.isnan(result.flops + result.bytes_read + result.bytes_written)
-    not_recorded |= unknown & roles.undescribed
-    for mask, code, message in (
-        (unknown & ~not_recorded, "unknown-op", "operations without a row in the cost table"),
-        (not_recorded, "inputs-not-recorded", NOT_RECORDED),
-    ):
-        rows, counts = np.unique(host.name_row[mask], return_counts=True)
-        most_frequent = np.argsort(-counts, kind="stable")[:_MAX_NAMED].tolist()
-        names = ", ".join(f"{strings[int(rows[row])][:80]} {int(counts[row]):,} x" for row in most_frequent)
-        findings.warning(code, f"{message}: {names}", int(mask.sum()))
-    message = "calls around or inside operations with a cost, views and bookkeeping cost nothing themselves"
-    findings.info("calls", message, int(roles.idle.sum()))
+    _report_host_costs(host, strings, roles, result, diagnostics.about(where, "measured-ops"))
     return result
 
 
@@ -352,3 +340,22 @@ def _around(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
         around[ancestor[around & (ancestor >= 0)]] = True
         ancestor = at_rows(ancestor, ancestor, -1)
     return around
+
+
+def _report_host_costs(
+    host: HostOps, strings: StringTable, roles: _HostRoles, costs: EventCosts, findings: Findings
+) -> None:
+    """Report operations without a cost, and those that are assumed to cost nothing themselves."""
+    unknown = ~roles.bears & ~roles.idle & ~roles.communicates
+    not_recorded = roles.bears & np.isnan(costs.flops + costs.bytes_read + costs.bytes_written)
+    not_recorded |= unknown & roles.undescribed
+    for mask, code, message in (
+        (unknown & ~not_recorded, "unknown-op", "operations without a row in the cost table"),
+        (not_recorded, "inputs-not-recorded", NOT_RECORDED),
+    ):
+        rows, counts = np.unique(host.name_row[mask], return_counts=True)
+        most_frequent = np.argsort(-counts, kind="stable")[:_MAX_NAMED].tolist()
+        names = ", ".join(f"{strings[int(rows[row])][:80]} {int(counts[row]):,} x" for row in most_frequent)
+        findings.warning(code, f"{message}: {names}", int(mask.sum()))
+    calls = "calls around or inside operations with a cost, views and bookkeeping cost nothing themselves"
+    findings.info("calls", calls, int(roles.idle.sum()))

@@ -360,21 +360,6 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
         communicates=communicates,
         touches=(trace.operands.lengths + trace.results.lengths) > 0,
     ).placed(rows, np.arange(len(rows)), len(rows))
-    # The operation after a communication waits for the operation before it, and for the communication if that
-    # blocks.
-    pairs: list[tuple[int, int]] = []
-    threads: list[int] = np.unique(thread[list(comms)]).tolist()
-    for number in threads:
-        nodes = np.flatnonzero(thread == number)
-        operations = nodes[queue[nodes] >= 0]
-        comm_nodes: list[int] = nodes[queue[nodes] < 0].tolist()
-        for node in comm_nodes:
-            before = int(np.searchsorted(operations, node)) - 1
-            if before >= 0:
-                pairs.append((node, int(operations[before])))
-            after = int(np.searchsorted(nodes, node)) + 1
-            if comms[node].waits and after < len(nodes):
-                pairs.append((int(nodes[after]), node))
     return assembled(
         GraphDraft(
             name=name,
@@ -393,14 +378,34 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
             queue=queue,
             duration_ns=np.full(len(rows), np.nan),
             data=flow.data,
-            control=NodeEdges.joined(
-                NodeEdges.joined(chain(queue), NodeEdges.of(pairs)), flow.order.where(across)
-            ),
+            control=NodeEdges.joined(_thread_order(thread, queue, comms), flow.order.where(across)),
             communications=comms,
         ),
         rank,
         diagnostics,
     )
+
+
+def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, TraceCommunication]) -> NodeEdges:
+    """Order the operations of each thread.
+
+    The operation after a communication waits for the operation before it, and for the communication if that
+    blocks.
+    """
+    pairs: list[tuple[int, int]] = []
+    threads: list[int] = np.unique(thread[list(comms)]).tolist()
+    for number in threads:
+        nodes = np.flatnonzero(thread == number)
+        operations = nodes[queue[nodes] >= 0]
+        comm_nodes: list[int] = nodes[queue[nodes] < 0].tolist()
+        for node in comm_nodes:
+            before = int(np.searchsorted(operations, node)) - 1
+            if before >= 0:
+                pairs.append((node, int(operations[before])))
+            after = int(np.searchsorted(nodes, node)) + 1
+            if comms[node].waits and after < len(nodes):
+                pairs.append((int(nodes[after]), node))
+    return NodeEdges.joined(chain(queue), NodeEdges.of(pairs))
 
 
 def requested_devices(options: ReadOptions, path: str) -> int:

@@ -84,58 +84,7 @@ def join_captures(
         findings.warning("replayed", message, int(replayed.sum()))
         return not_joined
     alignments = aligned_replays(trace, replays, captures)
-    # Every event of a replay counts once.
-    ran_ns = np.maximum(trace.device.duration_ns, 0)
-
-    def count_and_ns(parts: Sequence[IntArray]) -> tuple[int, int]:
-        return sum(map(len, parts)), sum(int(ran_ns[part].sum()) for part in parts)
-
-    aligned_events = [alignment.replay.events[alignment.place >= 0] for alignment in alignments]
-    used = {alignment.capture for alignment in alignments}
-    unused = [capture.path.name for number, capture in enumerate(captures) if number not in used]
-    report = findings.warning if len(unused) == len(captures) else findings.info
-    names = ", ".join(unused[:_MAX_NAMED])
-    report("capture-unused", f"captures whose graphs this trace does not replay: {names}", len(unused))
-    for number, capture in enumerate(captures):
-        own = [index for index, alignment in enumerate(alignments) if alignment.capture == number]
-        events, time_ns = count_and_ns([aligned_events[index] for index in own])
-        num_graphs = len({alignments[index].graph for index in own})
-        message = (
-            f"device events, {time_ns:,} ns, of {len(own):,} graph launches replay {num_graphs:,} of the "
-            f"{len(capture.graphs):,} graphs captured in {capture.path.name}"
-        )
-        findings.info("captured", message, events)
-    unchecked, unchecked_ns = count_and_ns(
-        [alignment.replay.events[(alignment.place >= 0) & ~alignment.checked] for alignment in alignments]
-    )
-    message = (
-        f"device events, {unchecked_ns:,} ns, are aligned by order and number alone: the launches of the "
-        "capture state no kernel names to check"
-    )
-    findings.info("captured-by-order", message, unchecked)
-    shared = [
-        alignment.replay.events[(alignment.place >= 0) & alignment.replay.on_several_streams]
-        for alignment in alignments
-    ]
-    message = (
-        "device events are of kernels that run on several streams of one replay, without node numbers: their "
-        "captured launches are assigned to the longest stream first"
-    )
-    findings.info("captured-several-streams", message, sum(map(len, shared)))
-    _report_not_aligned(trace, alignments, findings)
-    events, events_ns = count_and_ns([alignment.replay.events for alignment in alignments])
-    aligned, aligned_ns = count_and_ns(aligned_events)
-    message = "a capture is given, but the trace has no launch of a graph"
-    findings.warning("no-replay", message, int(not alignments))
-    account = {
-        "graph_launches": len(alignments),
-        "replayed_events": events,
-        "replayed_ns": events_ns,
-        "captured_events": aligned,
-        "captured_ns": aligned_ns,
-        "captured_by_order_events": unchecked,
-    }
-    facts = {name: str(value) for name, value in account.items()}
+    facts = _account(trace, captures, alignments, findings)
     if not any(alignment.capture >= 0 for alignment in alignments):
         return not_joined._replace(facts=facts)
     return _ReplayOperations(trace, nesting, links, captures).join(alignments, facts)
@@ -241,6 +190,66 @@ class _ReplayOperations:
         nesting = self.nesting.with_parents(parents, trace.host.end_ns[len(own) :])
         links = DeviceLinks(self.links.launch, host, linked_by)
         return JoinedTrace(trace, nesting, links, len(own), facts)
+
+
+def _account(
+    trace: KinetoTrace, captures: Sequence[Capture], alignments: Sequence[Alignment], findings: Findings
+) -> dict[str, str]:
+    """Report the aligned events by capture, and those that are not aligned; return the same as facts.
+
+    Every event of a replay counts once.
+    """
+    ran_ns = np.maximum(trace.device.duration_ns, 0)
+
+    def count_and_ns(parts: Sequence[IntArray]) -> tuple[int, int]:
+        return sum(map(len, parts)), sum(int(ran_ns[part].sum()) for part in parts)
+
+    aligned_events = [alignment.replay.events[alignment.place >= 0] for alignment in alignments]
+    used = {alignment.capture for alignment in alignments}
+    unused = [capture.path.name for number, capture in enumerate(captures) if number not in used]
+    report = findings.warning if len(unused) == len(captures) else findings.info
+    names = ", ".join(unused[:_MAX_NAMED])
+    report("capture-unused", f"captures whose graphs this trace does not replay: {names}", len(unused))
+    for number, capture in enumerate(captures):
+        own = [index for index, alignment in enumerate(alignments) if alignment.capture == number]
+        events, time_ns = count_and_ns([aligned_events[index] for index in own])
+        num_graphs = len({alignments[index].graph for index in own})
+        message = (
+            f"device events, {time_ns:,} ns, of {len(own):,} graph launches replay {num_graphs:,} of the "
+            f"{len(capture.graphs):,} graphs captured in {capture.path.name}"
+        )
+        findings.info("captured", message, events)
+    unchecked, unchecked_ns = count_and_ns(
+        [alignment.replay.events[(alignment.place >= 0) & ~alignment.checked] for alignment in alignments]
+    )
+    message = (
+        f"device events, {unchecked_ns:,} ns, are aligned by order and number alone: the launches of the "
+        "capture state no kernel names to check"
+    )
+    findings.info("captured-by-order", message, unchecked)
+    shared = [
+        alignment.replay.events[(alignment.place >= 0) & alignment.replay.on_several_streams]
+        for alignment in alignments
+    ]
+    message = (
+        "device events are of kernels that run on several streams of one replay, without node numbers: their "
+        "captured launches are assigned to the longest stream first"
+    )
+    findings.info("captured-several-streams", message, sum(map(len, shared)))
+    _report_not_aligned(trace, alignments, findings)
+    events, events_ns = count_and_ns([alignment.replay.events for alignment in alignments])
+    aligned, aligned_ns = count_and_ns(aligned_events)
+    message = "a capture is given, but the trace has no launch of a graph"
+    findings.warning("no-replay", message, int(not alignments))
+    facts = {
+        "graph_launches": len(alignments),
+        "replayed_events": events,
+        "replayed_ns": events_ns,
+        "captured_events": aligned,
+        "captured_ns": aligned_ns,
+        "captured_by_order_events": unchecked,
+    }
+    return {name: str(value) for name, value in facts.items()}
 
 
 def _report_not_aligned(trace: KinetoTrace, alignments: Sequence[Alignment], findings: Findings) -> None:

@@ -17,6 +17,7 @@ from hespas.graph import (
     OpClass,
     OpGraph,
     Profile,
+    RaggedArray,
     StringTableBuilder,
     Timeline,
     Workload,
@@ -83,30 +84,7 @@ def tracks_of_timeline(
     first = num_missing = 0
     for graph, ordered in spans:
         for kind, deps in (("data", graph.data_deps), ("control", graph.control_deps)):
-            # If nodes ran several times, the last runs of both belong together, then the runs before them,
-            # and so on. O(spans log spans + edges).
-            if not len(ordered) or not len(deps.values):
-                source, target, missing = np.empty(0, np.int64), np.empty(0, np.int64), 0
-            else:
-                runs = _NodeRuns.of(timeline, ordered)
-                if not len(runs.keys):
-                    source, target, missing = np.empty(0, np.int64), np.empty(0, np.int64), 0
-                else:
-                    lengths = deps.lengths[runs.node]
-                    target = np.repeat(np.arange(len(runs.node), dtype=np.int64), lengths)
-                    producers = deps.take(runs.node).values.astype(np.int64)
-                    key = runs.key_of(runs.rank[target], producers)
-                    group = np.minimum(np.searchsorted(runs.keys, key), len(runs.keys) - 1)
-                    ran = runs.keys[group] == key
-                    from_last = runs.from_last[target]
-                    has_run = ran & (from_last < runs.counts[group])
-                    source = runs.ends[group] - 1 - from_last
-                    drawn = np.flatnonzero(has_run)
-                    source, target, missing = (
-                        runs.place[source[drawn]],
-                        runs.place[target[drawn]],
-                        int((~ran).sum()),
-                    )
+            source, target, missing = _dependency_arrows(timeline, deps, ordered)
             ends.append((kind, source + first, target + first))
             num_missing += missing
         first += len(ordered)
@@ -155,6 +133,33 @@ def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColu
 
 
 _Arrows = tuple[str, IntArray, IntArray]
+
+
+def _dependency_arrows(
+    timeline: Timeline, deps: RaggedArray, spans: IntArray
+) -> tuple[IntArray, IntArray, int]:
+    """Return source and target, as indices of ``spans``, of each dependency between nodes that ran on one
+    rank.
+
+    If nodes ran several times, the last runs of both belong together, then the runs before them, and so on.
+    The third result counts dependencies of spans on nodes without a span. O(spans log spans + edges).
+    """
+    if not len(spans) or not len(deps.values):
+        return np.empty(0, np.int64), np.empty(0, np.int64), 0
+    runs = _NodeRuns.of(timeline, spans)
+    if not len(runs.keys):
+        return np.empty(0, np.int64), np.empty(0, np.int64), 0
+    lengths = deps.lengths[runs.node]
+    target = np.repeat(np.arange(len(runs.node), dtype=np.int64), lengths)
+    producers = deps.take(runs.node).values.astype(np.int64)
+    key = runs.key_of(runs.rank[target], producers)
+    group = np.minimum(np.searchsorted(runs.keys, key), len(runs.keys) - 1)
+    ran = runs.keys[group] == key
+    from_last = runs.from_last[target]
+    has_run = ran & (from_last < runs.counts[group])
+    source = runs.ends[group] - 1 - from_last
+    drawn = np.flatnonzero(has_run)
+    return runs.place[source[drawn]], runs.place[target[drawn]], int((~ran).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,17 +277,7 @@ class _GraphCommunication:
             )
             number = self.group_of.get((group_set, rank))
             if number is None:
-                # A group of all ranks has no list of members.
-                groups = self.graph.group_sets[group_set] if group_set >= 0 else None
-                all_ranks = (-1, 0 if groups is None else groups.communicator)
-                if groups is None or groups.is_world(self.num_ranks):
-                    members: tuple[int, ...] = all_ranks
-                else:
-                    group = groups.group_of(rank)
-                    members = tuple(sorted(groups.members(group).tolist())) if group >= 0 else (rank,)
-                    members = (
-                        all_ranks if len(members) == self.num_ranks else (*members, -1, groups.communicator)
-                    )
+                members = self._members(group_set, rank)
                 number = self.group_of[group_set, rank] = self.numbers.setdefault(members, len(self.numbers))
             yield "member", (kind, number)
             return
@@ -297,6 +292,16 @@ class _GraphCommunication:
             yield "sender", (rank, target, tag)
         if kind != NodeKind.SEND and source >= 0:
             yield "receiver", (source, rank, tag)
+
+    def _members(self, group_set: int, rank: int) -> tuple[int, ...]:
+        """Return the members and the communicator of a rank's group. A group of all ranks has no list."""
+        groups = self.graph.group_sets[group_set] if group_set >= 0 else None
+        all_ranks = (-1, 0 if groups is None else groups.communicator)
+        if groups is None or groups.is_world(self.num_ranks):
+            return all_ranks
+        group = groups.group_of(rank)
+        members = tuple(sorted(groups.members(group).tolist())) if group >= 0 else (rank,)
+        return all_ranks if len(members) == self.num_ranks else (*members, -1, groups.communicator)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,36 +58,7 @@ def sources_of(
         if sources:
             return
     if not len(profile.host) and bool((profile.op_row > 0).any()) and bool((profile.shapes_row > 0).any()):
-        zeros = np.zeros(len(profile), np.int32)
-        # A table has one element type for all operands, but host operations have one per operand.
-        strings = StringTableBuilder(profile.strings)
-        pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
-        distinct, index = np.unique(pairs, return_inverse=True)
-        rows: list[int] = []
-        for pair in distinct.tolist():
-            row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
-            dtype = profile.strings[row]
-            if dtype and not dtype.startswith("["):
-                try:
-                    operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
-                except (msgspec.DecodeError, RecursionError):
-                    operands = []  # without a list of shapes, the cost is unknown anyway
-                row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
-            rows.append(row)
-        host = HostOps(
-            name_row=profile.op_row,
-            thread_row=zeros,
-            parent=zeros - 1,
-            start_ns=profile.start_ns,
-            duration_ns=profile.duration_ns,
-            sequence=np.full(len(profile), -1, np.int64),
-            shapes_row=profile.shapes_row,
-            dtype_row=np.array(rows, np.int32)[index],
-            strides_row=zeros,
-            values_row=zeros,
-        )
-        events = np.arange(len(profile), dtype=np.int32)
-        profile = replace(profile, strings=strings.build(), host=host, host_event=events)
+        profile = _with_own_shapes(profile)
     if not len(profile.host):
         raise UsageError(
             "the profile has no operations with shapes, and no program to match it with",
@@ -155,6 +126,40 @@ def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostic
             num_ranks=workload.num_ranks,
             recorded=recorded,
         )
+
+
+def _with_own_shapes(profile: Profile) -> Profile:
+    """Return a table of operations with names and shapes as a profile with one host operation per event."""
+    zeros = np.zeros(len(profile), np.int32)
+    # A table has one element type for all operands, but host operations have one per operand.
+    strings = StringTableBuilder(profile.strings)
+    pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
+    distinct, index = np.unique(pairs, return_inverse=True)
+    rows: list[int] = []
+    for pair in distinct.tolist():
+        row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
+        dtype = profile.strings[row]
+        if dtype and not dtype.startswith("["):
+            try:
+                operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
+            except (msgspec.DecodeError, RecursionError):
+                operands = []  # without a list of shapes, the cost is unknown anyway
+            row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
+        rows.append(row)
+    host = HostOps(
+        name_row=profile.op_row,
+        thread_row=zeros,
+        parent=zeros - 1,
+        start_ns=profile.start_ns,
+        duration_ns=profile.duration_ns,
+        sequence=np.full(len(profile), -1, np.int64),
+        shapes_row=profile.shapes_row,
+        dtype_row=np.array(rows, np.int32)[index],
+        strides_row=zeros,
+        values_row=zeros,
+    )
+    events = np.arange(len(profile), dtype=np.int32)
+    return replace(profile, strings=strings.build(), host=host, host_event=events)
 
 
 def by_device(

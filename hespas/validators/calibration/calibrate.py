@@ -144,20 +144,7 @@ def calibrate(
     if "learned" not in estimators and has_adaptable(on_device, device, seed):
         text = "models of reference devices can be adapted to these rows: fit also the estimator `learned`"
         diagnostics.info("calibrate.relatives", device.name, text)
-    rows: dict[str, list[Measurements]] = {}
-    devices: dict[str, Device] = {}
-    for table in usable:
-        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
-        for number, name in enumerate(table.hardware.names):
-            part = table.on(name) if number not in own and name else None
-            if part is None or not len(part):
-                continue
-            try:
-                devices.setdefault(name, named_device(name))
-            except UsageError:
-                continue
-            rows.setdefault(name, []).append(part)
-    testing = _HeldOutTesting(on_device, OtherDevices(rows, devices), device, seed, approaches)
+    testing = _HeldOutTesting(on_device, _other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, diagnostics)
     results: Mapping[str, FitResult] = {
         approach.name: _fit_or_refuse(approach, on_device, device, memory) for approach in approaches
@@ -362,6 +349,24 @@ _IMPOSSIBLE: Mapping[str, str] = {
     "recording": "there is at most one recording",
     "hardware": "no other device with a hardware file in the tables",
 }
+
+
+def _other_devices(tables: Sequence[Measurements], device: Device) -> OtherDevices:
+    """Return rows and files of the devices other than ``device``; devices without a file are skipped."""
+    rows: dict[str, list[Measurements]] = {}
+    devices: dict[str, Device] = {}
+    for table in tables:
+        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
+        for number, name in enumerate(table.hardware.names):
+            part = table.on(name) if number not in own and name else None
+            if part is None or not len(part):
+                continue
+            try:
+                devices.setdefault(name, named_device(name))
+            except UsageError:
+                continue
+            rows.setdefault(name, []).append(part)
+    return OtherDevices(rows, devices)
 
 
 SCHEMA_ID: Final = "hespas.calibrate/1"

@@ -421,58 +421,7 @@ def fit_device(
     classes = [largest[key] for key in sorted(largest)]
     run = _DeviceFitRun(device, seed, fitted, progress, 2 * len(classes))
     first = run.fit(classes, {})
-    # Weighted medians of the fits of classes never mix two libraries or formats. The classes are single
-    # kernels of one operation without quantization.
-    form = FORMS["roofline"]
-    names = [parameter.name for parameter in form.parameters]
-    start = {parameter.name: parameter.start for parameter in form.parameters}
-    suitable: list[ClassRows] = []
-    for rows in classes:
-        kind, op, scheme_name, _ = rows.key
-        scheme = find_scheme(scheme_name)
-        if kind in CHIP_WIDE_KINDS and op != ANY and scheme is not None and not scheme.quantizes:
-            suitable.append(rows)
-    values: list[list[float]] = []
-    used: list[ClassRows] = []
-    for rows in suitable:
-        drawn = np.random.default_rng(seed_of(rows, run.seed)).permutation(len(rows.measured))[:_CHIP_ROWS]
-        part = rows.take(drawn)
-        ops, times, machine = part.measured.ops, part.measured.duration_ns, part.machine(run.device)
-        if isnan(float(form_time_ns(form, start, ops, machine).sum())):
-            continue
-        columns = form.columns(ops, machine)
-        solution = solve(form, columns, times, start, prior={}, fixed={}, most_calls=30)
-        used.append(part)
-        values.append([solution.values[name] for name in names])
-    if not used:
-        chip = None
-    else:
-        weights = np.sqrt([len(rows.measured) for rows in used])
-        by_name = dict(zip(names, (np.array(column) for column in zip(*values, strict=True)), strict=True))
-        median: dict[str, float] = {}
-        for name, column in by_name.items():
-            order = np.argsort(column)
-            below = np.cumsum(weights[order]) / weights.sum()
-            median[name] = rounded(float(column[order][np.searchsorted(below, 0.5)]))
-        root = np.sqrt(len(used)) if len(used) > 1 else nan
-        predicted = [form_time_ns(form, median, rows.measured.ops, rows.machine(run.device)) for rows in used]
-        measured = joined(
-            (rows.measured for rows in used), " ".join(sorted({rows.measured.name for rows in used}))
-        )
-        fit = fit_of(
-            (ANY, ANY, ANY, ANY),
-            form.name,
-            ((name, median[name], float(np.std(column) / root)) for name, column in by_name.items()),
-            measured,
-            (np.concatenate(predicted), measured.duration_ns),
-            fitted=run.date,
-            seed=run.seed,
-        )
-        chip = replace(
-            fit,
-            samples=sum(len(rows.measured) for rows in suitable),
-            provenance="; ".join(sorted({rows.measured.provenance for rows in used})),
-        )
+    chip = _fit_chip(run, classes)
     again: dict[Key, FittedClass] = {}
     if chip is not None:
         prior = {name: (chip.value(name), _CHIP_WIDTH) for name in _SHARED}
@@ -526,3 +475,60 @@ class _DeviceFitRun:
             fitted=self.date,
             seed=self.seed,
         )
+
+
+def _fit_chip(run: _DeviceFitRun, classes: Sequence[ClassRows]) -> Fit | None:
+    """Return launch time, compute and memory efficiency of a whole chip; None without suitable classes.
+
+    These are weighted medians of the fits of classes, so that a fit never mixes two libraries or formats. The
+    classes are single kernels of one operation without quantization.
+    """
+    form = FORMS["roofline"]
+    names = [parameter.name for parameter in form.parameters]
+    start = {parameter.name: parameter.start for parameter in form.parameters}
+    suitable: list[ClassRows] = []
+    for rows in classes:
+        kind, op, scheme_name, _ = rows.key
+        scheme = find_scheme(scheme_name)
+        if kind in CHIP_WIDE_KINDS and op != ANY and scheme is not None and not scheme.quantizes:
+            suitable.append(rows)
+    values: list[list[float]] = []
+    used: list[ClassRows] = []
+    for rows in suitable:
+        drawn = np.random.default_rng(seed_of(rows, run.seed)).permutation(len(rows.measured))[:_CHIP_ROWS]
+        part = rows.take(drawn)
+        ops, times, machine = part.measured.ops, part.measured.duration_ns, part.machine(run.device)
+        if isnan(float(form_time_ns(form, start, ops, machine).sum())):
+            continue
+        columns = form.columns(ops, machine)
+        solution = solve(form, columns, times, start, prior={}, fixed={}, most_calls=30)
+        used.append(part)
+        values.append([solution.values[name] for name in names])
+    if not used:
+        return None
+    weights = np.sqrt([len(rows.measured) for rows in used])
+    by_name = dict(zip(names, (np.array(column) for column in zip(*values, strict=True)), strict=True))
+    median: dict[str, float] = {}
+    for name, column in by_name.items():
+        order = np.argsort(column)
+        below = np.cumsum(weights[order]) / weights.sum()
+        median[name] = rounded(float(column[order][np.searchsorted(below, 0.5)]))
+    root = np.sqrt(len(used)) if len(used) > 1 else nan
+    predicted = [form_time_ns(form, median, rows.measured.ops, rows.machine(run.device)) for rows in used]
+    measured = joined(
+        (rows.measured for rows in used), " ".join(sorted({rows.measured.name for rows in used}))
+    )
+    fit = fit_of(
+        (ANY, ANY, ANY, ANY),
+        form.name,
+        ((name, median[name], float(np.std(column) / root)) for name, column in by_name.items()),
+        measured,
+        (np.concatenate(predicted), measured.duration_ns),
+        fitted=run.date,
+        seed=run.seed,
+    )
+    return replace(
+        fit,
+        samples=sum(len(rows.measured) for rows in suitable),
+        provenance="; ".join(sorted({rows.measured.provenance for rows in used})),
+    )
