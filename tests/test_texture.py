@@ -15,11 +15,11 @@ from tools.texture import Texture, count_texture, documents_of
 ROOT = Path(__file__).parents[1]
 
 LIMITS = {
-    "relative docstring": 1125,
-    "idiom": 1290,
-    "idiom in a document": 190,
-    "banner": 280,
-    "class name": 36,
+    "relative docstring": 5,
+    "idiom": 80,
+    "idiom in a document": 20,
+    "banner": 0,
+    "class name": 0,
 }
 
 
@@ -35,15 +35,15 @@ def test_the_count_stays_within_its_limit(kind: str) -> None:
 
 
 def test_private_functions_are_called_from_more_than_one_place() -> None:
-    assert texture().count("one caller") <= 0.63 * texture().private_functions
+    assert texture().count("one caller") <= 0.47 * texture().private_functions
 
 
 def test_names_say_what_they_hold() -> None:
-    assert texture().count("vague name") <= 0.07 * texture().assigned_names
+    assert texture().count("vague name") <= 0.002 * texture().assigned_names
 
 
 def test_modules_are_neither_split_nor_pasted() -> None:
-    assert texture().files <= 4.1 * texture().lines / 1000
+    assert texture().files <= 3.55 * texture().lines / 1000
 
 
 def test_the_counts_see_their_places(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def test_a_log_directory_is_viewed_as_its_newest_recording(tmp_path: Path) -> No
     done = _hespas("view", tmp_path / "log")
     assert done.exit_code == 0, done.output
     assert "host.xplane (xplane)" in done.stdout
-    assert "of 2 runs the newest is read" in done.stderr
+    assert "2 runs; the newest is read" in done.stderr
     shutil.copyfile(profile, folder / "other.xplane.pb")
     refused = _hespas("view", tmp_path / "log")
     assert refused.exit_code == 2
