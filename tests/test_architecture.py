@@ -141,6 +141,12 @@ def test_the_contributing_page_has_the_same_imports() -> None:
     assert named == {package: ", ".join(sorted(MAY_IMPORT[package])) or "nothing" for package in packages}
 
 
+def test_paths_of_the_contributing_page_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:hespas|tests|tools|benchmarks)/[\w./-]+)`", text)
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 def test_imports_go_down_only() -> None:
     wrong: list[str] = []
     for path in MODULES:
