@@ -5,7 +5,7 @@
 One segment is the alpha-beta model; a knee is where a library switches to another protocol or algorithm.
 Rates are per message byte as Chakra counts them: the whole buffer, the shard for gathers.
 
-CollectiveLines are extrapolated to other numbers of ranks N. The time of the least message is a start, the
+Lines are extrapolated to other numbers of ranks N. The time of the least message is a start, the
 rest moves bytes:
 
     between two measured numbers   the logarithm of the time is linear: the start in the logarithm of the

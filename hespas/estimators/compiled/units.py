@@ -1,4 +1,4 @@
-"""GraphUnits to compile and time, as small programs of StableHLO: operations of a graph, or of a table of
+"""Units to compile and time, as small programs of StableHLO: operations of a graph, or of a table of
 sizes.
 
 A program runs its operations ``%n`` times in a loop: the difference of two lengths does not include the start

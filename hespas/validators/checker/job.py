@@ -164,7 +164,9 @@ class CheckDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["hespas.check/1"] = SCHEMA_ID
     hespas_version: str = __version__
-    profile: Annotated[Profile | None, Meta(description="CheckRule set that was asked for beyond soundness.")]
+    profile: Annotated[
+        Profile | None, Meta(description="Rule set that was requested in addition to soundness.")
+    ]
     valid: Annotated[bool, Meta(description="Every input was read and no violation is an error.")]
     inputs: tuple[CheckedInput, ...]
     counts: Annotated[
