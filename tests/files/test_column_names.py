@@ -43,5 +43,5 @@ def test_a_column_that_is_named_twice_is_refused(kind: str, tmp_path: Path) -> N
     header, read = HEADERS[kind]
     path = tmp_path / "table.csv"
     path.write_text(f"{header}\n{','.join('0' for _ in header.split(','))}\n")
-    with pytest.raises(FormatError, match=r"several columns|stands twice"):
+    with pytest.raises(FormatError, match=r"several columns|appears twice"):
         read(path)
