@@ -115,10 +115,14 @@ def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
         (["--suggest", "many"], 2, "--suggest"),
         (["--suggest", "9", "--kind", "weather"], 2, "try: one of attention.context,"),
         (["--suggest", "9", "--dtype", "weather"], 2, "no number format 'weather'"),
-        (["--suggest", "9", "--hardware", str(CPU)], 2, "no learned model of matmul knows a cpu"),
-        (["--suggest", "9", "--out", "mine.toml"], 2, "mine.toml: shapes to measure go to a .csv"),
+        (["--suggest", "9", "--hardware", str(CPU)], 2, "no learned model of matmul covers a cpu"),
+        (["--suggest", "9", "--out", "mine.toml"], 2, "mine.toml: --out: expected a .csv file"),
         (["--suggest", "9", "--estimator", "learned"], 2, "--suggest excludes --estimator"),
-        (["--suggest", "9", "--test-by", "op", "--split", "a"], 2, "no --split and no --test-by"),
+        (
+            ["--suggest", "9", "--test-by", "op", "--split", "a"],
+            2,
+            "--suggest excludes --split and --test-by",
+        ),
         (["--suggest", "9", "--table", "absent.csv"], 3, "absent.csv"),
         (
             ["--suggest", "9", "--table", "s.csv", "--out", "s.csv"],

@@ -144,7 +144,7 @@ def test_standard_input_is_sniffed_like_a_file(tmp_path: Path) -> None:
         ([MLP, "out", "--to", "yaml"], 2, "unknown format 'yaml'"),
         ([MLP, "out.xyz"], 2, "no writable format has the suffix '.xyz'"),
         ([MLP, "out", "--ranks", "7"], 2, "outside the job's ranks 0-0"),
-        ([MLP, "out", "--ranks", "a-b"], 2, "neither a rank nor a range"),
+        ([MLP, "out", "--ranks", "a-b"], 2, "expected N or A-B"),
         ([MLP, "out", "--ranks", "5-2"], 2, "ends before it starts"),
         ([MLP, "out", "--to", "hlo"], 2, "can be read, not written"),
         ([UNKNOWN_TRIPS, "out", "--missing", "error", "--hardware", "L4"], 4, "trip count"),

@@ -123,12 +123,12 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
         (("gpt-9", "--dry-run"), "GPT-2"),
         (("gpt-2",), "either --out DST or --dry-run is required"),
         (("gpt-2", "--dry-run", "--out", "x"), "either --out DST or --dry-run is required"),
-        (("gpt-2", "--out", "-"), "not one stream"),
-        (("--dry-run",), "a MODEL or a --row is needed"),
+        (("gpt-2", "--out", "-"), "a workload consists of files"),
+        (("--dry-run",), "either MODEL or --row is required"),
         (("gpt-2", "--precision", "fp3", "--dry-run"), "unknown precision 'fp3'"),
-        (("gpt-2", "--recompute", "everything", "--dry-run"), "nothing that can be computed again"),
-        (("gpt-2", "--overlap", "all,none", "--dry-run"), "nothing is called 'all'"),
-        (("gpt-2", "--phase", "decode", "--cp", 2, "--dry-run"), "context ranks"),
+        (("gpt-2", "--recompute", "everything", "--dry-run"), "everything cannot be recomputed"),
+        (("gpt-2", "--overlap", "all,none", "--dry-run"), "unknown overlap 'all'"),
+        (("gpt-2", "--phase", "decode", "--cp", 2, "--dry-run"), "does not support context parallelism"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: tuple[object, ...], said: str) -> None:
@@ -207,7 +207,8 @@ def test_rows_and_lists_take_no_option(option: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", swept(_SERVING, 2))
 def test_serving_refuses_what_it_does_not_read(phase: str) -> None:
-    tokens = {"--prompt", "--context", "--num-speculative-tokens"} - {f"--{name}" for name in _SERVING[phase]}
+    read = {f"--{name}".replace("--drafts", "--num-speculative-tokens") for name in _SERVING[phase]}
+    tokens = {"--prompt", "--context", "--num-speculative-tokens"} - read
     for option in sorted(_TRAINING | tokens):
         done = run("gpt-2", "--phase", phase, option, *_VALUES[option], "--dry-run")
         assert (done.exit_code, f"phase-reads: {option}: " in done.stderr) == (2, True), done.output

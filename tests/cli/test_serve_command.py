@@ -54,7 +54,7 @@ def test_a_log_is_served(tmp_path: Path) -> None:
         (
             ("--requests", "closed:requests=2", "--precision", "f32", "--gpu-memory-utilization", "0.2"),
             4,
-            "no room",
+            "leave no memory for a KV cache",
         ),
         (("--requests", "closed:requests=2,prompt=500", "--kv-cache-tokens", "64"), 4, "does not fit"),
     ],

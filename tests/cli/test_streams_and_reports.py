@@ -389,7 +389,7 @@ def _in_a_folder_that_is_gone(words: tuple[str, ...], tmp_path: Path) -> subproc
         (
             ("hespas", "estimate", "{}/a.hlo", "--hardware", "L4", "--estimator", "scalesim:command=bin/no"),
             2,
-            "change to a folder that is there",
+            "change to an existing folder",
         ),
     ],
 )

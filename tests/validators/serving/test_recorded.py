@@ -109,7 +109,7 @@ def test_requests_of_no_run_are_counted(tmp_path: Path) -> None:
     [
         ({"tp": "x"}, {}, "runs.csv: row 0, column tp"),
         ({"tp": None}, {}, "runs.csv: row 0, column tp"),
-        ({"trace": "other"}, {}, "of which"),
+        ({"trace": "other"}, {}, "column trace"),
         ({"max_num_seqs": 0}, {}, "runs.csv: row 0, column max_num_seqs"),
         ({}, {"output_tokens": 0}, "requests.csv: row 0, column output_tokens"),
         ({}, {"first_token_s": "soon"}, "requests.csv: row 0, column first_token_s"),
