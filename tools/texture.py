@@ -152,7 +152,7 @@ def _prose(text: str) -> Iterator[tuple[int, str]]:
 
 def main() -> None:
     """Print the counts, and the first places of each kind on request."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--list", type=int, default=0, metavar="N", help="print the first N places of each kind"
     )

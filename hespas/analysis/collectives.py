@@ -307,7 +307,7 @@ def collectives(matched: MatchedCollectives) -> Table[MeasuredCollectiveRow]:
     moments = GroupStatistics.of(matched.end_ns - matched.start_ns, group, groups)
     exposed = np.bincount(group, matched.exposed_ns, groups).astype(np.float64)
     transfer = np.bincount(group, _transfer_ns(matched), groups) / moments.count
-    kinds = [matched.kind[row] for row in first]
+    kinds: list[str] = [matched.kind[row] for row in first]
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = matched.size_bytes[first] / np.where(np.isnan(transfer), moments.mean, transfer)
         return table_of(

@@ -118,7 +118,9 @@ class AnalysisTables:
     def by_name(self) -> Mapping[str, Table[Any]]:
         """Return all tables by name, including the comparison with a baseline."""
         values = {column.name: getattr(self, column.name) for column in fields(self)}
-        tables = {name: value for name, value in values.items() if isinstance(value, Table)}
+        tables: dict[str, Table[Any]] = {
+            name: value for name, value in values.items() if isinstance(value, Table)
+        }
         return {**tables, **(self.difference.tables() if self.difference else {})}
 
     def __call__(self) -> Mapping[str, Table[Any]]:

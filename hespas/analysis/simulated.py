@@ -545,7 +545,7 @@ def _drawn_spans(spans: _SimulatedSpans, path: IntArray) -> Table[SpanRow]:
     first_span = chosen[first]
     names: list[str] = [spans.names[row] for row in spans.name[first_span].tolist()]
     classes = [spans.class_name(code) for code in spans.op_class[first_span].tolist()]
-    lanes = [
+    lanes: list[str] = [
         timeline.resources[kind] if stream < 0 else f"{timeline.resources[kind]} {stream}"
         for kind, stream in distinct[1:3].T.tolist()
     ]

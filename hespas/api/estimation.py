@@ -297,10 +297,9 @@ def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
     """Yield the cells of the columns in ``_HEADER``, node by node."""
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         strings = list(graph.strings)
-        names, ops, frameworks, sources = (
-            [strings[row] for row in rows.tolist()]
-            for rows in (graph.name_row, graph.op_row, graph.framework_row, graph.source_row)
-        )
+        text_rows = (graph.name_row, graph.op_row, graph.framework_row, graph.source_row)
+        texts: list[list[str]] = [[strings[row] for row in rows.tolist()] for rows in text_rows]
+        names, ops, frameworks, sources = texts
         classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
         numbers = (
             graph.multiplicity,
@@ -314,13 +313,11 @@ def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
             estimated.high_ns,
         )
         figures = [["" if isnan(value) else value for value in column.tolist()] for column in numbers]
-        estimators, bounds = (
-            [labels[code] if code >= 0 else "" for code in codes.tolist()]
-            for codes, labels in (
-                (estimated.estimator, estimated.estimators),
-                (estimated.bound, estimated.bounds),
-            )
-        )
+        labelled = ((estimated.estimator, estimated.estimators), (estimated.bound, estimated.bounds))
+        labels_of: list[list[str]] = [
+            [labels[code] if code >= 0 else "" for code in codes.tolist()] for codes, labels in labelled
+        ]
+        estimators, bounds = labels_of
         columns = (names, ops, classes, *figures, estimators, bounds, frameworks, sources)
         for node, row in enumerate(zip(*columns, strict=True)):
             yield (index, node, *row)

@@ -109,7 +109,8 @@ def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
         flops = np.bincount(group, table.flops * runs, count)
     nodes = np.bincount(group, minlength=count)
     rows: list[ProductRow] = []
-    for row, (*codes, products, bits, sigma) in enumerate(keys.T.tolist()):
+    rows_of_keys: list[list[int]] = keys.T.tolist()
+    for row, (*codes, products, bits, sigma) in enumerate(rows_of_keys):
         lhs, rhs, accumulator = ("" if code == UNKNOWN_DTYPE else DTYPES[code].name for code in codes)
         rows.append(
             ProductRow(

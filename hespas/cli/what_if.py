@@ -71,7 +71,7 @@ class WhatIf:
         with command_line(
             self.debug, diagnostics, name, documents=[self.json_file], reads=reads, writes=[self.report]
         ):
-            allowed = _AXES if columns and self.grid is None else frozenset()
+            allowed: frozenset[str] = _AXES if columns and self.grid is None else frozenset()
             for parameter in context.command.params:
                 name = parameter.name or ""
                 if name not in _SWEEP_OPTIONS | allowed and _is_given(context, name):

@@ -208,9 +208,9 @@ def _main_memory(bench: _Bench) -> Memory:
     machine = bench.machine
     source = np.ones(bench.plan.copy_bytes // 8, np.float64)
     target = np.empty_like(source)
-    pairs = list(zip(_slices(target, machine.cores), _slices(source, machine.cores), strict=True))
+    targets, sources = _slices(target, machine.cores), _slices(source, machine.cores)
     with ThreadPoolExecutor(machine.cores) as pool:
-        sample = bench.sample(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)))
+        sample = bench.sample(lambda: list(pool.map(np.copyto, targets, sources)))
     note = f"copy of {source.nbytes} bytes by {machine.cores} threads, read plus write, {_spread(sample)}"
     return Memory(
         level="main",

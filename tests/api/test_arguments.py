@@ -147,7 +147,7 @@ def checked_hints(name: str) -> Mapping[str, object] | None:
     if not inspect.isfunction(function) or inspect.unwrap(function) is function:
         return None
     while hints_of(function) is None and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__  # of a function that accepts deprecated arguments
+        function = getattr(function, "__wrapped__")  # noqa: B009 - of a function that accepts deprecated arguments
     hints = hints_of(function)
     return None if hints is None else hints()
 

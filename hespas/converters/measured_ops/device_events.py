@@ -201,7 +201,8 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
     parents: list[int] = host.parent.tolist()
     launchers, index = np.unique(launched_by, return_inverse=True)
     chains: dict[int, list[int]] = {}  # launching operation -> it and its enclosing ones, innermost first
-    for launcher in launchers[launchers >= 0].tolist():
+    operations: list[int] = launchers[launchers >= 0].tolist()
+    for launcher in operations:
         chain: list[int] = []
         op = launcher
         while 0 <= op < len(parents) and len(chain) < _MAX_DEPTH:

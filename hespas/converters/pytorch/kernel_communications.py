@@ -222,7 +222,8 @@ def _ranges_around(
     nearest_range = [-1] * (len(note) + 1)  # the last one is for events outside all ranges
     for row in nesting.order.tolist():
         nearest_range[row] = row if names[row] in kinds else nearest_range[parents[row]]
-    around = around_launch(nesting, links.launch[events], thread_key(calls), calls.start_ns).tolist()
+    launches = links.launch[events]
+    around: list[int] = around_launch(nesting, launches, thread_key(calls), calls.start_ns).tolist()
     rows = [nearest_range[row] for row in around]
     comms: dict[int, _RangeCommunication | None] = {-1: None}
     for row in rows:

@@ -192,7 +192,8 @@ def _spent_ns(job: JobTasks, path: _TaskPath) -> FloatArray:
     kinds = kinds_of(job.stream[path.task])
     kinds = np.where(kinds == FREE, COMMUNICATION, kinds)
     owner = job.owner[path.task]
-    for position in np.unique(owner).tolist():
+    positions: list[int] = np.unique(owner).tolist()
+    for position in positions:
         rows = np.flatnonzero(owner == position)
         program, tasks = job.sim_ranks[position].program, path.task[rows] - job.first[position]
         nodes = program.block[tasks] < 0

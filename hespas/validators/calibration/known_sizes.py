@@ -227,7 +227,7 @@ def _drawn_sizes(
         choice = generator.random(count)
         drawn = np.exp2(logs)
         grid = np.select([drawn >= 128, drawn >= 16], [64.0, 8.0], 1.0)
-        snapped = np.select(
+        snapped: FloatArray = np.select(
             [choice < 1 / 8, choice < 1 / 4],
             [np.round(drawn), np.exp2(np.round(logs))],
             np.round(drawn / grid) * grid,
