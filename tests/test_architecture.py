@@ -435,9 +435,12 @@ def _is_pattern(text: str) -> bool:
 def lines_with_possessive_patterns(path: Path) -> Iterator[str]:
     documents = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
     for node in nodes_of(path):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documents:
+        if not isinstance(node, ast.Constant) or id(node) in documents:
             continue
-        if _is_pattern(node.value) and _POSSESSIVE.search(node.value):
+        if not isinstance(node.value, str | bytes):
+            continue
+        text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+        if (_is_pattern(text) or isinstance(node.value, bytes)) and _POSSESSIVE.search(text):
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
 
 

@@ -228,6 +228,3 @@ def _with_captured_operations(
         extended[event] = at
     paths.add("calls", np.array(called, np.int64))
     return extended
-
-
-_STEP = re.compile(r"(ProfilerStep)#\d+")

@@ -120,7 +120,7 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
         whole = isinstance(defaults[key], int)
         if not isfinite(value) or (whole and not (value.is_integer() and abs(value) <= _MAX_COUNT)):
             expected = f"a whole number of at most {_MAX_COUNT:,}" if whole else "a number"
-            raise UsageError(f"{name}: {key} is {clipped(text)!r}", hint=expected)
+            raise UsageError(f"{name}: {key}={clipped(text)} is not {expected}", hint=f"write {key}=NUMBER")
         values[key] = int(value) if whole else value
     return _ArrivalProcess(**values)  # type: ignore[arg-type] # int for fields of int
 

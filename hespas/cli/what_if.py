@@ -129,8 +129,7 @@ class WhatIf:
         shared: dict[str, str | int] = {"source": str(source)}
         for name, value in context.params.items():
             if name in _AXES and name not in columns and _is_given(context, name):
-                only = cast("list[object]", value)[0] if isinstance(value, list) and value else value
-                shared[name] = only if isinstance(only, int) else str(only)
+                shared[name] = _shared_value(value)
         grid = Grid(str(source), {name: tuple(values) for name, values in columns.items()}, shared)
         with progress_bar("simulating", self.progress) as callback:
             done = api.simulate_grid(
@@ -236,6 +235,14 @@ class WhatIf:
             emit(f"report: {self.report / 'index.html'}")
         if done.exit_code:
             raise typer.Exit(done.exit_code)
+
+
+def _shared_value(value: object) -> str | int:
+    """Return the value of an option, or the first one of an option that can be repeated."""
+    if isinstance(value, list):
+        entries = cast("list[object]", value)
+        return _shared_value(entries[0]) if entries else ""
+    return value if isinstance(value, int) else str(value)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -1,1 +1,1 @@
-"""What each operation costs: the one table that the StableHLO and HLO readers share, and that of PyTorch."""
+"""FLOPs and bytes of operations: the table shared by the StableHLO and HLO readers, and that of PyTorch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 __all__ = ["RenamedAttribute", "renamed_arguments", "renamed_fields", "warn_renamed"]
@@ -53,18 +53,13 @@ def renamed_arguments(
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Decorate a function so that it accepts deprecated keyword arguments: ``old="new"``.
 
-    Raises ``TypeError`` in the decorated function if a call has both spellings of an argument.
+    The decorated function raises ``TypeError`` if a call has both names of an argument.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         @functools.wraps(function)
         def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-            for old in new_names.keys() & kwargs.keys():
-                new = new_names[old]
-                if new in kwargs:
-                    raise TypeError(f"{function.__name__}() got both {new!r} and its deprecated name {old!r}")
-                warn_renamed(f"{function.__name__}({old}=)", f"{function.__name__}({new}=)")
-                kwargs[new] = kwargs.pop(old)
+            _rename(kwargs, new_names, function.__name__)
             return function(*args, **kwargs)
 
         return wrapper
@@ -82,12 +77,7 @@ def renamed_fields(**new_names: str) -> Callable[[_Class], _Class]:
 
         @functools.wraps(construct)
         def construct_renamed(self: object, *args: object, **kwargs: object) -> None:
-            for old in new_names.keys() & kwargs.keys():
-                new = new_names[old]
-                if new in kwargs:
-                    raise TypeError(f"{kind.__name__}() got both {new!r} and its deprecated name {old!r}")
-                warn_renamed(f"{kind.__name__}({old}=)", f"{kind.__name__}({new}=)")
-                kwargs[new] = kwargs.pop(old)
+            _rename(kwargs, new_names, kind.__name__)
             construct(self, *args, **kwargs)
 
         setattr(kind, "__init__", construct_renamed)  # noqa: B010 - type checkers refuse the assignment
@@ -98,3 +88,15 @@ def renamed_fields(**new_names: str) -> Callable[[_Class], _Class]:
         return kind
 
     return decorate
+
+
+def _rename(arguments: dict[str, object], new_names: Mapping[str, str], called: str) -> None:
+    """Replace deprecated names of keyword arguments in place, with a warning at the caller of the decorated
+    function. Raises ``TypeError`` if a call has both names of an argument.
+    """
+    for old in new_names.keys() & arguments.keys():
+        new = new_names[old]
+        if new in arguments:
+            raise TypeError(f"{called}() got both {new!r} and its deprecated name {old!r}")
+        warn_renamed(f"{called}({old}=)", f"{called}({new}=)", stacklevel=4)
+        arguments[new] = arguments.pop(old)

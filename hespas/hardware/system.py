@@ -379,8 +379,3 @@ def system_to_toml(system: System) -> str:
     lines += ["", "dimensions = [", *rows, "]"]
     lines += ["", "[sources]", *(f"{scalar(s.key)} = {scalar(s.text)}" for s in system.sources), ""]
     return "\n".join(lines)
-
-
-_DEFAULTS = dict(
-    zip(reversed(Dimension.__struct_fields__), reversed(Dimension.__struct_defaults__), strict=False)
-)

@@ -51,6 +51,10 @@ def _positive_or_nan(value: float) -> bool:
     return isnan(value) or _LEAST <= value <= _MOST
 
 
+def _not_negative_or_nan(value: float) -> bool:
+    return value == 0 or _positive_or_nan(value)
+
+
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 
 Positive = Annotated[float, Meta(ge=_LEAST, le=_MOST, description="a positive number (up to 1e60)")]
@@ -67,7 +71,7 @@ NotNegativeOrNan = Annotated[
     float,
     Meta(
         description="a number that is 0 or more or nan (up to 1e60)",
-        extra={"unknown": "nan", "within": lambda value: value == 0 or _positive_or_nan(value)},
+        extra={"unknown": "nan", "within": _not_negative_or_nan},
     ),
 ]
 

@@ -280,9 +280,9 @@ def _elementwise(kind: str, rows: _TidyRows) -> Operations:
     )
 
 
-_KIND_RULES |= {
-    kind: partial(_elementwise, kind) for kind, dims in KINDS.items() if dims == ("rows", "columns")
-}
+_KIND_RULES.update(
+    {kind: partial(_elementwise, kind) for kind, dims in KINDS.items() if dims == ("rows", "columns")}
+)
 
 
 def tidy_operations(columns: Columns) -> Operations:

@@ -33,7 +33,8 @@ def test_a_renamed_attribute_warns_and_returns_the_value_of_its_new_name() -> No
 def test_a_renamed_argument_warns_and_is_passed_under_its_new_name() -> None:
     assert count(profiles=2) == 2
     untyped: Callable[..., int] = count
-    with pytest.warns(DeprecationWarning, match=r"count\(measured=\) is deprecated"):
+    with pytest.warns(DeprecationWarning, match=r"count\(measured=\) is deprecated") as warned:
         assert untyped(measured=2) == 2
+    assert warned[0].filename == __file__
     with pytest.raises(TypeError, match="both 'profiles' and its deprecated name 'measured'"):
         untyped(measured=2, profiles=2)

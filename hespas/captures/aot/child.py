@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -140,10 +141,9 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
     stats = executable.get_compiled_memory_stats()
     memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in _MEMORY_KINDS}
     memory["peak"] = int(getattr(stats, "peak_memory_in_bytes", -1))
-    try:
+    analysis: dict[str, float] = {}
+    with suppress(Exception):  # compilers without a cost analysis raise
         analysis = executable.cost_analysis()
-    except Exception:  # compilers without a cost analysis raise
-        analysis = {}
     cpu_s, peak_rss_bytes = -1.0, -1
     if sys.platform != "win32":
         import resource

@@ -187,7 +187,8 @@ _Table = TypeVar("_Table", CollectiveTable, P2pTable, ContractionTable)
 
 def _side_rows(table: _Table, nodes: slice) -> _Table:
     node = table.node
-    first, last = np.searchsorted(node, [nodes.start, nodes.stop]).tolist()
+    bounds: list[int] = np.searchsorted(node, [nodes.start, nodes.stop]).tolist()
+    first, last = bounds
     return table.take(np.arange(first, last), node[first:last] - np.int32(nodes.start))
 
 

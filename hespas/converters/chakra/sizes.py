@@ -157,11 +157,11 @@ def _columns(graph: OpGraph) -> Iterator[Longs]:
     for table in (graph.collectives, graph.p2p, graph.contractions):
         for name in table.DTYPES:
             if name != "node":
-                column = getattr(table, name)
+                entries: Longs = getattr(table, name)
                 # tags number the messages of a trace: their size depends only on the number of bits
                 if name == "tag":
-                    column = np.where(column < 0, -1, np.searchsorted(_POWERS, column, side="right"))
-                yield _placed(graph, table.node, column)
+                    entries = np.where(entries < 0, -1, np.searchsorted(_POWERS, entries, side="right"))
+                yield _placed(graph, table.node, entries)
 
 
 def _placed(graph: OpGraph, nodes: NDArray[np.integer], values: NDArray[np.generic]) -> Longs:

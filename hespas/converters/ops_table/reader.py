@@ -78,7 +78,7 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
                 str(name) for name in cast("Any", import_module("pyarrow.parquet")).read_schema(path).names
             }
         except (ArrowException, OSError, ValueError):
-            column_names = set()
+            column_names = set[str]()
     if column_names >= OF_OPERATIONS:
         import pyarrow as pa
 

@@ -189,7 +189,8 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     around them changes, or, without such ranges, until the first graph of the family comes again.
     """
     calls, strings = trace.launch, trace.strings
-    kind = mapped(calls.name_row, lambda row: _call_kind(strings[row]), np.int64)
+
+    kind = _call_kinds(trace)
     did_not_run = (kind != _OTHER) & ~np.isin(calls.correlation, trace.device.correlation)
     launches = np.flatnonzero(did_not_run)
     launches = launches[np.argsort(calls.start_ns[launches], kind="stable")]
@@ -265,8 +266,7 @@ def is_capture(trace: KinetoTrace) -> bool:
 
     It begins captures, or launches kernels and no graphs, and few of its launches ran.
     """
-    calls, strings = trace.launch, trace.strings
-    kind = mapped(calls.name_row, lambda row: _call_kind(strings[row]), np.int64)
+    kind = _call_kinds(trace)
     launches = int((kind != _OTHER).sum())
     if not launches or (launches_graphs(trace).any() and not begins_captures(trace)):
         return False
@@ -277,6 +277,15 @@ def begins_captures(trace: KinetoTrace) -> bool:
     """Return True if graphs were captured during the recording."""
     rows = np.unique(trace.launch.name_row).tolist()
     return any(_BEGIN.match(trace.strings[row]) for row in rows)
+
+
+def _call_kinds(trace: KinetoTrace) -> IntArray:
+    """Return the kind of each launch call, by its name."""
+
+    def kind_of(row: int) -> int:
+        return _call_kind(trace.strings[row])
+
+    return mapped(trace.launch.name_row, kind_of, np.int64)
 
 
 def _call_kind(name: str) -> int:

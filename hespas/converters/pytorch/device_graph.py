@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops import LaunchTimes, clock_ns, event_costs, lanes_of
@@ -342,7 +343,8 @@ def _waits(
         return NodeEdges.empty(), NodeEdges.empty()
     names: list[int] = np.unique(calls.name_row).tolist()
     kind_of = {row: _SYNC_CALLS.get(trace.strings[row]) for row in names}
-    kinds: list[_SyncCall | None] = [kind_of[row] for row in calls.name_row.tolist()]
+    call_names: list[int] = calls.name_row.tolist()
+    kinds: list[_SyncCall | None] = [kind_of[row] for row in call_names]
     recorded = _StreamWait.recorded(trace, nodes.queues)
     launched: dict[int, list[int]] = {}
     for node, call in enumerate(launch.tolist()):
@@ -353,10 +355,13 @@ def _waits(
     relevant[list(launched)] = True
     rows = np.flatnonzero(relevant)
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
-    columns = (thread_key(calls), calls.start_ns, calls.end_ns, calls.correlation)
-    lists: list[list[int]] = [rows.tolist(), *(column[rows].tolist() for column in columns)]
+    columns: tuple[NDArray[Any], ...] = (thread_key(calls), calls.start_ns, calls.end_ns, calls.correlation)
+    relevant_rows: list[int] = rows.tolist()
+    lists: list[list[int]] = [column[rows].tolist() for column in columns]
     num_stated = num_inferred = 0
-    for row, thread, start_ns, end_ns, correlation in zip(*lists, strict=True):
+    for row, (thread, start_ns, end_ns, correlation) in zip(
+        relevant_rows, zip(*lists, strict=True), strict=True
+    ):
         for node in launched.get(row, ()):
             order.launch(node, thread, start_ns)
         kind = kinds[row]

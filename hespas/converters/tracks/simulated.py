@@ -326,7 +326,8 @@ def profile_of_run(run: SimulatedRun, device: str) -> Profile:
     for graph, spans in _spans_by_class(timeline, run.workload):
         names = _span_names(timeline, graph, spans)
         rows, index = np.unique(names.rows, return_inverse=True)
-        text_rows = np.array([strings.add(names.texts[row]) for row in rows.tolist()], np.int32)
+        listed: list[int] = rows.tolist()
+        text_rows = np.array([strings.add(names.texts[row]) for row in listed], np.int32)
         op_row[spans] = text_rows[index.reshape(-1)]
         of_node = spans[timeline.node[spans] >= 0]
         node = timeline.node[of_node]

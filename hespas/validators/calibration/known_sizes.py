@@ -219,18 +219,18 @@ def _drawn_sizes(
     sizes: dict[str, FloatArray] = {}
     for number, name in enumerate(names):
         low, high = model.card.reach[name]
-        logs = octaves[:, number]
+        logs: FloatArray = octaves[:, number]
         if name in _COUNTED:
             sizes[name] = np.clip(np.exp2(logs), low, high)
             continue
         logs = logs + generator.uniform(-0.5, 0.5, count) + (beyond == number)
         choice = generator.random(count)
-        drawn = np.exp2(logs)
+        drawn: FloatArray = np.exp2(logs)
         grid = np.select([drawn >= 128, drawn >= 16], [64.0, 8.0], 1.0)
         snapped: FloatArray = np.select(
             [choice < 1 / 8, choice < 1 / 4],
-            [np.round(drawn), np.exp2(np.round(logs))],
-            np.round(drawn / grid) * grid,
+            [np.rint(drawn), np.exp2(np.rint(logs))],
+            np.rint(drawn / grid) * grid,
         )
         limit = np.where(beyond == number, 2 * high, high)
         sizes[name] = np.clip(np.maximum(snapped, 1.0), low, limit)

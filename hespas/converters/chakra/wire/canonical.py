@@ -7,9 +7,10 @@ reads the result. Fields stay encoded: most need no change. Recursion depth is b
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from hespas.files.wire import WireError, decode_varint, encode_varint, tag
 from hespas.graph.errors import FormatError
@@ -32,11 +33,10 @@ _MAX_GROUP_DEPTH = 100
 """Protobuf's own recursion limit."""
 _FIXED_BYTES = {WireType.FIXED32: 4, WireType.FIXED64: 8}
 _SHORT = tuple(bytes((value,)) for value in range(0x80))
-_SHORTEST = {
-    ProtoKind.UINT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
-    ProtoKind.INT64: re.compile(rb"(?:[\x80-\xff]{0,8}[\x01-\x7f]|\x00|[\x80-\xff]{9}\x01)*+"),
-}
-"""Varints in the form that a serialiser writes."""
+_FULL_RANGE = (ProtoKind.UINT64, ProtoKind.INT64)
+"""Kinds of which every varint keeps its value."""
+_MAX_VARINT = 10
+"""Bytes of the longest varint; its last byte is 1."""
 _BOOL, _STRING = ProtoKind.BOOL, ProtoKind.STRING  # looking up a member costs as much as a comparison
 _SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, ProtoKind.SINT32)
 
@@ -285,8 +285,7 @@ class _CanonicalReader:
         elif content.isascii():
             is_shortest = field.kind is not _BOOL
         else:
-            shortest = _SHORTEST.get(field.kind)
-            is_shortest = shortest is not None and shortest.fullmatch(content) is not None
+            is_shortest = field.kind in _FULL_RANGE and _are_shortest(content)
         if is_shortest:
             entries.append(content)
             return behind
@@ -307,6 +306,17 @@ def _entries(values: _Values, number: int) -> list[bytes]:
     entries = values.setdefault(number, [])
     assert isinstance(entries, list)
     return entries
+
+
+def _are_shortest(content: bytes) -> bool:
+    """Return True if ``content`` consists of varints in the form that a serialiser writes."""
+    values = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(values < 0x80)
+    if not len(ends) or ends[-1] != len(values) - 1:
+        return False
+    lengths, last = np.diff(ends, prepend=-1), values[ends]
+    is_short = (lengths < _MAX_VARINT) & ((lengths == 1) | (last != 0))
+    return bool((is_short | ((lengths == _MAX_VARINT) & (last == 1))).all())
 
 
 def _varint(kind: ProtoKind, value: int) -> bytes:
