@@ -202,8 +202,7 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     starts = calls.start_ns[launches]
     # A capture without an end lasts to the end of the trace.
     strings = trace.strings
-    is_begin = mapped(calls.name_row, lambda row: _BEGIN.match(strings[row]) is not None, np.bool_)
-    is_end = mapped(calls.name_row, lambda row: _END.match(strings[row]) is not None, np.bool_)
+    is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
     thread = thread_key(calls)
     open_spans: list[tuple[int, int]] = []
     for key in np.unique(thread[is_begin]).tolist():
@@ -277,6 +276,15 @@ def begins_captures(trace: KinetoTrace) -> bool:
     """Return True if graphs were captured during the recording."""
     rows = np.unique(trace.launch.name_row).tolist()
     return any(_BEGIN.match(trace.strings[row]) for row in rows)
+
+
+def _matching_calls(trace: KinetoTrace, pattern: re.Pattern[str]) -> BoolArray:
+    """Return True for each launch call whose name begins with a pattern."""
+
+    def matches(row: int) -> bool:
+        return pattern.match(trace.strings[row]) is not None
+
+    return mapped(trace.launch.name_row, matches, np.bool_)
 
 
 def _call_kinds(trace: KinetoTrace) -> IntArray:
