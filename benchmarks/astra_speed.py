@@ -44,7 +44,7 @@ _RUNS = 7
 def _node(builder: GraphBuilder, kind: NodeKind, deps: list[int], micros: int = 0) -> int:
     name = builder.strings.add("compute" if kind is NodeKind.COMPUTE else "collective")
     node = builder.add_node(
-        name_row=name, op_row=name, kind=kind, data_deps=deps, flops=0.0, transcendentals=0.0, bytes_read=0.0,
+        name_id=name, op_id=name, kind=kind, data_deps=deps, flops=0.0, transcendentals=0.0, bytes_read=0.0,
         bytes_written=0.0, op_class=OpClass.ELEMENTWISE if kind is NodeKind.COMPUTE else OpClass.COLLECTIVE,
     )  # fmt: skip
     builder.set(node, resource=int(Resource.DEVICE))

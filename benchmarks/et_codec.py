@@ -178,8 +178,8 @@ def spmd_step(ranks: int) -> Workload:
     for layer in range(60):
         for place in range(10):
             node = builder.add_node(
-                name_row=names.add(f"dot.{layer}.{place}"),
-                op_row=names.add("stablehlo.dot_general"),
+                name_id=names.add(f"dot.{layer}.{place}"),
+                op_id=names.add("stablehlo.dot_general"),
                 op_class=OpClass.CONTRACTION,
                 data_deps=last,
                 operands=[tensor, tensor],
@@ -191,9 +191,9 @@ def spmd_step(ranks: int) -> Workload:
             builder.set(node, duration_ns=1234.5 + place)
             last = [node]
         kind = NodeKind.COLLECTIVE if layer % 8 else NodeKind.PERMUTE
-        op_row, op_class = names.add("stablehlo.collective"), OpClass.COLLECTIVE
+        op_id, op_class = names.add("stablehlo.collective"), OpClass.COLLECTIVE
         node = builder.add_node(
-            name_row=names.add(f"comm.{layer}"), op_row=op_row, op_class=op_class, kind=kind, data_deps=last
+            name_id=names.add(f"comm.{layer}"), op_id=op_id, op_class=op_class, kind=kind, data_deps=last
         )
         if kind is NodeKind.PERMUTE:
             builder.add_p2p(node, permutation=way, comm_bytes=1 << 20)

@@ -30,8 +30,8 @@ def build(nodes: int) -> OpGraph:
     types = [builder.types.add(dtype("bf16"), (rows, 128)) for rows in (64, 128, 256)]
     for node in range(nodes):
         builder.add_node(
-            name_row=builder.strings.add(f"op.{node}"),
-            op_row=ops[node % len(ops)],
+            name_id=builder.strings.add(f"op.{node}"),
+            op_id=ops[node % len(ops)],
             op_class=OpClass.ELEMENTWISE,
             kind=NodeKind.COMPUTE,
             data_deps=(max(node - 1, 0), max(node - 7, 0)) if node else (),

@@ -79,8 +79,8 @@ def _profiles(path: Path) -> Iterator[Profile]:
 
 def _kernels(profile: Profile) -> _Kernels:
     texts, start_ns = profile.strings, profile.start_ns
-    chosen = np.flatnonzero(profile.grid_row > 0)
-    names = [texts[row] for row in profile.kernel_row[chosen].tolist()]
+    chosen = np.flatnonzero(profile.grid_id > 0)
+    names = [texts[row] for row in profile.kernel_id[chosen].tolist()]
     talks = np.array(["nccl" in name.lower() for name in names], np.bool_)
     start_ns, duration_ns = start_ns[chosen], profile.duration_ns[chosen]
     beside = np.zeros(len(chosen))
@@ -88,7 +88,7 @@ def _kernels(profile: Profile) -> _Kernels:
         others = united(start_ns[~mine], start_ns[~mine] + duration_ns[~mine])
         until, since = (covered(*others, at[mine]) for at in (start_ns + duration_ns, start_ns))
         beside[mine] = (until - since) / np.maximum(duration_ns[mine], 1.0)
-    places = zip(profile.grid_row[chosen].tolist(), profile.shapes_row[chosen].tolist(), strict=True)
+    places = zip(profile.grid_id[chosen].tolist(), profile.shapes_id[chosen].tolist(), strict=True)
     keys = [f"{name} {texts[grid]} {texts[shape]}" for name, (grid, shape) in zip(names, places, strict=True)]
     return _Kernels(keys, talks, duration_ns, beside)
 

@@ -47,7 +47,7 @@ class _Stage:
         op_class = OpClass.CONTRACTION if kind is NodeKind.COMPUTE else OpClass.COLLECTIVE
         row = b.strings.add(name)
         deps = [] if self.last < 0 else [self.last]
-        node = b.add_node(name_row=row, op_row=row, op_class=op_class, kind=kind, data_deps=deps)
+        node = b.add_node(name_id=row, op_id=row, op_class=op_class, kind=kind, data_deps=deps)
         b.set(node, duration_ns=duration_ns)
         self.last = node
         return node

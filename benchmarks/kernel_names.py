@@ -50,13 +50,11 @@ def told(profile: Profile) -> Told:
     time_ns = np.maximum(profile.duration_ns, 0.0)
     classified = found.op_class != OpClass.UNKNOWN
     # Copies are told by their bytes: only kernels have a launch.
-    launched = (profile.grid_row > 0) | ~np.isnan(profile.bytes_moved)
+    launched = (profile.grid_id > 0) | ~np.isnan(profile.bytes_moved)
     works = launched & (found.op_class != OpClass.COLLECTIVE)
     holds, fails = _held(profile)
     times = Counter[int]()
-    for row, each in zip(
-        profile.kernel_row[~classified].tolist(), time_ns[~classified].tolist(), strict=True
-    ):
+    for row, each in zip(profile.kernel_id[~classified].tolist(), time_ns[~classified].tolist(), strict=True):
         times[row] += each
     names = tuple(profile.strings[row][:60] for row, _ in times.most_common(_MOST_NAMED))
     return Told(

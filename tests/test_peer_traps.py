@@ -634,7 +634,7 @@ def test_trap_15_loops_branches_and_private_functions_convert(bench: Bench) -> N
     workload = read_workload(bench.file(EVERYTHING))
     graph = workload.classes[0]
     reduce, broadcast = only(graph, "all_reduce"), only(graph, "collective_broadcast")
-    assert (graph.multiplicity[reduce], graph.multiplicity[broadcast]) == (7, 1)
+    assert (graph.executions[reduce], graph.executions[broadcast]) == (7, 1)
     assert graph.collectives.kind.tolist() == [CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST]
     flat = bench.traces(EVERYTHING).classes[0]
     assert len(flat.collectives) == 7 + 1

@@ -101,7 +101,7 @@ def _graph(file: str, diagnostics: Diagnostics | None = None) -> OpGraph:
 
 def _as_xla_counts(graph: OpGraph) -> float:
     """Useful FLOPs with loop bodies once, and one addition per operand element of each all-reduce."""
-    runs = graph.multiplicity != 0
+    runs = graph.executions != 0
     reducing = graph.collectives.node[graph.collectives.kind == CollectiveKind.ALL_REDUCE].tolist()
     summed = sum(graph.types.elements(row) for node in reducing for row in graph.operands.row(node).tolist())
     return float(np.nansum(graph.useful_flops[runs])) + summed

@@ -96,6 +96,8 @@ _RENAMED = {
     "`ServingResult`": {"cache_tokens": "kv_cache_tokens", "with_rows": "per_request"},
     "`CaptureResult`": {"partitioned": "spmd_hlo"},
     "`ProfiledProgram`": {"is_what_ran": "matches_profile", "joined_share": "matched_fraction"},
+    "`OpGraph`": {"multiplicity": "executions"},
+    "`OpGraph`, `Profile` and its tables": {"*_row": "*_id"},
 }
 """Deprecated names by kind -> new names."""
 

@@ -25,8 +25,8 @@ def busy_ns(profile: Profile) -> list[float]:
     rows = np.flatnonzero(own)
     if not len(rows):
         return []
-    time = np.bincount(profile.module_row[rows], np.nan_to_num(profile.duration_ns[rows]))
-    rows = rows[profile.module_row[rows] == int(time.argmax())]
+    time = np.bincount(profile.module_id[rows], np.nan_to_num(profile.duration_ns[rows]))
+    rows = rows[profile.module_id[rows] == int(time.argmax())]
     runs: list[int] = np.unique(profile.run[rows]).tolist()
     return [_covered_ns(profile, rows[profile.run[rows] == run]) for run in runs]
 

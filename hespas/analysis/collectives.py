@@ -247,7 +247,7 @@ def _add_rank(
     for row, code in zip(
         of_event[rows].tolist(), node_kind[measured.costed.node[rows]].tolist(), strict=True
     ):
-        word = strings[int(comms.kind_row[row])] if row >= 0 else ""
+        word = strings[int(comms.kind_id[row])] if row >= 0 else ""
         is_message = code == CollectiveKind.UNKNOWN and word.lower() in _MESSAGES
         kind = _MESSAGE if is_message else CollectiveKind(code).name.lower()
         size = int(comms.group_size[row]) if row >= 0 else -1
@@ -257,8 +257,8 @@ def _add_rank(
         if np.isnan(received) and kind == "all_gather" and size > 0:
             received = sent * size
         columns.kind.append(kind)
-        columns.group.append(strings[int(comms.group_row[row])] if row >= 0 else "")
-        columns.members.append(strings[int(comms.ranks_row[row])] if row >= 0 else "")
+        columns.group.append(strings[int(comms.group_id[row])] if row >= 0 else "")
+        columns.members.append(strings[int(comms.ranks_id[row])] if row >= 0 else "")
         columns.group_size.append(size)
         number = int(comms.sequence[row]) if row >= 0 else -1
         columns.sequence.append(number)

@@ -94,7 +94,7 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
         profile = recording.profile
         event_rows = recording.rows[np.maximum(np.array(path.event, np.int64), 0)]
         named = np.where(
-            profile.op_row[event_rows] > 0, profile.op_row[event_rows], profile.kernel_row[event_rows]
+            profile.op_id[event_rows] > 0, profile.op_id[event_rows], profile.kernel_id[event_rows]
         )
         names = [
             profile.strings[row] if event >= 0 else ""
@@ -194,7 +194,7 @@ class _StartConditions:
             listed(before),
             listed(np.where(close, ended, -1)),
             np.where(np.isnan(profile.launch_start_ns[rows]), -np.inf, launch).tolist(),
-            listed(profile.launch_thread_row[rows]),
+            listed(profile.launch_thread_id[rows]),
             wait_end[by_wait_end].tolist(),
             listed(wait_event[by_wait_end]),
         )
@@ -292,7 +292,7 @@ def _host_totals(recording: Recording, path: _BackwardPath) -> list[tuple[str, i
     on_path = np.flatnonzero(until > begin)
     callers = callers.take(on_path)
     own = exclusive(callers.thread.astype(np.int64), begin[on_path], until[on_path])
-    names, group = np.unique(callers.name_row, return_inverse=True)
+    names, group = np.unique(callers.name_id, return_inverse=True)
     times = np.bincount(group, own, len(names))
     counts = np.bincount(group, own > 0, len(names)).astype(np.int64)
     texts = [recording.profile.strings[row] for row in listed(names)]

@@ -273,7 +273,7 @@ def gaps_before(recordings: Sequence[Recording]) -> Table[GapRow]:
         if not len(after):
             continue
         profile, rows = recording.profile, recording.rows[after]
-        name = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
+        name = np.where(profile.op_id[rows] > 0, profile.op_id[rows], profile.kernel_id[rows])
         distinct, group = distinct_rows(cause, name)
         moments = GroupStatistics.of(length, group, len(distinct))
         parts.append(
@@ -344,7 +344,7 @@ def launches(recordings: Sequence[Recording]) -> Table[LaunchRow]:
         known = ~np.isnan(call)
         rows, call, work = rows[known], call[known], recording.duration_ns[known]
         delay = recording.start_ns[known] - profile.launch_end_ns[rows]
-        name = np.where(profile.op_row[rows] > 0, profile.op_row[rows], profile.kernel_row[rows])
+        name = np.where(profile.op_id[rows] > 0, profile.op_id[rows], profile.kernel_id[rows])
         distinct, group = distinct_rows(name)
         groups = len(distinct)
         calls, delays = GroupStatistics.of(call, group, groups), GroupStatistics.of(delay, group, groups)

@@ -173,7 +173,7 @@ class _RankTransfers:
         mean_ns = np.where(shown > 0, total_ns / np.maximum(shown, 1), stated_ns)
         later = np.zeros(size)
         if len(own) < len(spans) and bool((timeline.node[spans] < 0).any()):
-            runs = transfers.graph.multiplicity[transfers.node].astype(np.float64)
+            runs = transfers.graph.executions[transfers.node].astype(np.float64)
             later = np.where(np.isfinite(runs), np.maximum(runs - shown, 0.0), 0.0)
         return cls(row, start_ns, end_ns, shown + later, later, mean_ns)
 

@@ -233,13 +233,13 @@ def _operation_groups(measured: MeasuredOperations) -> _RowGroups:
     graph, host = costed.graph, profile.host
     op = costed.host_op
     longest = costed.groups.longest
-    of_program = profile.module_row[longest] > 0
-    has_own_name = (profile.op_row[longest] > 0) & ((profile.host_event[longest] < 0) | of_program)
-    own = np.where(has_own_name, profile.op_row[longest], profile.kernel_row[longest])
-    name = np.where(op >= 0, at_rows(host.name_row, op, 0), own)
-    shapes = np.where(op >= 0, at_rows(host.shapes_row, op, 0), profile.shapes_row[longest])
-    dtypes = np.where(op >= 0, at_rows(host.dtype_row, op, 0), profile.dtype_row[longest])
-    program = np.where(has_own_name & of_program & (op < 0), profile.module_row[longest], 0)
+    of_program = profile.module_id[longest] > 0
+    has_own_name = (profile.op_id[longest] > 0) & ((profile.host_event[longest] < 0) | of_program)
+    own = np.where(has_own_name, profile.op_id[longest], profile.kernel_id[longest])
+    name = np.where(op >= 0, at_rows(host.name_id, op, 0), own)
+    shapes = np.where(op >= 0, at_rows(host.shapes_id, op, 0), profile.shapes_id[longest])
+    dtypes = np.where(op >= 0, at_rows(host.dtype_id, op, 0), profile.dtype_id[longest])
+    program = np.where(has_own_name & of_program & (op < 0), profile.module_id[longest], 0)
     distinct, group = distinct_rows(name, program, shapes, dtypes, graph.op_class)
     strings = profile.strings
     keys = [
@@ -261,7 +261,7 @@ def _operation_groups(measured: MeasuredOperations) -> _RowGroups:
     }
     moments = GroupStatistics.of(measured.busy_ns, group, len(keys))
     first = _heaviest(group, measured.busy_ns, len(keys))
-    names = [strings[row] for row in profile.kernel_row[longest[first]].tolist()]
+    names = [strings[row] for row in profile.kernel_id[longest[first]].tolist()]
     bounds = [_BOUNDS[code] for code in listed(measured.bound[first])]
     return _RowGroups(keys, moments, sums, {"kernel": names, "bound": bounds}, measured.busy_ns[first])
 
@@ -344,11 +344,11 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperatio
             continue
         profile, rows, time = recording.profile, recording.rows, recording.duration_ns
         strings = profile.strings
-        distinct, kernel = distinct_rows(profile.kernel_row[rows], recording.kind)
+        distinct, kernel = distinct_rows(profile.kernel_id[rows], recording.kind)
         keys = [(strings[row], DeviceEventKind(kind).word) for row, kind in distinct]
         of_kernel = GroupStatistics.of(time, kernel, len(keys))
         # the operation and the class with most time of each kernel
-        pairs, of_pair = distinct_rows(kernel, profile.op_row[rows], class_of[id(profile)][rows])
+        pairs, of_pair = distinct_rows(kernel, profile.op_id[rows], class_of[id(profile)][rows])
         weight = np.bincount(of_pair, time, len(pairs)).astype(np.float64)
         group = np.array([pair[0] for pair in pairs], np.int64)
         first = listed(_heaviest(group, weight, len(keys)))

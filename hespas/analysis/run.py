@@ -214,7 +214,7 @@ def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iter
             "no host operations were recorded: kernels have no operation, shapes or calls around them "
             "(PyTorch: activities=[CPU, CUDA]; others: ranges of NVTX or roctx)"
         )
-    elif not any(bool((profile.host.shapes_row > 0).any()) for profile in profiles):
+    elif not any(bool((profile.host.shapes_id > 0).any()) for profile in profiles):
         yield "no shapes were recorded: FLOPs, bytes and rooflines are unknown (PyTorch: record_shapes=True)"
     replayed_ns, device_ns, unknown_launches, events = 0.0, 0.0, 0, 0
     for recording in recordings:
@@ -223,7 +223,7 @@ def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iter
         launched = np.flatnonzero(~np.isnan(launch))
         _, group, count = np.unique(launch[launched], return_inverse=True, return_counts=True)
         # kernels that share a launch are those of a graph; without shapes, its capture was not given
-        alone = (count[group.reshape(-1)] < 3) | (profile.shapes_row[rows[launched]] > 0)
+        alone = (count[group.reshape(-1)] < 3) | (profile.shapes_id[rows[launched]] > 0)
         replayed_ns += float(time_ns[launched][~alone].sum())
         device_ns += float(time_ns.sum())
         unknown_launches += len(rows) - len(launched)
@@ -246,7 +246,7 @@ def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iter
         has_modules = any(
             any(
                 profile.strings[row].startswith("nn.Module: ")
-                for row in np.unique(profile.ranges.name_row).tolist()
+                for row in np.unique(profile.ranges.name_id).tolist()
             )
             for profile in profiles
         )

@@ -278,7 +278,7 @@ class _SimulatedSpans:
             flops[own] = at_rows(graph.flops, node, np.nan)
             moved[own] = at_rows(graph.bytes_moved, node, np.nan)
             # later iterations of a loop are named after the loop
-            rows = at_rows(graph.op_row.astype(np.int64), node, -1)
+            rows = at_rows(graph.op_id.astype(np.int64), node, -1)
             blocks = node < 0
             rows[blocks] = -2 - timeline.region[own[blocks]]
             distinct, group = np.unique(rows, return_inverse=True)
@@ -399,7 +399,7 @@ def _module_rows(spans: _SimulatedSpans) -> Table[ModuleRow]:
     own: dict[tuple[str, ...], list[float]] = {}
     for index, graph in enumerate(spans.workload.classes):
         chosen = np.flatnonzero((spans.rank_class == index) & (spans.timeline.node >= 0))
-        rows = graph.framework_row[spans.timeline.node[chosen]].astype(np.int64)
+        rows = graph.framework_id[spans.timeline.node[chosen]].astype(np.int64)
         distinct, group = np.unique(rows, return_inverse=True)
         group, time_ns = group.reshape(-1), (spans.duration_ns * spans.weight)[chosen]
         runs = np.bincount(group, spans.runs[chosen], len(distinct))

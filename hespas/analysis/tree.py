@@ -77,7 +77,7 @@ class _CallPaths:
 class Callers:
     """Operations and ranges of the host, in whole ns. ``op`` is the row of the operation (-1: a range)."""
 
-    name_row: SmallIntArray
+    name_id: SmallIntArray
     thread: SmallIntArray
     start: IntArray
     end: IntArray
@@ -85,7 +85,7 @@ class Callers:
 
     def take(self, rows: IntArray | BoolArray) -> Callers:
         """Return the selected callers."""
-        return Callers(*(getattr(self, name)[rows] for name in ("name_row", "thread", "start", "end", "op")))
+        return Callers(*(getattr(self, name)[rows] for name in ("name_id", "thread", "start", "end", "op")))
 
 
 def callers_of(profile: Profile) -> Callers:
@@ -96,8 +96,8 @@ def callers_of(profile: Profile) -> Callers:
     known = np.flatnonzero(~np.isnan(start + length))
     begin = start[known].astype(np.int64)
     return Callers(
-        np.concatenate((ranges.name_row, host.name_row))[known],
-        np.concatenate((ranges.thread_row, host.thread_row))[known],
+        np.concatenate((ranges.name_id, host.name_id))[known],
+        np.concatenate((ranges.thread_id, host.thread_id))[known],
         begin,
         begin + np.maximum(length[known], 0.0).astype(np.int64),
         (known - len(ranges)).clip(-1),
@@ -155,10 +155,10 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
     by_call = ~np.isnan(launch)
     caused = at_rows(profile.host.start_ns, cause, np.nan)
     by_cause = ~by_call & ~np.isnan(caused)
-    thread = profile.launch_thread_row[rows].copy()
+    thread = profile.launch_thread_id[rows].copy()
     at = np.where(by_call, launch, 0.0).astype(np.int64)
     if by_cause.any():
-        thread[by_cause] = profile.host.thread_row[cause[by_cause]]
+        thread[by_cause] = profile.host.thread_id[cause[by_cause]]
         at[by_cause] = caused[by_cause].astype(np.int64)
     launched = by_call | by_cause
     # callers without a launch inside are not part of the tree
@@ -180,13 +180,13 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
         caller_of_op[-1] = -1
         inner[by_cause] = caller_of_op[cause[by_cause]]
     # the path of each caller, level by level from the outermost
-    names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_row))}
+    names = {row: _STEP.sub(r"\1", profile.strings[row]) for row in listed(np.unique(callers.name_id))}
     path_of = np.full(len(callers.start), -1, np.int64)
     called = np.flatnonzero(nesting.parent >= 0)
     inside = RaggedArray.from_pairs(nesting.parent[called], called, len(path_of))
     level = np.flatnonzero(nesting.parent < 0)
     while len(level):
-        around, name = at_rows(path_of, nesting.parent[level], -1), callers.name_row[level]
+        around, name = at_rows(path_of, nesting.parent[level], -1), callers.name_id[level]
         distinct, group = distinct_rows(around, name)
         path_of[level] = np.array([paths.of(path, names[row]) for path, row in distinct], np.int64)[group]
         level = inside.take(level).values.astype(np.int64)
@@ -208,13 +208,13 @@ def _with_captured_operations(
     graph.
     """
     host = profile.host
-    threads = np.unique(host.thread_row).tolist()
+    threads = np.unique(host.thread_id).tolist()
     captured = [row for row in threads if profile.strings[row] == CAPTURED_THREAD]
-    replayed = np.flatnonzero(at_rows(np.isin(host.thread_row, captured), cause, False))
+    replayed = np.flatnonzero(at_rows(np.isin(host.thread_id, captured), cause, False))
     if not len(replayed):
         return path
     extended, path_of_op, called = path.copy(), dict[tuple[int, int], int](), list[int]()
-    names, parents = listed(host.name_row), listed(host.parent)
+    names, parents = listed(host.name_id), listed(host.parent)
     for event in replayed.tolist():
         around: list[int] = []
         op, inside = int(cause[event]), int(path[event])

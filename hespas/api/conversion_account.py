@@ -23,7 +23,7 @@ from hespas.graph.errors import FormatError, UnsupportedError
 __all__ = ["AccountedWrite", "EventAccount", "event_account"]
 
 _COLUMNS_WITHOUT_TOTALS = frozenset(
-    {"metadata", "attachments", "extra", "name_row", "source_row", "framework_row"}
+    {"metadata", "attachments", "extra", "name_id", "source_id", "framework_id"}
 )
 """Columns that no total includes."""
 
@@ -56,11 +56,11 @@ class _EventTotals:
             events=len(profile),
             device_time_ns=float(np.nansum(profile.duration_ns)),
             bytes_moved=float(np.nansum(profile.bytes_moved)),
-            operations=int((profile.op_row > 0).sum()),
-            modules=int((profile.module_row > 0).sum()),
-            kernels=int((profile.kernel_row > 0).sum()),
-            categories=int((profile.category_row > 0).sum()),
-            shapes=int((profile.shapes_row > 0).sum()),
+            operations=int((profile.op_id > 0).sum()),
+            modules=int((profile.module_id > 0).sum()),
+            kernels=int((profile.kernel_id > 0).sum()),
+            categories=int((profile.category_id > 0).sum()),
+            shapes=int((profile.shapes_id > 0).sum()),
             runs=int((profile.run >= 0).sum()),
             bytes_stated=int((~np.isnan(profile.bytes_moved)).sum()),
             host_links=int((profile.host_event >= 0).sum()),

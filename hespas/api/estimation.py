@@ -230,7 +230,7 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
         )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     numbers = None if estimated is None else estimated.estimator
-    runs = graph.multiplicity
+    runs = graph.executions
     is_work = (runs != 0) & ~is_recorded_wait(graph)
     rows: list[ClassTotals] = []
     for code in np.unique(graph.op_class).tolist():
@@ -297,12 +297,12 @@ def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
     """Yield the cells of the columns in ``_HEADER``, node by node."""
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         strings = list(graph.strings)
-        text_rows = (graph.name_row, graph.op_row, graph.framework_row, graph.source_row)
+        text_rows = (graph.name_id, graph.op_id, graph.framework_id, graph.source_id)
         texts: list[list[str]] = [[strings[row] for row in rows.tolist()] for rows in text_rows]
         names, ops, frameworks, sources = texts
         classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
         numbers = (
-            graph.multiplicity,
+            graph.executions,
             graph.flops,
             graph.useful_flops,
             graph.transcendentals,

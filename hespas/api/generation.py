@@ -100,7 +100,7 @@ class GenerationResult(Result):
     @property
     def nodes_per_rank_max(self) -> int:
         """Return the number of nodes of the longest program, with unrolled loops."""
-        return int(max(graph.multiplicity.sum() for graph in self.workload.classes))
+        return int(max(graph.executions.sum() for graph in self.workload.classes))
 
     @property
     def collective_bytes_per_rank(self) -> float:

@@ -103,7 +103,7 @@ def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
     columns = [*(column.astype(np.int64) for column in types), table.products.astype(np.int64), *stated]
     keys, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
     group = group.reshape(-1).astype(np.int64)
-    texts, runs, count = tuple(text_numbers), graph.multiplicity[table.node], keys.shape[1]
+    texts, runs, count = tuple(text_numbers), graph.executions[table.node], keys.shape[1]
     with np.errstate(over="ignore", invalid="ignore"):  # sums beyond the range of a float are infinite
         executions = np.bincount(group, runs, count)
         flops = np.bincount(group, table.flops * runs, count)
@@ -295,8 +295,8 @@ def summarise(value: Value, format_name: str) -> Summary:
             linked_share=linked / total if total else 0.0,
             host_ops=len(value.host),
             negative_events=int((value.duration_ns < 0).sum()),
-            by_category=_event_rows(value, value.category_row),
-            by_op=_event_rows(value, np.where(value.op_row > 0, value.op_row, value.kernel_row)),
+            by_category=_event_rows(value, value.category_id),
+            by_op=_event_rows(value, np.where(value.op_id > 0, value.op_id, value.kernel_id)),
         )
         return Summary(value.name, format_name, dict(value.metadata), 0, (), profile)
     with np.errstate(over="ignore", invalid="ignore"):  # sums beyond the range of a float are infinite
@@ -331,7 +331,7 @@ def _class_summary(value: Workload, index: int) -> ClassSummary:
         by_class=_op_rows(
             graph, np.where(untimed, _UNTIMED, graph.op_class.astype(np.int64)), class_name, all_nodes
         ),
-        by_op=_op_rows(graph, graph.op_row.astype(np.int64), lambda row: graph.strings[row], all_nodes),
+        by_op=_op_rows(graph, graph.op_id.astype(np.int64), lambda row: graph.strings[row], all_nodes),
         products=product_rows(graph),
         collectives=tuple(_collective_rows(graph, value.num_ranks)),
         messages=_op_rows(
@@ -350,7 +350,7 @@ def _op_rows(
     if not chosen.any():
         return ()
     codes, group = np.unique(key[chosen], return_inverse=True)
-    runs = graph.multiplicity[chosen]
+    runs = graph.executions[chosen]
     moved = graph.bytes_moved[chosen] * runs
     flops, duration_ns = graph.flops[chosen] * runs, graph.duration_ns[chosen] * runs
     count = len(codes)
@@ -385,7 +385,7 @@ def _sort_key(row: OpRow) -> tuple[float, float, int, str]:
 
 def _collective_rows(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveSummary]:
     table = graph.collectives
-    runs = graph.multiplicity[table.node]
+    runs = graph.executions[table.node]
     pairs = np.stack([table.kind.astype(np.int64), table.group_set.astype(np.int64)])
     keys, group = np.unique(pairs, axis=1, return_inverse=True)
     distinct: list[list[int]] = keys.T.tolist()

@@ -96,7 +96,7 @@ def collective_rows(workload: Workload, mesh: Mesh) -> list[MeshCollectiveRow]:
     rows = dict[tuple[str, str], MeshCollectiveRow]()
 
     def add(node: int, kind: str, axes: str, groups: tuple[int, int], size_bytes: float) -> None:
-        times = float(graph.multiplicity[node])
+        times = float(graph.executions[node])
         row = rows.get((kind, axes), MeshCollectiveRow(kind, axes, *groups, 0.0, 0.0))
         rows[kind, axes] = row._replace(
             times=row.times + times, size_bytes=row.size_bytes + times * size_bytes

@@ -99,8 +99,7 @@ def match_profiles(profiles: Sequence[Profile]) -> MatchedComms:
         sizes += np.fmax(part.operand_bytes, part.result_bytes).tolist()
         for row, number in enumerate(part.sequence.tolist()):
             kind, group, ranks = (
-                current.strings[int(column[row])]
-                for column in (part.kind_row, part.group_row, part.ranks_row)
+                current.strings[int(column[row])] for column in (part.kind_id, part.group_id, part.ranks_id)
             )
             keys.append(comm_key(kind, group, ranks, int(current.rank[part.event[row]]), number))
     return MatchedComms(

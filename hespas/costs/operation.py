@@ -369,14 +369,14 @@ def add_costed(
     A product with an extent above 63 bits is not listed.
     """
     strings, types = graph.strings, graph.types
-    name_row, op_row = strings.add(name), strings.add(op or name)
+    name_id, op_id = strings.add(name), strings.add(op or name)
     rows = [
         [types.add(tensor.dtype, tensor.shape, encoding=strings.add(tensor.layout)) for tensor in tensors]
         for tensors in (operands, results)
     ]
     node = graph.add_node(
-        name_row=name_row,
-        op_row=op_row,
+        name_id=name_id,
+        op_id=op_id,
         op_class=cost.op_class,
         kind=kind,
         control_deps=control_deps,

@@ -219,7 +219,7 @@ def apply_estimate(
     absent = np.isnan(estimate.duration_ns)
     durations = np.where(absent, graph.duration_ns, estimate.duration_ns)
     # A node of a branch that is not taken never runs and needs no duration.
-    unknown = np.isnan(durations) & (graph.multiplicity != 0)
+    unknown = np.isnan(durations) & (graph.executions != 0)
     _report_kept(graph, estimate, kept_durations(graph, estimate), findings)
     if unknown.any():
         durations = _settle(graph, durations, unknown, missing, findings)
@@ -230,7 +230,7 @@ def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
     """Return True for nodes that run and have no estimate but a time above 0 of their own, shape
     ``(nodes,)``.
     """
-    timed = (graph.duration_ns > 0) & (graph.multiplicity != 0)
+    timed = (graph.duration_ns > 0) & (graph.executions != 0)
     keeps: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
     return keeps
 
@@ -245,10 +245,10 @@ def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], fi
             count=int(kept.sum()),
         )
         return
-    runs = graph.multiplicity != 0
+    runs = graph.executions != 0
     with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
-        total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.multiplicity, 0.0)))
-        kept_ns = float((graph.duration_ns * graph.multiplicity)[kept].sum())
+        total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.executions, 0.0)))
+        kept_ns = float((graph.duration_ns * graph.executions)[kept].sum())
     share = 1.0 if kept_ns == inf else kept_ns / total_ns if total_ns > 0 else 0.0
     findings.warning(
         "estimate.kept-duration",
@@ -265,7 +265,7 @@ def settle_missing(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnost
     Communication gets its duration from a simulator.
     """
     compute = (graph.kind == int(NodeKind.COMPUTE)) & ~is_free(graph)
-    unknown = np.isnan(graph.duration_ns) & compute & (graph.multiplicity != 0)
+    unknown = np.isnan(graph.duration_ns) & compute & (graph.executions != 0)
     if not unknown.any():
         return graph
     return with_durations(graph, _settle(graph, graph.duration_ns, unknown, missing, diagnostics))
@@ -301,11 +301,11 @@ def _settle(
 
 def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
     """Return operation names with their counts, most frequent first, and the location of the first one."""
-    rows = Counter[int](graph.op_row[nodes].tolist())
+    rows = Counter[int](graph.op_id[nodes].tolist())
     parts: list[str] = []
     for row, count in rows.most_common(_LISTED):
-        node = int(np.flatnonzero(nodes & (graph.op_row == row))[0])
-        source = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        node = int(np.flatnonzero(nodes & (graph.op_id == row))[0])
+        source = graph.strings[int(graph.source_id[node])] or f"node {int(graph.id[node])}"
         operation = graph.strings[row] or "(unnamed)"
         parts.append(f"{operation} ({count:,}, first {graph.node_name(node) or '(unnamed)'} at {source})")
     if len(rows) > _LISTED:

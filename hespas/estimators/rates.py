@@ -299,7 +299,7 @@ class StepEnergy:
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnergy:
     """Return the energy of one step that takes ``duration_ns``. O(nodes)."""
-    least_j = known_sum(node_energy_j(graph, device) * graph.multiplicity)
+    least_j = known_sum(node_energy_j(graph, device) * graph.executions)
     return StepEnergy(least_j, tdp_energy_j(device, duration_ns), device.tdp_w)
 
 

@@ -349,11 +349,11 @@ def _report_network(graph: OpGraph, device: Device, rows: NetworkCosts, diagnost
 
 def _report(graph: OpGraph, code: str, message: str, nodes: BoolArray, diagnostics: Diagnostics) -> None:
     """Report one warning per operation name, with the number of its nodes and the location of the first."""
-    rows, first, counts = np.unique(graph.op_row[nodes], return_index=True, return_counts=True)
+    rows, first, counts = np.unique(graph.op_id[nodes], return_index=True, return_counts=True)
     where = np.flatnonzero(nodes)
     for row, index, count in zip(rows.tolist(), first.tolist(), counts.tolist(), strict=True):
         node = int(where[index])
-        location = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        location = graph.strings[int(graph.source_id[node])] or f"node {int(graph.id[node])}"
         operation = graph.strings[row] or "unnamed node"
         diagnostics.warning(code, location, f"{operation}: no duration, {message}", count=count)
 

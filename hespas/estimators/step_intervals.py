@@ -154,7 +154,7 @@ def _shares(
     on_data_sheet: defaultdict[str, float] = defaultdict(float)
     of_products = whole = 0.0
     for graph, estimate, count in zip(workload.classes, estimates, ranks, strict=True):
-        time_ns = np.nan_to_num(estimate.duration_ns * graph.multiplicity, posinf=0.0) * count
+        time_ns = np.nan_to_num(estimate.duration_ns * graph.executions, posinf=0.0) * count
         whole += float(time_ns.sum())
         products = (graph.op_class == OpClass.CONTRACTION) & (time_ns > 0)
         for number, spelling in enumerate(estimate.estimators):

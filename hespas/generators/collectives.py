@@ -194,8 +194,8 @@ class _BenchmarkNodes:
     ) -> int:
         types = [self.builder.types.add(self._type, (count,)) for count in elements]
         node = self.builder.add_node(
-            name_row=self.builder.strings.add(label),
-            op_row=self.builder.strings.add(op),
+            name_id=self.builder.strings.add(label),
+            op_id=self.builder.strings.add(op),
             op_class=op_class,
             kind=kind,
             control_deps=self._last if wait else (),

@@ -122,8 +122,8 @@ class _ClassProgram:
     ) -> int:
         communicates = kind is not NodeKind.COMPUTE
         node = self.builder.add_node(
-            name_row=self.builder.strings.add(f"{op}/{len(self.builder)}"),
-            op_row=self.builder.strings.add(op),
+            name_id=self.builder.strings.add(f"{op}/{len(self.builder)}"),
+            op_id=self.builder.strings.add(op),
             op_class=op_class,
             kind=kind,
             data_deps=data,

@@ -38,7 +38,7 @@ from hespas.graph.opgraph import (
     Resource,
 )
 
-__all__ = ["GraphBuilder", "region_multiplicity"]
+__all__ = ["GraphBuilder", "region_executions"]
 
 _Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8)
 
@@ -100,7 +100,7 @@ class GraphBuilder:
         self.types = TensorTypesBuilder()
         self._group_sets: dict[GroupSet, int] = {}
         self._permutations: dict[Permutation, int] = {}
-        self._name_row, self._op_row, self._region = array("i"), array("i"), array("i")
+        self._name_id, self._op_id, self._region = array("i"), array("i"), array("i")
         self._kind, self._op_class = array("B"), array("B")
         self._flops, self._transcendentals = array("d"), array("d")
         self._bytes_read, self._bytes_written = array("d"), array("d")
@@ -108,8 +108,8 @@ class GraphBuilder:
             "stream": _SparseColumn(-1),
             "resource": _SparseColumn(int(Resource.DEVICE)),
             "rate_dtype": _SparseColumn(-1),
-            "source_row": _SparseColumn(0),
-            "framework_row": _SparseColumn(0),
+            "source_id": _SparseColumn(0),
+            "framework_id": _SparseColumn(0),
             "useful_flops": _SparseColumn(nan),
             "duration_ns": _SparseColumn(nan),
         }
@@ -130,8 +130,8 @@ class GraphBuilder:
     def add_node(
         self,
         *,
-        name_row: int,
-        op_row: int,
+        name_id: int,
+        op_id: int,
         op_class: OpClass | int,
         kind: NodeKind | int = NodeKind.COMPUTE,
         data_deps: Sequence[int] = (),
@@ -146,8 +146,8 @@ class GraphBuilder:
     ) -> int:
         """Append a node and return its number. Costs are per execution; unknown is NaN."""
         node = len(self._data.lengths)
-        self._name_row.append(name_row)
-        self._op_row.append(op_row)
+        self._name_id.append(name_id)
+        self._op_id.append(op_id)
         self._kind.append(kind)
         self._op_class.append(op_class)
         self._region.append(region)
@@ -162,7 +162,7 @@ class GraphBuilder:
         return node
 
     def set(self, node: int, **values: float) -> None:
-        """Set a column that few nodes have: stream, resource, rate_dtype, source_row, framework_row,
+        """Set a column that few nodes have: stream, resource, rate_dtype, source_id, framework_id,
         useful_flops (default: flops), duration_ns.
         """
         for column, value in values.items():
@@ -265,23 +265,23 @@ class GraphBuilder:
             group_sets=tuple(self._group_sets),
             permutations=tuple(self._permutations),
             id=ids,
-            name_row=_ints(self._name_row),
-            op_row=constant_if_equal(_ints(self._op_row)),
+            name_id=_ints(self._name_id),
+            op_id=constant_if_equal(_ints(self._op_id)),
             kind=constant_if_equal(np.array(self._kind, np.uint8)),
             op_class=constant_if_equal(np.array(self._op_class, np.uint8)),
             resource=sparse["resource"].build(nodes, np.uint8),
             stream=sparse["stream"].build(nodes, np.int32),
             region=region,
             rate_dtype=sparse["rate_dtype"].build(nodes, np.int16),
-            source_row=sparse["source_row"].build(nodes, np.int32),
-            framework_row=sparse["framework_row"].build(nodes, np.int32),
+            source_id=sparse["source_id"].build(nodes, np.int32),
+            framework_id=sparse["framework_id"].build(nodes, np.int32),
             flops=flops,
             useful_flops=useful_flops,
             transcendentals=constant_if_equal(_floats(self._transcendentals)),
             bytes_read=constant_if_equal(_floats(self._bytes_read)),
             bytes_written=constant_if_equal(_floats(self._bytes_written)),
             duration_ns=sparse["duration_ns"].build(nodes, np.float64),
-            multiplicity=region_multiplicity(regions, region),
+            executions=region_executions(regions, region),
             data_deps=self._data.build(),
             control_deps=self._control.build(),
             operands=self._operands.build(),
@@ -297,7 +297,7 @@ class GraphBuilder:
         )
 
 
-def region_multiplicity(regions: RegionTable, region: SmallIntArray) -> FloatArray:
+def region_executions(regions: RegionTable, region: SmallIntArray) -> FloatArray:
     """Return the executions per step of nodes in ``region``: the product of trips up to the top level."""
     if not len(regions) or not (region >= 0).any():
         return constant(1.0, len(region))

@@ -188,14 +188,14 @@ class ColumnTable:
     def of(cls, **columns: NDArray[Any]) -> Self:
         """Return a table of the given columns, cast to their types.
 
-        Missing columns are filled with the value for unknown: NaN, row 0 of texts, else -1.
+        Missing columns are filled with the value for unknown: NaN, id 0 of texts, else -1.
         """
         count = len(next(iter(columns.values())))
 
         def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
             if name in columns:
                 return columns[name].astype(dtype, copy=False)
-            missing = nan if np.dtype(dtype).kind == "f" else 0 if name.endswith("_row") else -1
+            missing = nan if np.dtype(dtype).kind == "f" else 0 if name.endswith("_id") else -1
             return np.full(count, missing, dtype)
 
         return cls(**{name: column(name, dtype) for name, dtype in cls.DTYPES.items()})

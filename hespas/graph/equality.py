@@ -29,7 +29,7 @@ from hespas.graph.workload import Workload
 __all__ = ["COMPARED_COLUMNS", "GraphDifference", "content_key", "graphs_equal", "workloads_equal"]
 
 
-_TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
+_TEXT_COLUMNS = frozenset({"name_id", "op_id", "source_id", "framework_id"})
 
 _TABLES: dict[str, tuple[str, ...]] = {
     "collectives": tuple(CollectiveTable.DTYPES),

@@ -115,8 +115,8 @@ def _graph_columns(graph: OpGraph) -> _Columns:
     group_size[collectives.node] = sizes[collectives.group_set]
     return {
         "id": graph.id,
-        "name": _texts(strings, graph.name_row),
-        "op": _texts(strings, graph.op_row),
+        "name": _texts(strings, graph.name_id),
+        "op": _texts(strings, graph.op_id),
         "kind": _members(graph.kind, NodeKind),
         "op_class": _members(graph.op_class, OpClass),
         "flops": graph.flops,
@@ -125,7 +125,7 @@ def _graph_columns(graph: OpGraph) -> _Columns:
         "bytes_read": graph.bytes_read,
         "bytes_written": graph.bytes_written,
         "duration_ns": graph.duration_ns,
-        "multiplicity": graph.multiplicity,
+        "executions": graph.executions,
         "rate_dtype": _named(graph.rate_dtype, dtype_names),
         "operands": _type_lists(graph.operands, types),
         "results": _type_lists(graph.results, types),
@@ -137,21 +137,21 @@ def _graph_columns(graph: OpGraph) -> _Columns:
         "resource": _members(graph.resource, Resource),
         "stream": graph.stream,
         "region": graph.region,
-        "source": _texts(strings, graph.source_row),
-        "framework_op": _texts(strings, graph.framework_row),
+        "source": _texts(strings, graph.source_id),
+        "framework_op": _texts(strings, graph.framework_id),
     }
 
 
 def _profile_columns(profile: Profile) -> _Columns:
     strings = profile.strings
     return {
-        "op": _texts(strings, profile.op_row),
-        "module": _texts(strings, profile.module_row),
+        "op": _texts(strings, profile.op_id),
+        "module": _texts(strings, profile.module_id),
         "op_class": _members(profile.op_class, OpClass),
-        "kernel": _texts(strings, profile.kernel_row),
-        "category": _texts(strings, profile.category_row),
-        "shapes": _texts(strings, profile.shapes_row),
-        "dtype": _texts(strings, profile.dtype_row),
+        "kernel": _texts(strings, profile.kernel_id),
+        "category": _texts(strings, profile.category_id),
+        "shapes": _texts(strings, profile.shapes_id),
+        "dtype": _texts(strings, profile.dtype_id),
         "device": _named(profile.device_index, list(profile.devices)),
         "rank": profile.rank,
         "stream": profile.stream,
@@ -162,8 +162,8 @@ def _profile_columns(profile: Profile) -> _Columns:
         "host_event": profile.host_event,
         "launch_start_ns": profile.launch_start_ns,
         "launch_end_ns": profile.launch_end_ns,
-        "grid": _texts(strings, profile.grid_row),
-        "batch": _texts(strings, profile.batch_row),
+        "grid": _texts(strings, profile.grid_id),
+        "batch": _texts(strings, profile.batch_id),
         "repeats": profile.repeats,
         "spread_ns": profile.spread_ns,
     }
@@ -221,12 +221,12 @@ def _timeline(timeline: Timeline, graph: OpGraph | None) -> pd.DataFrame:
 def _node_columns(graph: OpGraph, nodes: NDArray[np.integer]) -> _Columns:
     return {
         "id": graph.id[nodes],
-        "name": _texts(graph.strings, graph.name_row[nodes]),
-        "op": _texts(graph.strings, graph.op_row[nodes]),
+        "name": _texts(graph.strings, graph.name_id[nodes]),
+        "op": _texts(graph.strings, graph.op_id[nodes]),
         "kind": _members(graph.kind[nodes], NodeKind),
         "op_class": _members(graph.op_class[nodes], OpClass),
         "flops": graph.flops[nodes],
         "bytes_read": graph.bytes_read[nodes],
         "bytes_written": graph.bytes_written[nodes],
-        "multiplicity": graph.multiplicity[nodes],
+        "executions": graph.executions[nodes],
     }

@@ -26,6 +26,7 @@ from hespas.graph.columns import (
     TensorTypes,
     dtypes_of,
 )
+from hespas.graph.deprecation import renamed_fields
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
 
@@ -354,12 +355,19 @@ class ExtraTable:
         return range(int(start), int(end))
 
 
+@renamed_fields(
+    name_row="name_id",
+    op_row="op_id",
+    source_row="source_id",
+    framework_row="framework_id",
+    multiplicity="executions",
+)
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OpGraph:
     """A program of one rank class. Node columns have shape ``(nodes,)``; nodes are numbered 0..nodes-1.
 
     Identity and structure
-        ``id``: the format's own node id (default: the node number). ``name_row``, ``op_row``: string rows of
+        ``id``: the format's own node id (default: the node number). ``name_id``, ``op_id``: string rows of
         the node's name and operation (``stablehlo.dot_general``). ``kind``, ``op_class``, ``resource``:
         codes of :mod:`hespas.graph.opgraph`. ``data_deps``, ``control_deps``: node numbers each node waits
         for. ``region``: row of ``regions`` (-1: top level). ``stream``: queue on the resource (-1: any).
@@ -369,10 +377,10 @@ class OpGraph:
     Cost of one execution (NaN unknown)
         ``flops``: adds and multiplies as 1, by the specification. ``useful_flops``: without work on padding
         and dilation zeros. ``transcendentals``: count. ``bytes_read``, ``bytes_written``: compulsory
-        traffic. ``duration_ns``. ``multiplicity``: executions per step, the product of the trips of all
+        traffic. ``duration_ns``. ``executions``: executions per step, the product of the trips of all
         enclosing regions (NaN unknown, 0 in a branch not taken).
     Provenance
-        ``source_row``: string row of the source location. ``framework_row``: string row of the framework's
+        ``source_id``: string row of the source location. ``framework_id``: string row of the framework's
         op name (``jit(step)/dot_general``). ``extra``: attributes of the format, verbatim.
         ``attachments``: whole documents by name, such as the source program's bytecode.
     """
@@ -383,23 +391,23 @@ class OpGraph:
     group_sets: tuple[GroupSet, ...]
     permutations: tuple[Permutation, ...]
     id: NDArray[np.uint64]
-    name_row: SmallIntArray
-    op_row: SmallIntArray
+    name_id: SmallIntArray
+    op_id: SmallIntArray
     kind: NDArray[np.uint8]
     op_class: NDArray[np.uint8]
     resource: NDArray[np.uint8]
     stream: SmallIntArray
     region: SmallIntArray
     rate_dtype: NDArray[np.int16]
-    source_row: SmallIntArray
-    framework_row: SmallIntArray
+    source_id: SmallIntArray
+    framework_id: SmallIntArray
     flops: FloatArray
     useful_flops: FloatArray
     transcendentals: FloatArray
     bytes_read: FloatArray
     bytes_written: FloatArray
     duration_ns: FloatArray
-    multiplicity: FloatArray
+    executions: FloatArray
     data_deps: RaggedArray
     control_deps: RaggedArray
     operands: RaggedArray
@@ -421,8 +429,8 @@ class OpGraph:
         self._check_range("control_deps", self.control_deps.values, 0, nodes)
         self._check_range("operands", self.operands.values, 0, len(self.types))
         self._check_range("results", self.results.values, 0, len(self.types))
-        self._check_range("name_row", self.name_row, 0, len(self.strings))
-        self._check_range("op_row", self.op_row, 0, len(self.strings))
+        self._check_range("name_id", self.name_id, 0, len(self.strings))
+        self._check_range("op_id", self.op_id, 0, len(self.strings))
         self._check_range("region", self.region, -1, len(self.regions))
         for table in (self.collectives, self.p2p, self.contractions):
             self._check_range(f"{type(table).__name__}.node", table.node, 0, nodes)
@@ -443,11 +451,11 @@ class OpGraph:
 
     def op_name(self, node: int) -> str:
         """Return the operation of one node."""
-        return self.strings[int(self.op_row[node])]
+        return self.strings[int(self.op_id[node])]
 
     def node_name(self, node: int) -> str:
         """Return the name of one node."""
-        return self.strings[int(self.name_row[node])]
+        return self.strings[int(self.name_id[node])]
 
     @property
     def bytes_moved(self) -> FloatArray:
@@ -521,7 +529,7 @@ def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
 
 def totals(graph: OpGraph) -> Totals:
     """Return the sums over one graph; a sum beyond the range of floats is infinite. O(nodes)."""
-    times, waits = graph.multiplicity, is_recorded_wait(graph)
+    times, waits = graph.executions, is_recorded_wait(graph)
     of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
     unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)
     with np.errstate(over="ignore", invalid="ignore"):

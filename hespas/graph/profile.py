@@ -19,6 +19,7 @@ from hespas.graph.columns import (
     check_lengths,
     dtypes_of,
 )
+from hespas.graph.deprecation import renamed_fields
 from hespas.graph.errors import clipped, short_repr
 
 __all__ = [
@@ -38,26 +39,34 @@ CAPTURED_THREAD = "graph capture"
 """Thread name of host operations that were captured in a CUDA or HIP graph."""
 
 
+@renamed_fields(
+    name_row="name_id",
+    thread_row="thread_id",
+    shapes_row="shapes_id",
+    dtype_row="dtype_id",
+    strides_row="strides_id",
+    values_row="values_id",
+)
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostOps(ColumnTable):
     """Operations on the host as columns of shape ``(operations,)``; rows of the profile's ``strings``.
 
-    ``parent`` is the enclosing operation (-1: none); ``thread_row`` names process and thread. ``shapes_row``,
-    ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts. ``sequence`` joins
+    ``parent`` is the enclosing operation (-1: none); ``thread_id`` names process and thread. ``shapes_id``,
+    ``dtype_id``, ``strides_id`` and ``values_id`` describe the inputs as JSON texts. ``sequence`` joins
     forward and backward (-1: none). Operations of a captured graph that was replayed have the thread
     :data:`CAPTURED_THREAD` and duration 0.
     """
 
-    name_row: SmallIntArray
-    thread_row: SmallIntArray
+    name_id: SmallIntArray
+    thread_id: SmallIntArray
     parent: SmallIntArray
     start_ns: FloatArray
     duration_ns: FloatArray
     sequence: IntArray
-    shapes_row: SmallIntArray
-    dtype_row: SmallIntArray
-    strides_row: SmallIntArray
-    values_row: SmallIntArray
+    shapes_id: SmallIntArray
+    dtype_id: SmallIntArray
+    strides_id: SmallIntArray
+    values_id: SmallIntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -73,26 +82,28 @@ class CompilerCosts(ColumnTable):
     bytes_moved: FloatArray
 
 
+@renamed_fields(kind_row="kind_id", group_row="group_id", ranks_row="ranks_id")
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredComms(ColumnTable):
     """Properties of communication events; columns of shape ``(communications,)``.
 
-    ``event`` is the row of the profile. ``kind_row`` is the operation as the library names it
-    (``allreduce``), ``group_row`` the process group, ``ranks_row`` its members as a JSON list (rows of the
+    ``event`` is the row of the profile. ``kind_id`` is the operation as the library names it
+    (``allreduce``), ``group_id`` the process group, ``ranks_id`` its members as a JSON list (rows of the
     profile's ``strings``, 0 unknown). ``operand_bytes`` and ``result_bytes`` are per rank (NaN unknown),
     ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 if unknown.
     """
 
     event: SmallIntArray
-    kind_row: SmallIntArray
+    kind_id: SmallIntArray
     operand_bytes: FloatArray
     result_bytes: FloatArray
-    group_row: SmallIntArray
-    ranks_row: SmallIntArray
+    group_id: SmallIntArray
+    ranks_id: SmallIntArray
     group_size: SmallIntArray
     sequence: IntArray
 
 
+@renamed_fields(name_row="name_id", thread_row="thread_id")
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostRanges(ColumnTable):
     """Time ranges on the host that are not operations, as columns of shape ``(ranges,)``; rows of
@@ -101,8 +112,8 @@ class HostRanges(ColumnTable):
     Threads have the same names as in :class:`HostOps`.
     """
 
-    name_row: SmallIntArray
-    thread_row: SmallIntArray
+    name_id: SmallIntArray
+    thread_id: SmallIntArray
     start_ns: FloatArray
     duration_ns: FloatArray
 
@@ -137,12 +148,12 @@ class MeasuredMemory(ColumnTable):
 class OptionalEventColumns(TypedDict, total=False):
     """Columns of :class:`Profile` that a source may omit."""
 
-    op_row: NDArray[np.integer]
-    module_row: NDArray[np.integer]
-    kernel_row: NDArray[np.integer]
-    category_row: NDArray[np.integer]
-    shapes_row: NDArray[np.integer]
-    dtype_row: NDArray[np.integer]
+    op_id: NDArray[np.integer]
+    module_id: NDArray[np.integer]
+    kernel_id: NDArray[np.integer]
+    category_id: NDArray[np.integer]
+    shapes_id: NDArray[np.integer]
+    dtype_id: NDArray[np.integer]
     op_class: NDArray[np.integer]
     device_index: NDArray[np.integer]
     rank: NDArray[np.integer]
@@ -152,17 +163,17 @@ class OptionalEventColumns(TypedDict, total=False):
     host_event: NDArray[np.integer]
     launch_start_ns: FloatArray
     launch_end_ns: FloatArray
-    launch_thread_row: NDArray[np.integer]
-    grid_row: NDArray[np.integer]
-    batch_row: NDArray[np.integer]
+    launch_thread_id: NDArray[np.integer]
+    grid_id: NDArray[np.integer]
+    batch_id: NDArray[np.integer]
     repeats: NDArray[np.integer]
     spread_ns: FloatArray
 
 
 _UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
-    **dict.fromkeys(("op_row", "module_row", "kernel_row", "category_row", "shapes_row"), (np.int32, 0)),
+    **dict.fromkeys(("op_id", "module_id", "kernel_id", "category_id", "shapes_id"), (np.int32, 0)),
     **dict.fromkeys(
-        ("dtype_row", "launch_thread_row", "grid_row", "batch_row", "device_index", "rank"), (np.int32, 0)
+        ("dtype_id", "launch_thread_id", "grid_id", "batch_id", "device_index", "rank"), (np.int32, 0)
     ),
     **dict.fromkeys(("run", "host_event"), (np.int32, -1)),
     **dict.fromkeys(("bytes_moved", "launch_start_ns", "launch_end_ns", "spread_ns"), (np.float64, nan)),
@@ -173,18 +184,29 @@ _UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
 """Type of each optional column, and its value for unknown."""
 
 
+@renamed_fields(
+    op_row="op_id",
+    module_row="module_id",
+    kernel_row="kernel_id",
+    category_row="category_id",
+    shapes_row="shapes_id",
+    dtype_row="dtype_id",
+    launch_thread_row="launch_thread_id",
+    grid_row="grid_id",
+    batch_row="batch_id",
+)
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Profile:
     """Device events as columns of shape ``(events,)``. ``*_row`` columns are rows of ``strings``, whose row 0
     is the empty text: unknown. :meth:`of` fills in columns that a source omits.
 
-    ``op_row`` is the matching key of an event (``hlo_op``, op name) and ``module_row`` the program that
-    defines the key; ``kernel_row`` the kernel; ``category_row`` the profiler's own class of the event;
+    ``op_id`` is the matching key of an event (``hlo_op``, op name) and ``module_id`` the program that
+    defines the key; ``kernel_id`` the kernel; ``category_id`` the profiler's own class of the event;
     ``host_event`` the row of ``host`` that caused this event (-1 unknown); ``launch_start_ns`` and
     ``launch_end_ns`` the begin and end of the runtime call that enqueued the event (NaN unknown), on the
-    thread ``launch_thread_row``, named as in ``host``; ``grid_row`` the text ``[[x, y, z],[x, y, z]]`` of
-    launched blocks, and threads per block; ``batch_row`` the program's text about the batch of its step
-    (``execute_32_context_0(...)``); ``shapes_row`` the operand shapes as text; ``dtype_row`` the element
+    thread ``launch_thread_id``, named as in ``host``; ``grid_id`` the text ``[[x, y, z],[x, y, z]]`` of
+    launched blocks, and threads per block; ``batch_id`` the program's text about the batch of its step
+    (``execute_32_context_0(...)``); ``shapes_id`` the operand shapes as text; ``dtype_id`` the element
     types; ``op_class`` the :class:`OpClass` code if the source has it. ``device_index`` indexes ``devices``.
     ``run`` counts the runs of the step or module (-1 unknown). ``bytes_moved`` is the profiler's number of
     bytes copied or accessed (NaN unknown). ``repeats`` is the number of runs that a row aggregates,
@@ -197,12 +219,12 @@ class Profile:
     name: str
     devices: tuple[str, ...]
     strings: StringTable
-    op_row: SmallIntArray
-    module_row: SmallIntArray
-    kernel_row: SmallIntArray
-    category_row: SmallIntArray
-    shapes_row: SmallIntArray
-    dtype_row: SmallIntArray
+    op_id: SmallIntArray
+    module_id: SmallIntArray
+    kernel_id: SmallIntArray
+    category_id: SmallIntArray
+    shapes_id: SmallIntArray
+    dtype_id: SmallIntArray
     op_class: NDArray[np.int8]
     device_index: SmallIntArray
     rank: SmallIntArray
@@ -214,9 +236,9 @@ class Profile:
     host_event: SmallIntArray
     launch_start_ns: FloatArray
     launch_end_ns: FloatArray
-    launch_thread_row: SmallIntArray
-    grid_row: SmallIntArray
-    batch_row: SmallIntArray
+    launch_thread_id: SmallIntArray
+    grid_id: SmallIntArray
+    batch_id: SmallIntArray
     repeats: SmallIntArray
     spread_ns: FloatArray
     comms: MeasuredComms = field(default_factory=MeasuredComms.empty)

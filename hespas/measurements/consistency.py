@@ -101,7 +101,7 @@ def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
     rows = np.flatnonzero(timed & (profile.stream >= 0))
     columns = (
         profile.rank, profile.device_index, profile.stream, profile.start_ns, profile.duration_ns,
-        profile.kernel_row, profile.op_row,
+        profile.kernel_id, profile.op_id,
     )  # fmt: skip
     order = rows[np.lexsort([column[rows] for column in columns])]
     same = np.ones(max(len(order) - 1, 0), np.bool_)
@@ -116,7 +116,7 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
     """Report kernels of one stream that run at once."""
     if profile.metadata.get("format") not in _GPU_FORMATS:
         return
-    rows = np.flatnonzero(timed & (profile.stream >= 0) & (profile.kernel_row > 0))
+    rows = np.flatnonzero(timed & (profile.stream >= 0) & (profile.kernel_id > 0))
     start = profile.start_ns
     order = rows[
         np.lexsort((start[rows], profile.stream[rows], profile.device_index[rows], profile.rank[rows]))
@@ -221,14 +221,12 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
     collectives: dict[str, list[_RecordedCollective]] = {}
     order = np.argsort(profile.start_ns[comms.event], kind="stable")
     sizes = np.nan_to_num(np.fmax(comms.operand_bytes, comms.result_bytes), nan=-1.0)
-    columns = (comms.ranks_row, comms.kind_row, sizes, comms.sequence)
-    for ranks_row, kind_row, size, number in zip(
-        *(column[order].tolist() for column in columns), strict=True
-    ):
-        if ranks_row:
-            kind = strings[kind_row]
+    columns = (comms.ranks_id, comms.kind_id, sizes, comms.sequence)
+    for ranks_id, kind_id, size, number in zip(*(column[order].tolist() for column in columns), strict=True):
+        if ranks_id:
+            kind = strings[kind_id]
             collective = _RecordedCollective(kind, -1.0 if kind in _RAGGED else size, number)
-            collectives.setdefault(strings[ranks_row], []).append(collective)
+            collectives.setdefault(strings[ranks_id], []).append(collective)
     return RecordingFacts(
         path=path,
         ranks=tuple(np.unique(profile.rank).tolist()),

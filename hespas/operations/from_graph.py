@@ -125,11 +125,11 @@ def _operation_names(
     """Return the operation within the kind of each node; empty for kinds of one operation."""
     rows: dict[str, int] = {"": 0}
     number = np.zeros(len(graph.strings), np.int32)
-    for row in np.unique(graph.op_row).tolist():
+    for row in np.unique(graph.op_id).tolist():
         name = canonical_op(graph.strings[row])
         number[row] = rows.setdefault(name, len(rows))
     unnamed = np.array([name in _KINDS_OF_ONE_OPERATION for name in _NAMES], np.bool_)[kind]
-    op = np.where(unnamed, 0, number[graph.op_row]).astype(np.int32)
+    op = np.where(unnamed, 0, number[graph.op_id]).astype(np.int32)
     for collective in CollectiveKind:
         nodes = graph.collectives.node[graph.collectives.kind == int(collective)]
         if len(nodes):
@@ -270,8 +270,8 @@ def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray
     """
     for name in KINDS["moe"]:
         dims.setdefault(name, np.full(len(graph), np.nan))
-    row = next((row for row in np.unique(graph.op_row).tolist() if graph.strings[row] == _FUSED_EXPERTS), -1)
-    for node in np.flatnonzero(graph.op_row == row).tolist():
+    row = next((row for row in np.unique(graph.op_id).tolist() if graph.strings[row] == _FUSED_EXPERTS), -1)
+    for node in np.flatnonzero(graph.op_id == row).tolist():
         types: list[int] = graph.operands.row(node).tolist()
         shapes = [graph.types.shape(type_row) for type_row in types]
         if [len(shape) for shape in shapes] != [2, 3, 3, 2, 2] or any(DYNAMIC in shape for shape in shapes):

@@ -15,7 +15,7 @@ from hespas.estimators import MissingPolicy, apply_estimate, kept_durations, war
 from hespas.estimators.configuration import Configuration, default_configuration
 from hespas.estimators.step_intervals import step_factors
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.opgraph import is_recorded_wait
@@ -234,7 +234,7 @@ def _interval(
     last = max(done.classes, key=lambda result: result.finish_ns).rank_class
     graph, estimate = timed[last], estimates[last]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may overflow
-        total = np.nan_to_num(graph.duration_ns * graph.multiplicity, posinf=np.inf)
+        total = np.nan_to_num(graph.duration_ns * graph.executions, posinf=np.inf)
         estimated = float(total[(estimate.duration_ns > 0) & (estimate.estimator >= 0)].sum())
         whole = float(total.sum())
     if not (estimated > 0 and np.isfinite(whole)):
@@ -297,7 +297,7 @@ def _ready_classes(
         counted, unknown_trips = _settle_trips(graph, missing, diagnostics)
         timed = apply_estimate(counted, estimate, missing, diagnostics)
         durations = timed.duration_ns
-        runs = counted.multiplicity != 0
+        runs = counted.executions != 0
         gaps = np.isnan(durations)
         broken = runs & ~gaps & ~((durations >= 0) & (durations < np.inf))
         if broken.any():
@@ -350,5 +350,5 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnosti
     elif np.array_equal(trips, table.trips):
         return graph, 0
     regions = replace(table, trips=trips)
-    settled_graph = replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+    settled_graph = replace(graph, regions=regions, executions=region_executions(regions, graph.region))
     return settled_graph, int(unknown.sum()) if missing == "warn" else 0

@@ -73,9 +73,9 @@ class Launches:
         strings = StringTableBuilder(graph.strings)
         name = strings.add(LAUNCH)
         new_columns: dict[str, object] = {
-            "name_row": name, "op_row": name, "op_class": int(OpClass.FREE), "resource": int(Resource.HOST),
+            "name_id": name, "op_id": name, "op_class": int(OpClass.FREE), "resource": int(Resource.HOST),
             "rate_dtype": -1, "duration_ns": self.duration_ns,
-            "region": graph.region[self.kernel], "multiplicity": graph.multiplicity[self.kernel],
+            "region": graph.region[self.kernel], "executions": graph.executions[self.kernel],
             "id": int(graph.id.max(initial=0)) + 1 + np.arange(len(self)),
         }  # fmt: skip
         columns: dict[str, Any] = {}

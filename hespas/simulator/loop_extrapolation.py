@@ -13,7 +13,7 @@ and is extrapolated with that amount; the result is exact from the first periodi
 stream bounds the growth from below.
 
 Passes copy the columns of a reduced graph with its nodes and do not read them: ``stream`` holds the stream
-code, ``source_row`` 1 + the node of the original graph, -1 - b for block b, or 0 for the end of an iteration.
+code, ``source_id`` 1 + the node of the original graph, -1 - b for block b, or 0 for the end of an iteration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hespas.graph import (
     RaggedArray,
     RegionTable,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.passes import UnrollLoops, all_deps, bypass, take_nodes
 from hespas.simulator.interference import Pressure
@@ -81,17 +81,17 @@ def prepared(graph: OpGraph) -> OpGraph:
         results=RaggedArray.empty(nodes),
         attachments={},
         stream=stream,
-        source_row=np.arange(1, nodes + 1, dtype=np.int32),
+        source_id=np.arange(1, nodes + 1, dtype=np.int32),
         duration_ns=np.where(stream == FREE, 0.0, graph.duration_ns),
     )
-    untaken = graph.multiplicity == 0
+    untaken = graph.executions == 0
     return bypass(reduced, untaken) if untaken.any() else reduced
 
 
 def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
     """Return the graph with other trip counts, shape ``(regions,)``."""
     regions: RegionTable = replace(graph.regions, trips=trips)
-    return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+    return replace(graph, regions=regions, executions=region_executions(regions, graph.region))
 
 
 def flatten(
@@ -101,10 +101,10 @@ def flatten(
     comes from :func:`prepared`; ``pressure`` belongs to the nodes of the original graph. Times of blocks
     include their contention.
     """
-    executions = region_multiplicity(graph.regions, graph.region)  # the graph may state other counts
+    executions = region_executions(graph.regions, graph.region)  # the graph may state other counts
     unroll = UnrollLoops(max_nodes=int(executions.sum()) + 1, overlap_trips=overlap_trips)
     flat = unroll(graph, Diagnostics())
-    of = flat.source_row
+    of = flat.source_id
     node = np.where(of > 0, of - 1, -1).astype(np.int32)
     mine = None if pressure is None else pressure.take(node, node >= 0)
     return TaskProgram(
@@ -266,7 +266,7 @@ def collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, inde
         duration_ns=_changed(grown.duration_ns, added, block.duration_ns),
         region=_changed(grown.region, added, int(graph.regions.parent[region])),
         stream=_changed(grown.stream, added, streams),
-        source_row=_changed(grown.source_row, added, -1 - index),
+        source_id=_changed(grown.source_id, added, -1 - index),
         regions=(
             replace(
                 table,
@@ -407,7 +407,7 @@ def rest_of_loop(
     Warns in ``diagnostics`` if no period was found: then the mean growth of the measured iterations is used.
     """
     first = runs.run(1)
-    size = max(float((loop.multiplicity / trips).sum()), 1.0)
+    size = max(float((loop.executions / trips).sum()), 1.0)
     seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
     more = max(2 * _LONGEST_PERIOD, min(_MOST_VARIED, int(_MOST_EXECUTIONS / size)) if varies else 0)
     if trips <= seen + more:

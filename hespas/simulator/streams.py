@@ -63,7 +63,7 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
     )
     kinds[graph.p2p.node[graph.p2p.host]] = COPY
     kinds[is_delay(graph)] = DELAY
-    kinds[(graph.duration_ns == 0) | (graph.multiplicity == 0)] = FREE
+    kinds[(graph.duration_ns == 0) | (graph.executions == 0)] = FREE
     if not (kinds == COMPUTE).any():
         kinds[kinds == HOST] = COMPUTE
     codes = kinds.copy()

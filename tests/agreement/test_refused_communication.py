@@ -49,8 +49,8 @@ def test_measured_collectives_without_bytes_become_work(shape: tuple[int, ...], 
 def test_collectives_without_bytes_and_time_are_reported(size: float, tmp_path: Path) -> None:
     builder = GraphBuilder("job")
     node = builder.add_node(
-        name_row=builder.strings.add("reduce"),
-        op_row=builder.strings.add("reduce"),
+        name_id=builder.strings.add("reduce"),
+        op_id=builder.strings.add("reduce"),
         kind=NodeKind.COLLECTIVE,
         op_class=OpClass.COLLECTIVE,
     )

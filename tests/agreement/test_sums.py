@@ -31,7 +31,7 @@ COMM_TYPE = {
 def _sums_of_rank(graph: OpGraph, rank: int, num_ranks: int) -> RankSums:
     """Return what one rank of a class communicates in a step, from the columns of the graph."""
     table, sums = graph.collectives, RankSums()
-    runs = graph.multiplicity
+    runs = graph.executions
     counts, sizes = Counter[int](), Counter[int]()
     for row, node in enumerate(table.node.tolist()):
         groups = int(table.group_set[row])

@@ -76,7 +76,7 @@ def test_any_events_add_up(spans: list[tuple[int, int, DeviceEventKind, int]]) -
         "p",
         (),
         strings.build(),
-        kernel_row=np.array([int(kind) + 1 for _, _, kind, _ in spans]),
+        kernel_id=np.array([int(kind) + 1 for _, _, kind, _ in spans]),
         run=np.array([step for *_, step in spans]),
         start_ns=np.array([start for start, *_ in spans]),
         duration_ns=np.array([length for _, length, *_ in spans]),

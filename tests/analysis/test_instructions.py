@@ -32,8 +32,8 @@ def launched(profile: Profile) -> Profile:
     name, thread = strings.add("hipLaunchKernel"), strings.add("main")
     count = len(profile)
     calls = HostOps.of(
-        name_row=np.full(count, name),
-        thread_row=np.full(count, thread),
+        name_id=np.full(count, name),
+        thread_id=np.full(count, thread),
         parent=np.full(count, -1),
         start_ns=profile.start_ns - 5.0,
         duration_ns=np.ones(count),
@@ -48,9 +48,9 @@ def test_operations_are_the_instructions_of_the_program(path: Path) -> None:
     counts: dict[str, int] = defaultdict(int)
     times: dict[str, float] = defaultdict(float)
     strings = profile.strings
-    rows = np.flatnonzero((profile.module_row > 0) & (profile.op_row > 0))
+    rows = np.flatnonzero((profile.module_id > 0) & (profile.op_id > 0))
     for row in rows.tolist():
-        name = strings[int(profile.op_row[row])]
+        name = strings[int(profile.op_id[row])]
         counts[name] += 1
         times[name] += float(profile.duration_ns[row])
     found = hespas.analyze(profile).tables

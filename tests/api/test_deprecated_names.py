@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import hespas
 from hespas import api
 from hespas.converters import load_format
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -161,3 +162,20 @@ def test_a_server() -> None:
         assert old(server, name) == new[names[name]]
     with pytest.raises(TypeError, match="both 'engine' and its deprecated name 'stack'"):
         make(model="Llama-3-8B", hardware="H100-SXM", stack="vllm", engine="vllm")
+
+
+def test_columns_of_graphs_and_profiles() -> None:
+    program = api.read(PROGRAM)
+    assert isinstance(program, Workload)
+    graph = program.classes[0]
+    assert old(graph, "multiplicity") is graph.executions
+    assert old(graph, "op_row") is graph.op_id
+    executions = np.full(len(graph), 2.0)
+    columns: dict[str, Any] = {column.name: getattr(graph, column.name) for column in fields(graph)}
+    del columns["executions"]
+    with pytest.warns(DeprecationWarning, match=r"OpGraph\(multiplicity=\)"):
+        again = OpGraph(**columns, multiplicity=executions)
+    assert again.executions is executions
+    (profile,) = api.read_profiles(PROFILE)
+    assert old(profile, "kernel_row") is profile.kernel_id
+    assert old(profile.host, "name_row") is profile.host.name_id

@@ -59,7 +59,7 @@ def reductions(text: str) -> list[tuple[float, float]]:
     """Return how often each all-reduce runs, and its payload."""
     graph = read(text).classes[0]
     table = graph.collectives
-    return list(zip(graph.multiplicity[table.node].tolist(), table.comm_bytes.tolist(), strict=True))
+    return list(zip(graph.executions[table.node].tolist(), table.comm_bytes.tolist(), strict=True))
 
 
 def read(text: str) -> Workload:

@@ -86,7 +86,7 @@ def test_a_viewer_is_told_the_resources_of_the_ranks_and_what_waits_for_what(tmp
     slices = [event for event in listed if event["ph"] == "X"]
     timeline, workload = simulated_step()
     [graph] = workload.classes
-    names = [graph.strings[row] for row in graph.name_row[timeline.node].tolist()]
+    names = [graph.strings[row] for row in graph.name_id[timeline.node].tolist()]
     assert sorted(event["name"] for event in slices) == sorted(names)
     assert sum(event["args"].get("critical") == "yes" for event in slices) == int(timeline.critical.sum())
     assert {event["name"] for event in listed if event["ph"] == "s"} == {"data"}
@@ -182,7 +182,7 @@ def test_a_table_says_that_nothing_was_measured(tmp_path: Path) -> None:
     assert {int(row["stream"]) for row in rows} == set(timeline.resource.tolist())
     [graph] = workload.classes
     assert [row["op"] for row in rows] == [
-        graph.strings[place] for place in graph.name_row[timeline.node].tolist()
+        graph.strings[place] for place in graph.name_id[timeline.node].tolist()
     ]
     contraction = next(row for row in rows if row["op_class"] == "contraction")
     shapes, dtypes = json.loads(contraction["shapes"]), json.loads(contraction["dtype"])

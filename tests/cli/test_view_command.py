@@ -82,8 +82,8 @@ def chain(*names: str) -> Workload:
     b = GraphBuilder("g")
     for number, name in enumerate(names):
         b.add_node(
-            name_row=b.strings.add(name),
-            op_row=b.strings.add(name),
+            name_id=b.strings.add(name),
+            op_id=b.strings.add(name),
             op_class=OpClass.ELEMENTWISE,
             kind=NodeKind.COMPUTE,
             data_deps=[0] if number else [],
@@ -160,8 +160,8 @@ def test_groupings_of_one_size_are_told_apart(tmp_path: Path) -> None:
     wide = StridedGroups(((2, 16),), ((16, 1),))
     for groups in (*pairs, uneven, wide):
         node = b.add_node(
-            name_row=b.strings.add("sum"),
-            op_row=b.strings.add("sum"),
+            name_id=b.strings.add("sum"),
+            op_id=b.strings.add("sum"),
             op_class=OpClass.COLLECTIVE,
             kind=NodeKind.COLLECTIVE,
         )

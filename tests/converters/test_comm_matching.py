@@ -21,9 +21,9 @@ Talk = tuple[str, str, Sequence[int], int, float]
 def _profile(rank: int, talks: Sequence[Talk]) -> Profile:
     strings = StringTableBuilder()
     columns = {
-        "kind_row": [strings.add(talk[0]) for talk in talks],
-        "group_row": [strings.add(talk[1]) for talk in talks],
-        "ranks_row": [strings.add(json.dumps(list(talk[2])) if talk[2] else "") for talk in talks],
+        "kind_id": [strings.add(talk[0]) for talk in talks],
+        "group_id": [strings.add(talk[1]) for talk in talks],
+        "ranks_id": [strings.add(json.dumps(list(talk[2])) if talk[2] else "") for talk in talks],
         "sequence": [talk[3] for talk in talks],
         "event": list(range(len(talks))),
     }

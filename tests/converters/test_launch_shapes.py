@@ -26,7 +26,7 @@ def shapes_of(path: Path) -> list[tuple[str, str]]:
     """Kernel and shape of each event."""
     profile = hespas.read(path)
     assert isinstance(profile, Profile)
-    rows = zip(profile.kernel_row.tolist(), profile.grid_row.tolist(), strict=True)
+    rows = zip(profile.kernel_id.tolist(), profile.grid_id.tolist(), strict=True)
     return [(profile.strings[kernel], profile.strings[grid]) for kernel, grid in rows]
 
 

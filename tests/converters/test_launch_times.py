@@ -51,9 +51,9 @@ def test_kineto_by_correlation() -> None:
     ]
     profile = profile_of(KINETO)
     assert launches(profile) == sorted(each[:2] for each in wanted if each != unknown)
-    threads = [profile.strings[row] for row in profile.launch_thread_row.tolist()]
+    threads = [profile.strings[row] for row in profile.launch_thread_id.tolist()]
     assert threads == [each[2] for each in wanted]
-    hosts = {profile.strings[row] for row in profile.host.thread_row.tolist()}
+    hosts = {profile.strings[row] for row in profile.host.thread_id.tolist()}
     assert {each for each in threads if each} <= hosts
     assert unknown in wanted
 
@@ -80,7 +80,7 @@ def test_rocpd_calls_are_launches_and_ranges_are_not(tmp_path: Path) -> None:
     assert known.any()
     assert bool((profile.launch_end_ns[known] >= profile.launch_start_ns[known]).all())
     assert bool((profile.launch_start_ns[known] <= profile.start_ns[known]).all())
-    assert bool((profile.launch_thread_row[known] > 0).all())
+    assert bool((profile.launch_thread_id[known] > 0).all())
 
 
 def test_a_shifted_profile_keeps_its_distances() -> None:

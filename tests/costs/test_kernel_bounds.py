@@ -130,7 +130,7 @@ def test_columns_of_a_profile_and_texts_beside_its_graph() -> None:
     assert isinstance(profile, Profile)
     found = kernel_bounds(profile)
     assert len(found.op_class) == len(found.flops_low) == len(profile)
-    for event, row in enumerate(profile.kernel_row.tolist()):
+    for event, row in enumerate(profile.kernel_id.tolist()):
         facts = kernel_facts(profile.strings[row])
         assert found.facts[int(found.fact[event])] == facts
         assert found.op_class[event] == facts.op_class

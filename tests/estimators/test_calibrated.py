@@ -232,8 +232,8 @@ def a_graph() -> OpGraph:
     element = dtype("bf16")
     shape = builder.types.add(element, (1024, 1024))
     node = builder.add_node(
-        name_row=0,
-        op_row=builder.strings.add("stablehlo.dot_general"),
+        name_id=0,
+        op_id=builder.strings.add("stablehlo.dot_general"),
         op_class=OpClass.CONTRACTION,
         operands=[shape, shape],
         results=[shape],
@@ -247,8 +247,8 @@ def a_graph() -> OpGraph:
         lhs=element.code, rhs=element.code, accumulator=element.code,
     )  # fmt: skip
     builder.add_node(
-        name_row=0,
-        op_row=builder.strings.add("stablehlo.tuple"),
+        name_id=0,
+        op_id=builder.strings.add("stablehlo.tuple"),
         op_class=OpClass.FREE,
         operands=[shape],
         results=[shape],

@@ -251,7 +251,7 @@ def test_other_operations_are_left_to_others() -> None:
 def graph(groups: GroupSet) -> OpGraph:
     b = GraphBuilder("one")
     node = b.add_node(
-        name_row=0, op_row=b.strings.add("all-reduce"), op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
+        name_id=0, op_id=b.strings.add("all-reduce"), op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
     )
     b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=b.group_set(groups), comm_bytes=1e6)
     return b.build()
@@ -271,7 +271,7 @@ def message(
 ) -> OpGraph:
     b = GraphBuilder("one")
     name = b.strings.add("stablehlo.collective_permute" if kind is NodeKind.PERMUTE else "stablehlo.send")
-    node = b.add_node(name_row=0, op_row=name, op_class=OpClass.P2P, kind=kind)
+    node = b.add_node(name_id=0, op_id=name, op_class=OpClass.P2P, kind=kind)
     row = -1 if permutation is None else b.permutation(permutation)
     b.add_p2p(node, permutation=row, comm_bytes=1e6, host=host)
     return b.build()

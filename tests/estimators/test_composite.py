@@ -83,8 +83,8 @@ def program(copies: int = 3) -> OpGraph:
     def node(op: int, op_class: OpClass, kind: NodeKind = NodeKind.COMPUTE, flops: float = 4096.0) -> int:
         size = float(b.types.bytes_of(tensor)) if flops else 0.0
         return b.add_node(
-            name_row=op,
-            op_row=op,
+            name_id=op,
+            op_id=op,
             op_class=op_class,
             kind=kind,
             operands=[tensor, tensor],

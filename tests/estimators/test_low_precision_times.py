@@ -22,7 +22,7 @@ def product(size: tuple[int, int, int], lhs: str, rhs: str, result: str) -> OpGr
     out = b.types.add(dtype(result), (m, n))
     flops = 2.0 * m * n * k
     node = b.add_node(
-        name_row=0, op_row=b.strings.add("dot_general"), op_class=OpClass.CONTRACTION, operands=types,
+        name_id=0, op_id=b.strings.add("dot_general"), op_class=OpClass.CONTRACTION, operands=types,
         results=[out], flops=flops, transcendentals=0, bytes_read=sum(map(b.types.bytes_of, types)),
         bytes_written=b.types.bytes_of(out),
     )  # fmt: skip

@@ -33,7 +33,7 @@ def link_of(device: Device, kind: str) -> Link:
 def collective(kind: CollectiveKind, groups: GroupSet | None, payload: float = PAYLOAD) -> OpGraph:
     b = GraphBuilder("collective")
     node = b.add_node(
-        name_row=0, op_row=b.strings.add("all_reduce"), op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
+        name_id=0, op_id=b.strings.add("all_reduce"), op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
     )
     row = -1 if groups is None else b.group_set(groups)
     b.add_collective(node, kind, group_set=row, comm_bytes=payload)
@@ -48,7 +48,7 @@ def message(
     kind: NodeKind = NodeKind.SEND,
 ) -> OpGraph:
     b = GraphBuilder("message")
-    node = b.add_node(name_row=0, op_row=b.strings.add("send"), op_class=OpClass.P2P, kind=kind)
+    node = b.add_node(name_id=0, op_id=b.strings.add("send"), op_class=OpClass.P2P, kind=kind)
     row = -1 if permutation is None else b.permutation(permutation)
     b.add_p2p(node, permutation=row, comm_bytes=payload, host=host)
     return b.build()
@@ -153,7 +153,7 @@ def test_unknowns_stay_unknown_and_are_told(graph: OpGraph, code: str) -> None:
 def test_collective_node_without_a_row_is_unknown() -> None:
     b = GraphBuilder("bare")
     b.add_node(
-        name_row=0, op_row=0, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, flops=0, bytes_read=8
+        name_id=0, op_id=0, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, flops=0, bytes_read=8
     )
     found = Diagnostics()
     assert isnan(Roofline().estimate(b.build(), H100, found).duration_ns[0])

@@ -49,8 +49,8 @@ def contraction(
     left = b.types.add(dtype(element), (batch, size, size))
     out = b.types.add(dtype(result), (batch, size, size))
     node = b.add_node(
-        name_row=0,
-        op_row=b.strings.add("dot_general"),
+        name_id=0,
+        op_id=b.strings.add("dot_general"),
         op_class=OpClass.CONTRACTION,
         operands=[left, left],
         results=[out],
@@ -78,7 +78,7 @@ def single(
     """A graph of one node."""
     b = GraphBuilder("one")
     node = b.add_node(
-        name_row=0, op_row=b.strings.add("some_op"), op_class=op_class, kind=kind, flops=flops,
+        name_id=0, op_id=b.strings.add("some_op"), op_class=op_class, kind=kind, flops=flops,
         transcendentals=transcendentals, bytes_read=read, bytes_written=0,
     )  # fmt: skip
     if element:
@@ -129,7 +129,7 @@ def test_fusion_splits_between_matrix_and_vector_units() -> None:
     b = GraphBuilder("fusion")
     product, rest = 2.0 * 4096**3, 1e9
     node = b.add_node(
-        name_row=0, op_row=0, op_class=OpClass.FUSION, flops=product + rest, transcendentals=1e8,
+        name_id=0, op_id=0, op_class=OpClass.FUSION, flops=product + rest, transcendentals=1e8,
         bytes_read=0.0, bytes_written=8.0,
     )  # fmt: skip
     code = dtype("bf16").code
@@ -171,7 +171,7 @@ def test_element_type_falls_back_to_operands_then_to_the_option() -> None:
     b = GraphBuilder("typed")
     row = b.types.add(dtype("f32"), (1 << 20,))
     b.add_node(
-        name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, operands=[row], flops=1e12, transcendentals=0,
+        name_id=0, op_id=0, op_class=OpClass.ELEMENTWISE, operands=[row], flops=1e12, transcendentals=0,
         bytes_read=0, bytes_written=0,
     )  # fmt: skip
     expected = 1e12 / F32_VECTOR * 1e9 + LAUNCH
@@ -304,7 +304,7 @@ def test_many_nodes_agree_with_one_by_one() -> None:
     alone: list[float] = []
     for flops, read in rng.uniform(0, 1e10, (50, 2)).tolist():
         node = b.add_node(
-            name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, flops=flops, transcendentals=0,
+            name_id=0, op_id=0, op_class=OpClass.ELEMENTWISE, flops=flops, transcendentals=0,
             bytes_read=read, bytes_written=0,
         )  # fmt: skip
         b.set(node, rate_dtype=dtype("f32").code)
@@ -476,7 +476,7 @@ def half_known() -> tuple[OpGraph, Estimate]:
     b = GraphBuilder("half")
     for flops in (1e9, nan, nan):
         node = b.add_node(
-            name_row=0, op_row=b.strings.add("known" if flops == flops else "mystery"), flops=flops,  # noqa: PLR0124
+            name_id=0, op_id=b.strings.add("known" if flops == flops else "mystery"), flops=flops,  # noqa: PLR0124
             op_class=OpClass.CUSTOM, transcendentals=0, bytes_read=8, bytes_written=8,
         )  # fmt: skip
         b.set(node, rate_dtype=dtype("f32").code)
@@ -511,7 +511,7 @@ def test_durations_a_graph_came_with_are_kept_where_nobody_knows_better() -> Non
 
 def test_nodes_that_never_run_are_not_missing() -> None:
     graph, estimate = half_known()
-    graph = replace(graph, multiplicity=np.array([1.0, 0.0, 0.0]))
+    graph = replace(graph, executions=np.array([1.0, 0.0, 0.0]))
     assert np.isnan(apply_estimate(graph, estimate, "error").duration_ns[1])
 
 

@@ -24,7 +24,7 @@ def graph(element: str = "bf16") -> OpGraph:
     b = GraphBuilder("two")
     flops = 2.0 * SIZE**3
     node = b.add_node(
-        name_row=0, op_row=b.strings.add("dot"), op_class=OpClass.CONTRACTION, flops=flops + 1024,
+        name_id=0, op_id=b.strings.add("dot"), op_class=OpClass.CONTRACTION, flops=flops + 1024,
         transcendentals=0, bytes_read=4e6, bytes_written=2e6,
     )  # fmt: skip
     b.set(node, rate_dtype=dtype("f32").code)
@@ -34,7 +34,7 @@ def graph(element: str = "bf16") -> OpGraph:
         accumulator=dtype("f32").code, products=1,
     )  # fmt: skip
     b.add_node(
-        name_row=0, op_row=b.strings.add("copy"), op_class=OpClass.MOVE, flops=0, transcendentals=0,
+        name_id=0, op_id=b.strings.add("copy"), op_class=OpClass.MOVE, flops=0, transcendentals=0,
         bytes_read=5e5, bytes_written=5e5,
     )  # fmt: skip
     return b.build()

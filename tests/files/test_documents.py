@@ -46,14 +46,14 @@ def test_a_table_of_events_gives_names_back(name: str, tmp_path: Path) -> None:
     rows = np.arange(1, count + 1, dtype=np.int32)
     profile = Profile.of(
         "t", ("=DEVICE()",), StringTable.from_strings(texts),
-        start_ns=np.arange(count, dtype=np.float64), duration_ns=np.ones(count), op_row=rows, kernel_row=rows,
+        start_ns=np.arange(count, dtype=np.float64), duration_ns=np.ones(count), op_id=rows, kernel_id=rows,
         op_class=np.full(count, int(OpClass.UNKNOWN), np.int8), device_index=np.zeros(count, np.int32),
     )  # fmt: skip
     api.write(profile, tmp_path / name)
     again = api.read(tmp_path / name)
     assert isinstance(again, Profile)
-    assert [again.strings[row] for row in again.op_row.tolist()] == list(HARMFUL)
-    assert [again.strings[row] for row in again.kernel_row.tolist()] == list(HARMFUL)
+    assert [again.strings[row] for row in again.op_id.tolist()] == list(HARMFUL)
+    assert [again.strings[row] for row in again.kernel_id.tolist()] == list(HARMFUL)
     assert again.devices == ("=DEVICE()",)
     if name == "t.csv":
         cells = (tmp_path / name).read_text().split(",")

@@ -29,7 +29,7 @@ from hespas.graph import (
     Workload,
     dtype,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import InvariantError
 
@@ -39,8 +39,8 @@ def small_graph() -> OpGraph:
     f32 = builder.types.add(dtype("f32"), (4, 8))
     loop = builder.add_region(RegionKind.LOOP_BODY, label="while", trips=nan)
     dot = builder.add_node(
-        name_row=builder.strings.add("dot.1"),
-        op_row=builder.strings.add("stablehlo.dot_general"),
+        name_id=builder.strings.add("dot.1"),
+        op_id=builder.strings.add("stablehlo.dot_general"),
         op_class=OpClass.CONTRACTION,
         operands=[f32, f32],
         results=[f32],
@@ -50,15 +50,15 @@ def small_graph() -> OpGraph:
         region=loop,
     )
     reduce = builder.add_node(
-        name_row=builder.strings.add("ar"),
-        op_row=builder.strings.add("stablehlo.all_reduce"),
+        name_id=builder.strings.add("ar"),
+        op_id=builder.strings.add("stablehlo.all_reduce"),
         op_class=OpClass.COLLECTIVE,
         kind=NodeKind.COLLECTIVE,
         data_deps=[dot],
         control_deps=[dot],
     )
     send = builder.add_node(
-        name_row=0, op_row=builder.strings.add("send"), op_class=OpClass.P2P, kind=NodeKind.SEND
+        name_id=0, op_id=builder.strings.add("send"), op_class=OpClass.P2P, kind=NodeKind.SEND
     )
     builder.set_trips(loop, 12.0)
     builder.set(dot, useful_flops=512.0, rate_dtype=dtype("f32").code, stream=3)
@@ -96,7 +96,7 @@ def test_builder_makes_what_it_was_told() -> None:
     assert graph.stream.tolist() == [3, -1, -1]
     assert graph.resource.tolist() == [Resource.DEVICE, Resource.HOST, Resource.DEVICE]
     assert graph.rate_dtype.tolist() == [dtype("f32").code, -1, -1]
-    assert graph.multiplicity.tolist() == [12.0, 1.0, 1.0]
+    assert graph.executions.tolist() == [12.0, 1.0, 1.0]
     assert graph.collectives.node.tolist() == [1]
     assert graph.strings[int(graph.collectives.reduction[0])] == "add"
     assert graph.group_sets[int(graph.collectives.group_set[0])].group_size == 8
@@ -113,7 +113,7 @@ def test_side_tables_are_sorted_by_node() -> None:
     builder = GraphBuilder("order")
     groups = builder.group_set(StridedGroups.all_ranks(2))
     for _ in range(3):
-        builder.add_node(name_row=0, op_row=0, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+        builder.add_node(name_id=0, op_id=0, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
     for node in (2, 0, 1):
         builder.add_collective(node, CollectiveKind.ALL_GATHER, group_set=groups, comm_bytes=float(node))
         builder.add_extra(node, "b", 0, b"1")
@@ -127,9 +127,9 @@ def test_side_tables_are_sorted_by_node() -> None:
 def test_columns_nobody_set_take_no_memory() -> None:
     builder = GraphBuilder("bare")
     for _ in range(1000):
-        builder.add_node(name_row=0, op_row=0, op_class=OpClass.FREE)
+        builder.add_node(name_id=0, op_id=0, op_class=OpClass.FREE)
     graph = builder.build()
-    for column in (graph.stream, graph.resource, graph.duration_ns, graph.source_row, graph.multiplicity):
+    for column in (graph.stream, graph.resource, graph.duration_ns, graph.source_id, graph.executions):
         assert column.strides == (0,)
     assert graph.nbytes < 80 * 1000
 
@@ -137,7 +137,7 @@ def test_columns_nobody_set_take_no_memory() -> None:
 def test_empty_graph() -> None:
     graph = GraphBuilder("empty").build()
     assert len(graph) == 0
-    assert graph.multiplicity.shape == (0,)
+    assert graph.executions.shape == (0,)
     assert graphs_equal(graph, GraphBuilder("empty").build()) == []
 
 
@@ -154,7 +154,7 @@ def test_multiplicity_is_the_product_of_trips(regions: list[tuple[int, float]]) 
     places = np.arange(-1, len(regions), dtype=np.int32)
     table = builder.build().regions
     expected = [prod(chain(int(row))) for row in places]
-    np.testing.assert_array_equal(region_multiplicity(table, places), expected)
+    np.testing.assert_array_equal(region_executions(table, places), expected)
 
 
 def test_nbytes_counts_every_array_once() -> None:
@@ -188,7 +188,7 @@ def test_reference_out_of_range_is_refused(column: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("name_row", 99), ("name_row", -1), ("op_row", 99), ("region", 1), ("region", -2)]
+    ("column", "value"), [("name_id", 99), ("name_id", -1), ("op_id", 99), ("region", 1), ("region", -2)]
 )
 def test_row_out_of_range_is_refused(column: str, value: int) -> None:
     graph = small_graph()

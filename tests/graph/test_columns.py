@@ -146,12 +146,12 @@ def test_equal_rows_are_told_by_the_first_of_them(rows: list[tuple[int, float, b
 
 
 def test_a_table_of_known_columns_says_of_the_others_that_nothing_is_known() -> None:
-    one = HostOps.of(name_row=np.array([1, 2]), start_ns=np.array([3, 4]))
-    assert (one.name_row.dtype, one.start_ns.dtype) == (np.dtype(np.int32), np.dtype(np.float64))
-    assert (one.parent.tolist(), one.shapes_row.tolist()) == ([-1, -1], [0, 0])
+    one = HostOps.of(name_id=np.array([1, 2]), start_ns=np.array([3, 4]))
+    assert (one.name_id.dtype, one.start_ns.dtype) == (np.dtype(np.int32), np.dtype(np.float64))
+    assert (one.parent.tolist(), one.shapes_id.tolist()) == ([-1, -1], [0, 0])
     assert np.isnan(one.duration_ns).all()
     both = HostOps.joined([one, one.take(np.array([1]))])
-    assert (both.name_row.tolist(), both.name_row.dtype) == ([1, 2, 2], np.dtype(np.int32))
+    assert (both.name_id.tolist(), both.name_id.dtype) == ([1, 2, 2], np.dtype(np.int32))
     assert len(HostOps.joined([])) == 0
 
 

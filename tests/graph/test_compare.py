@@ -44,8 +44,8 @@ def graph(first_text: str = "") -> OpGraph:
     region = builder.add_region(RegionKind.CALL, label="f")
     for number in range(4):
         builder.add_node(
-            name_row=builder.strings.add(f"n{number}"),
-            op_row=builder.strings.add("op"),
+            name_id=builder.strings.add(f"n{number}"),
+            op_id=builder.strings.add("op"),
             op_class=OpClass.COLLECTIVE,
             kind=NodeKind.COLLECTIVE,
             data_deps=range(number),

@@ -27,15 +27,15 @@ def graph() -> OpGraph:
     builder = GraphBuilder("step")
     bf16 = builder.types.add(dtype("bf16"), (4, -1))
     builder.add_node(
-        name_row=builder.strings.add("dot\udc80"),
-        op_row=builder.strings.add("dot"),
+        name_id=builder.strings.add("dot\udc80"),
+        op_id=builder.strings.add("dot"),
         op_class=OpClass.CONTRACTION,
         operands=[bf16, bf16],
         flops=8.0,
     )
     builder.add_node(
-        name_row=0,
-        op_row=builder.strings.add("all_reduce"),
+        name_id=0,
+        op_id=builder.strings.add("all_reduce"),
         op_class=OpClass.COLLECTIVE,
         kind=NodeKind.COLLECTIVE,
         data_deps=[0],
@@ -66,7 +66,7 @@ def test_graph() -> None:
 def test_lists_are_python_lists_even_where_all_have_one_length() -> None:
     builder = GraphBuilder("pairs")
     for _ in range(3):
-        builder.add_node(name_row=0, op_row=0, op_class=OpClass.FREE, data_deps=[0, 1])
+        builder.add_node(name_id=0, op_id=0, op_class=OpClass.FREE, data_deps=[0, 1])
     assert to_pandas(builder.build())["data_deps"].tolist() == [[0, 1]] * 3
 
 
@@ -87,8 +87,8 @@ def profile() -> Profile:
         "p",
         ("d",),
         StringTable.from_strings(["", "dot", "gemm"]),
-        op_row=rows,
-        kernel_row=rows[::-1],
+        op_id=rows,
+        kernel_id=rows[::-1],
         stream=np.array([7, 8], np.int64),
         start_ns=np.array([0.0, 10.0]),
         duration_ns=np.array([5.0, 6.0]),

@@ -40,7 +40,7 @@ def test_a_precision_replaces_the_types_before_compilation() -> None:
     row, f32 = builder.strings.add("dot"), dtype("f32")
     kind = builder.types.add(f32, (8, 8))
     node = builder.add_node(
-        name_row=row, op_row=row, op_class=OpClass.CONTRACTION, operands=[kind, kind], results=[kind]
+        name_id=row, op_id=row, op_class=OpClass.CONTRACTION, operands=[kind, kind], results=[kind]
     )
     builder.add_contraction(
         node, batch=1, m=8, n=8, k=8, flops=1024.0, useful_flops=1024.0,

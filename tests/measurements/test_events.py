@@ -47,16 +47,16 @@ def events() -> Profile:
     product = [row[texts[5]], row[texts[7]]]
     addition = [row[texts[6]], row[texts[8]]]
     host = HostOps(
-        name_row=np.array([row["aten::mm"], row["aten::add"]], np.int32),
-        thread_row=np.zeros(2, np.int32),
+        name_id=np.array([row["aten::mm"], row["aten::add"]], np.int32),
+        thread_id=np.zeros(2, np.int32),
         parent=np.full(2, -1, np.int32),
         start_ns=np.full(2, np.nan),
         duration_ns=np.full(2, np.nan),
         sequence=np.full(2, -1, np.int64),
-        shapes_row=np.array([product[0], addition[0]], np.int32),
-        dtype_row=np.array([product[1], addition[1]], np.int32),
-        strides_row=np.zeros(2, np.int32),
-        values_row=np.array([0, row[texts[9]]], np.int32),
+        shapes_id=np.array([product[0], addition[0]], np.int32),
+        dtype_id=np.array([product[1], addition[1]], np.int32),
+        strides_id=np.zeros(2, np.int32),
+        values_id=np.array([0, row[texts[9]]], np.int32),
     )
     return Profile.of(
         "step",
@@ -64,10 +64,10 @@ def events() -> Profile:
         StringTable.from_strings(["", *texts]),
         start_ns=np.array([0.0, 10.0, 20.0, 30.0]),
         duration_ns=np.array([8000.0, 500.0, 3000.0, 700.0]),
-        op_row=np.array([row["aten::mm"], row["aten::mm"], row["aten::add"], 0], np.int32),
-        kernel_row=np.array([row["gemm"], row["reduce"], row["add"], row["spin"]], np.int32),
-        dtype_row=np.array([product[1], product[1], addition[1], 0], np.int32),
-        shapes_row=np.array([product[0], product[0], addition[0], 0], np.int32),
+        op_id=np.array([row["aten::mm"], row["aten::mm"], row["aten::add"], 0], np.int32),
+        kernel_id=np.array([row["gemm"], row["reduce"], row["add"], row["spin"]], np.int32),
+        dtype_id=np.array([product[1], product[1], addition[1], 0], np.int32),
+        shapes_id=np.array([product[0], product[0], addition[0], 0], np.int32),
         op_class=np.array([OpClass.CONTRACTION] * 2 + [OpClass.ELEMENTWISE, 0], np.int8),
         device_index=np.zeros(4, np.int32),
         rank=np.zeros(4, np.int32),
@@ -130,7 +130,7 @@ def test_a_tidy_table_is_an_ops_table(suffix: str, tmp_path: Path) -> None:
     assert isinstance(profile, Profile)
     assert diagnostics.counts() == {"ops-table.left-out-row": 1}
     assert profile.devices == ("H100-SXM", "A100-SXM-80GB")
-    assert [profile.strings[row] for row in profile.op_row.tolist()] == [
+    assert [profile.strings[row] for row in profile.op_id.tolist()] == [
         "aten::mm",
         "aten::bmm",
         "aten::add",
@@ -143,7 +143,7 @@ def test_a_tidy_table_is_an_ops_table(suffix: str, tmp_path: Path) -> None:
         "NORMALIZATION",
     ]
     assert profile.duration_ns.tolist() == [12500.0, 3000.0, 4000.0, 6000.0]
-    assert profile.strings[int(profile.kernel_row[0])] == "cublas"
+    assert profile.strings[int(profile.kernel_id[0])] == "cublas"
 
 
 @pytest.mark.parametrize("target", SUFFIXES)

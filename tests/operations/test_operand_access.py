@@ -21,7 +21,7 @@ def one_node(op_class: OpClass, operands: list[_Type], result: _Type) -> OpGraph
     ]
     name = made.strings.add("x")
     made.add_node(
-        name_row=name, op_row=name, op_class=op_class, operands=rows[:-1], results=rows[-1:]
+        name_id=name, op_id=name, op_class=op_class, operands=rows[:-1], results=rows[-1:]
     )  # fmt: skip
     return made.build()
 

@@ -54,8 +54,8 @@ class Sketch:
         kind, op_class = _KINDS[what]
         free = 0.0 if what == "free" else nan
         node = b.add_node(
-            name_row=b.strings.add(f"{what}{len(b)}"),
-            op_row=b.strings.add(what),
+            name_id=b.strings.add(f"{what}{len(b)}"),
+            op_id=b.strings.add(what),
             op_class=op_class,
             kind=kind,
             data_deps=deps,

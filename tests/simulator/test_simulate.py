@@ -248,7 +248,7 @@ def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(
     estimates = estimated.estimates
     for found in done.classes:
         graph = estimated.workload.classes[found.rank_class]
-        work = np.nansum(estimates[found.rank_class].duration_ns * graph.multiplicity)
+        work = np.nansum(estimates[found.rank_class].duration_ns * graph.executions)
         work += found.interference_ns
         assert sum(found.busy_ns.values()) == pytest.approx(work)
         assert max(found.busy_ns.values()) <= found.finish_ns * (1 + 1e-12) <= work * (1 + 1e-9)
@@ -270,7 +270,7 @@ def test_more_trips_than_can_be_counted_are_refused() -> None:
     graph = GraphBuilder("g")
     region = graph.add_region(RegionKind.LOOP_BODY, trips=1e300)
     row = graph.strings.add("add")
-    node = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region)
+    node = graph.add_node(name_id=row, op_id=row, op_class=OpClass.ELEMENTWISE, region=region)
     graph.set(node, duration_ns=1.0)
     with pytest.raises(UnsupportedError, match="no countable number of trips"):
         simulate(Workload.spmd(graph.build(), 1))
@@ -280,9 +280,9 @@ def test_dependencies_that_leave_a_loop_and_come_back_are_refused() -> None:
     graph = GraphBuilder("g")
     region = graph.add_region(RegionKind.LOOP_BODY, trips=3)
     row = graph.strings.add("add")
-    first = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region)
-    outside = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, data_deps=[first])
-    graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region, data_deps=[outside])
+    first = graph.add_node(name_id=row, op_id=row, op_class=OpClass.ELEMENTWISE, region=region)
+    outside = graph.add_node(name_id=row, op_id=row, op_class=OpClass.ELEMENTWISE, data_deps=[first])
+    graph.add_node(name_id=row, op_id=row, op_class=OpClass.ELEMENTWISE, region=region, data_deps=[outside])
     graph.add_carried(region, 2, 0)
     with pytest.raises(UnsupportedError, match="leave a loop and come back"):
         UnrollLoops()(graph.build(), Diagnostics())

@@ -266,7 +266,7 @@ class ProgramFigures:
 def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
     """Return the figures of one rank class. O(nodes)."""
     graph = workload.classes[rank_class]
-    runs = np.nan_to_num(graph.multiplicity, nan=1.0)
+    runs = np.nan_to_num(graph.executions, nan=1.0)
     busy = ~is_free(graph)
     table, products = graph.collectives, graph.contractions
     counts: dict[str, float] = {}
@@ -278,7 +278,7 @@ def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
         sizes[kind] = float((table.comm_bytes[of_kind] * runs[table.node[of_kind]]).sum())
     useful = np.where(np.isnan(products.useful_flops), products.flops, products.useful_flops)
     busy_streams = ~is_free(graph) & (graph.kind == int(NodeKind.COMPUTE))
-    completes = _contain(graph, graph.op_row, "-done") | _contain(graph, graph.name_row, "-done")
+    completes = _contain(graph, graph.op_id, "-done") | _contain(graph, graph.name_id, "-done")
     consumers, producers = graph.data_deps.row_ids, graph.data_deps.values
     consumers, producers = consumers[completes[consumers]], producers[completes[consumers]]
     done_at = np.full(len(graph), -1, np.int64)
@@ -288,7 +288,7 @@ def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
     overlapping: BoolArray = started & (before[np.maximum(done_at, 0)] > before[np.arange(len(graph)) + 1])
     return ProgramFigures(
         operations=float(runs[busy].sum()),
-        fusions=float(runs[busy & _contain(graph, graph.op_row, "fusion")].sum()),
+        fusions=float(runs[busy & _contain(graph, graph.op_id, "fusion")].sum()),
         product_flops=float((useful * runs[products.node]).sum()),
         collectives=counts,
         collective_bytes=sizes,

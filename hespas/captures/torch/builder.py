@@ -213,8 +213,8 @@ class _GraphAssembly:
         op_class = cost.op_class if kind in {NodeKind.COMPUTE, NodeKind.COLLECTIVE} else OpClass.P2P
         short_name = call.op.partition("::")[2]
         node = builder.add_node(
-            name_row=builder.strings.add(f"{short_name}_{len(builder)}"),
-            op_row=builder.strings.add(call.op),
+            name_id=builder.strings.add(f"{short_name}_{len(builder)}"),
+            op_id=builder.strings.add(call.op),
             op_class=op_class,
             kind=kind,
             data_deps=data,
@@ -228,9 +228,9 @@ class _GraphAssembly:
             bytes_written=cost.bytes_written,
         )
         path = "/".join(part for part in (call.phase, call.module, short_name) if part)
-        builder.set(node, stream=stream, framework_row=builder.strings.add(path))
+        builder.set(node, stream=stream, framework_id=builder.strings.add(path))
         if call.source:
-            builder.set(node, source_row=builder.strings.add(call.source))
+            builder.set(node, source_id=builder.strings.add(call.source))
         if call.overload != "default":
             builder.add_extra(node, "overload", 0, call.overload.encode())
         if cost.rate_dtype >= 0:

@@ -113,16 +113,16 @@ class _LayerEmitter:
     ) -> int:
         strings = self.builder.strings
         node = self.builder.add_node(
-            name_row=strings.add(f"{layer.name}.{name}"),
-            op_row=strings.add(operation),
+            name_id=strings.add(f"{layer.name}.{name}"),
+            op_id=strings.add(operation),
             op_class=OpClass.COLLECTIVE if kind is NodeKind.COLLECTIVE else OpClass.UNKNOWN,
             kind=kind,
             data_deps=tuple(dict.fromkeys(needs)),
             control_deps=tuple(node for node in dict.fromkeys(follows) if node not in needs),
         )
-        self.builder.set(node, framework_row=strings.add(layer.name))
+        self.builder.set(node, framework_id=strings.add(layer.name))
         if self.source:
-            self.builder.set(node, source_row=strings.add(f"{self.source}:{layer.line}"))
+            self.builder.set(node, source_id=strings.add(f"{self.source}:{layer.line}"))
         return node
 
 

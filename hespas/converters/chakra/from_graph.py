@@ -136,7 +136,7 @@ class TraceLowering:
             version=extra.version,
             metadata=self._metadata,
             id=graph.id,
-            name=self._strings.take(graph.name_row),
+            name=self._strings.take(graph.name_id),
             type=self._types[graph.kind],
             ctrl_offsets=control.offsets,
             ctrl_deps=whole.id[control.values],
@@ -241,7 +241,7 @@ def _attributes(
     flagged = np.flatnonzero(graph.kind != NodeKind.METADATA)
     on_host = (graph.resource[flagged] == Resource.HOST).astype(np.int64)
     writer.integers("is_cpu_op", flagged, on_host, implied=on_host == 0)
-    writer.strings_of("op_type", graph.op_row.astype(np.int64))
+    writer.strings_of("op_type", graph.op_id.astype(np.int64))
     writer.collectives(variables)
     writer.messages(variables)
     no_flops, no_bytes = raised_counts(graph)
@@ -257,7 +257,7 @@ def _attributes(
     writer.transcendentals()
     writer.classes()
     writer.dtypes()
-    writer.strings_of("framework_op", graph.framework_row.astype(np.int64))
+    writer.strings_of("framework_op", graph.framework_id.astype(np.int64))
     writer.contractions()
     writer.facts_of_collectives()
     for name, counts_none in (("counted_ops", no_flops), ("counted_bytes", no_bytes)):

@@ -88,7 +88,7 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         bare = _undescribed(graph, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE), graph.p2p.node)
         message = "messages have neither peer nor size; a trace cannot tell absent from unknown values"
         diagnostics.warning("chakra.unknown-message", graph.name, message, count=len(bare))
-        untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.multiplicity != 0)
+        untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.executions != 0)
         message = "operations have no duration; a trace cannot distinguish unknown from 0"
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
         large = int((graph.p2p.tag >= _TAG_SPACE).sum())
@@ -106,7 +106,7 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         )
         message = "tensors have a size that their shape does not imply"
         diagnostics.warning("chakra.tensor-size", graph.name, message, count=nodes_of_odd_sizes(graph))
-        lost = int((graph.source_row > 0).sum())
+        lost = int((graph.source_id > 0).sum())
         diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
         diagnostics.info(
             "chakra.rounded-counts",

@@ -79,8 +79,8 @@ class ExpandedGraph(NamedTuple):
         builder.strings = StringTableBuilder(reduced.strings)
         idle_name = builder.strings.add(_IDLE)
         node = builder.add_node(
-            name_row=idle_name,
-            op_row=idle_name,
+            name_id=idle_name,
+            op_id=idle_name,
             op_class=OpClass.FREE,
             flops=0.0,
             transcendentals=0.0,
@@ -256,7 +256,7 @@ def unrolled(workload: Workload, ranks: Sequence[int], diagnostics: Diagnostics)
     numbers: list[int] = np.unique(workload.rank_class[np.asarray(ranks, np.int64)]).tolist()
     for number in numbers:
         graph = classes[number]
-        if len(graph.regions) or not bool((graph.multiplicity == 1).all()):
+        if len(graph.regions) or not bool((graph.executions == 1).all()):
             flat = classes[number] = UnrollLoops()(graph, diagnostics)
             message = "operations are repetitions of loop bodies: a trace has no loops"
             diagnostics.info("chakra.unrolled", graph.name, message, count=max(len(flat) - len(graph), 0))

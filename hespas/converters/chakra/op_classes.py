@@ -96,7 +96,7 @@ def classes_unless_stated(graph: OpGraph, default: NDArray[np.uint8]) -> NDArray
     strings, table = graph.strings, graph.extra
 
     def words(nodes: list[int]) -> Iterator[str]:
-        for operation, name in zip(graph.op_row[nodes].tolist(), graph.name_row[nodes].tolist(), strict=True):
+        for operation, name in zip(graph.op_id[nodes].tolist(), graph.name_id[nodes].tolist(), strict=True):
             yield strings[operation or name]
 
     schema_rows = np.flatnonzero((table.node < 0) & (table.tag == AttributeField.STRING)).tolist()

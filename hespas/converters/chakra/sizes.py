@@ -87,7 +87,7 @@ class _FrameKinds:
             return None
         if max(graph.operands.lengths.max(), graph.results.lengths.max()) > _MOST_TENSORS:
             return None
-        _, first, which = np.unique(graph.name_row, return_index=True, return_inverse=True)
+        _, first, which = np.unique(graph.name_id, return_index=True, return_inverse=True)
         for column in _columns(graph):
             if np.array_equal(column, column[first][which]):
                 continue
@@ -131,7 +131,7 @@ def _frames(data: NDArray[np.uint8]) -> Iterator[_FrameSize]:
 def _is_plain(graph: OpGraph) -> bool:
     """Return True if every frame depends only on the row of its node, except for node numbers."""
     durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
-    lengths = np.diff(graph.strings.offsets)[graph.name_row]
+    lengths = np.diff(graph.strings.offsets)[graph.name_id]
     tables = (graph.collectives, graph.p2p, graph.contractions)
     return (
         len(graph) > 0

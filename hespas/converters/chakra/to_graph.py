@@ -207,7 +207,7 @@ def to_graph(
     operands, foreign_in = parse_io(columns.inputs, len(columns), type_table, strings)
     results, foreign_out = parse_io(columns.outputs, len(columns), type_table, strings)
 
-    op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
+    op_id, framework_id = reader.texts("op_type", strings), reader.texts("framework_op", strings)
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
     dtype = reader.codes("dtype", _DTYPE_CODES, np.full(count, -1, np.int16))
@@ -225,7 +225,7 @@ def to_graph(
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
     costs, unstated = (costs if listed else costs.as_stated(reader)), default_classes(reader.kind)
-    unstated = unstated if listed else _classes_of_words(reader, unstated, costs.flops, op_row, strings)
+    unstated = unstated if listed else _classes_of_words(reader, unstated, costs.flops, op_id, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     flagged = reader.kind != NodeKind.METADATA
     layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
@@ -244,23 +244,23 @@ def to_graph(
         group_sets=peers.group_sets,
         permutations=peers.permutations,
         id=columns.id,
-        name_row=np.arange(first, first + count, dtype=np.int32),
-        op_row=op_row,
+        name_id=np.arange(first, first + count, dtype=np.int32),
+        op_id=op_id,
         kind=reader.kind,
         op_class=op_class.astype(np.uint8),
         resource=resource,
         stream=stream,
         region=np.broadcast_to(np.int32(-1), (count,)),
         rate_dtype=dtype.astype(np.int16),
-        source_row=np.broadcast_to(np.int32(0), (count,)),
-        framework_row=framework_row,
+        source_id=np.broadcast_to(np.int32(0), (count,)),
+        framework_id=framework_id,
         flops=costs.flops,
         useful_flops=costs.useful_flops,
         transcendentals=costs.transcendentals,
         bytes_read=costs.bytes_read,
         bytes_written=costs.bytes_written,
         duration_ns=costs.duration_ns,
-        multiplicity=constant(1.0, count),
+        executions=constant(1.0, count),
         data_deps=data_deps,
         control_deps=_deps(columns.id, columns.ctrl_offsets, columns.ctrl_deps),
         operands=operands,
@@ -293,14 +293,14 @@ def _classes_of_words(
     reader: _AttributeReader,
     default: NDArray[np.uint8],
     flops: FloatArray,
-    op_row: SmallIntArray,
+    op_id: SmallIntArray,
     strings: StringTableBuilder,
 ) -> NDArray[np.uint8]:
     """Return the classes that the names in another tool's trace imply."""
     names, operations = reader.columns.name, strings.build()
 
     def words(nodes: list[int]) -> Iterator[str]:
-        for node, row in zip(nodes, op_row[nodes].tolist(), strict=True):
+        for node, row in zip(nodes, op_id[nodes].tolist(), strict=True):
             yield operations[row] if row else names.text(node)
 
     metadata = AttributeFacts.of(reader.columns.metadata)

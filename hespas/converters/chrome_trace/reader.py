@@ -92,8 +92,8 @@ class _ChromeSlices(ColumnTable):
     """
 
     track: IntArray
-    name_row: SmallIntArray
-    category_row: SmallIntArray
+    name_id: SmallIntArray
+    category_id: SmallIntArray
     op: SmallIntArray
     kernel: SmallIntArray
     module: SmallIntArray
@@ -208,8 +208,8 @@ class _Collector:
             "duration_ns": duration,
             "duration_part_ns": duration_part,
             "track": tracks,
-            "name_row": [add(event.name) for event in slices],
-            "category_row": [add(event.cat) for event in slices],
+            "name_id": [add(event.name) for event in slices],
+            "category_id": [add(event.cat) for event in slices],
             **{key: [add(getattr(arg, key)) for arg in args] for key in _TEXTS},
             "op_class": [OP_CLASSES.get(arg.op_class, 0) for arg in args],
             "number": [
@@ -325,7 +325,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
     facts = {key: text for key, text in other_data.items() if isinstance(text, str)}
     ours = facts.pop("schema", "") == SCHEMA_ID
     collected = collector.finish()
-    on_host = collected.slices.category_row == collected.strings.find(HOST_CATEGORY)
+    on_host = collected.slices.category_id == collected.strings.find(HOST_CATEGORY)
     device, host = collected.slices.take(~on_host), collected.slices.take(on_host)
     if not len(device):
         raise FormatError(
@@ -373,7 +373,7 @@ def _profile(
     metadata = facts if ours else {"format": "chrome-trace"}
     if not ours:
         metadata["first_event_ns"] = str(base_ns)
-    op_row, kernel_row = ops_and_kernels(device.name_row, device.op, device.kernel, ours=ours)
+    op_id, kernel_id = ops_and_kernels(device.name_id, device.op, device.kernel, ours=ours)
     start_ns, duration_ns = _times(device, base_ns, ours=ours)
     strings = StringTableBuilder(collected.strings)
     operations = _host_ops(collected, host, *_times(host, base_ns, ours=ours), strings)
@@ -390,12 +390,12 @@ def _profile(
         strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
-        op_row=op_row,
-        kernel_row=kernel_row,
-        module_row=device.module,
-        shapes_row=device.shapes,
-        dtype_row=device.dtype,
-        category_row=device.category_row,
+        op_id=op_id,
+        kernel_id=kernel_id,
+        module_id=device.module,
+        shapes_id=device.shapes,
+        dtype_id=device.dtype,
+        category_id=device.category_id,
         op_class=device.op_class,
         device_index=track_columns["device_index"],
         rank=track_columns["rank"],
@@ -441,15 +441,15 @@ def _host_ops(
     names = [collected.thread_names.get(track, "") for track in collected.tracks]
     threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names], np.int32)
     return HostOps.of(
-        name_row=host.name_row,
-        thread_row=threads[host.track],
+        name_id=host.name_id,
+        thread_id=threads[host.track],
         parent=enclosing(host.track, host.start_ns, host.duration_ns)[0],
         start_ns=start_ns,
         duration_ns=duration_ns,
-        shapes_row=host.shapes,
-        dtype_row=host.dtype,
-        strides_row=host.strides,
-        values_row=host.values,
+        shapes_id=host.shapes,
+        dtype_id=host.dtype,
+        strides_id=host.strides,
+        values_id=host.values,
     )
 
 

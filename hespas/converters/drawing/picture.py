@@ -290,8 +290,8 @@ def _dot_lines(picture: _Picture) -> Iterator[str]:
 def _node(picture: _Picture, node: int) -> str:
     graph = picture.graph
     fill, ink = fill_of(OpClass(int(graph.op_class[node])))
-    tips = [f"node {int(graph.id[node])}", graph.strings[int(graph.framework_row[node])]]
-    tips += [graph.strings[int(graph.source_row[node])], picture.collective_text(node)]
+    tips = [f"node {int(graph.id[node])}", graph.strings[int(graph.framework_id[node])]]
+    tips += [graph.strings[int(graph.source_id[node])], picture.collective_text(node)]
     parts = [
         f"label={_label(picture.label(node))}",
         f'fillcolor="{fill}"',
@@ -311,7 +311,7 @@ _FIGURES = (
     "bytes_read",
     "bytes_written",
     "duration_ns",
-    "multiplicity",
+    "executions",
 )
 _KEYS = {
     **dict.fromkeys(
@@ -379,6 +379,6 @@ def _data(picture: _Picture, node: int) -> Iterator[tuple[str, str]]:
     yield "collective", picture.collective_text(node)
     for name, sides in (("operands", graph.operands), ("results", graph.results)):
         yield name, " ".join(_type_text(graph, int(row)) for row in sides.row(node))
-    yield "framework_op", graph.strings[int(graph.framework_row[node])]
-    yield "source", graph.strings[int(graph.source_row[node])]
+    yield "framework_op", graph.strings[int(graph.framework_id[node])]
+    yield "source", graph.strings[int(graph.source_id[node])]
     yield "colour", fill_of(op_class)[0]

@@ -31,8 +31,8 @@ class DeviceWork(ColumnTable):
     """Kernels, copies and fills.
 
     ``gpu`` orders the devices; ``device`` is the index of its name in the trace's ``devices``.
-    ``correlation`` is that of the launch, ``node`` the replayed graph node, ``range_row`` the range that the
-    profiler names as cause, ``op_class`` an ``OpClass`` code, ``grid_row`` the shape of the launch in the
+    ``correlation`` is that of the launch, ``node`` the replayed graph node, ``range_id`` the range that the
+    profiler names as cause, ``op_class`` an ``OpClass`` code, ``grid_id`` the shape of the launch in the
     form of :mod:`hespas.converters.launch_shapes`.
     """
 
@@ -42,14 +42,14 @@ class DeviceWork(ColumnTable):
     stream: IntArray
     start_ns: IntArray
     end_ns: IntArray
-    name_row: IntArray
-    category_row: IntArray
+    name_id: IntArray
+    category_id: IntArray
     bytes_moved: IntArray
     correlation: IntArray
     node: IntArray
-    range_row: IntArray
+    range_id: IntArray
     op_class: IntArray
-    grid_row: IntArray
+    grid_id: IntArray
 
     def by_start(self) -> Self:
         """Return the same work in order of start."""

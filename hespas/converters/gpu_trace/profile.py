@@ -64,9 +64,9 @@ _MAX_SHOWN = 16
 class _RangeLabels:
     """Parsed texts of ranges, one row per range."""
 
-    name_row: IntArray
-    shapes_row: IntArray
-    module_row: IntArray
+    name_id: IntArray
+    shapes_id: IntArray
+    module_id: IntArray
     sequence: IntArray
     step: IntArray
     instruction: BoolArray
@@ -114,24 +114,24 @@ def to_profile(
     ids = (calls.process, calls.correlation)
     report_shared_ids(ids, calls.start_ns, calls.end_ns, links.launch, (diagnostics, str(path)))
     findings = diagnostics.about(str(path), source)
-    owner = nearest((labels.shapes_row > 0) | labels.instruction, nesting.parent, links.cause)
+    owner = nearest((labels.shapes_id > 0) | labels.instruction, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
-    module = nearest(labels.module_row > 0, nesting.parent, cause)
+    module = nearest(labels.module_id > 0, nesting.parent, cause)
     step = _steps(trace, links, nesting, labels)
     steps = np.flatnonzero(labels.step >= 0)
     base_ns = min(int(part.start_ns.min()) for part in (work, ranges, calls) if len(part))
     comms = _communications(trace, links.cause, nesting, labels)
     op_class = work.op_class.copy()
-    is_message = np.isin(comms.kind_row, [strings.add(kind) for kind in _MESSAGE_KINDS])
+    is_message = np.isin(comms.kind_id, [strings.add(kind) for kind in _MESSAGE_KINDS])
     op_class[comms.event] = np.where(is_message, OpClass.P2P, OpClass.COLLECTIVE)
     host = HostOps.of(
-        name_row=labels.name_row,
-        thread_row=_thread_rows(ranges.process, ranges.thread, strings),
+        name_id=labels.name_id,
+        thread_id=_thread_rows(ranges.process, ranges.thread, strings),
         parent=nesting.parent,
         start_ns=ranges.start_ns - base_ns,
         duration_ns=ranges.end_ns - ranges.start_ns,
         sequence=labels.sequence,
-        shapes_row=labels.shapes_row,
+        shapes_id=labels.shapes_id,
     )
     # A range of the program that the recording names as cause is not a launch call.
     launch = np.where(at_rows(calls.range_place, links.launch, -1) < 0, links.launch, -1)
@@ -143,11 +143,11 @@ def to_profile(
         path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
         trace.devices or ("",),
         strings.build(),
-        op_row=np.where(cause >= 0, at_rows(labels.name_row, cause, 0), work.range_row),
-        module_row=at_rows(labels.module_row, module, 0),
-        kernel_row=work.name_row,
-        category_row=work.category_row,
-        shapes_row=at_rows(labels.shapes_row, cause, 0),
+        op_id=np.where(cause >= 0, at_rows(labels.name_id, cause, 0), work.range_id),
+        module_id=at_rows(labels.module_id, module, 0),
+        kernel_id=work.name_id,
+        category_id=work.category_id,
+        shapes_id=at_rows(labels.shapes_id, cause, 0),
         op_class=op_class,
         device_index=work.device,
         rank=_ranks(trace, links, findings),
@@ -159,8 +159,8 @@ def to_profile(
         host_event=cause,
         launch_start_ns=at_rows((calls.start_ns - base_ns).astype(np.float64), launch, np.nan),
         launch_end_ns=at_rows(call_end_ns, launch, np.nan),
-        launch_thread_row=at_rows(call_threads, launch, 0),
-        grid_row=work.grid_row,
+        launch_thread_id=at_rows(call_threads, launch, 0),
+        grid_id=work.grid_id,
         comms=comms,
         host=host,
         steps=StepRanges.of(
@@ -244,14 +244,14 @@ def _communications(
     trace: GpuTrace, cause: IntArray, nesting: EventNesting, labels: _RangeLabels
 ) -> MeasuredComms:
     """Return the kernels of NCCL and RCCL, with the kind in their name, else in a range around the launch."""
-    strings, name_row = trace.strings, trace.work.name_row
-    event = np.flatnonzero(mapped(name_row, lambda row: is_collective_kernel(strings[row]), np.bool_))
+    strings, name_id = trace.strings, trace.work.name_id
+    event = np.flatnonzero(mapped(name_id, lambda row: is_collective_kernel(strings[row]), np.bool_))
     if not len(event):
         return MeasuredComms.empty()
-    kind = mapped(name_row[event], lambda row: strings.add(collective_in_kernel(strings[row])), np.int64)
-    of_range = mapped(labels.name_row, lambda row: strings.add(collective_in_range(strings[row])), np.int64)
+    kind = mapped(name_id[event], lambda row: strings.add(collective_in_kernel(strings[row])), np.int64)
+    of_range = mapped(labels.name_id, lambda row: strings.add(collective_in_range(strings[row])), np.int64)
     around = nearest(of_range > 0, nesting.parent, cause[event])
-    return MeasuredComms.of(event=event, kind_row=np.where(kind > 0, kind, at_rows(of_range, around, 0)))
+    return MeasuredComms.of(event=event, kind_id=np.where(kind > 0, kind, at_rows(of_range, around, 0)))
 
 
 def _thread_rows(process: IntArray, thread: IntArray, strings: StringTableBuilder) -> SmallIntArray:
@@ -267,7 +267,7 @@ def _report(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> None:
     duration_ns = work.end_ns - work.start_ns
     ran_ns = np.maximum(duration_ns, 0)
     total_ns = int(ran_ns.sum())
-    unlinked = (links.cause < 0) & (work.range_row == 0)
+    unlinked = (links.cause < 0) & (work.range_id == 0)
     ambiguous = "device events match launches of several processes and are not linked"
     for mask, code, message in (
         (links.launch < 0, "no-launch", "device events have no launch record"),
@@ -277,13 +277,13 @@ def _report(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> None:
         share = int(ran_ns[mask].sum()) / total_ns if total_ns else 0.0
         text = f"{message}: {share:.1%} of the device time, identified by kernel and stream only"
         findings.warning(code, text, int(mask.sum()))
-    by_name = int(((links.cause < 0) & (work.range_row > 0)).sum())
+    by_name = int(((links.cause < 0) & (work.range_id > 0)).sum())
     message = "device events linked to the range in which their graph node was created"
     findings.info("linked-by-graph-node", message, int(links.by_node.sum()))
     findings.info("linked-by-name", "device events whose operation is known by name only", by_name)
     message = "ranges that start and end anywhere are host operations and own no device event"
     findings.info("start-end-ranges", message, int((~trace.ranges.nests).sum()))
-    findings.warning("unnamed", "device events have no name", int((work.name_row == 0).sum()))
+    findings.warning("unnamed", "device events have no name", int((work.name_id == 0).sum()))
     negative = "device events end before they start"
     findings.warning("negative-duration", negative, int((duration_ns < 0).sum()))
     findings.warning("zero-duration", "device events of 0 ns", int((duration_ns == 0).sum()))

@@ -151,8 +151,8 @@ class NodeEmitter:
         strings = builder.strings
         where = (computation, index)
         node = builder.add_node(
-            name_row=strings.add(computation.names[index]),
-            op_row=strings.add(computation.opcodes[index]),
+            name_id=strings.add(computation.names[index]),
+            op_id=strings.add(computation.opcodes[index]),
             op_class=cost.op_class,
             kind=kind,
             data_deps=deps,
@@ -200,9 +200,9 @@ class NodeEmitter:
             return
         framework, source = self._provenance.get(metadata) or self._read_metadata(metadata)
         if framework:
-            builder.set(node, framework_row=framework)
+            builder.set(node, framework_id=framework)
         if source:
-            builder.set(node, source_row=source)
+            builder.set(node, source_id=source)
 
     def _read_metadata(self, metadata: str) -> tuple[int, int]:
         """Return string rows of the framework's op name and of ``file:line``, 0 if missing."""

@@ -158,8 +158,8 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
         is_communication = groups.role == EventRole.COMMUNICATION
         unlinked = (result.host_op < 0) & ~result.costed & ~is_communication
         rest = ~result.costed & ~unlinked & ~is_communication
-        in_table = mapped(graph.op_row, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
-        has_shapes = np.append(profile.host.shapes_row != 0, False)[result.host_op]  # -1: no operation
+        in_table = mapped(graph.op_id, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
+        has_shapes = np.append(profile.host.shapes_id != 0, False)[result.host_op]  # -1: no operation
         not_recorded = rest & in_table & (groups.answers | ~has_shapes)
         update = (
             "generated kernels are assumed to update their first tensor, because their names need its "
@@ -174,7 +174,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
         ):
             time_ns = float(result.busy_ns[mask].sum())
             share = time_ns / total_ns if total_ns else 0.0
-            names, index = np.unique(graph.op_row[mask], return_inverse=True)
+            names, index = np.unique(graph.op_id[mask], return_inverse=True)
             time, count = np.bincount(index, result.busy_ns[mask]), np.bincount(index)
             listed = [
                 f"{graph.strings[int(names[row])][:80]} {count[row]:,} x, {time[row]:,.0f} ns"
@@ -216,10 +216,10 @@ class _CostedGraphBuilder:
         # Inner operations that cost rules of other operations read, by operation.
         self.parts: dict[int, list[int]] = {}
         host, strings = profile.host, profile.strings
-        has_parts = mapped(host.name_row, lambda row: strings[row] in PARTS, np.bool_)
+        has_parts = mapped(host.name_id, lambda row: strings[row] in PARTS, np.bool_)
         if has_parts.any():
             names = frozenset[str]().union(*PARTS.values())
-            parts = np.flatnonzero(mapped(host.name_row, lambda row: strings[row] in names, np.bool_))
+            parts = np.flatnonzero(mapped(host.name_id, lambda row: strings[row] in names, np.bool_))
             parents = host.parent.astype(np.int64)
             owners: list[int] = nearest(has_parts, parents, parents[parts]).tolist()
             for part, owner in zip(parts.tolist(), owners, strict=True):
@@ -239,17 +239,17 @@ class _CostedGraphBuilder:
             self.texts[row] = self.profile.strings[row]
         return self.texts[row]
 
-    def hint(self, kernel_row: int) -> DType | None:
+    def hint(self, kernel_id: int) -> DType | None:
         """Return the element type that a kernel's name states. A trace has none for a list of tensors.
 
         ``OpaqueType<2u>`` states only the width; a usual type of that width is returned.
         """
-        if kernel_row not in self.hints:
-            kernel = self.text(kernel_row)
+        if kernel_id not in self.hints:
+            kernel = self.text(kernel_id)
             opaque, element = _OPAQUE.search(kernel), _ELEMENT_IN_KERNEL.search(kernel)
             name = _BY_WIDTH.get(opaque[1], "") if opaque else element[1] if element else ""
-            self.hints[kernel_row] = find_dtype(name)
-        return self.hints[kernel_row]
+            self.hints[kernel_id] = find_dtype(name)
+        return self.hints[kernel_id]
 
     def build(self) -> OpGraph:
         """Return all nodes. O(nodes log nodes); the cost table is evaluated once for each distinct node."""
@@ -290,10 +290,10 @@ class _CostedGraphBuilder:
         path: list[NDArray[Any]] = []
         outer = op
         for _ in range(_MAX_PATH):
-            path.append(at_rows(host.name_row, outer, -1))
+            path.append(at_rows(host.name_id, outer, -1))
             outer = at_rows(host.parent, outer, -1).astype(np.int64)
-        inputs = (host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
-        comm_rows = (profile.comms.kind_row, profile.comms.ranks_row)
+        inputs = (host.shapes_id, host.dtype_id, host.strides_id, host.values_id)
+        comm_rows = (profile.comms.kind_id, profile.comms.ranks_id)
         comm_bytes = (profile.comms.operand_bytes, profile.comms.result_bytes)
         return [
             groups.role,
@@ -302,8 +302,8 @@ class _CostedGraphBuilder:
             *path,
             *(at_rows(column, op, -1) for column in inputs),
             *(at_rows(column, op, nan) for column in (self.stated_flops, self.stated_bytes)),
-            *(column[event] for column in (profile.kernel_row, profile.batch_row, profile.grid_row)),
-            np.where(names_instruction(profile), profile.op_row, 0)[event],
+            *(column[event] for column in (profile.kernel_id, profile.batch_id, profile.grid_id)),
+            np.where(names_instruction(profile), profile.op_id, 0)[event],
             profile.bytes_moved[event],
             *(at_rows(column, comm, -1) for column in comm_rows),
             *(at_rows(column, comm, nan) for column in comm_bytes),
@@ -311,12 +311,12 @@ class _CostedGraphBuilder:
 
     def _add(self, source: _NodeSource) -> None:
         op, event = source.op, source.event
-        kernel = self.text(int(self.profile.kernel_row[event]))
-        own = self.profile.op_row[event] if self.instruction[event] else self.profile.kernel_row[event]
+        kernel = self.text(int(self.profile.kernel_id[event]))
+        own = self.profile.op_id[event] if self.instruction[event] else self.profile.kernel_id[event]
         path: list[str] = []  # names of the operation and the enclosing ones, innermost first
         outer = op
         while outer >= 0 and len(path) < _MAX_PATH:
-            path.append(self.text(int(self.host.name_row[outer])))
+            path.append(self.text(int(self.host.name_id[outer])))
             outer = int(self.host.parent[outer])
         cost = self._cost(source, kernel)
         is_communication = source.role is EventRole.COMMUNICATION
@@ -333,11 +333,11 @@ class _CostedGraphBuilder:
             self.guesses.add(node)
         if path:
             framework_path = "/".join(name[:_MAX_NAME] for name in reversed(path))
-            self.graph.set(node, framework_row=self.graph.strings.add(framework_path))
+            self.graph.set(node, framework_id=self.graph.strings.add(framework_path))
         if is_communication:
             row, comms = int(self.comm_of_event[event]), self.profile.comms
-            names = path if row < 0 else [self.text(int(comms.kind_row[row])), *path]
-            group = None if row < 0 else stated_group(self.text(int(comms.ranks_row[row])))
+            names = path if row < 0 else [self.text(int(comms.kind_id[row])), *path]
+            group = None if row < 0 else stated_group(self.text(int(comms.ranks_id[row])))
             sent = nan if row < 0 else float(comms.operand_bytes[row])
             self.graph.add_collective(
                 node,
@@ -349,7 +349,7 @@ class _CostedGraphBuilder:
             )
         elif op < 0 and source.role is EventRole.WORK:  # the name states the library and bounds of the work
             facts = kernel_facts(kernel)
-            bounds = bounds_of(facts, self.text(int(self.profile.grid_row[event])))
+            bounds = bounds_of(facts, self.text(int(self.profile.grid_id[event])))
             extra = {_LIBRARY: facts.library, _BOUNDS: bounds_text(bounds) if bounds.known else ""}
             for key, text in extra.items():
                 if text:
@@ -388,8 +388,8 @@ class _CostedGraphBuilder:
         """
         name, shapes, types, strides, values = self._call_texts(op)
         parts = [CallTexts(*self._call_texts(part)) for part in self.parts.get(op, ())]
-        hint = self.hint(int(self.profile.kernel_row[event]))
-        step = self.text(int(self.profile.batch_row[event]))
+        hint = self.hint(int(self.profile.kernel_id[event]))
+        step = self.text(int(self.profile.batch_id[event]))
         inputs = {"strides": strides, "values": values, "step": step}
         result = aten_cost(name, shapes, types, **inputs, hint=hint, parts=parts)
         flops, moved = float(self.stated_flops[op]), float(self.stated_bytes[op])
@@ -407,9 +407,9 @@ class _CostedGraphBuilder:
         """Return name, shapes, types, strides and values of an operation."""
         host = self.host
         return (
-            self.text(int(host.name_row[op])),
-            self.text(int(host.shapes_row[op])),
-            self.text(int(host.dtype_row[op])),
-            self.text(int(host.strides_row[op])),
-            self.text(int(host.values_row[op])),
+            self.text(int(host.name_id[op])),
+            self.text(int(host.shapes_id[op])),
+            self.text(int(host.dtype_id[op])),
+            self.text(int(host.strides_id[op])),
+            self.text(int(host.values_id[op])),
         )

@@ -141,7 +141,7 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
         figures[name][stated] = 0.0
     is_host_copy, moved = roles == EventRole.HOST_COPY, profile.bytes_moved
     transfers = np.flatnonzero((~bears | stated | is_host_copy) & (~is_host_copy | ~np.isnan(moved)))
-    kernel = profile.kernel_row[transfers]
+    kernel = profile.kernel_id[transfers]
     to_device = mapped(kernel, lambda row: is_to_device(profile.strings[row]), np.bool_)
     writes_only = (roles[transfers] == EventRole.FILL) | (is_host_copy[transfers] & to_device)
     reads_only = is_host_copy[transfers] & ~to_device
@@ -227,12 +227,12 @@ class _HostRoles:
         """Evaluate the roles of all operations."""
 
         def matching(predicate: Callable[[str], bool]) -> BoolArray:
-            return mapped(host.name_row, lambda row: predicate(strings[row]), np.bool_)
+            return mapped(host.name_id, lambda row: predicate(strings[row]), np.bool_)
 
         in_table = matching(lambda name: find_aten_rule(name) is not None) & ~communicates
         by_parts = in_table & matching(is_composite)
         idle_alone = matching(_IDLE_ALONE.__contains__)
-        described = host.shapes_row != 0
+        described = host.shapes_id != 0
         whole = in_table & ~by_parts & described
         whole &= ~_inside(host.parent, whole)
         covered = _inside(host.parent, whole)
@@ -269,7 +269,7 @@ def host_costs(
     """
     roles = _HostRoles.of(host, strings, communicates, touches)
     rows = np.flatnonzero(roles.bears)
-    columns = (host.name_row, host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
+    columns = (host.name_id, host.shapes_id, host.dtype_id, host.strides_id, host.values_id)
     inputs, index = distinct_rows(*(column[rows] for column in columns))
     calls = [[strings[row] for row in call] for call in inputs]
     costs = [
@@ -353,7 +353,7 @@ def _report_host_costs(
         (unknown & ~not_recorded, "unknown-op", "operations without a row in the cost table"),
         (not_recorded, "inputs-not-recorded", NOT_RECORDED),
     ):
-        rows, counts = np.unique(host.name_row[mask], return_counts=True)
+        rows, counts = np.unique(host.name_id[mask], return_counts=True)
         most_frequent = np.argsort(-counts, kind="stable")[:_MAX_NAMED].tolist()
         names = ", ".join(f"{strings[int(rows[row])][:80]} {int(counts[row]):,} x" for row in most_frequent)
         findings.warning(code, f"{message}: {names}", int(mask.sum()))

@@ -93,7 +93,7 @@ def event_roles(profile: Profile) -> NDArray[np.uint8]:
             EventRole.COMMUNICATION if is_collective and category not in _HOST_CATEGORIES else EventRole.WORK
         )
 
-    roles = mapped((profile.kernel_row.astype(np.int64) << 32) | profile.category_row, role, np.uint8)
+    roles = mapped((profile.kernel_id.astype(np.int64) << 32) | profile.category_id, role, np.uint8)
     roles[np.isin(profile.op_class, (OpClass.COLLECTIVE, OpClass.P2P))] = EventRole.COMMUNICATION
     roles[profile.comms.event] = EventRole.COMMUNICATION
     return roles
@@ -130,9 +130,9 @@ class KernelBounds:
 def kernel_bounds(profile: Profile) -> KernelBounds:
     """Read each kernel name once, and once with each of its launches. O(events)."""
     strings = profile.strings
-    names, fact = np.unique(profile.kernel_row, return_inverse=True)
+    names, fact = np.unique(profile.kernel_id, return_inverse=True)
     facts = tuple(kernel_facts(strings[row]) for row in names.tolist())
-    pairs, index = distinct_rows(fact.reshape(-1), profile.grid_row)
+    pairs, index = distinct_rows(fact.reshape(-1), profile.grid_id)
     rows = [bounds_of(facts[number], strings[grid]) for number, grid in pairs]
     values = np.array(rows, np.float64).reshape(-1, len(WorkBounds._fields))[index].T
     columns = dict(zip(WorkBounds._fields, values, strict=True))
@@ -152,7 +152,7 @@ def kernel_bounds(profile: Profile) -> KernelBounds:
 
 
 def bounds_of(facts: KernelFacts, grid: str) -> WorkBounds:
-    """Return the bounds of one kernel by its launch (see :attr:`Profile.grid_row`), or by its name alone."""
+    """Return the bounds of one kernel by its launch (see :attr:`Profile.grid_id`), or by its name alone."""
     launch = launch_of(grid)
     return work_bounds(facts) if launch is None else work_bounds(facts, *launch)
 
@@ -195,9 +195,9 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
     """
     if not len(host):
         return WorkOwners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
-    has_rule = mapped(host.name_row, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
-    is_by_parts = mapped(host.name_row, lambda row: is_composite(strings[row]), np.bool_)
-    has_cost = has_rule & (host.shapes_row != 0)
+    has_rule = mapped(host.name_id, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
+    is_by_parts = mapped(host.name_id, lambda row: is_composite(strings[row]), np.bool_)
+    has_cost = has_rule & (host.shapes_id != 0)
     parents: list[int] = host.parent.tolist()
     launchers, index = np.unique(launched_by, return_inverse=True)
     chains: dict[int, list[int]] = {}  # launching operation -> it and its enclosing ones, innermost first
@@ -220,7 +220,7 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
     by_parts = _innermost(remaining, has_cost & is_by_parts) - covered
     owner |= {op: outermost(chain, by_parts) for op, chain in remaining.items()}
     owners = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
-    regions = mapped(host.name_row, lambda row: _REGION.fullmatch(strings[row]) is not None, np.bool_)
+    regions = mapped(host.name_id, lambda row: _REGION.fullmatch(strings[row]) is not None, np.bool_)
     own = np.where(at_rows(regions, launchers, False), -1, launchers)
     return WorkOwners(np.where(owners >= 0, owners, own)[index], (owners >= 0)[index])
 
@@ -263,7 +263,7 @@ def group_events(profile: Profile) -> EventGroups:
     owner = np.where(is_host_copy, launched_by, owners.op)
     has_launch = np.flatnonzero(np.isfinite(profile.launch_start_ns))
     _, launch = equal_rows(
-        profile.launch_start_ns[has_launch], profile.launch_thread_row[has_launch], profile.rank[has_launch]
+        profile.launch_start_ns[has_launch], profile.launch_thread_id[has_launch], profile.rank[has_launch]
     )
     of_one_launch = np.zeros(count, np.bool_)  # events of one launch replay a graph
     of_one_launch[has_launch] = np.bincount(launch)[launch] > 1 if len(has_launch) else False
@@ -273,7 +273,7 @@ def group_events(profile: Profile) -> EventGroups:
     is_part = ((role == EventRole.DEVICE_COPY) | (role == EventRole.FILL)) & ~alone & owners.answers
     role = np.where(is_part, EventRole.WORK, role).astype(np.uint8)
     # An operation without a rule is one node for each class of its kernels.
-    classes = mapped(profile.kernel_row, lambda row: kernel_facts(strings[row]).op_class, np.uint8)
+    classes = mapped(profile.kernel_id, lambda row: kernel_facts(strings[row]).op_class, np.uint8)
     part = np.where(owners.answers | is_host_copy, role, len(EventRole) + classes)
     num_parts = len(EventRole) + len(OpClass)
     # One number per node: of the operation and its part, or of the event itself.

@@ -28,7 +28,7 @@ _FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_wri
 
 def names_instruction(profile: Profile) -> BoolArray:
     """Return a mask of the events that name an instruction of a compiled program."""
-    return (profile.module_row > 0) & (profile.op_row > 0)
+    return (profile.module_id > 0) & (profile.op_id > 0)
 
 
 class _ProgramInstruction(NamedTuple):
@@ -40,13 +40,13 @@ class _ProgramInstruction(NamedTuple):
     @property
     def executions(self) -> int:
         """Executions of the instruction in one run of the program; 1 if unknown."""
-        runs = float(np.nansum(self.graph.multiplicity[self.nodes]))
+        runs = float(np.nansum(self.graph.executions[self.nodes]))
         return max(round(runs), 1) if np.isfinite(runs) else 1
 
 
 def _programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
     """Read the compiled programs of a profile that ran in it."""
-    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    ran = {profile.strings[row] for row in np.unique(profile.module_id).tolist()}
     read = load_format("hlo").read
     for name, data in profile.attachments.items():
         module = name.removeprefix(_MODULE_PREFIX)
@@ -79,11 +79,11 @@ def with_instruction_costs(
     instructions: dict[tuple[str, str], _ProgramInstruction] = {}
     for module_name, workload in _programs(profile, diagnostics):
         program = workload.classes[0]
-        for program_node, row in enumerate(program.name_row.tolist()):
+        for program_node, row in enumerate(program.name_id.tolist()):
             if row:
                 key = module_name, program.strings[row]
                 instructions.setdefault(key, _ProgramInstruction(program, [])).nodes.append(program_node)
-    keys, index = distinct_rows(profile.module_row[rows], profile.op_row[rows])
+    keys, index = distinct_rows(profile.module_id[rows], profile.op_id[rows])
     columns: dict[str, Any] = {name: getattr(graph, name).copy() for name in _FIGURES}
     op_class, rate = graph.op_class.copy(), graph.rate_dtype.copy()
     tables = [graph.contractions]

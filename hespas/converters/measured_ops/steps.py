@@ -56,7 +56,7 @@ class RecordedSteps:
 
         A trace rounds the time of each operation to whole nanoseconds.
         """
-        rounded = 0.5 * float(np.abs(graph.multiplicity).sum())
+        rounded = 0.5 * float(np.abs(graph.executions).sum())
         known = _known_ns(graph)
         return self.times_ns < 0 or isclose(self.times_ns, known, rel_tol=1e-9, abs_tol=rounded)
 
@@ -72,7 +72,7 @@ class RecordedSteps:
 
 def _known_ns(graph: OpGraph) -> float:
     """Return the sum of all known times."""
-    return float(np.nansum(graph.duration_ns * graph.multiplicity))
+    return float(np.nansum(graph.duration_ns * graph.executions))
 
 
 def recorded_steps(

@@ -249,15 +249,15 @@ class _WaitBuilder:
         texts = StringTableBuilder(graph.strings)
         name = np.where(thread < 0, texts.add(IDLE), texts.add(HOST))
         values: dict[str, float | IntArray | FloatArray] = {
-            **dict.fromkeys(("name_row", "op_row"), name),
-            **dict.fromkeys(("source_row", "framework_row"), 0),
+            **dict.fromkeys(("name_id", "op_id"), name),
+            **dict.fromkeys(("source_id", "framework_id"), 0),
             **dict.fromkeys(("region", "rate_dtype"), -1),
             **dict.fromkeys(("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written"), 0.0),
             "stream": thread,
             "kind": int(NodeKind.COMPUTE),
             "op_class": int(OpClass.FREE),
             "resource": np.where(thread < 0, int(Resource.DEVICE), int(Resource.HOST)),
-            "multiplicity": 1.0,
+            "executions": 1.0,
             "duration_ns": np.array(self.added_ns, np.float64)[added],
         }
         columns: dict[str, Any] = {}

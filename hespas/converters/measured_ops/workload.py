@@ -89,8 +89,8 @@ def measured_workload(profile: Profile, diagnostics: Diagnostics) -> Workload:
         # Graphs of one profile differ by names, times and order only.
         content = hashlib.blake2b(digest_size=16)
         for column in (
-            graph.name_row,
-            graph.op_row,
+            graph.name_id,
+            graph.op_id,
             graph.stream,
             graph.duration_ns,
             graph.collectives.group_set,
@@ -147,15 +147,15 @@ class _CollectiveRows:
         nodes = np.flatnonzero(self.is_collective[events])
         for node, event in zip(nodes.tolist(), events[nodes].tolist(), strict=True):
             row = self.row_of.get(event, -1)
-            word_row = int(comms.kind_row[row]) if row >= 0 else 0
-            key = word_row, int(profile.op_row[event]), int(profile.kernel_row[event])
+            word_row = int(comms.kind_id[row]) if row >= 0 else 0
+            key = word_row, int(profile.op_id[event]), int(profile.kernel_id[event])
             if key not in self.kinds:
                 word, op, kernel = (profile.strings[text] for text in key)
                 self.kinds[key] = kind_of_communication([word, op], kernel)
-            ranks_row = int(comms.ranks_row[row]) if row >= 0 else 0
-            if ranks_row not in self.groups:
-                self.groups[ranks_row] = stated_group(profile.strings[ranks_row])
-            kind, group = self.kinds[key], self.groups[ranks_row]
+            ranks_id = int(comms.ranks_id[row]) if row >= 0 else 0
+            if ranks_id not in self.groups:
+                self.groups[ranks_id] = stated_group(profile.strings[ranks_id])
+            kind, group = self.kinds[key], self.groups[ranks_id]
             operand = float(comms.operand_bytes[row]) if row >= 0 else nan
             result = float(comms.result_bytes[row]) if row >= 0 else nan
             group_row = -1 if group is None else sets.setdefault(group, len(sets))
@@ -196,7 +196,7 @@ class _MeasuredRecording:
         message = "device events overlap the one before them on their stream and get streams of their own"
         self.findings.warning("overlap-on-stream", message, int((lanes >= len(queues)).sum()))
         launch_ns = profile.launch_start_ns[rows] - self.first_ns
-        thread = np.unique(profile.launch_thread_row[rows], return_inverse=True)[1].reshape(-1)
+        thread = np.unique(profile.launch_thread_id[rows], return_inverse=True)[1].reshape(-1)
         message = "launches after the start of their device event are ignored: two clocks"
         self.findings.warning("launch-after-start", message, int((launch_ns > start_ns).sum()))
         launches = LaunchTimes.recorded(launch_ns, thread, start_ns)
@@ -225,12 +225,12 @@ class _MeasuredRecording:
         own_class = profile.op_class[rows].astype(np.uint8)
         op_class = np.where(costs.op_class == int(OpClass.UNKNOWN), own_class, costs.op_class)
         op_class[collectives.node] = int(OpClass.COLLECTIVE)
-        host = at_rows(profile.host.name_row, profile.host_event[rows], 0)
+        host = at_rows(profile.host.name_id, profile.host_event[rows], 0)
         kernel, op, category = (
-            column[rows] for column in (profile.kernel_row, profile.op_row, profile.category_row)
+            column[rows] for column in (profile.kernel_id, profile.op_id, profile.category_id)
         )
-        name_row = np.where(kernel > 0, kernel, op)
-        op_row = np.where(op > 0, op, np.where(host > 0, host, np.where(category > 0, category, kernel)))
+        name_id = np.where(kernel > 0, kernel, op)
+        op_id = np.where(op > 0, op, np.where(host > 0, host, np.where(category > 0, category, kernel)))
         order = np.argsort(lanes, kind="stable")
         same = lanes[order[1:]] == lanes[order[:-1]]
         return OpGraph(
@@ -240,23 +240,23 @@ class _MeasuredRecording:
             group_sets=groups,
             permutations=(),
             id=np.arange(count, dtype=np.uint64),
-            name_row=name_row.astype(np.int32),
-            op_row=op_row.astype(np.int32),
+            name_id=name_id.astype(np.int32),
+            op_id=op_id.astype(np.int32),
             kind=kind,
             op_class=op_class.astype(np.uint8),
             resource=np.broadcast_to(np.uint8(Resource.DEVICE), (count,)),
             stream=stream,
             region=np.broadcast_to(np.int32(-1), (count,)),
             rate_dtype=costs.rate_dtype,
-            source_row=np.broadcast_to(np.int32(0), (count,)),
-            framework_row=host.astype(np.int32),
+            source_id=np.broadcast_to(np.int32(0), (count,)),
+            framework_id=host.astype(np.int32),
             flops=costs.flops,
             useful_flops=costs.useful_flops,
             transcendentals=costs.transcendentals,
             bytes_read=costs.bytes_read,
             bytes_written=costs.bytes_written,
             duration_ns=np.maximum(profile.duration_ns[rows], 0.0),
-            multiplicity=constant(1.0, count),
+            executions=constant(1.0, count),
             data_deps=RaggedArray.empty(count),
             control_deps=RaggedArray.from_pairs(order[1:][same], order[:-1][same], count),
             operands=costs.operands,

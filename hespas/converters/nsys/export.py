@@ -237,14 +237,14 @@ class _NsysWorkReader:
             stream=_or_unknown(columns["streamId"]),
             start_ns=columns["start"],
             end_ns=columns["end"],
-            name_row=zeros,
-            category_row=np.full(count, self.strings.builder.add(category), np.int64),
+            name_id=zeros,
+            category_id=np.full(count, self.strings.builder.add(category), np.int64),
             bytes_moved=_or_unknown(bytes_moved),
             correlation=_or_unknown(columns["correlationId"]),
             node=_or_unknown(columns["graphNodeId"]),
-            range_row=zeros,
+            range_id=zeros,
             op_class=zeros.copy(),
-            grid_row=zeros,
+            grid_id=zeros,
         ), columns
 
     def kernels(self) -> DeviceWork:
@@ -253,8 +253,8 @@ class _NsysWorkReader:
         row = np.zeros(len(part), np.int64)
         for name in names:
             row = np.where(row > 0, row, self.strings.rows(columns[name]))
-        grid_row = shape_rows(self.strings.builder, *(columns[name] for name in _SHAPE_COLUMNS))
-        return replace(part, name_row=row, grid_row=grid_row.astype(np.int64))
+        grid_id = shape_rows(self.strings.builder, *(columns[name] for name in _SHAPE_COLUMNS))
+        return replace(part, name_id=row, grid_id=grid_id.astype(np.int64))
 
     def copies(self) -> DeviceWork:
         names = ("bytes", "copyKind", "srcKind", "dstKind")
@@ -274,13 +274,13 @@ class _NsysWorkReader:
             between = f" ({labels[source]} -> {labels[target]})" if {source, target} <= labels.keys() else ""
             rows.append(self.strings.builder.add(f"Memcpy {direction}{between}"))
             classes.append(op_class)
-        name_row, classes_of = (np.array(values, np.int64)[index] for values in (rows, classes))
-        return replace(part, name_row=name_row, op_class=classes_of)
+        name_id, classes_of = (np.array(values, np.int64)[index] for values in (rows, classes))
+        return replace(part, name_id=name_id, op_class=classes_of)
 
     def fills(self) -> DeviceWork:
         part, _ = self.part("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset", ("bytes",))
         row = self.strings.builder.add("Memset")
-        return replace(part, name_row=np.full(len(part), row, np.int64))
+        return replace(part, name_id=np.full(len(part), row, np.int64))
 
     def decompressions(self) -> DeviceWork:
         part, columns = self.part(
@@ -288,7 +288,7 @@ class _NsysWorkReader:
         )
         row = self.strings.builder.add("MemDecompress")
         moved = _or_unknown(columns["sourceBytes"])
-        return replace(part, name_row=np.full(len(part), row, np.int64), bytes_moved=moved)
+        return replace(part, name_id=np.full(len(part), row, np.int64), bytes_moved=moved)
 
     def graphs(self, others: DeviceWork) -> DeviceWork:
         """Return graphs that are recorded as a whole, except those whose nodes are recorded too."""
@@ -299,7 +299,7 @@ class _NsysWorkReader:
         self.findings.info("graph-of-recorded-nodes", message, int(covered.sum()))
         add = self.strings.builder.add
         rows = mapped(columns["graphId"], lambda number: add(f"CUDA graph {max(number, 0)}"), np.int64)
-        return replace(part, name_row=rows).take(np.flatnonzero(~covered))
+        return replace(part, name_id=rows).take(np.flatnonzero(~covered))
 
 
 class _NsysGpus:

@@ -20,6 +20,7 @@ from hespas._version import __version__
 from hespas.converters.format import ReadOptions, Value, WriteOptions, warn_of_whole_job
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,
+    NODE_FIELDS,
     RAGGED_NODE_COLUMNS,
     TABLE_DTYPES,
     ArrowColumns,
@@ -151,7 +152,7 @@ class _ClassReader:
                 permutations=self._entries(
                     "permutations", lambda item: parse_permutation(_PERMUTATION.decode(item))
                 ),
-                **{name: self._node(name, dtype) for name, dtype in NODE_DTYPES.items()},
+                **{column: self._node(name, NODE_DTYPES[column]) for name, column in NODE_FIELDS.items()},
                 data_deps=self._rows("data_deps"),
                 control_deps=self._rows("control_deps"),
                 operands=self._rows("operands"),
@@ -298,7 +299,7 @@ class _ColumnChecks:
         flat, nodes = self.columns.flat, self.nodes
         if not 0 <= nodes <= _MAX_NODES or len(flat["id"]) != nodes:
             raise self._error(f"{nodes} nodes have {len(flat['id'])} ids", "field 'nodes'")
-        for name in NODE_DTYPES:
+        for name in NODE_FIELDS:
             if len(flat[name]) not in {1, nodes}:
                 raise self._error(f"{name} has {len(flat[name])} rows, expected {nodes}", f"field {name!r}")
         for name in RAGGED_NODE_COLUMNS:
@@ -471,9 +472,9 @@ def _columns(graph: OpGraph) -> ArrowColumns:
     columns = ArrowColumns()
     columns.texts["name"] = _utf8(graph.name)
     columns.counts["nodes"] = len(graph)
-    for name in NODE_DTYPES:
-        column = getattr(graph, name)
-        columns.flat[name] = column[:1] if 0 in column.strides else column
+    for name, column in NODE_FIELDS.items():
+        values = getattr(graph, column)
+        columns.flat[name] = values[:1] if 0 in values.strides else values
     columns.flat["id"] = graph.id
     for name in RAGGED_NODE_COLUMNS:
         rows = getattr(graph, name)

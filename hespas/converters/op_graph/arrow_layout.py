@@ -39,7 +39,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from hespas.converters.op_graph.document import Count, Row
+from hespas.converters.op_graph.document import FIELD_NAMES, Count, Row
 from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveTable, ContractionTable, P2pTable
 from hespas.graph.columns import IntArray
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARROW_SCHEMA_ID",
     "COLUMNS",
+    "NODE_FIELDS",
     "RAGGED_NODE_COLUMNS",
     "TABLE_DTYPES",
     "ArrowColumns",
@@ -105,12 +106,15 @@ TABLE_DTYPES: dict[str, Mapping[str, type[np.generic]]] = {
 }
 """Flat columns of each side table; all columns of a table have the same length."""
 
+NODE_FIELDS = {FIELD_NAMES.get(column, column): column for column in NODE_DTYPES}
+"""Node columns of the graph by their field names in the file."""
+
 RAGGED_NODE_COLUMNS = ("data_deps", "control_deps", "operands", "results")
 
 COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec("name", FieldShape.TEXT),
     ColumnSpec("nodes", FieldShape.COUNT, np.int64),
-    *(ColumnSpec(name, FieldShape.FLAT, dtype) for name, dtype in NODE_DTYPES.items()),
+    *(ColumnSpec(name, FieldShape.FLAT, NODE_DTYPES[column]) for name, column in NODE_FIELDS.items()),
     *(ColumnSpec(name, FieldShape.RAGGED, np.int32) for name in RAGGED_NODE_COLUMNS),
     *(
         ColumnSpec(f"{table}.{name}", FieldShape.FLAT, dtype)

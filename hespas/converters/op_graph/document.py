@@ -33,6 +33,7 @@ from hespas.graph.columns import find_dtype
 from hespas.graph.groups import Digit
 
 __all__ = [
+    "FIELD_NAMES",
     "MAX_ELEMENTS",
     "SCHEMA_ID",
     "ClassOutline",
@@ -74,6 +75,15 @@ __all__ = [
 
 SCHEMA_ID = "hespas.op-graph/1"
 """Value of ``schema`` in a document of this version."""
+
+FIELD_NAMES = {
+    "name_id": "name_row",
+    "op_id": "op_row",
+    "source_id": "source_row",
+    "framework_id": "framework_row",
+    "executions": "multiplicity",
+}
+"""Field names in files, JSON and Arrow, that differ from the columns of :class:`hespas.graph.OpGraph`."""
 
 Number = float | Literal["inf", "-inf"] | None
 """Cost: null is unknown; infinity is spelled because JSON has no number for it."""

@@ -56,7 +56,7 @@ from hespas.graph import (
     TensorTypes,
     compress_groups,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import IntArray, constant_if_equal
 from hespas.graph.errors import InvariantError
 from hespas.graph.opgraph import NODE_DTYPES
@@ -73,16 +73,16 @@ _MAX_SETS = 1 << 20
 _COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
 _INTEGERS = {
     "id": "Q",
-    "name_row": "i",
-    "op_row": "i",
+    "name_id": "i",
+    "op_id": "i",
     "kind": "B",
     "op_class": "B",
     "resource": "B",
     "stream": "i",
     "region": "i",
     "rate_dtype": "h",
-    "source_row": "i",
-    "framework_row": "i",
+    "source_id": "i",
+    "framework_id": "i",
 }
 _RAGGED = {"data_deps": "Q", "control_deps": "Q", "operands": "i", "results": "i"}
 
@@ -106,7 +106,7 @@ class NodeColumns:
         self._costs = {name: array("d") for name in _COSTS}
         self._lengths = {name: array("i") for name in _RAGGED}
         self._values: dict[str, array[int]] = {name: array(code) for name, code in _RAGGED.items()}
-        self._multiplicity: dict[int, float] = {}
+        self._executions: dict[int, float] = {}
         for entry in fields.extra:
             self._tables.add_extra(-1, entry)
 
@@ -150,7 +150,7 @@ class NodeColumns:
         self._append_row("results", [types.row(spelling) for spelling in node.results])
         tables = self._tables
         if node.multiplicity is not UNSET:
-            self._multiplicity[number] = parse_number(node.multiplicity)
+            self._executions[number] = parse_number(node.multiplicity)
         if node.collective is not None:
             tables.add_collective(number, node.collective)
         if node.p2p is not None:
@@ -209,10 +209,10 @@ class NodeColumns:
             "id": ids,
             "useful_flops": column if np.array_equal(column, other, equal_nan=True) else other,
         }
-        multiplicity = region_multiplicity(regions, columns["region"])
-        if self._multiplicity:
-            multiplicity = multiplicity.copy()
-            multiplicity[np.fromiter(self._multiplicity, np.int64)] = list(self._multiplicity.values())
+        executions = region_executions(regions, columns["region"])
+        if self._executions:
+            executions = executions.copy()
+            executions[np.fromiter(self._executions, np.int64)] = list(self._executions.values())
         tables = self._tables
         attachments = {unescape_text(key): value for key, value in self._fields.attachments.items()}
         return OpGraph(
@@ -220,7 +220,7 @@ class NodeColumns:
             group_sets=tuple(tables.group_sets),
             permutations=tuple(tables.permutations),
             **columns,
-            multiplicity=multiplicity,
+            executions=executions,
             data_deps=data_deps,
             control_deps=control_deps,
             operands=self._rows("operands"),
@@ -419,7 +419,7 @@ class _SideTables:
             (
                 node,
                 parse_enum(CollectiveKind, entry.kind),
-                self._group_row(entry),
+                self._group_id(entry),
                 parse_number(entry.comm_bytes),
                 parse_number(entry.operand_bytes),
                 parse_number(entry.result_bytes),
@@ -428,7 +428,7 @@ class _SideTables:
             )
         )
 
-    def _group_row(self, entry: DocumentCollective) -> int:
+    def _group_id(self, entry: DocumentCollective) -> int:
         if entry.groups is None:
             row = -1 if entry.group_set is None else entry.group_set
             return _checked("group_set", row, -1, len(self.group_sets))

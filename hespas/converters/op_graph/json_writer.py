@@ -51,7 +51,7 @@ from hespas.graph import (
     StringTable,
     Workload,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import ColumnTable, FloatArray, SmallIntArray
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 
@@ -292,9 +292,7 @@ class _NodeSpeller:
         self._texts = _TextDecoder(graph.strings)
         self._types = _type_spellings(graph)
         self._useful_flops = _DefaultedColumn(graph.useful_flops, graph.flops)
-        self._multiplicity = _DefaultedColumn(
-            graph.multiplicity, region_multiplicity(graph.regions, graph.region)
-        )
+        self._executions = _DefaultedColumn(graph.executions, region_executions(graph.regions, graph.region))
         self.by_position = bool(len(repeated_ids(graph.id)))
 
     def identity(self, nodes: NDArray[np.integer]) -> list[int]:
@@ -310,8 +308,8 @@ class _NodeSpeller:
             graph, texts = self._graph, self._texts
             columns: dict[str, Iterable[object]] = {
                 "id": graph.id[part].tolist(),
-                "name": texts.column(graph.name_row[part]),
-                "op": texts.column(graph.op_row[part]),
+                "name": texts.column(graph.name_id[part]),
+                "op": texts.column(graph.op_id[part]),
                 "op_class": _names(graph.op_class[part], _CLASSES),
                 "kind": _names(graph.kind[part], _KINDS),
                 "deps": self._references(graph.data_deps, part),
@@ -325,12 +323,12 @@ class _NodeSpeller:
                 "bytes_read": _spelled(graph.bytes_read, part),
                 "bytes_written": _spelled(graph.bytes_written, part),
                 "duration_ns": _spelled(graph.duration_ns, part),
-                "multiplicity": self._multiplicity.spelled(part),
+                "multiplicity": self._executions.spelled(part),
                 "region": graph.region[part].tolist(),
                 "stream": graph.stream[part].tolist(),
                 "resource": _names(graph.resource[part], _RESOURCES),
-                "source": texts.column(graph.source_row[part]),
-                "framework_op": texts.column(graph.framework_row[part]),
+                "source": texts.column(graph.source_id[part]),
+                "framework_op": texts.column(graph.framework_id[part]),
             }
             names = tuple(columns)
             make = cast("Callable[..., NodeEntry]", NodeEntry)

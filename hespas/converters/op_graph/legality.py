@@ -13,7 +13,7 @@ from math import isnan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.op_graph.document import MAX_ELEMENTS
+from hespas.converters.op_graph.document import FIELD_NAMES, MAX_ELEMENTS
 from hespas.converters.replica_groups import MAX_DEVICES, check_groups
 from hespas.graph import ABSENT, Diagnostics, NodeKind, OpGraph, TensorTypes
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
@@ -137,7 +137,7 @@ _NODE_COSTS = (
     "bytes_read",
     "bytes_written",
     "duration_ns",
-    "multiplicity",
+    "executions",
 )
 _COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) is unknown"
 _EXTENT_HINT = "extents are 0 or more; -1 is unknown"
@@ -156,7 +156,11 @@ def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: st
         values: FloatArray = getattr(graph, name)
         illegal = _first_illegal(values)
         if illegal >= 0:
-            fault.report(f"node {graph.id[illegal]}", f"{name} is {values[illegal]:g}", _COST_HINT)
+            fault.report(
+                f"node {graph.id[illegal]}",
+                f"{FIELD_NAMES.get(name, name)} is {values[illegal]:g}",
+                _COST_HINT,
+            )
     _check_table_costs(graph, fault)
     _check_rows(graph.regions.trips, "trips", f"{where}regions", fault)
     _check_rows(graph.types.bytes, "bytes", f"{where}types", fault)

@@ -187,10 +187,10 @@ def _profile(path: Path, chosen: _ChosenColumns, table: _TableColumns, diagnosti
         table.strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
-        op_row=table.text("op"),
-        kernel_row=table.text("kernel"),
-        dtype_row=table.text("dtype"),
-        shapes_row=table.text("shapes"),
+        op_id=table.text("op"),
+        kernel_id=table.text("kernel"),
+        dtype_id=table.text("dtype"),
+        shapes_id=table.text("shapes"),
         op_class=op_class,
         device_index=device_index,
         rank=rank.astype(np.int32),
@@ -358,10 +358,10 @@ def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperati
     """
     if not {"operation", "strides", "values"} & set(names):
         return _HostOperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))
-    op_row, shapes_row = table.text("op"), table.text("shapes")
+    op_id, shapes_id = table.text("op"), table.text("shapes")
     number = table.whole("operation")
     if "operation" not in names:
-        number = np.where((op_row > 0) & (shapes_row > 0), np.arange(table.rows), -1)
+        number = np.where((op_id > 0) & (shapes_id > 0), np.arange(table.rows), -1)
     has_operation = np.flatnonzero(number >= 0)
     _, first, inverse = np.unique(number[has_operation], return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -373,16 +373,16 @@ def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperati
     unknown = np.full(len(rows), np.nan)
     return _HostOperationRows(
         HostOps(
-            name_row=op_row[rows],
-            thread_row=np.zeros(len(rows), np.int32),
+            name_id=op_id[rows],
+            thread_id=np.zeros(len(rows), np.int32),
             parent=np.full(len(rows), -1, np.int32),
             start_ns=unknown,
             duration_ns=unknown,
             sequence=np.full(len(rows), -1, np.int64),
-            shapes_row=shapes_row[rows],
-            dtype_row=table.text("dtype")[rows],
-            strides_row=table.text("strides")[rows],
-            values_row=table.text("values")[rows],
+            shapes_id=shapes_id[rows],
+            dtype_id=table.text("dtype")[rows],
+            strides_id=table.text("strides")[rows],
+            values_id=table.text("values")[rows],
         ),
         of_row,
     )

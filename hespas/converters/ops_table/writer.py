@@ -92,17 +92,17 @@ def _write(profile: Profile, rows: Any, options: WriteOptions, spell: Callable[[
         device[(device < 0) | (device >= len(profile.devices))] = len(profile.devices)
         columns = {
             "hardware": _texts(devices, device, spell),
-            "op": _texts(strings, profile.op_row[part], spell),
+            "op": _texts(strings, profile.op_id[part], spell),
             "op_class": _texts(_CLASSES, profile.op_class[part], spell),
-            "kernel": _texts(strings, profile.kernel_row[part], spell),
+            "kernel": _texts(strings, profile.kernel_id[part], spell),
             "rank": _whole(profile.rank[part]),
             "stream": _whole(profile.stream[part]),
             "start_ns": _numbers(profile.start_ns[part]),
             "duration_ns": _numbers(profile.duration_ns[part]),
-            "dtype": _texts(strings, profile.dtype_row[part], inputs),
-            "shapes": _texts(strings, profile.shapes_row[part], inputs),
-            "strides": _texts(strings, _of_host(profile, profile.host.strides_row, part), inputs),
-            "values": _texts(strings, _of_host(profile, profile.host.values_row, part), inputs),
+            "dtype": _texts(strings, profile.dtype_id[part], inputs),
+            "shapes": _texts(strings, profile.shapes_id[part], inputs),
+            "strides": _texts(strings, _of_host(profile, profile.host.strides_id, part), inputs),
+            "values": _texts(strings, _of_host(profile, profile.host.values_id, part), inputs),
             "operation": _whole(np.where(_is_linked(profile, part), profile.host_event[part], -1)),
         }
         rows.write_batch(make([columns[name] for name in COLUMNS], schema=schema))
@@ -161,8 +161,8 @@ def _numbers(column: FloatArray) -> pa.Array[Any]:
 def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
     """Report facts for which the table has no column."""
     left_out = {
-        "module": int((profile.module_row > 0).sum()),
-        "category": int((profile.category_row > 0).sum()),
+        "module": int((profile.module_id > 0).sum()),
+        "category": int((profile.category_id > 0).sum()),
         "run": int((profile.run >= 0).sum()),
         "bytes moved": int((~np.isnan(profile.bytes_moved)).sum()),
         "repeats": int((profile.repeats > 1).sum()),

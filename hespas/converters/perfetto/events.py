@@ -111,8 +111,8 @@ class TrackEventColumns:
         self.track = array("q")
         self.time_ns = array("q")
         self.duration_ns = array("q")
-        self.name_row = array("i")
-        self.category_row = array("i")
+        self.name_id = array("i")
+        self.category_id = array("i")
         self.argument = array("i")
         self.flow = array("Q")
         self.flow_event = array("q")
@@ -284,8 +284,8 @@ class TrackEventColumns:
         self.track.append(self.tracks.setdefault(track, len(self.tracks)))
         self.time_ns.append(times_ns[0])
         self.duration_ns.append(times_ns[1])
-        self.name_row.append(self.strings.add(names[0]))
-        self.category_row.append(self.strings.add(names[1]))
+        self.name_id.append(self.strings.add(names[0]))
+        self.category_id.append(self.strings.add(names[1]))
         self.argument.append(self.arguments.setdefault(arguments, len(self.arguments)))
 
 

@@ -176,7 +176,7 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
             hint="was a source of track events or of GPU render stages recorded?",
         )
     owners = [facts.descriptions.owner(key, number) for number, key in enumerate(facts.columns.tracks)]
-    strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
+    strings, category = facts.columns.strings, _column(facts.columns.category_id)[slices.event]
     if facts.attributes.get("schema") == SCHEMA_ID:
         is_device: BoolArray = category != strings.add(HOST_CATEGORY)
     else:
@@ -220,11 +220,9 @@ def _profile(
     used: list[int] = np.unique(device.track).tolist()
     for track in used:
         index[track] = names.setdefault(owners[track].device, len(names))
-    name_row = _column(columns.name_row)[device.event]
-    op_row, kernel_row = ops_and_kernels(
-        name_row, annotations.text("op"), annotations.text("kernel"), ours=ours
-    )
-    module_row, shapes_row, dtype_row = (annotations.text(key) for key in ("module", "shapes", "dtype"))
+    name_id = _column(columns.name_id)[device.event]
+    op_id, kernel_id = ops_and_kernels(name_id, annotations.text("op"), annotations.text("kernel"), ours=ours)
+    module_id, shapes_id, dtype_id = (annotations.text(key) for key in ("module", "shapes", "dtype"))
     host_ops = _host_ops(columns, host, owners, base_ns)
     # Find the host operation that a flow links to each device slice: the last to begin before it (-1: none).
     cause = np.full(len(device), -1, np.int32)
@@ -250,12 +248,12 @@ def _profile(
         columns.strings.build(),
         start_ns=annotations.start_ns(device.start_ns - base_ns),
         duration_ns=annotations.duration_ns(device.duration_ns),
-        op_row=op_row,
-        kernel_row=kernel_row,
-        module_row=module_row,
-        shapes_row=shapes_row,
-        dtype_row=dtype_row,
-        category_row=_column(columns.category_row)[device.event],
+        op_id=op_id,
+        kernel_id=kernel_id,
+        module_id=module_id,
+        shapes_id=shapes_id,
+        dtype_id=dtype_id,
+        category_id=_column(columns.category_id)[device.event],
         op_class=annotations.op_class(),
         device_index=index[device.track],
         rank=np.array([owner.rank for owner in owners], np.int32)[device.track],
@@ -274,13 +272,13 @@ def _host_ops(
     annotations = _StatedFacts.of(columns, host.event)
     labels = np.array([columns.strings.add(owner.label) for owner in owners], np.int32)
     return HostOps.of(
-        name_row=_column(columns.name_row)[host.event],
-        thread_row=labels[host.track],
+        name_id=_column(columns.name_id)[host.event],
+        thread_id=labels[host.track],
         parent=enclosing(host.track, host.start_ns, host.duration_ns)[0],
         start_ns=annotations.start_ns(host.start_ns - base_ns),
         duration_ns=annotations.duration_ns(host.duration_ns),
-        shapes_row=annotations.text("shapes"),
-        dtype_row=annotations.text("dtype"),
+        shapes_id=annotations.text("shapes"),
+        dtype_id=annotations.text("dtype"),
     )
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from hespas.converters.linking import EventNesting, around_launch
-from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace, is_text_column, read_events
 from hespas.converters.pytorch.links import link_device_events, nesting_of, thread_key
 from hespas.converters.pytorch.recognition import is_profile
 from hespas.files.streams import first_bytes
@@ -105,8 +105,8 @@ class Capture:
         Modules have no description, because their names count layers.
         """
         host, strings = self.trace.host, self.trace.strings
-        columns = (host.name_row, host.dims_row, host.types_row)
-        modules = mapped(host.name_row, lambda row: strings[row].startswith(_MODULE_PREFIX), np.bool_)
+        columns = (host.name_id, host.dims_id, host.types_id)
+        modules = mapped(host.name_id, lambda row: strings[row].startswith(_MODULE_PREFIX), np.bool_)
         return tuple(
             tuple(strings[int(column[op])] for column in columns) if op >= 0 and not modules[op] else ()
             for op in graph.host.tolist()
@@ -115,7 +115,7 @@ class Capture:
 
 def launches_graphs(trace: KinetoTrace) -> BoolArray:
     """Return a mask of the calls that launch a captured graph."""
-    rows = trace.launch.name_row
+    rows = trace.launch.name_id
     return mapped(rows, lambda row: _GRAPH_LAUNCH.match(trace.strings[row]) is not None, np.bool_)
 
 
@@ -130,7 +130,7 @@ def _with_modules(trace: KinetoTrace) -> KinetoTrace:
     Then modules enclose the operations of a capture.
     """
     calls, host = trace.function, trace.host
-    is_module = mapped(calls.name_row, lambda row: trace.strings[row].startswith(_MODULE_PREFIX), np.bool_)
+    is_module = mapped(calls.name_id, lambda row: trace.strings[row].startswith(_MODULE_PREFIX), np.bool_)
     rows = np.flatnonzero(is_module)
     if not len(rows):
         return trace
@@ -138,7 +138,7 @@ def _with_modules(trace: KinetoTrace) -> KinetoTrace:
     columns: dict[str, Any] = {}
     for column in fields(HostEvents):
         before = getattr(host, column.name)
-        unknown = np.full(len(rows), 0 if column.name.endswith("_row") else -1)
+        unknown = np.full(len(rows), 0 if is_text_column(column.name) else -1)
         more = getattr(calls, column.name)[rows] if column.name in common else unknown
         columns[column.name] = np.concatenate([before, more]).astype(before.dtype)
     return replace(trace, host=HostEvents(**columns))
@@ -232,10 +232,10 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
         sizes = frozenset(size for size in named if size is not None)
     times_ns = [int(starts[first]) for first, _ in bounds]
     note, strings = trace.annotation, trace.strings
-    rows = np.flatnonzero(mapped(note.name_row, lambda row: "capture" in strings[row].lower(), np.bool_))
+    rows = np.flatnonzero(mapped(note.name_id, lambda row: "capture" in strings[row].lower(), np.bool_))
     rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
     start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
-    label_names: list[int] = note.name_row[rows].tolist()
+    label_names: list[int] = note.name_id[rows].tolist()
     labels: list[str] = []
     for at_ns in times_ns:
         last = int(np.searchsorted(start_ns, at_ns, side="right"))
@@ -274,7 +274,7 @@ def is_capture(trace: KinetoTrace) -> bool:
 
 def begins_captures(trace: KinetoTrace) -> bool:
     """Return True if graphs were captured during the recording."""
-    rows = np.unique(trace.launch.name_row).tolist()
+    rows = np.unique(trace.launch.name_id).tolist()
     return any(_BEGIN.match(trace.strings[row]) for row in rows)
 
 
@@ -284,7 +284,7 @@ def _matching_calls(trace: KinetoTrace, pattern: re.Pattern[str]) -> BoolArray:
     def matches(row: int) -> bool:
         return pattern.match(trace.strings[row]) is not None
 
-    return mapped(trace.launch.name_row, matches, np.bool_)
+    return mapped(trace.launch.name_id, matches, np.bool_)
 
 
 def _call_kinds(trace: KinetoTrace) -> IntArray:
@@ -293,7 +293,7 @@ def _call_kinds(trace: KinetoTrace) -> IntArray:
     def kind_of(row: int) -> int:
         return _call_kind(trace.strings[row])
 
-    return mapped(trace.launch.name_row, kind_of, np.int64)
+    return mapped(trace.launch.name_id, kind_of, np.int64)
 
 
 def _call_kind(name: str) -> int:
@@ -311,7 +311,7 @@ def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray,
     place in an operation of the same name, shapes and types. They must all agree.
     """
     strings = trace.strings
-    stated: list[int] = trace.launch.kernel_row[launches].tolist()
+    stated: list[int] = trace.launch.kernel_id[launches].tolist()
     texts = {row: canonical_name(strings[row]) for row in set(stated)}
     if all(stated):
         return [texts[row] for row in stated]
@@ -323,7 +323,7 @@ def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray,
     eager = eager[np.argsort(trace.launch.start_ns[eager], kind="stable")]
     around = around_launch(nesting, eager, thread_key(trace.launch), trace.launch.start_ns)
     kernels_at: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
-    kernels: list[int] = trace.device.name_row[event_of_launch[eager]].tolist()
+    kernels: list[int] = trace.device.name_id[event_of_launch[eager]].tolist()
     for site, kernel in zip(_launch_sites(trace, around), kernels, strict=True):
         kernels_at[site].add(kernel)
     names: list[str] = []
@@ -340,7 +340,7 @@ def _launch_sites(trace: KinetoTrace, host: IntArray) -> list[tuple[int, ...]]:
     num_before: defaultdict[int, int] = defaultdict(int)
     sites: list[tuple[int, ...]] = []
     columns: tuple[list[int], ...] = tuple(
-        column.tolist() for column in (ops.name_row, ops.dims_row, ops.types_row)
+        column.tolist() for column in (ops.name_id, ops.dims_id, ops.types_id)
     )
     op_of_launch: list[int] = host.tolist()
     for op in op_of_launch:

@@ -430,10 +430,10 @@ def recorded_communication(kineto: KinetoTrace, event: int) -> TraceCommunicatio
     The operation is described as an execution trace would describe it, as far as the profile has its inputs.
     """
     host, strings = kineto.host, kineto.strings
-    name = strings[int(host.name_row[event])]
-    dims = _decoded_list(strings[int(host.dims_row[event])])
-    kinds = _decoded_list(strings[int(host.types_row[event])])
-    concrete = _decoded_list(strings[int(host.concrete_row[event])])
+    name = strings[int(host.name_id[event])]
+    dims = _decoded_list(strings[int(host.dims_id[event])])
+    kinds = _decoded_list(strings[int(host.types_id[event])])
+    concrete = _decoded_list(strings[int(host.concrete_id[event])])
     inputs = EtValues()
     for index in range(max(len(dims), len(concrete))):
         kind = str(kinds[index]) if index < len(kinds) else ""

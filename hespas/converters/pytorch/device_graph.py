@@ -104,7 +104,7 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     hidden = [
         event
         for event in host_comms
-        if event not in used and not states_communication(strings[int(host.name_row[event])])
+        if event not in used and not states_communication(strings[int(host.name_id[event])])
     ]
     nodes = _DeviceNodes.of(linked, hidden)
     findings = diagnostics.about(path, "pytorch")
@@ -128,8 +128,8 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     if trace:
         costs = replace(costs, types=trace.types.build(), operands=flow.operands, results=flow.results)
     owner = owner_with_shapes(host, linked.nesting, nodes.host)
-    framework = at_rows(host.name_row, np.where(owner >= 0, owner, nodes.host), 0)
-    category = at_rows(device.category_row, nodes.event, 0)
+    framework = at_rows(host.name_id, np.where(owner >= 0, owner, nodes.host), 0)
+    category = at_rows(device.category_id, nodes.event, 0)
     stream = at_rows(device.own_streams(), nodes.event, -1)
     extra_queue = nodes.queue - len(nodes.queues)
     stream = np.where(extra_queue >= 0, int(stream.max(initial=-1)) + 1 + extra_queue, stream)
@@ -149,9 +149,9 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
         name=name,
         strings=linked.strings.build(),
         id=np.arange(len(nodes.event), dtype=np.uint64),
-        name_row=np.where(shown, at_rows(device.name_row, nodes.event, 0), framework),
-        op_row=np.where(framework > 0, framework, category),
-        framework_row=framework,
+        name_id=np.where(shown, at_rows(device.name_id, nodes.event, 0), framework),
+        op_id=np.where(framework > 0, framework, category),
+        framework_id=framework,
         costs=costs,
         stream=stream,
         queue=nodes.queue,
@@ -341,9 +341,9 @@ def _waits(
     calls = trace.launch
     if not len(calls):
         return NodeEdges.empty(), NodeEdges.empty()
-    names: list[int] = np.unique(calls.name_row).tolist()
+    names: list[int] = np.unique(calls.name_id).tolist()
     kind_of = {row: _SYNC_CALLS.get(trace.strings[row]) for row in names}
-    call_names: list[int] = calls.name_row.tolist()
+    call_names: list[int] = calls.name_id.tolist()
     kinds: list[_SyncCall | None] = [kind_of[row] for row in call_names]
     recorded = _StreamWait.recorded(trace, nodes.queues)
     launched: dict[int, list[int]] = {}

@@ -170,9 +170,9 @@ class GraphDraft:
     name: str
     strings: StringTable
     id: NDArray[np.uint64]
-    name_row: NDArray[np.integer]
-    op_row: NDArray[np.integer]
-    framework_row: NDArray[np.integer]
+    name_id: NDArray[np.integer]
+    op_id: NDArray[np.integer]
+    framework_id: NDArray[np.integer]
     costs: EventCosts
     stream: IntArray
     queue: IntArray
@@ -184,7 +184,7 @@ class GraphDraft:
     launches: LaunchTimes | None = None
 
     def __len__(self) -> int:
-        return len(self.name_row)
+        return len(self.name_id)
 
 
 def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> OpGraph:
@@ -215,23 +215,23 @@ def assembled(draft: GraphDraft, rank: TraceRank, diagnostics: Diagnostics) -> O
         group_sets=tuple(tables.group_sets),
         permutations=tuple(tables.permutations),
         id=draft.id,
-        name_row=draft.name_row.astype(np.int32, copy=False),
-        op_row=draft.op_row.astype(np.int32, copy=False),
+        name_id=draft.name_id.astype(np.int32, copy=False),
+        op_id=draft.op_id.astype(np.int32, copy=False),
         kind=kind,
         op_class=op_class,
         resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
         stream=np.where((draft.stream >= 0) & (draft.stream < 1 << 31), draft.stream, -1).astype(np.int32),
         region=np.broadcast_to(np.int32(-1), (nodes,)),
         rate_dtype=costs.rate_dtype,
-        source_row=np.broadcast_to(np.int32(0), (nodes,)),
-        framework_row=draft.framework_row.astype(np.int32, copy=False),
+        source_id=np.broadcast_to(np.int32(0), (nodes,)),
+        framework_id=draft.framework_id.astype(np.int32, copy=False),
         flops=costs.flops,
         useful_flops=costs.useful_flops,
         transcendentals=costs.transcendentals,
         bytes_read=costs.bytes_read,
         bytes_written=costs.bytes_written,
         duration_ns=draft.duration_ns,
-        multiplicity=constant(1.0, nodes),
+        executions=constant(1.0, nodes),
         data_deps=data.csr(nodes),
         control_deps=control.csr(nodes),
         operands=costs.operands,
@@ -274,7 +274,7 @@ class _TraceCommunicationTables:
             self._no_group[comm.group] = self._no_group.get(comm.group, 0) + 1
         size = comm.group_size if members is None else len(members) or groups.world
         if comm.kind.node is NodeKind.COLLECTIVE:
-            row = -1 if members is None else self._group_row(members)
+            row = -1 if members is None else self._group_id(members)
             kind = comm.kind.collective
             if comm.ragged and kind is CollectiveKind.ALL_TO_ALL:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
@@ -298,7 +298,7 @@ class _TraceCommunicationTables:
         permutation, payload = permutation_row, payload_bytes(comm, size)
         self.messages.append((node, permutation, payload, max(comm.tag, 0), False))
 
-    def _group_row(self, members: Members) -> int:
+    def _group_id(self, members: Members) -> int:
         """Return the row of the group set of these members. Raises ``FormatError`` for too many members."""
         row = self._rows.get(members)
         if row is None:

@@ -33,7 +33,16 @@ from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = ["Events", "HostEvents", "KinetoTrace", "TextRows", "integer", "integers", "read_events"]
+__all__ = [
+    "Events",
+    "HostEvents",
+    "KinetoTrace",
+    "TextRows",
+    "integer",
+    "integers",
+    "is_text_column",
+    "read_events",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,8 +51,8 @@ class Events:
     texts.
     """
 
-    name_row: SmallIntArray
-    category_row: SmallIntArray
+    name_id: SmallIntArray
+    category_id: SmallIntArray
     process: SmallIntArray
     thread: SmallIntArray
     start_ns: IntArray
@@ -62,7 +71,7 @@ class Events:
 class _DeviceEvents(Events):
     """Work on devices; -1 for unknown numbers.
 
-    ``collective_row`` is the JSON text of a collective's arguments. ``graph_node`` is the node of a captured
+    ``collective_id`` is the JSON text of a collective's arguments. ``graph_node`` is the node of a captured
     graph that the event replays.
     """
 
@@ -72,8 +81,8 @@ class _DeviceEvents(Events):
     stream: IntArray
     device: IntArray
     bytes: IntArray
-    grid_row: SmallIntArray
-    collective_row: SmallIntArray
+    grid_id: SmallIntArray
+    collective_id: SmallIntArray
 
     @property
     def devices(self) -> IntArray:
@@ -104,27 +113,27 @@ class _DeviceEvents(Events):
 class HostEvents(Events):
     """Operations on the host, with shapes, types, strides and values of inputs as JSON texts (row 0: none).
 
-    ``stated_row`` is a JSON list of the FLOPs and gigabytes that a compiler states for its kernel.
+    ``stated_id`` is a JSON list of the FLOPs and gigabytes that a compiler states for its kernel.
     """
 
     external_id: IntArray
     record_id: IntArray
     sequence: IntArray
     forward_thread: IntArray
-    dims_row: SmallIntArray
-    types_row: SmallIntArray
-    strides_row: SmallIntArray
-    concrete_row: SmallIntArray
-    stated_row: SmallIntArray
+    dims_id: SmallIntArray
+    types_id: SmallIntArray
+    strides_id: SmallIntArray
+    concrete_id: SmallIntArray
+    stated_id: SmallIntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _LaunchEvents(Events):
-    """Calls of the runtime and the driver; ``kernel_row`` is the kernel that the launch names (0: none)."""
+    """Calls of the runtime and the driver; ``kernel_id`` is the kernel that the launch names (0: none)."""
 
     correlation: IntArray
     external_id: IntArray
-    kernel_row: SmallIntArray
+    kernel_id: SmallIntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -179,9 +188,11 @@ _Args = TypeVar("_Args", bound=msgspec.Struct)
 _Kind = TypeVar("_Kind", bound=Events)
 
 
-def _is_text_column(column: str) -> bool:
-    """Return True if a column holds rows of texts."""
-    return column.endswith("_row") or column in {"process", "thread"}
+def is_text_column(column: str) -> bool:
+    """Return True if a column holds ids of texts, False for numbers such as the trace's own ids."""
+    return column in {"process", "thread"} or (
+        column.endswith("_id") and column not in {"external_id", "record_id"}
+    )
 
 
 _ALLOCATION = "[memory]"
@@ -198,7 +209,7 @@ class _KinetoColumns:
     columns: dict[str, array[int]] = field(default_factory=dict[str, "array[int]"])
 
     def add(self, name: str, values: Sequence[int] | IntArray) -> None:
-        column = self.columns.setdefault(name, array("i" if _is_text_column(name) else "q"))
+        column = self.columns.setdefault(name, array("i" if is_text_column(name) else "q"))
         column.frombytes(np.asarray(values, column.typecode).tobytes())
 
     def add_numbers(self, args: Sequence[msgspec.Struct], *names: str) -> None:
@@ -215,7 +226,7 @@ class _KinetoColumns:
         columns: dict[str, Any] = {}
         for column in fields(kind):
             columns[column.name] = self.column(column.name).astype(
-                np.int32 if _is_text_column(column.name) else np.int64, copy=False
+                np.int32 if is_text_column(column.name) else np.int64, copy=False
             )
         return kind(**columns)
 
@@ -230,7 +241,7 @@ class _KinetoColumns:
             return np.empty(0, np.int64)
         candidates = _repeated_rows(self.column("start_ns"), self.column("duration_ns"))
         candidates = candidates[self.column("duration_ns")[candidates] > 0]
-        for more in ("thread", "name_row"):  # each column leaves fewer candidates
+        for more in ("thread", "name_id"):  # each column leaves fewer candidates
             candidates = candidates[
                 _repeated_rows(*(self.column(name)[candidates] for name in ("start_ns", "duration_ns", more)))
             ]
@@ -247,7 +258,7 @@ class _KinetoColumns:
                 name: array(self.columns[name].typecode, column.tobytes())
                 for name, column in remaining.items()
             }
-        categories: IntArray = columns["category_row"][repeated]
+        categories: IntArray = columns["category_id"][repeated]
         return categories
 
 
@@ -336,8 +347,8 @@ class _KinetoCollector:
                 columns = self.kinds[kind]
                 columns.add("start_ns", times.start_ns)
                 columns.add("duration_ns", times.duration_ns)
-                columns.add("name_row", self.labels.of([event.name for event in selected]))
-                columns.add("category_row", self.labels.of([event.cat for event in selected]))
+                columns.add("name_id", self.labels.of([event.name for event in selected]))
+                columns.add("category_id", self.labels.of([event.cat for event in selected]))
                 columns.add("process", self.labels.of([event.pid for event in selected]))
                 columns.add("thread", self.labels.of([event.tid for event in selected]))
                 self._add_arguments(kind, selected, rows)
@@ -351,19 +362,19 @@ class _KinetoCollector:
                 columns.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
                 columns.add("external_id", _external_ids(devices))
                 shapes = (bytes(args.grid) + b"|" + bytes(args.block) for args in devices)
-                columns.add("grid_row", self.shapes.of(shapes))
-                columns.add("collective_row", [self._collective(args) for args in devices])
+                columns.add("grid_id", self.shapes.of(shapes))
+                columns.add("collective_id", [self._collective(args) for args in devices])
             case KinetoEventKind.LAUNCH:
                 launches = self._decoded(self.launch_args, events, rows)
                 columns.add_numbers(launches, "correlation")
                 columns.add("external_id", _external_ids(launches))
-                columns.add("kernel_row", self.kernels.of([args.kernel for args in launches]))
+                columns.add("kernel_id", self.kernels.of([args.kernel for args in launches]))
             case KinetoEventKind.HOST | KinetoEventKind.ANNOTATION:
                 hosts = self._decoded(self.host_args, events, rows)
                 columns.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
                 for name in ("dims", "types", "strides", "concrete"):
-                    columns.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
-                columns.add("stated_row", self._texts(list(map(_stated_costs, hosts))))
+                    columns.add(f"{name}_id", self._texts(list(map(attrgetter(name), hosts))))
+                columns.add("stated_id", self._texts(list(map(_stated_costs, hosts))))
                 ids = (columns.column(name)[-count:] for name in ("external_id", "record_id"))
                 columns.add("id", np.maximum(*ids))
                 return

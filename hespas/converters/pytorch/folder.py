@@ -254,9 +254,9 @@ def _read_measured(
     link: TraceJoin | None = None
     if trace is not None:
         num_captured = len(kineto.host) - own
-        ran = np.delete(np.arange(len(events.name_row)), np.arange(own, own + num_captured))
+        ran = np.delete(np.arange(len(events.name_id)), np.arange(own, own + num_captured))
         link = match_operations(HostColumns(*(column[ran] for column in events)), trace)
-        row = np.full(len(events.name_row), -1, np.int64)
+        row = np.full(len(events.name_id), -1, np.int64)
         row[ran] = link.row
         link = link._replace(row=row)
     linked = LinkedTrace(

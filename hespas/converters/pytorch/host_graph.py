@@ -56,7 +56,7 @@ class HostCalls:
             elif last >= 0 and work_of[last] == last:
                 work_of[last] = event
         for work in np.setdiff1d(works, list(work_of.values())).tolist():
-            name = kineto.strings[int(events.name_row[work])]
+            name = kineto.strings[int(events.name_id[work])]
             comms[work] = TraceCommunication(kind=kind_of_word(name.removeprefix(_WORK)) or UNKNOWN)
             work_of[work] = work
         for call, comm in comms.items():
@@ -135,7 +135,7 @@ def host_run(linked: LinkedTrace) -> CpuRun:
     events = linked.events
     works = works_of(linked)
     calls = HostCalls.of(linked, works)
-    count = len(events.name_row)
+    count = len(events.name_id)
     is_work = np.zeros(count, np.bool_)
     is_work[works] = True
     merged_into = np.arange(count)
@@ -195,7 +195,7 @@ def _sequential_starts(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -
 def works_of(linked: LinkedTrace) -> IntArray:
     """Return the named ranges that are works of communications, as rows of all events."""
     note = linked.kineto.annotation
-    is_work = mapped(note.name_row, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
+    is_work = mapped(note.name_id, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
     return len(linked.kineto.host) + np.flatnonzero(is_work)
 
 
@@ -222,18 +222,18 @@ def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: s
     is_call[[run.node_of[call] for call in calls.communications]] = True
     own_ns = run.own_ns[order].astype(np.float64)
     idle = ~is_comm & (costs.op_class == OpClass.UNKNOWN) & (is_call | (own_ns == 0))
-    op_row = events.name_row[order].copy()
+    op_id = events.name_id[order].copy()
     for call, work in calls.work.items():
-        op_row[run.node_of[work]] = events.name_row[call]
+        op_id[run.node_of[work]] = events.name_id[call]
     parent = at_rows(linked.nesting.parent, np.where(order < len(linked.kineto.host), order, -1), -1)
     queue = np.unique(run.queue[order], return_inverse=True)[1].reshape(-1).astype(np.int64)
     return GraphDraft(
         name=name,
         strings=linked.strings.build(),
         id=np.arange(len(order), dtype=np.uint64),
-        name_row=events.name_row[order],
-        op_row=op_row,
-        framework_row=events.name_row[np.where(parent >= 0, parent, order)],
+        name_id=events.name_id[order],
+        op_id=op_id,
+        framework_id=events.name_id[np.where(parent >= 0, parent, order)],
         costs=costs.without(idle),
         stream=queue,
         queue=queue,

@@ -74,8 +74,8 @@ class HostTrace:
     ``(operations,)``.
 
     ``parent`` is the row of the enclosing call (-1: none). ``reads`` and ``writes`` are storages, numbered
-    densely; ``operands`` and ``results`` are rows of ``types``. ``shapes_row``, ``types_row``,
-    ``strides_row`` and ``values_row`` are the inputs of operations in the cost table, as JSON texts (row 0:
+    densely; ``operands`` and ``results`` are rows of ``types``. ``shapes_id``, ``types_id``,
+    ``strides_id`` and ``values_id`` are the inputs of operations in the cost table, as JSON texts (row 0:
     none). ``structural`` marks entries that are not operations: roots of processes and threads, lists of
     groups. ``communications`` are by row.
     """
@@ -85,7 +85,7 @@ class HostTrace:
     strings: StringTableBuilder
     types: TensorTypesBuilder
     id: IntArray
-    name_row: SmallIntArray
+    name_id: SmallIntArray
     parent: SmallIntArray
     thread: IntArray
     record_id: IntArray
@@ -93,10 +93,10 @@ class HostTrace:
     writes: RaggedArray
     operands: RaggedArray
     results: RaggedArray
-    shapes_row: SmallIntArray
-    types_row: SmallIntArray
-    strides_row: SmallIntArray
-    values_row: SmallIntArray
+    shapes_id: SmallIntArray
+    types_id: SmallIntArray
+    strides_id: SmallIntArray
+    values_id: SmallIntArray
     structural: BoolArray
     communications: dict[int, TraceCommunication]
     groups: tuple[ListedGroup, ...]
@@ -109,15 +109,15 @@ class HostTrace:
         """Return the operations in the form of a profile, with unknown times."""
         unknown = constant(nan, len(self))
         return HostOps.of(
-            name_row=self.name_row,
-            thread_row=np.zeros(len(self), np.int32),
+            name_id=self.name_id,
+            thread_id=np.zeros(len(self), np.int32),
             parent=self.parent,
             start_ns=unknown,
             duration_ns=unknown,
-            shapes_row=self.shapes_row,
-            dtype_row=self.types_row,
-            strides_row=self.strides_row,
-            values_row=self.values_row,
+            shapes_id=self.shapes_id,
+            dtype_id=self.types_id,
+            strides_id=self.strides_id,
+            values_id=self.values_id,
         )
 
 
@@ -156,7 +156,7 @@ class _HostTraceBuilder:
         self.strings = strings
         self.types = TensorTypesBuilder()
         self.numbers = {name: array("q") for name in ("id", "parent", "thread", "record_id")}
-        self.name_row = array("i")
+        self.name_id = array("i")
         self.inputs = {name: array("i") for name in ("shapes", "types", "strides", "values")}
         self.structural = bytearray()
         self.reads, self.writes, self.operands, self.results = (_RaggedRows() for _ in range(4))
@@ -168,13 +168,13 @@ class _HostTraceBuilder:
     def add(self, node: EtNode) -> None:
         """Append a node."""
         name = node.name
-        row = len(self.name_row)
+        row = len(self.name_id)
         numbers = self.numbers
         numbers["id"].append(node.id)
         numbers["parent"].append(node.parent)
         numbers["thread"].append(node.thread)
         numbers["record_id"].append(node.rf_id)
-        self.name_row.append(self.strings.add(name))
+        self.name_id.append(self.strings.add(name))
         is_root = name.endswith((_PROCESS_SUFFIX, _THREAD_SUFFIX)) and name.startswith("[pytorch|")
         self.structural.append(is_root or name == GROUPS_NODE)
         if name == GROUPS_NODE:
@@ -245,7 +245,7 @@ class _HostTraceBuilder:
             strings=self.strings,
             types=self.types,
             id=ids,
-            name_row=np.array(self.name_row, np.int32)[order],
+            name_id=np.array(self.name_id, np.int32)[order],
             parent=parent,
             thread=np.array(self.numbers["thread"], np.int64)[order],
             record_id=np.array(self.numbers["record_id"], np.int64)[order],
@@ -253,7 +253,7 @@ class _HostTraceBuilder:
             writes=self.writes.build(order),
             operands=self.operands.build(order),
             results=self.results.build(order),
-            **{f"{name}_row": np.array(rows, np.int32)[order] for name, rows in self.inputs.items()},
+            **{f"{name}_id": np.array(rows, np.int32)[order] for name, rows in self.inputs.items()},
             structural=np.frombuffer(bytes(self.structural), np.bool_)[order],
             communications={row: comm for row, comm in sorted(merged_comms.items()) if row not in outer},
             groups=tuple(self.groups),
@@ -318,13 +318,13 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
     """Return the graph of one trace, without times. Raises ``FormatError`` if it has no operation.
 
     Each operation is a node, enclosing calls included. Operations of a thread follow each other, and
-    ``framework_row`` names the enclosing call. A communication is the node of the call that states it; the
+    ``framework_id`` names the enclosing call. A communication is the node of the call that states it; the
     named range of its work (``gloo:all_reduce``, ``nccl:all_reduce``) is skipped, because it repeats the
     call. Only a call that states that it blocks delays the operations after it on its thread.
     """
     is_work = np.zeros(len(trace), np.bool_)
     if trace.communications:
-        names = trace.name_row
+        names = trace.name_id
         is_work = mapped(names, lambda row: _WORK_RANGE.match(trace.strings[row]) is not None, np.bool_)
     rows = np.flatnonzero(~trace.structural & ~is_work)
     if not len(rows):
@@ -365,9 +365,9 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
             name=name,
             strings=trace.strings.build(),
             id=trace.id[rows].astype(np.uint64),
-            name_row=trace.name_row[rows],
-            op_row=trace.name_row[rows],
-            framework_row=trace.name_row[outer],
+            name_id=trace.name_id[rows],
+            op_id=trace.name_id[rows],
+            framework_id=trace.name_id[outer],
             costs=replace(
                 costs,
                 types=trace.types.build(),

@@ -36,8 +36,8 @@ __all__ = ["JoinedTrace", "join_captures"]
 
 _MAX_NAMED = 10
 _TEXT_COLUMNS = (
-    *("name_row", "category_row", "dims_row", "types_row", "strides_row"),
-    *("concrete_row", "stated_row"),
+    *("name_id", "category_id", "dims_id", "types_id", "strides_id"),
+    *("concrete_id", "stated_id"),
 )
 
 
@@ -116,9 +116,9 @@ class _CapturedOperations(NamedTuple):
             rows = more
         # Cost rules of some operations read their inner operations, even if these launch nothing.
         has_parts = np.zeros(len(ops), np.bool_)
-        has_parts[rows] = mapped(ops.name_row[rows], lambda row: strings[row] in PARTS, np.bool_)
+        has_parts[rows] = mapped(ops.name_id[rows], lambda row: strings[row] in PARTS, np.bool_)
         names = frozenset[str]().union(*PARTS.values()) if has_parts.any() else frozenset[str]()
-        parts = np.flatnonzero(mapped(ops.name_row, lambda row: strings[row] in names, np.bool_))
+        parts = np.flatnonzero(mapped(ops.name_id, lambda row: strings[row] in names, np.bool_))
         inside = nearest(has_parts, parents, parents[parts]) >= 0
         has_parent = np.isin(parents[parts], np.union1d(rows, parts[inside]))
         rows = np.union1d(rows, parts[inside & has_parent])
@@ -276,7 +276,7 @@ def _report_not_aligned(trace: KinetoTrace, alignments: Sequence[Alignment], fin
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         if not len(rows):
             continue
-        name_rows: list[int] = trace.device.name_row[rows].tolist()
+        name_rows: list[int] = trace.device.name_id[rows].tolist()
         times, counts = Counter[int](), Counter[int](name_rows)
         for row, time in zip(name_rows, ran_ns[rows].tolist(), strict=True):
             times[row] += time

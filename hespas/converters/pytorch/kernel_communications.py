@@ -112,8 +112,8 @@ def range_bytes(trace: KinetoTrace, row: int) -> float:
     """Return the bytes of the tensors that a named range states as its inputs, NaN if it states none."""
     note, strings = trace.annotation, trace.strings
     try:
-        shapes = msgspec.json.decode(strings[int(note.dims_row[row])] or "[]", type=list[list[int]])
-        names = msgspec.json.decode(strings[int(note.types_row[row])] or "[]", type=list[str])
+        shapes = msgspec.json.decode(strings[int(note.dims_id[row])] or "[]", type=list[list[int]])
+        names = msgspec.json.decode(strings[int(note.types_id[row])] or "[]", type=list[str])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return nan
     if not names or len(names) != len(shapes):
@@ -136,13 +136,13 @@ def host_communications(
     represents both.
     """
     host = trace.host
-    names = {row: trace.strings[row] for row in np.unique(host.name_row).tolist()}
+    names = {row: trace.strings[row] for row in np.unique(host.name_id).tolist()}
     starting = [
         row
         for row, name in names.items()
         if name in C10D or name == COMMUNICATION_RECORD or states_communication(name)
     ]
-    rows = np.flatnonzero(np.isin(host.name_row, starting))
+    rows = np.flatnonzero(np.isin(host.name_id, starting))
     comms: dict[int, TraceCommunication] = {}
     for event in rows[np.lexsort((-host.duration_ns[rows], host.start_ns[rows]))].tolist():
         comm = find(event)
@@ -168,8 +168,8 @@ def kernel_communications(
     launches several kernels, the first kernel has its sizes.
     """
     device = trace.device
-    by_name = mapped(device.name_row, lambda row: is_communication_kernel(trace.strings[row]), np.bool_)
-    events = np.flatnonzero(by_name | (device.collective_row > 0))
+    by_name = mapped(device.name_id, lambda row: is_communication_kernel(trace.strings[row]), np.bool_)
+    events = np.flatnonzero(by_name | (device.collective_id > 0))
     starts_comm = np.zeros(len(trace.host), np.bool_)
     starts_comm[list(host_comms)] = True
     causes: list[int] = nearest(starts_comm, nesting.parent, links.host[events]).tolist()
@@ -177,7 +177,7 @@ def kernel_communications(
         (
             event
             for event in set(host_comms) - set(causes)
-            if not states_communication(trace.strings[int(trace.host.name_row[event])])
+            if not states_communication(trace.strings[int(trace.host.name_id[event])])
         ),
         key=lambda event: trace.host.start_ns[event],
     )
@@ -185,9 +185,9 @@ def kernel_communications(
     used: set[int] = set()
     rows = zip(events.tolist(), causes, _ranges_around(trace, links, events), strict=True)
     for event, enclosing_cause, named_range in rows:
-        facts_row, launch = int(device.collective_row[event]), int(links.launch[event])
+        facts_row, launch = int(device.collective_id[event]), int(links.launch[event])
         facts = _FACTS.decode(trace.strings[facts_row]) if facts_row else None
-        by_kernel_name = kernel_operation(trace.strings[int(device.name_row[event])])
+        by_kernel_name = kernel_operation(trace.strings[int(device.name_id[event])])
         cause = enclosing_cause
         needs_call = cause < 0 and facts is None and by_kernel_name is None
         if needs_call and launch >= 0 and calls_without_kernel:
@@ -212,12 +212,12 @@ def _ranges_around(
 ) -> list[_RangeCommunication | None]:
     """Return the communication of the named range around the launch of each device event."""
     note, calls = trace.annotation, trace.launch
-    texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
+    texts = {row: trace.strings[row] for row in np.unique(note.name_id).tolist()}
     kinds = {row: kind_of_word(text.partition(":")[2]) for row, text in texts.items() if _RANGE.match(text)}
     if not kinds or not len(calls):
         return [None] * len(events)
     nesting = nesting_of(note)
-    names: list[int] = note.name_row.tolist()
+    names: list[int] = note.name_id.tolist()
     parents: list[int] = nesting.parent.tolist()
     nearest_range = [-1] * (len(note) + 1)  # the last one is for events outside all ranges
     for row in nesting.order.tolist():
@@ -257,9 +257,9 @@ def comm_columns(
     sizes = [comm.group_size if 0 < comm.group_size < 1 << 31 else -1 for comm in rows]
     return MeasuredComms.of(
         event=np.array(events, np.int64),
-        kind_row=text_rows(words),
-        group_row=text_rows(comm.group for comm in rows),
-        ranks_row=text_rows(str(list(comm.ranks)) if comm.ranks else "" for comm in rows),
+        kind_id=text_rows(words),
+        group_id=text_rows(comm.group for comm in rows),
+        ranks_id=text_rows(str(list(comm.ranks)) if comm.ranks else "" for comm in rows),
         operand_bytes=np.array([comm.operand_bytes for comm in rows], np.float64),
         result_bytes=np.array([comm.result_bytes for comm in rows], np.float64),
         group_size=np.array(sizes, np.int64),
@@ -269,5 +269,5 @@ def comm_columns(
 
 def collective_names(trace: KinetoTrace, events: Iterable[int]) -> dict[int, str]:
     """Return the names of collectives that kernels state in their arguments, by event."""
-    rows = ((event, int(trace.device.collective_row[event])) for event in events)
+    rows = ((event, int(trace.device.collective_id[event])) for event in events)
     return {event: _FACTS.decode(trace.strings[row]).collective for event, row in rows if row}

@@ -81,14 +81,14 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     trace, nesting, events = linked.kineto, linked.nesting, linked.events
     host, base_ns = trace.host, first_ns(trace)
     run_events = run.order[run.own_ns[run.order] > 0]
-    call_of = np.arange(len(events.name_row))
+    call_of = np.arange(len(events.name_id))
     for call, work in run.calls.work.items():
         call_of[work] = call
     op = np.where(call_of[run_events] < len(host), call_of[run_events], -1)
     cause = owner_with_shapes(host, nesting, op)
     cause = np.where(cause >= 0, cause, op)
     encloses = np.zeros(len(host), np.bool_)
-    outer = nesting.parent[host.dims_row > 0]
+    outer = nesting.parent[host.dims_id > 0]
     while len(outer := np.unique(outer[outer >= 0])):
         encloses[outer] = True
         outer = nesting.parent[outer]
@@ -98,15 +98,15 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     own_ns = run.own_ns[run_events].astype(np.float64)
     comms = {run.calls.work[call]: comm for call, comm in run.calls.communications.items()}
     of_event = {row: comms[event] for row, event in enumerate(run_events.tolist()) if event in comms}
-    category = np.concatenate([host.category_row, trace.annotation.category_row])
+    category = np.concatenate([host.category_id, trace.annotation.category_id])
     return Profile.of(
         name,
         ("CPU",),
-        op_row=np.where(cause >= 0, at_rows(host.name_row, cause, 0), events.name_row[run_events]),
-        kernel_row=events.name_row[run_events],
-        category_row=category[run_events],
-        shapes_row=np.where(has_shapes, at_rows(host.dims_row, cause, 0), 0),
-        dtype_row=np.where(has_shapes, at_rows(host.types_row, cause, 0), 0),
+        op_id=np.where(cause >= 0, at_rows(host.name_id, cause, 0), events.name_id[run_events]),
+        kernel_id=events.name_id[run_events],
+        category_id=category[run_events],
+        shapes_id=np.where(has_shapes, at_rows(host.dims_id, cause, 0), 0),
+        dtype_id=np.where(has_shapes, at_rows(host.types_id, cause, 0), 0),
         rank=np.full(len(run_events), rank_of(trace.header)),
         stream=stream,
         start_ns=run.start_ns[run_events] - base_ns,

@@ -36,7 +36,7 @@ _MIN_AGREEMENT = 0.9
 class HostColumns(NamedTuple):
     """Columns of host events: operations followed by named ranges."""
 
-    name_row: IntArray
+    name_id: IntArray
     key: IntArray
     start_ns: IntArray
     duration_ns: IntArray
@@ -48,7 +48,7 @@ class HostColumns(NamedTuple):
         """Concatenate the columns of several kinds of events."""
         names = ("start_ns", "duration_ns", "record_id", "external_id")
         return cls(
-            np.concatenate([part.name_row for part in parts]).astype(np.int64),
+            np.concatenate([part.name_id for part in parts]).astype(np.int64),
             np.concatenate([thread_key(part) for part in parts]),
             *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
         )
@@ -66,7 +66,7 @@ class TraceJoin(NamedTuple):
 
 def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
     """Match events with operations of the execution trace, one to one. O(n log n)."""
-    row = np.full(len(events.name_row), -1, np.int64)
+    row = np.full(len(events.name_id), -1, np.int64)
     counts = [0, 0]
     for rule, (ids, offsets) in enumerate(((events.record_id, (0,)), (events.external_id, (0, 1)))):
         for offset in offsets:
@@ -88,10 +88,10 @@ def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
             for key in np.unique(trace.thread[open_rows]).tolist()
         }
         events_of = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
-        names = {key: Counter[int](events.name_row[part].tolist()) for key, part in events_of.items()}
+        names = {key: Counter[int](events.name_id[part].tolist()) for key, part in events_of.items()}
         scored = sorted(
             (
-                (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
+                (sum((Counter[int](trace.name_id[rows].tolist()) & names[key]).values()), -thread, -key)
                 for thread, rows in rows_of.items()
                 for key in events_of
             ),
@@ -103,7 +103,7 @@ def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
                 paired[-thread] = -key
         for thread, key in paired.items():
             left, right = events_of[key], rows_of[thread]
-            pairs = common_order(events.name_row[left].tolist(), trace.name_row[right].tolist())
+            pairs = common_order(events.name_id[left].tolist(), trace.name_id[right].tolist())
             places = np.array(pairs, np.int64).reshape(-1, 2)
             row[left[places[:, 0]]] = right[places[:, 1]]
     structural = int(trace.structural.sum())
@@ -127,7 +127,7 @@ def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArr
     both = (event_ids > 0) & (count == 1) & is_unique & (trace_ids[first] == event_ids)
     event, rows = event[both], order[first[both]]
     is_new = ~np.isin(rows, matched[matched >= 0])
-    agrees = (trace.name_row[rows] == events.name_row[event]) & is_new
+    agrees = (trace.name_id[rows] == events.name_id[event]) & is_new
     if len(rows) and agrees.sum() >= _MIN_AGREEMENT * len(rows):
         row[event[agrees]] = rows[agrees]
     return row
@@ -152,7 +152,7 @@ class LinkedTrace:
     @property
     def rows(self) -> IntArray:
         """Row of the execution trace of each event, -1 for none."""
-        return self.join.row if self.join else np.full(len(self.events.name_row), -1, np.int64)
+        return self.join.row if self.join else np.full(len(self.events.name_id), -1, np.int64)
 
     def profile(self, name: str) -> Profile:
         """Return the profile of the device work.
@@ -165,16 +165,16 @@ class LinkedTrace:
             return profile
         trace, host = self.trace, profile.host
         rows = self.rows[: len(host)]
-        rows = np.where(at_rows(trace.shapes_row, rows, 0) > 0, rows, -1)
+        rows = np.where(at_rows(trace.shapes_id, rows, 0) > 0, rows, -1)
         if not (rows >= 0).any():
             return profile
-        strides = at_rows(trace.strides_row, rows, 0)
+        strides = at_rows(trace.strides_id, rows, 0)
         host = replace(
             host,
-            shapes_row=np.where(rows >= 0, at_rows(trace.shapes_row, rows, 0), host.shapes_row),
-            dtype_row=np.where(rows >= 0, at_rows(trace.types_row, rows, 0), host.dtype_row),
-            values_row=np.where(rows >= 0, at_rows(trace.values_row, rows, 0), host.values_row),
-            strides_row=np.where(strides > 0, strides, host.strides_row),
+            shapes_id=np.where(rows >= 0, at_rows(trace.shapes_id, rows, 0), host.shapes_id),
+            dtype_id=np.where(rows >= 0, at_rows(trace.types_id, rows, 0), host.dtype_id),
+            values_id=np.where(rows >= 0, at_rows(trace.values_id, rows, 0), host.values_id),
+            strides_id=np.where(strides > 0, strides, host.strides_id),
         )
         return replace(profile, strings=self.strings.build(), host=host)
 

@@ -79,7 +79,7 @@ def link_device_events(trace: KinetoTrace, nesting: EventNesting) -> DeviceLinks
 
 def owner_with_shapes(host: HostEvents, nesting: EventNesting, of: IntArray) -> IntArray:
     """Return the innermost operation with recorded input shapes around each operation (-1: none)."""
-    return nearest(host.dims_row > 0, nesting.parent, of)
+    return nearest(host.dims_id > 0, nesting.parent, of)
 
 
 def steps_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
@@ -109,7 +109,7 @@ def _step_numbers(trace: KinetoTrace) -> SmallIntArray:
         match = _STEP.fullmatch(trace.strings[row])
         return int(match[1]) if match else -1
 
-    return mapped(trace.annotation.name_row, number, np.int32)
+    return mapped(trace.annotation.name_id, number, np.int32)
 
 
 def batches_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
@@ -117,7 +117,7 @@ def batches_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
 
     The range (``execute_32_context_0(...)``) runs when the event is launched; row 0 for none.
     """
-    names = trace.annotation.name_row
+    names = trace.annotation.name_id
     states_batch = mapped(names, lambda row: trace.strings[row].startswith(_BATCH), np.bool_)
     numbers = np.where(states_batch, names, -1).astype(np.int32)
     start_ns = at_rows(trace.launch.start_ns, links.launch, _NEVER)

@@ -68,37 +68,37 @@ def profile_of(
     strings = StringTableBuilder(trace.strings)
     measured_comms = comm_columns(comms.of_event, strings, collective_names(trace, comms.of_event))
     calls, memory = trace.launch, trace.allocation
-    call_names = at_rows(calls.name_row, links.launch, 0)
+    call_names = at_rows(calls.name_id, links.launch, 0)
     in_threads = mapped(call_names, lambda row: strings[row] in _GRID_IN_THREADS, np.bool_)
-    grid_row = device.grid_row.copy()
-    grid_row[in_threads] = blocks_of_threads(strings, grid_row[in_threads])
+    grid_id = device.grid_id.copy()
+    grid_id[in_threads] = blocks_of_threads(strings, grid_id[in_threads])
     waits = np.flatnonzero(
-        mapped(calls.name_row, lambda row: trace.strings[row].endswith("Synchronize"), np.bool_)
+        mapped(calls.name_id, lambda row: trace.strings[row].endswith("Synchronize"), np.bool_)
     )
     ranges: tuple[Events, ...] = (trace.annotation, trace.function)
     devices, device_index = _devices(trace)
     is_one_rank = is_of_job(trace.header)
     # Inductor states costs for its kernels since PyTorch 2.8.
-    stated_row = trace.host.stated_row
+    stated_id = trace.host.stated_id
     costs_of: dict[int, tuple[float, float]] = {}
-    for row in np.unique(stated_row[stated_row > 0]).tolist():
+    for row in np.unique(stated_id[stated_id > 0]).tolist():
         try:
             flops, gigabytes = _STATED_COSTS.decode(trace.strings[row])
         except (msgspec.DecodeError, RecursionError):
             continue
         costs_of[row] = (nan if flops is None else flops, nan if gigabytes is None else gigabytes * 1e9)
-    op = np.flatnonzero(np.isin(stated_row, list(costs_of)))
-    costs = np.array([costs_of[row] for row in stated_row[op].tolist()], np.float64).reshape(-1, 2)
+    op = np.flatnonzero(np.isin(stated_id, list(costs_of)))
+    costs = np.array([costs_of[row] for row in stated_id[op].tolist()], np.float64).reshape(-1, 2)
     costs[~(costs > 0)] = nan
     return Profile.of(
         name,
         devices,
         strings.build(),
-        op_row=at_rows(host.name_row, cause, 0),
-        kernel_row=device.name_row,
-        category_row=device.category_row,
-        shapes_row=at_rows(host.dims_row, cause, 0),
-        dtype_row=at_rows(host.types_row, cause, 0),
+        op_id=at_rows(host.name_id, cause, 0),
+        kernel_id=device.name_id,
+        category_id=device.category_id,
+        shapes_id=at_rows(host.dims_id, cause, 0),
+        dtype_id=at_rows(host.types_id, cause, 0),
         device_index=device_index,
         rank=np.full(len(device), rank_of(trace.header)) if is_one_rank else device.place,
         stream=device.own_streams() if is_one_rank else device.stream,
@@ -109,9 +109,9 @@ def profile_of(
         host_event=cause,
         launch_start_ns=at_rows((calls.start_ns - base_ns).astype(np.float64), links.launch, np.nan),
         launch_end_ns=at_rows((calls.end_ns - base_ns).astype(np.float64), links.launch, np.nan),
-        launch_thread_row=at_rows(calls.thread, links.launch, 0),
-        grid_row=grid_row,
-        batch_row=batches_of(trace, links),
+        launch_thread_id=at_rows(calls.thread, links.launch, 0),
+        grid_id=grid_id,
+        batch_id=batches_of(trace, links),
         comms=measured_comms,
         host=host_ops(host, nesting, base_ns),
         stated=CompilerCosts.of(op=op, flops=costs[:, 0], bytes_moved=costs[:, 1]),
@@ -131,8 +131,8 @@ def profile_of(
 
 def _host_ranges(events: Events, rows: IntArray, base_ns: int) -> HostRanges:
     return HostRanges.of(
-        name_row=events.name_row[rows],
-        thread_row=events.thread[rows],
+        name_id=events.name_id[rows],
+        thread_id=events.thread[rows],
         start_ns=events.start_ns[rows] - base_ns,
         duration_ns=events.duration_ns[rows],
     )
@@ -148,16 +148,16 @@ _GRID_IN_THREADS = frozenset({"hipExtModuleLaunchKernel", "hipHccModuleLaunchKer
 def host_ops(host: HostEvents, nesting: EventNesting, base_ns: int) -> HostOps:
     """Return the operations of the host, with times since ``base_ns``."""
     return HostOps.of(
-        name_row=host.name_row,
-        thread_row=host.thread,
+        name_id=host.name_id,
+        thread_id=host.thread,
         parent=nesting.parent,
         start_ns=host.start_ns - base_ns,
         duration_ns=host.duration_ns,
         sequence=host.sequence,
-        shapes_row=host.dims_row,
-        dtype_row=host.types_row,
-        strides_row=host.strides_row,
-        values_row=host.concrete_row,
+        shapes_id=host.dims_id,
+        dtype_id=host.types_id,
+        strides_id=host.strides_id,
+        values_id=host.concrete_id,
     )
 
 
@@ -240,7 +240,7 @@ def report_links(trace: KinetoTrace, links: DeviceLinks, diagnostics: Diagnostic
     report_repairs(trace.repairs, findings)
     negative = np.flatnonzero(device.duration_ns < 0)
     if len(negative):
-        name = trace.strings[int(device.name_row[negative[0]])]
+        name = trace.strings[int(device.name_id[negative[0]])]
         message = f"device events end before they start, the first is {name[:80]!r}"
         findings.warning("negative-duration", message, len(negative))
     zero = int((device.duration_ns == 0).sum())

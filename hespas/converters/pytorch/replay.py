@@ -115,7 +115,7 @@ def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[GraphReplay]:
             parts = [np.flatnonzero(stream == number) for number in np.unique(stream)]
             parts.sort(key=lambda part: (-len(part), int(part[0])))
         streams = tuple(tuple(part.tolist()) for part in parts)
-        symbols = tuple(device.name_row[events].tolist())
+        symbols = tuple(device.name_id[events].tolist())
         replays.append(GraphReplay(launch, int(start), events, streams, symbols))
     return sorted(replays, key=lambda replay: replay.start_ns)
 
@@ -184,13 +184,13 @@ def _with_symbols(
     names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
     replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
     symbol_of_category: dict[int, int] = {}
-    for row in np.unique(trace.device.category_row).tolist():
+    for row in np.unique(trace.device.category_id).tolist():
         category = trace.strings[row]
         is_copy, is_fill = "memcpy" in category, "memset" in category
         symbol_of_category[row] = COPY if is_copy else FILL if is_fill else UNNAMED
     numbered: list[GraphReplay] = []
     for replay in replays:
-        categories: list[int] = trace.device.category_row[replay.events].tolist()
+        categories: list[int] = trace.device.category_id[replay.events].tolist()
         symbols = tuple(
             symbol_of_category[category] if symbol_of_category[category] >= 0 else replayed[names[row]]
             for row, category in zip(replay.symbols, categories, strict=True)
@@ -323,7 +323,7 @@ class _TieBreaker:
             return int(tied[0])
         note = self.trace.annotation
         around = (note.start_ns <= replay.start_ns) & (note.end_ns > replay.start_ns)
-        names = (self.trace.strings[row] for row in note.name_row[around].tolist())
+        names = (self.trace.strings[row] for row in note.name_id[around].tolist())
         stated = {number for name in names for number in numbers_in(name)}  # ``step[DECODE bs=32]``
         numbers: list[int] = tied.tolist()
         sized = [number for number in numbers if self.graphs[number].numbers & stated]

@@ -315,9 +315,7 @@ class _RocprofReader:
                 stream=[_fit(copy.stream_id.handle) for copy in copy_block],
                 stack=[_fit(copy.correlation_id.internal) for copy in copy_block],
                 bytes_moved=[_fit(copy.bytes) for copy in copy_block],
-                name_row=[
-                    strings.add(self._operation_name(copy.kind, copy.operation)) for copy in copy_block
-                ],
+                name_id=[strings.add(self._operation_name(copy.kind, copy.operation)) for copy in copy_block],
             )
         calls = _BlockColumns()
         markers = self._texts_by_number(process.strings.marker_api, self._text_index, "strings.marker_api")
@@ -367,9 +365,9 @@ class _RocprofReader:
                 stream=[_fit(dispatch.stream_id.handle) for dispatch in dispatches],
                 queue=[_fit(info.queue_id.handle) for info in infos],
                 stack=[_fit(dispatch.correlation_id.internal) for dispatch in dispatches],
-                name_row=[names.row(info.kernel_id) for info in infos],
-                range_row=[ranges.get(text, 0) if isinstance(text, int) else 0 for text in externals],
-                grid_row=[
+                name_id=[names.row(info.kernel_id) for info in infos],
+                range_id=[ranges.get(text, 0) if isinstance(text, int) else 0 for text in externals],
+                grid_id=[
                     self.builder.strings.add(
                         shape_text(
                             (info.grid_size.x, info.grid_size.y, info.grid_size.z),

@@ -48,8 +48,8 @@ class RocmAgent:
 class RocmWork(ColumnTable):
     """Kernels or copies of one process, -1 for unknown.
 
-    ``target`` and ``source`` are agents; for a kernel both are the agent that runs it. ``range_row`` is the
-    range that rocprofv3 names as cause, ``grid_row`` the shape of the launch.
+    ``target`` and ``source`` are agents; for a kernel both are the agent that runs it. ``range_id`` is the
+    range that rocprofv3 names as cause, ``grid_id`` the shape of the launch.
     """
 
     start_ns: IntArray
@@ -60,10 +60,10 @@ class RocmWork(ColumnTable):
     queue: IntArray
     stack: IntArray
     parent_stack: IntArray
-    name_row: IntArray
+    name_id: IntArray
     bytes_moved: IntArray
-    range_row: IntArray
-    grid_row: IntArray
+    range_id: IntArray
+    grid_id: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -170,13 +170,13 @@ class RocmTraceBuilder:
                     stream=part.stream if use_stream else np.where(part.queue >= 0, part.queue, part.stream),
                     start_ns=part.start_ns,
                     end_ns=part.end_ns,
-                    name_row=part.name_row,
-                    category_row=np.full(len(part), self.strings.add(category), np.int64),
+                    name_id=part.name_id,
+                    category_id=np.full(len(part), self.strings.add(category), np.int64),
                     bytes_moved=part.bytes_moved,
                     correlation=np.where(has_call, part.stack, part.parent_stack),
                     node=unknown,
-                    range_row=part.range_row,
-                    grid_row=part.grid_row,
+                    range_id=part.range_id,
+                    grid_id=part.grid_id,
                     op_class=op_class if part is copies else np.zeros(len(part), np.int64),
                 )
             )
@@ -354,7 +354,7 @@ class _RocpdReader:
         symbols = self._table("info_kernel_symbol", ("id",), ("display_name", "kernel_name"))
         shown_names, names_of = (symbols.by_key("id", name) for name in ("display_name", "kernel_name"))
         names_of |= {number: name for number, name in shown_names.items() if name}
-        kernel_row = self._rows(kernels["kernel_id"], names_of)
+        kernel_id = self._rows(kernels["kernel_id"], names_of)
         copy_row = self._rows(copies["name_id"], self.text_of)
         label, category, texts = self._labels(regions)
         keys = [np.stack((part["nid"], part["pid"])) for part in (kernels, copies, regions)]
@@ -385,7 +385,7 @@ class _RocpdReader:
             self.builder.add(
                 pid,
                 agents,
-                self._work(kernels, of_kernels, kernel_row, ("agent_id", "agent_id")),
+                self._work(kernels, of_kernels, kernel_id, ("agent_id", "agent_id")),
                 self._work(copies, of_copies, copy_row, ("dst_agent_id", "src_agent_id")),
                 RocmCalls(
                     thread=regions["tid"][of_regions],
@@ -399,15 +399,15 @@ class _RocpdReader:
             )
 
     def _work(
-        self, columns: dict[str, IntArray], rows: IntArray, name_row: IntArray, ends: tuple[str, str]
+        self, columns: dict[str, IntArray], rows: IntArray, name_id: IntArray, ends: tuple[str, str]
     ) -> RocmWork:
         selected = {name: column[rows] for name, column in columns.items()}
         unknown = np.full(len(rows), -1, np.int64)
-        grid_row = np.zeros(len(rows), np.int64)
-        range_row = self._rows(selected["region_name_id"], self.text_of)
+        grid_id = np.zeros(len(rows), np.int64)
+        range_id = self._rows(selected["region_name_id"], self.text_of)
         if _SHAPE_COLUMNS[0] in selected:  # grids count threads; copies have none
             extents = (selected[name] for name in _SHAPE_COLUMNS)
-            grid_row = shape_rows(self.builder.strings, *extents, in_threads=True).astype(np.int64)
+            grid_id = shape_rows(self.builder.strings, *extents, in_threads=True).astype(np.int64)
         return RocmWork(
             start_ns=selected["start"],
             end_ns=selected["end"],
@@ -417,10 +417,10 @@ class _RocpdReader:
             queue=selected["queue_id"],
             stack=selected["stack_id"],
             parent_stack=selected["parent_stack_id"],
-            name_row=name_row[rows],
+            name_id=name_id[rows],
             bytes_moved=np.maximum(selected.get("size", unknown), -1),
-            range_row=range_row,
-            grid_row=grid_row,
+            range_id=range_id,
+            grid_id=grid_id,
         )
 
     def _rows(self, ids: IntArray, text_of: Mapping[int, str]) -> IntArray:

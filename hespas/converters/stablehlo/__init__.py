@@ -43,7 +43,7 @@ _VERSIONS = ("0.9.0", *map("1.{}.0".format, range(18)))
 """Versions of the portable artifact: the oldest that can be read, and all stable ones."""
 
 _LOSSES = {
-    "": ("attachments", "source_row"),
+    "": ("attachments", "source_id"),
     "stablehlo.metadata": ("metadata",),
     "stablehlo.replay": ("*",),
     "stablehlo.replay-flops": ("flops", "useful_flops"),
@@ -52,12 +52,12 @@ _LOSSES = {
     "stablehlo.reduction": ("collectives",),
     "stablehlo.durations": ("duration_ns",),
     "stablehlo.streams": ("stream", "resource"),
-    "stablehlo.names": ("id", "name", "name_row", "framework_row", "regions.label"),
+    "stablehlo.names": ("id", "name", "name_id", "framework_id", "regions.label"),
     "stablehlo.costs": (
         *("op_class", "rate_dtype", "flops", "useful_flops", "transcendentals", "bytes_read"),
         *("bytes_written", "contractions", "collectives", "p2p"),
     ),
-    "stablehlo.trips": ("multiplicity", "regions"),
+    "stablehlo.trips": ("executions", "regions"),
     "stablehlo.extra": ("extra",),
     "stablehlo.communicators": ("collectives",),
     "stablehlo.attachments": ("attachments",),

@@ -30,7 +30,7 @@ from hespas.graph import (
     RegionTable,
     Resource,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import FloatArray, SmallIntArray, StringTableBuilder, constant
 from hespas.graph.errors import FormatError
 
@@ -98,23 +98,23 @@ def assemble(
         group_sets=tuple(links.group_sets),
         permutations=tuple(links.permutations),
         id=np.arange(nodes, dtype=np.uint64),
-        name_row=_ints([strings.add(f"{labels[row]}.{node}") for node, row in enumerate(template.signature)]),
-        op_row=_ints([strings.add(row.op_name) for row in signatures])[which],
+        name_id=_ints([strings.add(f"{labels[row]}.{node}") for node, row in enumerate(template.signature)]),
+        op_id=_ints([strings.add(row.op_name) for row in signatures])[which],
         kind=links.kinds,
         op_class=np.array([int(cost.op_class) for cost in costs], np.uint8)[which],
         resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
         stream=np.broadcast_to(np.int32(-1), (nodes,)),
         region=region,
         rate_dtype=np.array([cost.rate_dtype for cost in costs], np.int16)[which],
-        source_row=located[:, 0],
-        framework_row=located[:, 1],
+        source_id=located[:, 0],
+        framework_id=located[:, 1],
         flops=figure("flops"),
         useful_flops=figure("useful_flops"),
         transcendentals=figure("transcendentals"),
         bytes_read=figure("bytes_read"),
         bytes_written=figure("bytes_written"),
         duration_ns=constant(float("nan"), nodes),
-        multiplicity=region_multiplicity(regions, region),
+        executions=region_executions(regions, region),
         data_deps=RaggedArray.from_lengths(
             lengths, np.fromiter(chain.from_iterable(template.deps), np.int32, int(lengths.sum()))
         ),

@@ -156,8 +156,8 @@ class LocationTable:
             row = self._rows_by_location[location] = self._add(self._strings.add(source), name)
         return row
 
-    def _add(self, source_row: int, name: str) -> int:
-        pair = (source_row, self._strings.add(name))
+    def _add(self, source_id: int, name: str) -> int:
+        pair = (source_id, self._strings.add(name))
         if pair == (0, 0):
             return 0
         self.rows.append(pair)

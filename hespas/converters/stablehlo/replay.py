@@ -149,7 +149,7 @@ class _ReplayWriter:
         """Emit one node, after its producers."""
         emitter = self.emitter
         graph = self.graph
-        names = (graph.node_name(number), graph.strings[int(graph.framework_row[number])])
+        names = (graph.node_name(number), graph.strings[int(graph.framework_id[number])])
         location = ""
         for scope_name in (names[1], names[0]):
             if scope_name:
@@ -308,7 +308,7 @@ def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostic
         diagnostics.warning("stablehlo.replay-flops", flat.name, message)
     else:
         # FLOPs of the specification include products with padding and dilation holes.
-        before, after = (known_sum(np.array(graph.flops * graph.multiplicity)) for graph in (flat, written))
+        before, after = (known_sum(np.array(graph.flops * graph.executions)) for graph in (flat, written))
         if before and abs(after - before) > _FLOPS_TOLERANCE * before:
             message = (
                 f"replays of {after:,.0f} FLOPs by the specification where the graph has {before:,.0f}: "
@@ -331,7 +331,7 @@ def _local_bytes(graph: OpGraph) -> FloatArray:
 
     Payloads are compared separately.
     """
-    moved = np.array(graph.bytes_moved * graph.multiplicity)
+    moved = np.array(graph.bytes_moved * graph.executions)
     moved[graph.collectives.node] = 0.0
     moved[graph.p2p.node] = 0.0
     return moved

@@ -225,12 +225,12 @@ _ANNOTATIONS: dict[str, str] = {
     for what, columns in {
         "durations": "duration_ns",
         "streams": "stream resource",
-        "names": "id name name_row framework_row regions.label",
+        "names": "id name name_id framework_id regions.label",
         "costs": "op_class rate_dtype flops useful_flops transcendentals bytes_read bytes_written "
         "collectives.comm_bytes collectives.operand_bytes collectives.result_bytes p2p.comm_bytes",
-        "trips": "multiplicity regions.trips",
+        "trips": "executions regions.trips",
         "attachments": "attachments",
-        "": "source_row",
+        "": "source_id",
     }.items()
     for column in columns.split()
 }

@@ -58,7 +58,7 @@ def tracks_of_timeline(
             num_others = int(num_equal[rank]) - 1
             processes.append(f"rank {rank}: and {num_others:,} alike" if num_others > 0 else f"rank {rank}")
         resources = ((timeline.resources[kind], stream) for _, kind, stream in used)
-        texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
+        texts = {"op": graph.op_id, "framework_op": graph.framework_id, "source": graph.source_id}
         numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
         arguments: dict[str, Argument] = {
             key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
@@ -118,7 +118,7 @@ def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColu
     iterations.
     """
     node = timeline.node[spans]
-    rows = at_rows(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
+    rows = at_rows(np.where(graph.name_id > 0, graph.name_id, graph.op_id), node, 0)
     blocks = np.flatnonzero(node < 0)
     if not len(blocks):
         return TextColumn(rows, graph.strings)
@@ -321,28 +321,28 @@ def profile_of_run(run: SimulatedRun, device: str) -> Profile:
     timeline = run.timeline
     strings = StringTableBuilder()
     strings.add("")
-    op_row, shapes_row, dtype_row = (np.zeros(len(timeline), np.int32) for _ in range(3))
+    op_id, shapes_id, dtype_id = (np.zeros(len(timeline), np.int32) for _ in range(3))
     op_class = np.zeros(len(timeline), np.int8)
     for graph, spans in _spans_by_class(timeline, run.workload):
         names = _span_names(timeline, graph, spans)
         rows, index = np.unique(names.rows, return_inverse=True)
         listed: list[int] = rows.tolist()
         text_rows = np.array([strings.add(names.texts[row]) for row in listed], np.int32)
-        op_row[spans] = text_rows[index.reshape(-1)]
+        op_id[spans] = text_rows[index.reshape(-1)]
         of_node = spans[timeline.node[spans] >= 0]
         node = timeline.node[of_node]
         op_class[of_node] = graph.op_class[node]
-        shapes_row[of_node], dtype_row[of_node] = _operands(strings, graph, node)
+        shapes_id[of_node], dtype_id[of_node] = _operands(strings, graph, node)
     return Profile.of(
         run.workload.name,
         (device,),
         strings.build(),
         start_ns=timeline.start_ns,
         duration_ns=timeline.end_ns - timeline.start_ns,
-        op_row=op_row,
+        op_id=op_id,
         op_class=op_class,
-        shapes_row=shapes_row,
-        dtype_row=dtype_row,
+        shapes_id=shapes_id,
+        dtype_id=dtype_id,
         rank=timeline.rank.astype(np.int32, copy=False),
         stream=timeline.resource.astype(np.int64),
     )

@@ -376,13 +376,13 @@ def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: boo
     if not len(profile.host):
         return TrackSet(profile.name, (device,), Flows.none(), profile.metadata)
     host_ops, strings = profile.host, profile.strings
-    threads, track = np.unique(host_ops.thread_row, return_inverse=True)
+    threads, track = np.unique(host_ops.thread_id, return_inverse=True)
     host_rows = _SortedSlices.of(track.reshape(-1).astype(np.int64), host_ops.start_ns, host_ops.duration_ns)
     columns = {
-        "shapes": host_ops.shapes_row,
-        "dtype": host_ops.dtype_row,
-        "strides": host_ops.strides_row,
-        "values": host_ops.values_row,
+        "shapes": host_ops.shapes_id,
+        "dtype": host_ops.dtype_id,
+        "strides": host_ops.strides_id,
+        "values": host_ops.values_id,
     }
     texts = {key: rows[host_rows.event] for key, rows in columns.items()}
     ranks = np.unique(profile.rank)
@@ -393,7 +393,7 @@ def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: boo
             track_process=(0,) * len(threads),
             track_name=tuple(f"thread {strings[row]}".rstrip() for row in threads.tolist()),
             track=host_rows.track,
-            name=TextColumn(host_ops.name_row[host_rows.event], strings),
+            name=TextColumn(host_ops.name_id[host_rows.event], strings),
             category=TextColumn(np.ones(len(host_rows.event), np.int32), ("", HOST_CATEGORY)),
             start_ns=host_ops.start_ns[host_rows.event],
             duration_ns=host_ops.duration_ns[host_rows.event],
@@ -421,14 +421,14 @@ def _device_tracks(profile: Profile) -> tuple[Tracks, _SortedSlices]:
     tracks, track = distinct_rows(process, profile.stream)
     slices = _SortedSlices.of(track, profile.start_ns, profile.duration_ns)
     event, strings = slices.event, profile.strings
-    kernel, op, category = profile.kernel_row[event], profile.op_row[event], profile.category_row[event]
+    kernel, op, category = profile.kernel_id[event], profile.op_id[event], profile.category_id[event]
     same_name = (kernel == op) & (op > 0)
     texts: dict[str, NDArray[np.int32]] = {
         "op": op,
         "kernel": np.where(same_name, op, 0).astype(np.int32),
-        "module": profile.module_row[event],
-        "shapes": profile.shapes_row[event],
-        "dtype": profile.dtype_row[event],
+        "module": profile.module_id[event],
+        "shapes": profile.shapes_id[event],
+        "dtype": profile.dtype_id[event],
     }
     numbers: dict[str, FloatArray] = {
         "run": np.where(profile.run[event] >= 0, profile.run[event], np.nan),

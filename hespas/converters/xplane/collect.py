@@ -46,7 +46,7 @@ class DeviceTable:
     """
 
     line: IntArray
-    name_row: IntArray
+    name_id: IntArray
     start_ps: IntArray
     duration_ps: IntArray
     exclusive_ps: IntArray
@@ -71,7 +71,7 @@ class HostTable:
     """Operations of the host; ``launch`` is the correlation id of operations that start device work."""
 
     line: IntArray
-    name_row: IntArray
+    name_id: IntArray
     start_ps: IntArray
     duration_ps: IntArray
     parent: IntArray
@@ -85,7 +85,7 @@ class HostTable:
 class ModuleRuns:
     """Runs of programs on one device plane, sorted by start; ``run_id`` is :data:`ABSENT` where missing."""
 
-    name_row: IntArray
+    name_id: IntArray
     start_ps: IntArray
     end_ps: IntArray
     run_id: IntArray
@@ -181,7 +181,7 @@ def _add(events: LineEvents, line: int, device: _ColumnParts, host: _ColumnParts
         device.add(
             len(rows),
             line=np.full(len(rows), line, np.int64),
-            name_row=events.name_row[rows].astype(np.int64),
+            name_id=events.name_id[rows].astype(np.int64),
             start_ps=events.start_ps[rows],
             duration_ps=events.duration_ps[rows],
             exclusive_ps=exclusive[rows],
@@ -193,7 +193,7 @@ def _add(events: LineEvents, line: int, device: _ColumnParts, host: _ColumnParts
         host.add(
             len(others),
             line=np.full(len(others), line, np.int64),
-            name_row=events.name_row[others].astype(np.int64),
+            name_id=events.name_id[others].astype(np.int64),
             start_ps=events.start_ps[others],
             duration_ps=events.duration_ps[others],
             parent=global_row[around_host[others]],
@@ -207,7 +207,7 @@ def _module_runs(parts: list[LineEvents]) -> ModuleRuns:
     order = np.argsort(start_ps, kind="stable")
     duration_ps = np.concatenate([part.duration_ps for part in parts])
     return ModuleRuns(
-        np.concatenate([part.name_row for part in parts]).astype(np.int64)[order],
+        np.concatenate([part.name_id for part in parts]).astype(np.int64)[order],
         start_ps[order],
         (start_ps + duration_ps)[order],
         np.concatenate([part.stat("run_id") for part in parts])[order],
@@ -328,7 +328,7 @@ def _same_programs(collected: CollectedTrace, first: str, second: str) -> bool:
     one, other = collected.modules.get(first), collected.modules.get(second)
     if one is None or other is None:
         return one is other
-    return np.array_equal(one.name_row, other.name_row) and np.array_equal(one.run_id, other.run_id)
+    return np.array_equal(one.name_id, other.name_id) and np.array_equal(one.run_id, other.run_id)
 
 
 def _merged(collected: CollectedTrace, rank: IntArray, cores: list[int]) -> Ranked:
@@ -347,7 +347,7 @@ def _merged(collected: CollectedTrace, rank: IntArray, cores: list[int]) -> Rank
     for plane, runs in collected.modules.items():
         of_plane = rows_by_plane.get(plane, np.empty(0, np.int64))
         run[of_plane] = runs.at(device.start_ps[of_plane])
-    _, what = distinct_rows(new_rank[rows], line_name[device.line[rows]], run[rows], device.name_row[rows])
+    _, what = distinct_rows(new_rank[rows], line_name[device.line[rows]], run[rows], device.name_id[rows])
     order = np.lexsort((device.start_ps[rows], second[rows], what))
     group = np.stack([what[order], second[rows][order]])
     begins = np.flatnonzero(np.append(True, (group[:, 1:] != group[:, :-1]).any(axis=0)))
@@ -395,11 +395,11 @@ _COLLECTIVE = re.compile(
 class EventLabels:
     """Columns of a profile; rows are rows of the string table."""
 
-    op_row: IntArray
-    kernel_row: IntArray
-    category_row: IntArray
+    op_id: IntArray
+    kernel_id: IntArray
+    category_id: IntArray
     bytes_moved: FloatArray
-    grid_row: IntArray
+    grid_id: IntArray
 
 
 def labels_of(device: DeviceTable, lines: tuple[TraceLine, ...], strings: StringTableBuilder) -> EventLabels:
@@ -411,11 +411,11 @@ def labels_of(device: DeviceTable, lines: tuple[TraceLine, ...], strings: String
     """
     stats = device.stats
     of_op_line = np.array([line.kind is LineKind.OPS for line in lines], np.bool_)[device.line]
-    short = mapped(device.name_row, lambda row: strings.add(_instruction(strings[row])), np.int64)
+    short = mapped(device.name_id, lambda row: strings.add(_instruction(strings[row])), np.int64)
     named = np.where(of_op_line, short, 0)
     hlo_op = mapped(stats["hlo_op"], lambda row: strings.add(strings[row].lstrip("%")), np.int64)
-    op_row = np.where(stats["hlo_op"] > 0, hlo_op, named)
-    kernel_row = np.where(of_op_line, short, device.name_row)
+    op_id = np.where(stats["hlo_op"] > 0, hlo_op, named)
+    kernel_id = np.where(of_op_line, short, device.name_id)
     details = np.where(stats["memcpy_details"] > 0, stats["memcpy_details"], stats["memset_details"])
     line_categories = {LineKind.HOST: "thunk", LineKind.STREAM: "kernel"}
     of_line = [strings.add(line_categories.get(line.kind, line.name)) for line in lines]
@@ -430,11 +430,11 @@ def labels_of(device: DeviceTable, lines: tuple[TraceLine, ...], strings: String
         moved[has_bytes] = stats[name][has_bytes]
     sizes = mapped(details, lambda row: _copied(strings[row]), np.float64)
     return EventLabels(
-        op_row,
-        kernel_row,
-        category_row=category,
+        op_id,
+        kernel_id,
+        category_id=category,
         bytes_moved=np.where(np.isnan(sizes), moved, sizes),
-        grid_row=mapped(
+        grid_id=mapped(
             stats["kernel_details"], lambda row: strings.add(_launch_shape(strings[row])), np.int64
         ),
     )
@@ -461,11 +461,11 @@ def _launch_shape(details: str) -> str:
     return shape_text(grid, block)
 
 
-def collective_kinds(op_row: IntArray, strings: StringTableBuilder) -> IntArray:
+def collective_kinds(op_id: IntArray, strings: StringTableBuilder) -> IntArray:
     """Return the string row of the collective in each operation's name (``all-reduce``), 0 for others."""
 
     def kind(row: int) -> int:
         match = _COLLECTIVE.fullmatch(strings[row])
         return strings.add(match[1]) if match else 0
 
-    return mapped(op_row, kind, np.int64)
+    return mapped(op_id, kind, np.int64)

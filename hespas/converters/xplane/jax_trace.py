@@ -183,7 +183,7 @@ class _JaxTraceReader:
             device = device_rows(line, columns, count, has_devices=launches)
             yield LineEvents(
                 line=line,
-                name_row=np.array(thread.names, np.int32),
+                name_id=np.array(thread.names, np.int32),
                 start_ps=start_ps,
                 duration_ps=duration_ps,
                 device=device,

@@ -139,7 +139,7 @@ class LineEvents:
     """
 
     line: TraceLine
-    name_row: SmallIntArray
+    name_id: SmallIntArray
     start_ps: IntArray
     duration_ps: IntArray
     device: IntArray

@@ -111,7 +111,7 @@ class _ProgramMembership:
     """
 
     modules: Modules
-    label_row: IntArray
+    label_id: IntArray
     run_id: IntArray
 
 
@@ -124,19 +124,19 @@ def _membership(
     of_program = np.array([line.kind is LineKind.OPS for line in collected.lines], np.bool_)
     for plane, runs in collected.modules.items():
         rows = rows_by_plane.get(plane, np.empty(0, np.int64))
-        rows = rows[(programs_of.name_row[rows] > 0) | of_program[collected.device.line[rows]]]
+        rows = rows[(programs_of.name_id[rows] > 0) | of_program[collected.device.line[rows]]]
         # Fill in the program and run of the events ``rows`` from the program runs that enclose them.
         run_index = runs.at(collected.device.start_ps[rows])
-        names = [split_module_name(strings[row]) for row in runs.name_row.tolist()]
+        names = [split_module_name(strings[row]) for row in runs.name_id.tolist()]
         run_name = np.array([strings.add(name) for name, _ in names], np.int64)
         in_name = np.array([number for _, number in names], np.int64)
         run_program = np.where(runs.program_id == ABSENT, in_name, runs.program_id)
         identity = np.where(runs.run_id == ABSENT, np.arange(len(runs.run_id)), runs.run_id)
         has_run = run_index >= 0
         rows, run_index = rows[has_run], run_index[has_run]
-        fits = (programs_of.name_row[rows] == 0) | (programs_of.name_row[rows] == run_name[run_index])
+        fits = (programs_of.name_id[rows] == 0) | (programs_of.name_id[rows] == run_name[run_index])
         rows, run_index = rows[fits], run_index[fits]
-        programs_of.name_row[rows] = run_name[run_index]
+        programs_of.name_id[rows] = run_name[run_index]
         programs_of.program_id[rows] = np.where(
             programs_of.program_id[rows] == -1, run_program[run_index], programs_of.program_id[rows]
         )
@@ -145,7 +145,7 @@ def _membership(
         )
     group_id = collected.device.stats["group_id"]
     programs_of.run_id = np.where(programs_of.run_id == ABSENT, group_id, programs_of.run_id)
-    keys, pair_index = distinct_rows(programs_of.name_row, programs_of.program_id)
+    keys, pair_index = distinct_rows(programs_of.name_id, programs_of.program_id)
     pairs = [(strings[row], number) for row, number in keys]
     modules = Modules.of([*pairs, *((program.name, program.number) for program in known_programs)])
     labels = np.array([strings.add(modules.label(*pair)) for pair in pairs], np.int64)
@@ -156,7 +156,7 @@ def _membership(
 class _NamedPrograms:
     """Name of the program, id of the program (-1: none) and run of each event, filled in step by step."""
 
-    name_row: IntArray
+    name_id: IntArray
     program_id: IntArray
     run_id: IntArray
 
@@ -166,23 +166,23 @@ def _stated(collected: CollectedTrace, strings: StringTableBuilder) -> _NamedPro
     stats = collected.device.stats
     rows, inverse = np.unique(stats["hlo_module"], return_inverse=True)
     names = [split_module_name(strings[row]) for row in rows.tolist()]
-    name_row = np.array([strings.add(name) for name, _ in names], np.int64)[inverse]
+    name_id = np.array([strings.add(name) for name, _ in names], np.int64)[inverse]
     in_name = np.array([number for _, number in names], np.int64)[inverse]
     program_id = np.where(stats["program_id"] == ABSENT, in_name, stats["program_id"])
-    return _NamedPrograms(name_row, program_id, stats["run_id"].copy())
+    return _NamedPrograms(name_id, program_id, stats["run_id"].copy())
 
 
 def run_numbers(
-    label_row: IntArray, op_row: IntArray, rank: IntArray, run_id: IntArray, start_ps: IntArray
+    label_id: IntArray, op_id: IntArray, rank: IntArray, run_id: IntArray, start_ps: IntArray
 ) -> IntArray:
     """Number the runs of each program from 0; -1 for events without a program. A run id that several ranks
     share gets the same number on all of them.
     """
-    numbers = np.full(len(label_row), -1, np.int64)
-    with_id = np.flatnonzero((label_row > 0) & (run_id != ABSENT))
+    numbers = np.full(len(label_id), -1, np.int64)
+    with_id = np.flatnonzero((label_id > 0) & (run_id != ABSENT))
     if len(with_id):
         is_shared = len(distinct_rows(run_id[with_id], rank[with_id])[0]) > len(np.unique(run_id[with_id]))
-        group = label_row[with_id] if is_shared else distinct_rows(label_row[with_id], rank[with_id])[1]
+        group = label_id[with_id] if is_shared else distinct_rows(label_id[with_id], rank[with_id])[1]
         # Number the runs within each group in the order of their first events.
         _, pair = distinct_rows(group, run_id[with_id])
         count = int(pair.max()) + 1
@@ -197,18 +197,18 @@ def run_numbers(
         ordinal = np.zeros(count, np.int64)
         ordinal[order] = np.arange(count) - np.repeat(begins, lengths)
         numbers[with_id] = ordinal[pair]
-    rest = np.flatnonzero((label_row > 0) & (run_id == ABSENT))
-    group = distinct_rows(label_row[rest], rank[rest])[1]
+    rest = np.flatnonzero((label_id > 0) & (run_id == ABSENT))
+    group = distinct_rows(label_id[rest], rank[rest])[1]
     order = np.argsort(group, kind="stable")
     for rows in np.split(rest[order], np.flatnonzero(np.diff(group[order])) + 1):
         if len(rows):
-            numbers[rows] = _counted(op_row[rows], start_ps[rows])
+            numbers[rows] = _counted(op_id[rows], start_ps[rows])
     return numbers
 
 
-def _counted(op_row: IntArray, start_ps: IntArray) -> IntArray:
+def _counted(op_id: IntArray, start_ps: IntArray) -> IntArray:
     """Number runs by the repetitions of one operation. Events before its first occurrence are a run too."""
-    _, code, counts = np.unique(op_row, return_inverse=True, return_counts=True)
+    _, code, counts = np.unique(op_id, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(counts[code] == counts.min())
     anchor = code[rare[int(start_ps[rare].argmin())]]
     begins = np.sort(start_ps[code == anchor])
@@ -266,7 +266,7 @@ def profile_of(
     protos = {
         f"hlo/{member.modules.label(program.name, program.number)}": program.hlo for program in facts.programs
     }
-    trace = _ReportInputs(collected, on, labels, member.label_row, host_event, facts, protos)
+    trace = _ReportInputs(collected, on, labels, member.label_id, host_event, facts, protos)
     findings = diagnostics.about(str(path), recorded.format_name)
     device = trace.on.device
     taken, total_ps = device.exclusive_ps, int(device.exclusive_ps.sum())
@@ -279,7 +279,7 @@ def profile_of(
     findings.info("device-time", counted, len(device))
     wrapping = f"operations enclose others; each counts its exclusive time: {share(device.is_wrapper)}"
     findings.info("wrapper", wrapping, int(device.is_wrapper.sum()))
-    unnamed = (trace.labels.op_row == 0) | (trace.label_row == 0)
+    unnamed = (trace.labels.op_id == 0) | (trace.label_id == 0)
     no_op = f"device events without an operation or program: {share(unnamed)}, kept by kernel and stream"
     findings.warning("no-op", no_op, int(unnamed.sum()))
     kinds = np.array([line.kind for line in trace.collected.lines], np.int64)[device.line]
@@ -300,7 +300,7 @@ def profile_of(
     findings.warning("megacore-not-stated", undecided, trace.on.undecided)
     # Report programs without HLO, unless the file has no HLO at all.
     if trace.programs:
-        ran = [strings[row] for row in np.unique(trace.label_row).tolist() if row]
+        ran = [strings[row] for row in np.unique(trace.label_id).tolist() if row]
         missing = [name for name in ran if f"hlo/{name}" not in trace.programs]
         listed = ", ".join(name[:60] for name in missing[:5])
         findings.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
@@ -315,7 +315,7 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
     on, labels, device = trace.on, trace.labels, trace.on.device
     starts = [int(table.start_ps.min()) for table in (on.device, collected.host) if len(table)]
     first_ns = min(starts) // 1000
-    run = run_numbers(member.label_row, labels.op_row, on.rank, member.run_id, device.start_ps)
+    run = run_numbers(member.label_id, labels.op_id, on.rank, member.run_id, device.start_ps)
     # Find the device kinds in use, and the device kind of each event.
     names: dict[str, int] = {}
     number = np.zeros(len(collected.lines), np.int32)
@@ -356,13 +356,13 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
     thread_names = [f"{line.plane}/{line.name or line.number}" for line in collected.lines]
     threads = np.array([strings.add(thread) for thread in thread_names], np.int64)
     host_ops = HostOps.of(
-        name_row=host.name_row,
-        thread_row=threads[host.line],
+        name_id=host.name_id,
+        thread_id=threads[host.line],
         parent=host.parent,
         start_ns=(host.start_ps - (first_ns * 1000)) / 1000.0,
         duration_ns=host.duration_ps / 1000.0,
     )
-    comm_kind = collective_kinds(labels.op_row, strings)  # sizes and groups are in the HLO
+    comm_kind = collective_kinds(labels.op_id, strings)  # sizes and groups are in the HLO
     comm_event = np.flatnonzero(comm_kind > 0)
     return Profile.of(
         name,
@@ -370,21 +370,21 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
         strings.build(),
         start_ns=(device.start_ps - first_ns * 1000) / 1000.0,
         duration_ns=device.exclusive_ps / 1000.0,
-        op_row=labels.op_row,
-        module_row=member.label_row,
-        kernel_row=labels.kernel_row,
-        category_row=labels.category_row,
+        op_id=labels.op_id,
+        module_id=member.label_id,
+        kernel_id=labels.kernel_id,
+        category_id=labels.category_id,
         device_index=device_index,
         rank=on.rank,
         stream=_streams(collected.lines)[device.line],
         run=run,
         bytes_moved=labels.bytes_moved,
-        grid_row=labels.grid_row,
+        grid_id=labels.grid_id,
         host_event=trace.host_event,
-        comms=MeasuredComms.of(event=comm_event, kind_row=comm_kind[comm_event]),
+        comms=MeasuredComms.of(event=comm_event, kind_id=comm_kind[comm_event]),
         host=host_ops,
         metadata=about | _metadata(facts.planes, used_planes),
-        attachments={**trace.programs, **_op_facts(device, member.label_row, labels.op_row, strings)},
+        attachments={**trace.programs, **_op_facts(device, member.label_id, labels.op_id, strings)},
     )
 
 
@@ -413,7 +413,7 @@ def _metadata(planes: Mapping[str, Mapping[str, str]], used: list[str]) -> dict[
 
 
 def _op_facts(
-    device: DeviceTable, label_row: IntArray, op_row: IntArray, strings: StringTableBuilder
+    device: DeviceTable, label_id: IntArray, op_id: IntArray, strings: StringTableBuilder
 ) -> dict[str, bytes]:
     """Return the facts about operations as an attachment; empty where the trace has none."""
     stats = device.stats
@@ -422,17 +422,17 @@ def _op_facts(
         has_facts |= stats[name] > 0
     for name in _NUMBER_FACTS:
         has_facts |= stats[name] != ABSENT
-    rows = np.flatnonzero(has_facts & (op_row > 0))
+    rows = np.flatnonzero(has_facts & (op_id > 0))
     if not len(rows):
         return {}
-    _, first = np.unique(np.stack([label_row[rows], op_row[rows]]), axis=1, return_index=True)
+    _, first = np.unique(np.stack([label_id[rows], op_id[rows]]), axis=1, return_index=True)
     modules: dict[str, dict[str, dict[str, str | int]]] = {}
     for row in rows[np.sort(first)].tolist():
         facts: dict[str, str | int] = {
             name: strings[int(stats[name][row])] for name in _TEXT_FACTS if stats[name][row] > 0
         }
         facts |= {name: int(stats[name][row]) for name in _NUMBER_FACTS if stats[name][row] != ABSENT}
-        modules.setdefault(strings[int(label_row[row])], {})[strings[int(op_row[row])]] = facts
+        modules.setdefault(strings[int(label_id[row])], {})[strings[int(op_id[row])]] = facts
     document = {"schema": "hespas-op-facts/1", "modules": modules}
     return {_OP_FACTS: msgspec.json.encode(document)}
 
@@ -444,7 +444,7 @@ class _ReportInputs:
     collected: CollectedTrace
     on: Ranked
     labels: EventLabels
-    label_row: IntArray
+    label_id: IntArray
     host_event: IntArray
     facts: SpaceFacts
     programs: Mapping[str, bytes]
@@ -457,7 +457,7 @@ def _ns(picoseconds: int) -> str:
 def _report_times(trace: _ReportInputs, strings: StringTableBuilder, findings: Findings) -> None:
     negative = np.flatnonzero(trace.on.device.duration_ps < 0)
     if len(negative):
-        name = strings[int(trace.labels.kernel_row[negative[0]])]
+        name = strings[int(trace.labels.kernel_id[negative[0]])]
         message = f"device events end before they start, the first is {name[:80]!r}"
         findings.warning("negative-duration", message, len(negative))
     silent = [plane for plane in trace.facts.planes if has_devices([plane])]

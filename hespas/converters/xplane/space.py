@@ -247,7 +247,7 @@ class _EventMetadata:
     """Event metadata of a plane: names, long names where there are any, and stats common to all events."""
 
     ids: _IdMap
-    name_row: IntArray
+    name_id: IntArray
     long_row: IntArray
     stats: dict[str, IntArray]
 
@@ -376,7 +376,7 @@ class SpaceReader:
             start_ps, duration_ps = device_clock(start_ps, duration_ps, columns, self._shifts_ps, line.plane)
         return LineEvents(
             line=line,
-            name_row=np.concatenate([part.name_row for part in parts]),
+            name_id=np.concatenate([part.name_id for part in parts]),
             start_ps=start_ps,
             duration_ps=duration_ps,
             device=np.concatenate(device),
@@ -410,7 +410,7 @@ class SpaceReader:
             device_stats["long_name"] = at_rows(kinds.long_row, kind, 0)
         return LineEvents(
             line=line,
-            name_row=at_rows(kinds.name_row, kind, 0).astype(np.int32),
+            name_id=at_rows(kinds.name_id, kind, 0).astype(np.int32),
             start_ps=offset_ps,
             duration_ps=duration_ps,
             device=device,

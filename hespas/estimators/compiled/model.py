@@ -109,7 +109,7 @@ class _CompiledEstimator:
             moved = np.maximum(np.nan_to_num(graph.bytes_moved, nan=1.0, posinf=1.0), 1.0)
             for number, nodes in units.members:
                 timing, last = measured.timings[number], nodes[-1]
-                source = graph.strings[int(graph.source_row[last])] or f"node {int(graph.id[last])}"
+                source = graph.strings[int(graph.source_id[last])] or f"node {int(graph.id[last])}"
                 self._check(timing, graph.op_name(last), f"{graph.name}: {source}", findings)
                 figures, members = np.array(_figures(timing)), np.array(nodes, np.int64)
                 times[:, members] = figures[:, None] * (moved[members] / moved[members].sum())

@@ -354,9 +354,9 @@ class _UnitWriter:
                 self.types.append(Tensor(element, shape))
         self.names: Mapping[int, str] = {
             row: graph.strings[row].rpartition(".")[2].replace("-", "_")  # as HLO spells it
-            for row in np.unique(graph.op_row).tolist()
+            for row in np.unique(graph.op_id).tolist()
         }
-        self.op: list[int] = graph.op_row.tolist()
+        self.op: list[int] = graph.op_id.tolist()
         collectives, p2p, products = graph.collectives, graph.p2p, graph.contractions
         self.group_set: dict[int, int] = dict(
             zip(collectives.node.tolist(), collectives.group_set.tolist(), strict=True)
@@ -369,7 +369,7 @@ class _UnitWriter:
         kinds = [NodeKind.COMPUTE, *(_COMMUNICATION if devices > 1 else ())]
         timed = np.isin(graph.kind, kinds) & (graph.resource == int(Resource.DEVICE))
         # A node of a branch that is not taken never runs.
-        timed &= ~takes_no_time(graph) & (graph.multiplicity != 0)
+        timed &= ~takes_no_time(graph) & (graph.executions != 0)
         self.wanted: list[bool] = timed.tolist()
         self.origins = origins_of(graph)
         self.copies = copies_of(graph, self.origins, self._turned)

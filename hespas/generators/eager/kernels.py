@@ -78,8 +78,8 @@ class EagerOperators:
         elements = float(max(prod(shape) for shape in (*reads, *writes)))
         name = f"{self.module}.{op.rpartition('::')[2]}" if self.module else op
         node = builder.add_node(
-            name_row=builder.strings.add(name),
-            op_row=builder.strings.add(op),
+            name_id=builder.strings.add(name),
+            op_id=builder.strings.add(op),
             op_class=op_class,
             kind=NodeKind.COMPUTE,
             data_deps=[self._last] if self._last >= 0 else [],

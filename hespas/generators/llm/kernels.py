@@ -167,8 +167,8 @@ class KernelWriter:
             followed, self.follow = self.follow, []
         full = f"{self.module}.{name}" if self.module else name
         node = builder.add_node(
-            name_row=builder.strings.add(full),
-            op_row=builder.strings.add(op),
+            name_id=builder.strings.add(full),
+            op_id=builder.strings.add(op),
             op_class=op_class,
             kind=kind,
             data_deps=list(dict.fromkeys(data)),
@@ -180,7 +180,7 @@ class KernelWriter:
             bytes_read=sum(map(sizes, operands)) if bytes_read is None else bytes_read,
             bytes_written=sum(map(sizes, results)) if bytes_written is None else bytes_written,
         )
-        builder.set(node, framework_row=builder.strings.add(f"{self.part.kind}/{full.replace('.', '/')}"))
+        builder.set(node, framework_id=builder.strings.add(f"{self.part.kind}/{full.replace('.', '/')}"))
         part = self.part
         for pass_, needed in ports:
             pass_kind, _, chunk = pass_.partition("@")  # ``forward@2`` is of another chunk than this part

@@ -22,7 +22,7 @@ import numpy as np
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.settings import ScheduleName
 from hespas.graph import OpGraph, RaggedArray, RegionKind
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.opgraph import RegionTable
@@ -238,7 +238,7 @@ def assemble_step(
     label = max(graph.strings.find("micro-batches"), 0)
     table = RegionTable.from_rows([(-1, int(RegionKind.LOOP_BODY), float(trips), label)])
     region = np.where(in_loop, 0, -1).astype(np.int32)
-    return replace(graph, regions=table, region=region, multiplicity=region_multiplicity(table, region))
+    return replace(graph, regions=table, region=region, executions=region_executions(table, region))
 
 
 def _repeat_deps(

@@ -140,7 +140,7 @@ def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKer
     for point, (count, length, before) in enumerate(prompts):
         writer.attention("prompts", point, SequenceBatch(count, length, before, is_prompt=True))
     graph = builder.build()
-    makes_keys = np.array([name.endswith(_KEY_KERNELS) for name in graph.strings], np.bool_)[graph.name_row]
+    makes_keys = np.array([name.endswith(_KEY_KERNELS) for name in graph.strings], np.bool_)[graph.name_id]
     node, part = np.array(nodes.node, np.int64), np.array(nodes.part, np.int64)
     selected = (part != _PARTS.index("tokens")) | ~makes_keys[node]
     return ServingLatticeKernels(

@@ -426,7 +426,7 @@ def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, si
     if len(kinds):
         node = int(graph.collectives.node[kinds[0]])
         raise _unfit(graph, node, "it is another collective in the second trace", sizes)
-    trips = np.flatnonzero(~same(graph.multiplicity[rows], other.multiplicity))
+    trips = np.flatnonzero(~same(graph.executions[rows], other.executions))
     if len(trips):
         raise _unfit(graph, int(rows[trips[0]]), "it runs another number of times in the second trace", sizes)
 

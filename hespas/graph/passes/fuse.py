@@ -129,9 +129,9 @@ class _FusionRoles:
 
 
 def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
-    used = np.unique(graph.op_row)
+    used = np.unique(graph.op_id)
     mine = [row for row in used.tolist() if graph.strings[row] in names]
-    return np.isin(graph.op_row, mine)
+    return np.isin(graph.op_id, mine)
 
 
 def _is_buffer(graph: OpGraph) -> BoolArray:

@@ -62,7 +62,7 @@ def merge_nodes(
     product[group[products]] = products
     product[np.bincount(group[products], minlength=groups) > 1] = -1
     op_class = np.where(product < 0, int(OpClass.FUSION), graph.op_class[product])
-    op_row = np.where(product < 0, strings.add(op_name), graph.op_row[product])
+    op_id = np.where(product < 0, strings.add(op_name), graph.op_id[product])
     # The arithmetic type of the member with the most operations (the last of equals).
     with np.errstate(over="ignore"):
         work = np.nan_to_num(graph.flops) + np.nan_to_num(graph.transcendentals)
@@ -77,7 +77,7 @@ def merge_nodes(
     return replace(
         merged,
         strings=strings.build(),
-        op_row=np.where(several, op_row, merged.op_row).astype(np.int32),
+        op_id=np.where(several, op_id, merged.op_id).astype(np.int32),
         op_class=np.where(several, op_class, merged.op_class).astype(np.uint8),
         rate_dtype=rates,
         flops=_sum(graph.flops, group, groups),

@@ -118,7 +118,7 @@ class InPrecision:
             return np.ones(len(table), np.uint8)
         if self.products is not None:
             return np.full(len(table), self.products, np.uint8)
-        names = (graph.strings[row] for row in graph.op_row[table.node].tolist())
+        names = (graph.strings[row] for row in graph.op_id[table.node].tolist())
         default = np.array([FULL_F32_PRODUCTS if name.startswith("aten::") else 1 for name in names])
         was_f32 = (table.lhs == f32) & (table.rhs == f32)
         return np.where(was_f32, table.products, default).astype(np.uint8)
@@ -138,7 +138,7 @@ def _computed_in(graph: OpGraph) -> BoolArray:
     table = graph.contractions
     if not len(table):
         return floats
-    work = np.nan_to_num(table.flops * graph.multiplicity[table.node])
+    work = np.nan_to_num(table.flops * graph.executions[table.node])
     multiplied = np.bincount(np.maximum(table.lhs, 0), np.where(table.lhs >= 0, work, 0.0), len(DTYPES))
     if not (multiplied[floats] > 0).any():
         return floats

@@ -304,7 +304,7 @@ class _CarriedValues:
         self._consumers = consumers
         self._region: list[int] = graph.region.tolist()
         self._parent: list[int] = table.parent.tolist()
-        self._runs: list[bool] = (graph.multiplicity != 0).tolist()
+        self._runs: list[bool] = (graph.executions != 0).tolist()
         self._takes = _regions_of(table.carried_consumer, table.carried_region)
         self._gives = _regions_of(table.carried_producer, table.carried_region)
         self._holds: dict[int, set[int]] = {}
@@ -432,7 +432,7 @@ def is_runtime_copy(name: str) -> bool:
 def runtime_copies(graph: OpGraph) -> BoolArray:
     """Return flags of recorded copies and fills by the runtime."""
     strings = graph.strings
-    return mapped(graph.name_row, lambda row: is_runtime_copy(strings[row]), np.bool_)
+    return mapped(graph.name_id, lambda row: is_runtime_copy(strings[row]), np.bool_)
 
 
 def without_waits(graph: OpGraph) -> OpGraph:
@@ -460,7 +460,7 @@ class FoldFree:
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Return the graph without zero-cost nodes and nodes that never run."""
         free = is_free(graph)
-        untaken = graph.multiplicity == 0
+        untaken = graph.executions == 0
         folded = bypass(graph, free | untaken)
         removed = len(graph) - len(folded)
         diagnostics.info(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, StringTableBuilder, constant
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
@@ -49,13 +49,13 @@ class UnrollLoops:
     overlap_trips: bool = False
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """Return the graph without regions, with multiplicity 1."""
+        """Return the graph without regions, of which each node is executed once."""
         graph = self._settle_trips(graph, diagnostics)
-        product = region_multiplicity(graph.regions, graph.region)
-        other = np.flatnonzero((graph.multiplicity != product) & (graph.multiplicity != 0))
+        product = region_executions(graph.regions, graph.region)
+        other = np.flatnonzero((graph.executions != product) & (graph.executions != 0))
         if len(other):
             node = int(other[0])
-            name, times = graph.node_name(node) or graph.op_name(node), float(graph.multiplicity[node])
+            name, times = graph.node_name(node) or graph.op_name(node), float(graph.executions[node])
             raise UnsupportedError(
                 f"{name} runs {times:,g} times, its loops {float(product[node]):,g} times",
                 position=f"{graph.name or 'graph'}: node {int(graph.id[node])}",
@@ -71,7 +71,7 @@ class UnrollLoops:
                 "merges loop bodies first",
             )
         if len(graph.regions):
-            graph = bypass(graph, graph.multiplicity == 0)
+            graph = bypass(graph, graph.executions == 0)
         for region in reversed(range(len(graph.regions))):  # children follow their parents
             trips = int(graph.regions.trips[region])
             if trips > 1:
@@ -90,7 +90,7 @@ class UnrollLoops:
             id=np.arange(nodes, dtype=np.uint64) if has_copies else graph.id,
             regions=RegionTable.empty(),
             region=np.broadcast_to(np.int32(-1), (nodes,)),
-            multiplicity=constant(1.0, nodes),
+            executions=constant(1.0, nodes),
         )
 
     def _settle_trips(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
@@ -125,7 +125,7 @@ class UnrollLoops:
 def _with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
     """Return the graph with other trip counts, shape ``(regions,)``."""
     regions = replace(graph.regions, trips=trips)
-    return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+    return replace(graph, regions=regions, executions=region_executions(regions, graph.region))
 
 
 class _LoopCopies(NamedTuple):
@@ -242,7 +242,7 @@ def _with_node(graph: OpGraph, position: int, region: int, waits_for: IntArray) 
     nodes = len(graph)
     strings = StringTableBuilder(graph.strings)
     name = strings.add(_TRIP_END)
-    values: dict[str, float] = {"name_row": name, "op_row": name, "op_class": OpClass.FREE, "region": region}
+    values: dict[str, float] = {"name_id": name, "op_id": name, "op_class": OpClass.FREE, "region": region}
     values |= {"stream": -1, "rate_dtype": -1}
     if np.isnan(graph.duration_ns).all():
         values["duration_ns"] = nan  # durations are unknown as yet

@@ -106,7 +106,7 @@ def relations_of(workload: Workload) -> Relations:
     doing = [_doing(graph, permutations) for graph in workload.classes]
     table = np.zeros((len(workload.classes), len(sets)), np.bool_)
     for index, graph in enumerate(workload.classes):
-        runs = graph.multiplicity[graph.collectives.node] != 0
+        runs = graph.executions[graph.collectives.node] != 0
         table[index, group_rows(graph, sets)[runs]] = True
     calls = table[rank_class] & (rank_class != ABSENT)[:, None]
     label = np.full(group.shape, NONE, np.int64)
@@ -151,7 +151,7 @@ def permutation_rows(graph: OpGraph, permutations: dict[Permutation, int]) -> In
 def _doing(graph: OpGraph, permutations: dict[Permutation, int]) -> tuple[BoolArray, BoolArray, BoolArray]:
     rows, kinds = permutation_rows(graph, permutations), graph.kind[graph.p2p.node]
     counts = rows != NONE
-    counts &= graph.multiplicity[graph.p2p.node] != 0
+    counts &= graph.executions[graph.p2p.node] != 0
     tables: list[BoolArray] = []
     for chosen in (SENDS, RECEIVES, (int(NodeKind.PERMUTE),)):
         table = np.zeros(len(permutations), np.bool_)

@@ -334,7 +334,7 @@ def _are_equal_programs(one: OpGraph, other: OpGraph) -> bool:
     """Return True if two programs have the same nodes, durations, streams, dependencies and loops."""
     if len(one) != len(other):
         return False
-    times = (one.duration_ns, other.duration_ns), (one.multiplicity, other.multiplicity)
+    times = (one.duration_ns, other.duration_ns), (one.executions, other.executions)
     codes = (one.kind, other.kind), (one.op_class, other.op_class), (one.resource, other.resource)
     places = (one.stream, other.stream), (one.region, other.region)
     tables = [

@@ -188,7 +188,7 @@ class Lifetimes:
 def _bounds(graph: OpGraph, when: Moments) -> list[tuple[int, int]]:
     """Return per region the first start and the last end of the nodes that run in it. O(nodes + regions)."""
     regions = len(graph.regions)
-    runs = (graph.multiplicity != 0) & (graph.region >= 0)
+    runs = (graph.executions != 0) & (graph.region >= 0)
     first = np.full(regions, np.iinfo(np.int64).max)
     last = np.zeros(regions, np.int64)
     np.minimum.at(first, graph.region[runs], when.start[runs])

@@ -222,8 +222,8 @@ def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
         op_class=_class_of(graph, value),
         kind=buffer.kind.name.lower(),
         size_bytes=buffer.size_bytes,
-        framework=graph.strings[int(graph.framework_row[value.node])],
-        source=graph.strings[int(graph.source_row[value.node])],
+        framework=graph.strings[int(graph.framework_id[value.node])],
+        source=graph.strings[int(graph.source_id[value.node])],
     )
 
 
@@ -285,7 +285,7 @@ def _states_readers(graph: OpGraph) -> bool:
     """Return True if a graph states the readers of its values. Recordings have only dependencies, and most of
     their values have no reader.
     """
-    made = np.flatnonzero((graph.results.lengths > 0) & (graph.multiplicity != 0))
+    made = np.flatnonzero((graph.results.lengths > 0) & (graph.executions != 0))
     read = np.isin(made, graph.data_deps.values)
     return len(made) > 0 and (end_of(graph) >= 0 or 2 * int(read.sum()) >= len(made))
 

@@ -164,7 +164,7 @@ class _ValueTracer:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.runs: BoolArray = graph.multiplicity != 0
+        self.runs: BoolArray = graph.executions != 0
         self.values: list[MemoryValue] = []
         self.unknown = 0
         self._runs: list[bool] = self.runs.tolist()
@@ -175,8 +175,8 @@ class _ValueTracer:
         self._region: list[int] = graph.region.tolist()
         self._parent: list[int] = graph.regions.parent.tolist()
         self._op_class: list[int] = graph.op_class.tolist()
-        self._op_row: list[int] = graph.op_row.tolist()
-        self._names = {row: graph.strings[row] for row in set(self._op_row)}
+        self._op_id: list[int] = graph.op_id.tolist()
+        self._names = {row: graph.strings[row] for row in set(self._op_id)}
         self._written: list[float] = graph.bytes_written.tolist()
         self._forwards: list[bool] = _forwards(graph).tolist()
         self._away: list[bool] = _away(graph).tolist()
@@ -230,7 +230,7 @@ class _ValueTracer:
                     self.values[value].users.append(node)
 
     def _op(self, node: int) -> str:
-        return self._names[self._op_row[node]]
+        return self._names[self._op_id[node]]
 
     def _read(self, node: int) -> list[list[int]]:
         """Return the values behind each dependency, and those that loops carry to the node."""

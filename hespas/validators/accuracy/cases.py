@@ -357,7 +357,7 @@ def case_labels(
     for node, (flops, moved, count) in zip(numbers, figures, strict=True):
         taken = ", ".join(texts[row] for row in operands[node])
         made = ", ".join(texts[row] for row in results[node])
-        name = strings[int(graph.op_row[node])]
+        name = strings[int(graph.op_id[node])]
         labels.append(name if "::" in name else graph.node_name(node) or name)
         work = f"{flops:g}/{moved:g}"
         text = f"{name}({taken}) -> {made}" if taken or made else f"{name} {work}"

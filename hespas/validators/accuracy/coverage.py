@@ -196,7 +196,7 @@ class Coverage:
 def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverage:
     """Return the coverage of a matching, by count and by time. O(nodes + events)."""
     matched = matching.matched
-    costs = ~is_free(graph) & (graph.multiplicity != 0)
+    costs = ~is_free(graph) & (graph.executions != 0)
     listed = np.zeros(len(graph), np.bool_)
     listed[[node for key in matching.keys for node in key.nodes]] = True
     unmatched = costs & ~listed
@@ -204,7 +204,7 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
     keys = matching.event_key[matched]
     rules = np.array([key.rule for key in matching.keys], np.int64)[keys]
     inferred = np.array([key.inferred for key in matching.keys], np.bool_)[keys]
-    event_rows = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[~matched]
+    event_rows = np.where(profile.op_id > 0, profile.op_id, profile.kernel_id)[~matched]
     distinct, index, counts = np.unique(event_rows, return_inverse=True, return_counts=True)
     total = np.bincount(index, time[~matched], len(distinct))
     unmatched_events = [
@@ -217,7 +217,7 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
     ]
     unmatched_nodes = [
         UnmatchedName(name=graph.strings[row] or "(unnamed)", count=count, total_ns=float("nan"))
-        for row, count in Counter[int](graph.op_row[unmatched].tolist()).most_common()
+        for row, count in Counter[int](graph.op_id[unmatched].tolist()).most_common()
     ]
     return Coverage(
         events=len(profile),
@@ -294,4 +294,4 @@ def joins_of(graph: OpGraph, profile: Profile, matching: Matching) -> tuple[Inst
 
 def node_text(graph: OpGraph, node: int) -> str:
     """Return the name of a node, or its operation if it has no name."""
-    return graph.node_name(node) or graph.strings[int(graph.op_row[node])]
+    return graph.node_name(node) or graph.strings[int(graph.op_id[node])]

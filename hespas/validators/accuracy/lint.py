@@ -78,7 +78,7 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
     # Most runs of a module have the same events; a first or last run with fewer was cut by the recording.
     cut = np.zeros(len(profile), np.bool_)
     inside = np.flatnonzero(profile.run >= 0)
-    ran = profile.rank[inside].astype(np.int64) << 32 | profile.module_row[inside]
+    ran = profile.rank[inside].astype(np.int64) << 32 | profile.module_id[inside]
     module_run = np.unique(ran, return_inverse=True)[1].astype(np.int64) << 32 | profile.run[inside]
     runs, run_of, counts = np.unique(module_run, return_inverse=True, return_counts=True)
     short = np.zeros(len(runs), np.bool_)
@@ -99,10 +99,10 @@ def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
     All ranks leave a collective together, so the difference of its ends must not grow by more than chance.
     """
     comms = profile.comms
-    usable = np.flatnonzero((comms.sequence >= 0) & (comms.group_row > 0))
+    usable = np.flatnonzero((comms.sequence >= 0) & (comms.group_id > 0))
     event = comms.event[usable]
     ends = (profile.start_ns + profile.duration_ns)[event]
-    instance = comms.group_row[usable].astype(np.int64) << 40 | comms.sequence[usable] & ((1 << 40) - 1)
+    instance = comms.group_id[usable].astype(np.int64) << 40 | comms.sequence[usable] & ((1 << 40) - 1)
     for rank in np.unique(profile.rank[event]).tolist()[1:]:
         lowest = int(profile.rank[event].min())
         base = profile.rank[event] == lowest

@@ -90,7 +90,7 @@ def match_program(
     Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
     """
     # Number the distinct (module, operation) pairs of the events; -1 for events without an operation name.
-    pair_row = profile.module_row.astype(np.int64) << 32 | profile.op_row.astype(np.int64)
+    pair_row = profile.module_id.astype(np.int64) << 32 | profile.op_id.astype(np.int64)
     pairs, index = np.unique(pair_row, return_inverse=True)
     strings = profile.strings
     names = [(strings[int(pair) >> 32], strings[int(pair) & 0xFFFFFFFF]) for pair in pairs.tolist()]
@@ -99,13 +99,13 @@ def match_program(
     # An unrolled loop has several equal nodes of one name. A name that different nodes share (``aten::mm``)
     # is not the name of an instruction.
     by_row: dict[int, list[int]] = {}
-    for node, row in enumerate(graph.name_row.tolist()):
+    for node, row in enumerate(graph.name_id.tolist()):
         if row:
             by_row.setdefault(row, []).append(node)
     instructions: dict[str, list[int]] = {}
     for row, nodes in by_row.items():
         signatures = {
-            (int(graph.op_row[node]), graph.operands.row(node).tobytes(), graph.results.row(node).tobytes())
+            (int(graph.op_id[node]), graph.operands.row(node).tobytes(), graph.results.row(node).tobytes())
             for node in (nodes if len(nodes) > 1 else ())
         }
         if len(signatures) <= 1:
@@ -141,7 +141,7 @@ def match_program(
         num_groups=int(key_group.max(initial=-1)) + 1,
     )
     attached = {name.removeprefix(_ATTACHED) for name in profile.attachments}
-    if not is_own and not bool((graph.framework_row > 0).any()):
+    if not is_own and not bool((graph.framework_id > 0).any()):
         diagnostics.warning(
             NO_NAMES,
             graph.name,
@@ -167,7 +167,7 @@ def _warn_of_events(
     pairs: list[tuple[int, int]] = np.stack((distinct & 0xFFFFFFFF, counts), axis=1).tolist()
     for number, count in pairs:
         key = matching.keys[number]
-        if key.rule == _INSTRUCTION and count > graph.multiplicity[list(key.nodes)].sum():
+        if key.rule == _INSTRUCTION and count > graph.executions[list(key.nodes)].sum():
             diagnostics.warning(
                 "match.runs-unknown",
                 profile.name,
@@ -175,7 +175,7 @@ def _warn_of_events(
                 "run number: all count as one run",
             )
     unmatched = matching.event_group < 0
-    used: list[int] = np.unique(profile.module_row[unmatched & (profile.op_row > 0)]).tolist()
+    used: list[int] = np.unique(profile.module_id[unmatched & (profile.op_id > 0)]).tolist()
     absent = [row for row in used if profile.strings[row] and profile.strings[row] not in modules]
     listed = ", ".join(profile.strings[row][:80] for row in absent[:_MOST_LISTED])
     diagnostics.warning(
@@ -183,7 +183,7 @@ def _warn_of_events(
         profile.name,
         f"events name instructions of compiled programs ({listed}) that this file does not contain: their "
         "operations are unknown",
-        count=int((unmatched & np.isin(profile.module_row, absent)).sum()),
+        count=int((unmatched & np.isin(profile.module_id, absent)).sum()),
     )
 
 
@@ -248,7 +248,7 @@ class _SourceNodes:
         """By framework name, within regions of manual sharding."""
         in_manual = regions_around(graph, RegionKind.MANUAL)
         for node, (name, source) in enumerate(
-            zip(graph.framework_row.tolist(), graph.source_row.tolist(), strict=True)
+            zip(graph.framework_id.tolist(), graph.source_id.tolist(), strict=True)
         ):
             if name:
                 self._by_name.setdefault(graph.strings[name], []).append(node)
@@ -321,11 +321,11 @@ def _match_in_order(
     for rule in (_SIGNATURE, _ORDER):
         with_shapes = rule == _SIGNATURE
         strings, types = graph.strings, graph.types
-        names = {row: _base_name(strings[row]) for row in np.unique(graph.op_row).tolist()}
+        names = {row: _base_name(strings[row]) for row in np.unique(graph.op_id).tolist()}
         operands = graph.operands.to_lists() if with_shapes else []
         nodes: dict[tuple[str, str], list[int]] = {}
-        runs = graph.multiplicity != 0
-        for node, row in enumerate(graph.op_row.tolist()):
+        runs = graph.executions != 0
+        for node, row in enumerate(graph.op_id.tolist()):
             if is_taken[node] or not runs[node]:
                 continue
             shapes = ""
@@ -366,8 +366,8 @@ def _events_by_signature(
     profile: Profile, unmatched: IntArray, *, with_shapes: bool
 ) -> dict[tuple[str, str], IntArray]:
     """Return the unmatched events of each signature, by rank, run and start."""
-    rows = profile.op_row[unmatched].astype(np.int64)
-    shapes = profile.shapes_row[unmatched].astype(np.int64) if with_shapes else np.zeros_like(rows)
+    rows = profile.op_id[unmatched].astype(np.int64)
+    shapes = profile.shapes_id[unmatched].astype(np.int64) if with_shapes else np.zeros_like(rows)
     keys, index = np.unique(rows << 32 | shapes, return_inverse=True)
     numbers: dict[tuple[str, str], int] = {}  # several spellings may be the same operation
     same = np.full(len(keys), -1, np.int64)
@@ -391,7 +391,7 @@ def _positions(graph: OpGraph, profile: Profile, events: IntArray, nodes: Sequen
     different loops.
     """
     rows = list(nodes)
-    executions = graph.multiplicity[rows]
+    executions = graph.executions[rows]
     if len(set(graph.region[rows].tolist())) > 1 and bool((executions != 1).any()):
         return None
     expected = float(executions.sum())
@@ -483,13 +483,13 @@ def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics
 
     All modules of ``profile`` must be matched with the program. O(modules read).
     """
-    for row in np.unique(profile.module_row).tolist():
+    for row in np.unique(profile.module_id).tolist():
         module = profile.strings[row]
         compiled = compiled_module(profile, module)
         if compiled is None:
             continue
         # A module without collectives has no device count of its own; the ranks that ran it have one.
-        devices = max(compiled.num_ranks, len(np.unique(profile.rank[profile.module_row == row])))
+        devices = max(compiled.num_ranks, len(np.unique(profile.rank[profile.module_id == row])))
         if devices != workload.num_ranks:
             diagnostics.warning(
                 OTHER_PROGRAM,
@@ -517,8 +517,8 @@ def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics
 
 def _matmul_flops(graph: OpGraph) -> float:
     """Return the FLOPs of all matmuls in a step; 0 if some are unknown or are in library calls."""
-    if "custom-call" in (graph.strings[row] for row in np.unique(graph.op_row).tolist()):
+    if "custom-call" in (graph.strings[row] for row in np.unique(graph.op_id).tolist()):
         return 0.0
     matmuls = graph.contractions
-    total = float((matmuls.flops * graph.multiplicity[matmuls.node]).sum())
+    total = float((matmuls.flops * graph.executions[matmuls.node]).sum())
     return total if np.isfinite(total) else 0.0

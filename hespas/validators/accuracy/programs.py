@@ -112,8 +112,8 @@ def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostic
     has_program = np.zeros(len(profile), np.bool_)
     programs = list(_attached_programs(profile, diagnostics))
     for module, program in programs:
-        rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
-        is_of_module = np.isin(profile.module_row, rows)
+        rows = [row for row in np.unique(profile.module_id).tolist() if profile.strings[row] == module]
+        is_of_module = np.isin(profile.module_id, rows)
         has_program |= is_of_module
         part = events_of(profile, np.flatnonzero(is_of_module), f"{profile.name}:{module}")
         sources += sources_of_program(part, program, hardware, diagnostics, is_own=True)
@@ -124,7 +124,7 @@ def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostic
 
 def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
     """Yield name and program of the compiled modules of a profile that ran in it."""
-    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    ran = {profile.strings[row] for row in np.unique(profile.module_id).tolist()}
     read = load_format("hlo").read
     for name, data in profile.attachments.items():
         module = name.removeprefix(_ATTACHED)
@@ -315,7 +315,7 @@ def _grouped_with_times(graph: OpGraph, matching: Matching) -> tuple[OpGraph, Fl
     """
     groups = len(matching)
     inside = np.flatnonzero(matching.node_group >= 0)
-    runs = graph.multiplicity[inside]
+    runs = graph.executions[inside]
     most = np.zeros(groups)
     np.maximum.at(most, matching.node_group[inside], np.nan_to_num(runs, nan=1.0))
     times = np.where(most > 0, most, 1.0)
@@ -347,7 +347,7 @@ def step_rows(profile: Profile, matched: BoolArray) -> IntArray:
     """
     time = np.where(matched, np.maximum(np.nan_to_num(profile.duration_ns), 0.0) + _MATCHED_NS, 0.0)
     keys, index = np.unique(
-        profile.rank.astype(np.int64) << 32 | profile.module_row.astype(np.int64), return_inverse=True
+        profile.rank.astype(np.int64) << 32 | profile.module_id.astype(np.int64), return_inverse=True
     )
     total = np.bincount(index, time, len(keys))
     order = np.lexsort((total, keys >> 32))

@@ -57,14 +57,14 @@ def sources_of(
         yield from sources
         if sources:
             return
-    if not len(profile.host) and bool((profile.op_row > 0).any()) and bool((profile.shapes_row > 0).any()):
+    if not len(profile.host) and bool((profile.op_id > 0).any()) and bool((profile.shapes_id > 0).any()):
         profile = _with_own_shapes(profile)
     if not len(profile.host):
         raise UsageError(
             "the profile has no operations with shapes, and no program to match it with",
             path=profile.name,
             hint=HOLDS_NO_PROGRAM
-            if bool((profile.module_row > 0).any())
+            if bool((profile.module_id > 0).any())
             else "give the program with `workload`, or record shapes: profile(record_shapes=True)",
         )
     # One case per operation of the trace; equal shapes are repeats and are not averaged here.
@@ -95,10 +95,10 @@ def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostic
     """
     for measured in workload.classes:
         graph = without_waits(measured)
-        timed = (graph.duration_ns >= LEAST_NS) & (graph.multiplicity > 0)
+        timed = (graph.duration_ns >= LEAST_NS) & (graph.executions > 0)
         idle = timed & (graph.op_class == int(OpClass.FREE))
         node = np.flatnonzero(timed & ~idle)
-        times = graph.multiplicity[node]
+        times = graph.executions[node]
         if not len(node):
             continue
         recorded = recorded_steps_of(graph.attachments, graph.name)
@@ -118,7 +118,7 @@ def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostic
             times=times,
             cases=replace(
                 cases_of(graph, node, times, (graph.name, workload.name, hardware)),
-                outside_ns=float((graph.duration_ns * graph.multiplicity)[idle].sum()),
+                outside_ns=float((graph.duration_ns * graph.executions)[idle].sum()),
                 steps=nan if recorded is None else float(recorded.count),
             ),
             coverage=None,
@@ -133,7 +133,7 @@ def _with_own_shapes(profile: Profile) -> Profile:
     zeros = np.zeros(len(profile), np.int32)
     # A table has one element type for all operands, but host operations have one per operand.
     strings = StringTableBuilder(profile.strings)
-    pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
+    pairs = profile.dtype_id.astype(np.int64) << 32 | profile.shapes_id
     distinct, index = np.unique(pairs, return_inverse=True)
     rows: list[int] = []
     for pair in distinct.tolist():
@@ -147,16 +147,16 @@ def _with_own_shapes(profile: Profile) -> Profile:
             row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
         rows.append(row)
     host = HostOps(
-        name_row=profile.op_row,
-        thread_row=zeros,
+        name_id=profile.op_id,
+        thread_id=zeros,
         parent=zeros - 1,
         start_ns=profile.start_ns,
         duration_ns=profile.duration_ns,
         sequence=np.full(len(profile), -1, np.int64),
-        shapes_row=profile.shapes_row,
-        dtype_row=np.array(rows, np.int32)[index],
-        strides_row=zeros,
-        values_row=zeros,
+        shapes_id=profile.shapes_id,
+        dtype_id=np.array(rows, np.int32)[index],
+        strides_id=zeros,
+        values_id=zeros,
     )
     events = np.arange(len(profile), dtype=np.int32)
     return replace(profile, strings=strings.build(), host=host, host_event=events)

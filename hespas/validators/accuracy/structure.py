@@ -430,7 +430,7 @@ def _sorted_extents(dims: Sequence[int]) -> tuple[int, ...]:
 
 def _program_side(graph: OpGraph) -> _StructureSide:
     strings, types = graph.strings, graph.types
-    rows: list[int] = graph.op_row.tolist()
+    rows: list[int] = graph.op_id.tolist()
     names = {row: kind_of(strings[row]) for row in set(rows)}
     kinds = [names[row] for row in rows]
     cache: dict[int, _Array] = {}

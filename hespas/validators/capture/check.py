@@ -146,7 +146,7 @@ def check_capture(
         metadata=workload.metadata,
     )
     profile = trace if isinstance(trace, Profile) else _listed_profile(trace)
-    modules = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    modules = {profile.strings[row] for row in np.unique(profile.module_id).tolist()}
     by_instruction = any(name.removeprefix(_MODULE_PREFIX) in modules for name in profile.attachments)
     if isinstance(trace, Workload):
         ran = trace
@@ -208,7 +208,7 @@ def _listed_profile(workload: Workload) -> Profile:
         if number < 0:
             continue
         graph = workload.classes[number]
-        op_rows: list[int] = graph.op_row.tolist()
+        op_rows: list[int] = graph.op_id.tolist()
         rows = {row: strings.add(graph.strings[row]) for row in set(op_rows)}
         names += [rows[row] for row in op_rows]
         ranks += [rank] * len(op_rows)
@@ -220,7 +220,7 @@ def _listed_profile(workload: Workload) -> Profile:
         strings.build(),
         start_ns=start_ns,
         duration_ns=np.full(len(start_ns), 5e5),
-        op_row=np.array(names, np.int32),
+        op_id=np.array(names, np.int32),
         rank=np.array(ranks, np.int32),
     )
 
@@ -259,18 +259,18 @@ def _compare_operations(graph: OpGraph, profile: Profile, matching: Matching, to
     """Compare the number of operations of each name, and their order, with a trace of operations."""
     captured = Counter[str]()
     operations: set[str] = set()
-    rows: list[int] = graph.op_row.tolist()
+    rows: list[int] = graph.op_id.tolist()
     has_costs: list[bool] = (~is_free(graph)).tolist()
-    for row, times, has_cost in zip(rows, graph.multiplicity.tolist(), has_costs, strict=True):
+    for row, times, has_cost in zip(rows, graph.executions.tolist(), has_costs, strict=True):
         name = _base_name(graph.strings[row])
         captured[name] += times
         if has_cost or "::" in name:
             operations.add(name)
     host = profile.host
     parents: list[int] = np.unique(host.parent[host.parent >= 0]).tolist()
-    callers = {_base_name(profile.strings[int(host.name_row[parent])]) for parent in parents}
+    callers = {_base_name(profile.strings[int(host.name_id[parent])]) for parent in parents}
     for events in _events_by_rank(profile):
-        ran = Counter(_base_name(profile.strings[row]) for row in profile.op_row[events.rows].tolist())
+        ran = Counter(_base_name(profile.strings[row]) for row in profile.op_id[events.rows].tolist())
         totals.ranks.append(events.rank)
         totals.runs = max(totals.runs, events.runs)
         for name in sorted(captured.keys() | ran.keys()):
@@ -287,7 +287,7 @@ def _compare_instructions(
 ) -> None:
     """Compare with the events of the compiled module that ran the program."""
     step = step_rows(profile, matching.matched)
-    other_modules = len(np.unique(profile.module_row)) - len(np.unique(profile.module_row[step]))
+    other_modules = len(np.unique(profile.module_id)) - len(np.unique(profile.module_id[step]))
     if other_modules > 0 and len(step):
         totals.notes["events of modules of other programs are ignored"] = None
     rows = step if len(step) else np.arange(len(profile))
@@ -303,7 +303,7 @@ def _compare_instructions(
     totals.time_ns += coverage.time_ns
     totals.joined_ns += coverage.matched_time_ns
     totals.orders.append(check_order(graph, part, step_matching))
-    modules = [part.strings[row] for row in np.unique(part.module_row).tolist()]
+    modules = [part.strings[row] for row in np.unique(part.module_id).tolist()]
     is_compiled = {RULES[key.rule] for key in step_matching.keys if key.nodes} == {"instruction"}
     implemented: dict[str, Counter[str]] = {}  # instruction -> kinds of the operations that it implements
     for module in () if is_compiled else modules:
@@ -319,14 +319,14 @@ def _compare_instructions(
         if is_compiled:
             _compare_named_instructions(graph, step_matching, events, totals)
         else:
-            names = (part.strings[row] for row in part.op_row[events.rows].tolist())
+            names = (part.strings[row] for row in part.op_id[events.rows].tolist())
             ran = Counter[str]()
             for name in names:
                 ran.update(implemented.get(name, ()))
-            kinds = [kind_of(graph.strings[row]) for row in graph.op_row.tolist()]
+            kinds = [kind_of(graph.strings[row]) for row in graph.op_id.tolist()]
             matched = {node for key in step_matching.keys for node in key.nodes}
-            runs = ~is_free(graph) & (graph.multiplicity != 0)
-            times: list[float] = graph.multiplicity.tolist()
+            runs = ~is_free(graph) & (graph.executions != 0)
+            times: list[float] = graph.executions.tolist()
             in_branch = regions_around(graph, RegionKind.BRANCH)
             captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
             unmatched = Counter[str]()
@@ -357,7 +357,7 @@ def _compare_named_instructions(
     ran = {node: int(num_events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
     is_untimed = is_free(graph) | np.isin(graph.op_class, [int(OpClass.CONTROL), int(OpClass.FREE)])
     in_branch = regions_around(graph, RegionKind.BRANCH)
-    for node, times in enumerate(graph.multiplicity.tolist()):
+    for node, times in enumerate(graph.executions.tolist()):
         if not times or (node not in ran and is_untimed[node]):
             continue
         count = ran.get(node, 0) / events.runs
@@ -399,7 +399,7 @@ def _compare_compiled_messages(
     for run in np.unique(profile.run[events.rows]).tolist():
         rows = events.rows[profile.run[events.rows] == run]
         rows = rows[np.argsort(profile.start_ns[rows], kind="stable")]
-        names = (profile.strings[row] for row in profile.op_row[rows].tolist())
+        names = (profile.strings[row] for row in profile.op_id[rows].tolist())
         orders[tuple(by_name[name] for name in names if name in by_name)] = None
     for number, order in enumerate(orders):
         totals.compare_messages(graph, events.rank, workload.num_ranks, order, in_totals=not number)

@@ -91,8 +91,8 @@ def program_order_messages(graph: OpGraph, rank: int, num_ranks: int) -> list[Ra
     trips: list[float] = regions.trips.tolist()
     kinds: list[int] = regions.kind.tolist()
     parents: list[int] = regions.parent.tolist()
-    nodes = [node for node in sorted(messages) if graph.multiplicity[node] != 0]
-    times = graph.multiplicity[nodes]
+    nodes = [node for node in sorted(messages) if graph.executions[node] != 0]
+    times = graph.executions[nodes]
     if not np.isfinite(times).all() or times.sum() > _MAX_MESSAGES:
         return None
     loops: dict[int, list[int]] = {}

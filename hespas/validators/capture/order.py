@@ -76,7 +76,7 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
     ends = starts + np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
     linked = np.flatnonzero(profile.host_event >= 0)
     host = profile.host_event[linked]
-    calls = linked[profile.host.name_row[host] == profile.op_row[linked]]
+    calls = linked[profile.host.name_id[host] == profile.op_id[linked]]
     host = profile.host_event[calls]
     ends[calls] = profile.host.start_ns[host] + np.maximum(profile.host.duration_ns[host], 0.0)
 

@@ -158,7 +158,7 @@ def replay(
 
 def issue_order(graph: OpGraph) -> IssueOrder:
     """Return the issue order of the collectives of one graph. O(nodes log nodes)."""
-    runs = graph.multiplicity != 0
+    runs = graph.executions != 0
     table = graph.collectives
     nodes = table.node[runs[table.node]]
     by_id: list[int] = nodes[np.argsort(graph.id[nodes], kind="stable")].tolist()

@@ -92,7 +92,7 @@ def components_of(graph: OpGraph) -> IntArray:
     """Return the index in :data:`COMPONENTS` of each node, shape ``(nodes,)``. O(nodes log nodes)."""
     operand = np.full(len(graph), -1, np.int64)
     operand[graph.contractions.node] = graph.contractions.lhs
-    key = graph.name_row.astype(np.int64) * len(graph.strings) + graph.op_row
+    key = graph.name_id.astype(np.int64) * len(graph.strings) + graph.op_id
     for column, largest in (
         (graph.kind, max(NodeKind)),
         (graph.op_class, max(OpClass)),

@@ -30,7 +30,7 @@ _FILE_FACTS = frozenset({"format", "version", "form"})
 """Metadata about the file itself, which a conversion replaces."""
 _COLUMNS = tuple(name for name in COMPARED_COLUMNS if not name.startswith("extra.") and name != "attachments")
 _STRING_COLUMNS = frozenset(
-    {"name_row", "op_row", "source_row", "framework_row", "collectives.reduction", "regions.label"}
+    {"name_id", "op_id", "source_id", "framework_id", "collectives.reduction", "regions.label"}
 )
 _ALWAYS_KNOWN = frozenset({"id"})
 _CODE_COLUMNS = frozenset({"op_class"})
@@ -191,7 +191,7 @@ def _take(graph: OpGraph, keep: BoolArray) -> OpGraph:
 
 def _node_labels(graph: OpGraph) -> NDArray[np.int64]:
     """Return a label per node that does not depend on its number: its name, and its occurrence."""
-    names = np.array([hash(text) for text in graph.strings], np.int64)[graph.name_row]
+    names = np.array([hash(text) for text in graph.strings], np.int64)[graph.name_id]
     order = np.argsort(names, kind="stable")
     grouped = names[order]
     starts = np.flatnonzero(np.diff(grouped, prepend=grouped[:1] - 1))

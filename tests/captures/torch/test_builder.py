@@ -68,8 +68,8 @@ def test_a_product_has_its_cost_place_and_types() -> None:
         4,
         16,
     ]
-    assert graph.strings[int(graph.framework_row[0])] == "backward/GPT.head/mm"
-    assert graph.strings[int(graph.source_row[0])] == "train.py:7"
+    assert graph.strings[int(graph.framework_id[0])] == "backward/GPT.head/mm"
+    assert graph.strings[int(graph.source_id[0])] == "train.py:7"
     assert graph.types.shape(graph.results.to_lists()[0][0]) == (8, 4)
 
 

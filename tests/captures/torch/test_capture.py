@@ -43,11 +43,11 @@ def test_a_sharded_gpt_has_its_collectives_on_the_axes_of_the_mesh() -> None:
     sizes = {groups.group_size for groups in workload.group_sets}
     assert sizes == {4, 16}
     assert not diagnostics.counts().keys() - {"torch.views", "torch.ranks-recorded"}
-    phases = {graph.strings[int(row)].split("/")[0] for row in graph.framework_row}
+    phases = {graph.strings[int(row)].split("/")[0] for row in graph.framework_id}
     assert phases == {"forward", "backward", "optimizer"}
-    places = {graph.strings[int(row)] for row in graph.framework_row}
+    places = {graph.strings[int(row)] for row in graph.framework_id}
     assert "backward/GPT.blocks.1.attention.wq/mm" in places
-    assert any("torch_programs.py:" in graph.strings[int(row)] for row in graph.source_row)
+    assert any("torch_programs.py:" in graph.strings[int(row)] for row in graph.source_id)
 
 
 def test_flops_of_a_layer_are_those_of_its_shapes_split_over_ranks() -> None:

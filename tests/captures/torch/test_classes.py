@@ -14,7 +14,7 @@ from hespas.graph.errors import UnsupportedError
 def program(kind: object) -> OpGraph:
     """A graph that differs from those of other kinds."""
     builder = GraphBuilder("step")
-    builder.add_node(name_row=builder.strings.add(str(kind)), op_row=0, op_class=OpClass.FREE)
+    builder.add_node(name_id=builder.strings.add(str(kind)), op_id=0, op_class=OpClass.FREE)
     return builder.build()
 
 

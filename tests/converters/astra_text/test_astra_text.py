@@ -88,7 +88,7 @@ def test_cycles_are_nanoseconds_and_unknown_costs_stay_unknown(tmp_path: Path) -
     assert (times["a.fwd"], times["c.wg"], times["b.ig"], times["c.wg.update"]) == (10, 32, 21, 3)
     assert np.isnan(times["c.wg.reduce_scatter"])
     assert np.isnan(graph.flops).all()
-    assert [graph.strings[int(row)] for row in graph.source_row[:3]] == [
+    assert [graph.strings[int(row)] for row in graph.source_id[:3]] == [
         "job.txt:3",
         "job.txt:4",
         "job.txt:5",

@@ -41,7 +41,7 @@ def _node(
     builder: GraphBuilder, name: str, kind: NodeKind, op_class: OpClass, deps: tuple[int, ...] = ()
 ) -> int:
     row = builder.strings.add(name)
-    return builder.add_node(name_row=row, op_row=row, op_class=op_class, kind=kind, data_deps=deps)
+    return builder.add_node(name_id=row, op_id=row, op_class=op_class, kind=kind, data_deps=deps)
 
 
 def _only_a_collective(num_ranks: int) -> Workload:
@@ -89,8 +89,8 @@ def _host_program(bytes_read: float) -> Workload:
     builder = GraphBuilder("host")
     row = builder.strings.add("stablehlo.send")
     node = builder.add_node(
-        name_row=builder.strings.add("out"),
-        op_row=row,
+        name_id=builder.strings.add("out"),
+        op_id=row,
         op_class=OpClass.P2P,
         kind=NodeKind.SEND,
         bytes_read=bytes_read,

@@ -53,7 +53,7 @@ def _texts(graph: OpGraph) -> set[tuple[str, str, bytes]]:
 def _one_node(*extra: tuple[str, int, bytes]) -> Workload:
     builder = GraphBuilder("made")
     op, name = builder.strings.add("dot"), builder.strings.add("product")
-    node = builder.add_node(name_row=name, op_row=op, op_class=OpClass.CONTRACTION, kind=NodeKind.COMPUTE)
+    node = builder.add_node(name_id=name, op_id=op, op_class=OpClass.CONTRACTION, kind=NodeKind.COMPUTE)
     for key, tag, value in extra:
         builder.add_extra(node, key, tag, value)
     return Workload.spmd(builder.build(), 1)

@@ -137,7 +137,7 @@ def test_many_attribute_names_keep_their_values(reference: Any, tmp_path: Path) 
 def _job(num_ranks: int, groups: GroupSet) -> Workload:
     builder = GraphBuilder("job")
     name = builder.strings.add("sum")
-    node = builder.add_node(name_row=name, op_row=name, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+    node = builder.add_node(name_id=name, op_id=name, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
     row = builder.group_set(groups)
     builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=row, comm_bytes=4)
     return Workload.spmd(builder.build(), num_ranks)

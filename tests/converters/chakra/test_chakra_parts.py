@@ -47,8 +47,8 @@ def _chain(nodes: int) -> OpGraph:
     add, floats = builder.strings.add("add"), builder.types.add(dtype("f32"), (64, 64))
     for node in range(nodes):
         builder.add_node(
-            name_row=builder.strings.add(f"op.{node}"),
-            op_row=add,
+            name_id=builder.strings.add(f"op.{node}"),
+            op_id=add,
             op_class=OpClass.ELEMENTWISE,
             data_deps=(node - 1,) if node else (),
             operands=(floats,),

@@ -37,8 +37,8 @@ def _step(num_ranks: int, pairs: list[tuple[int, int]] | None = None) -> Workloa
     world = builder.group_set(StridedGroups.all_ranks(num_ranks))
     tensor = builder.types.add(dtype("bf16"), [16, 128])
     dot = builder.add_node(
-        name_row=builder.strings.add("dot"),
-        op_row=builder.strings.add("stablehlo.dot_general"),
+        name_id=builder.strings.add("dot"),
+        op_id=builder.strings.add("stablehlo.dot_general"),
         op_class=OpClass.CONTRACTION,
         operands=[tensor, tensor],
         results=[tensor],
@@ -51,8 +51,8 @@ def _step(num_ranks: int, pairs: list[tuple[int, int]] | None = None) -> Workloa
     last = dot
     if pairs:
         last = builder.add_node(
-            name_row=builder.strings.add("shift"),
-            op_row=builder.strings.add("stablehlo.collective_permute"),
+            name_id=builder.strings.add("shift"),
+            op_id=builder.strings.add("stablehlo.collective_permute"),
             op_class=OpClass.P2P,
             kind=NodeKind.PERMUTE,
             data_deps=[last],
@@ -61,8 +61,8 @@ def _step(num_ranks: int, pairs: list[tuple[int, int]] | None = None) -> Workloa
         builder.add_p2p(last, permutation=way, comm_bytes=64)
     for name, groups in (("inner", inner), ("outer", outer), ("world", world)):
         last = builder.add_node(
-            name_row=builder.strings.add(name),
-            op_row=builder.strings.add("stablehlo.all_reduce"),
+            name_id=builder.strings.add(name),
+            op_id=builder.strings.add("stablehlo.all_reduce"),
             op_class=OpClass.COLLECTIVE,
             kind=NodeKind.COLLECTIVE,
             data_deps=[last],

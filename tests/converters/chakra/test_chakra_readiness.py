@@ -185,8 +185,8 @@ def _counting(flops: float, moved: float, *, useful: float = nan) -> Workload:
     last = -1
     for name, counts in (("first", (flops, moved)), ("second", (2.0, 8.0))):
         last = builder.add_node(
-            name_row=builder.strings.add(name),
-            op_row=builder.strings.add("op"),
+            name_id=builder.strings.add(name),
+            op_id=builder.strings.add("op"),
             op_class=OpClass.CUSTOM,
             flops=counts[0],
             bytes_read=counts[1] - counts[1] // 2,

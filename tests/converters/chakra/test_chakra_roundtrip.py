@@ -221,7 +221,7 @@ def test_gzip_in_and_out(reference: Any, tmp_path: Path) -> None:
 def test_sizes_of_tensors_come_back_or_are_told(tmp_path: Path, element: str, size: float, told: int) -> None:
     builder = GraphBuilder("x")
     row = builder.types.add(find_dtype(element) if element else None, (4, 6))
-    builder.add_node(name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, operands=[row, row])
+    builder.add_node(name_id=0, op_id=0, op_class=OpClass.ELEMENTWISE, operands=[row, row])
     graph = builder.build()
     graph = replace(graph, types=replace(graph.types, bytes=np.array([size])))
     found = Diagnostics()

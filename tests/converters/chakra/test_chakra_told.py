@@ -50,7 +50,7 @@ def _write(value: Workload, path: Path, **options: Any) -> dict[str, int]:
 def _graph(name: str = "") -> OpGraph:
     builder = GraphBuilder("g")
     node = builder.add_node(
-        name_row=builder.strings.add(name), op_row=0, op_class=OpClass.UNKNOWN, kind=NodeKind.COMPUTE
+        name_id=builder.strings.add(name), op_id=0, op_class=OpClass.UNKNOWN, kind=NodeKind.COMPUTE
     )
     builder.set(node, duration_ns=1000.0)
     return builder.build()
@@ -215,7 +215,7 @@ def test_any_tag_comes_back(tmp_path: Path, tag: int) -> None:
     builder = GraphBuilder("g")
     way = builder.permutation(Permutation(num_ranks=2, pairs=((0, 1), (1, 0))))
     for kind in (NodeKind.SEND, NodeKind.RECV):
-        node = builder.add_node(name_row=builder.strings.add("m"), op_row=0, op_class=OpClass.P2P, kind=kind)
+        node = builder.add_node(name_id=builder.strings.add("m"), op_id=0, op_class=OpClass.P2P, kind=kind)
         builder.add_p2p(node, permutation=way, comm_bytes=8.0, tag=tag)
     _write(Workload.spmd(builder.build(), 2), tmp_path / "job")
     again = _read(tmp_path / "job")
@@ -232,7 +232,7 @@ def test_ranks_without_anything_to_do_are_a_declared_loss(tmp_path: Path) -> Non
     builder = GraphBuilder("g")
     way = builder.permutation(Permutation(num_ranks=2, pairs=((0, 1),)))
     node = builder.add_node(
-        name_row=builder.strings.add("out"), op_row=builder.strings.add("send"), op_class=OpClass.P2P,
+        name_id=builder.strings.add("out"), op_id=builder.strings.add("send"), op_class=OpClass.P2P,
         kind=NodeKind.SEND,
     )  # fmt: skip
     builder.add_p2p(node, permutation=way, comm_bytes=8.0, tag=(1 << 63) - 1)

@@ -27,9 +27,9 @@ def job() -> Workload:
     for number in range(2):
         b = GraphBuilder(f"c{number}")
         row = b.strings.add("op")
-        last = b.add_node(name_row=row, op_row=row, op_class=OpClass.CONTRACTION, flops=1.0 + number)
+        last = b.add_node(name_id=row, op_id=row, op_class=OpClass.CONTRACTION, flops=1.0 + number)
         node = b.add_node(
-            name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
+            name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
         )
         groups = b.group_set(StridedGroups.from_mesh([RANKS // 2, 2], [1]))
         b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=64)

@@ -36,18 +36,16 @@ def stage(number: int, *, talks: bool = True, bytes_read: float = 64.0) -> OpGra
     b = GraphBuilder(f"stage{number}")
     row = b.strings.add("matmul")
     last = b.add_node(
-        name_row=row, op_row=row, op_class=OpClass.CONTRACTION, flops=10.0 + number, bytes_read=bytes_read
+        name_id=row, op_id=row, op_class=OpClass.CONTRACTION, flops=10.0 + number, bytes_read=bytes_read
     )
     reduced = b.add_node(
-        name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
+        name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
     )
     groups = b.group_set(StridedGroups.from_mesh([2, 8, 8], [2]))
     b.add_collective(reduced, CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=4096)
     if talks:
         kind = NodeKind.RECV if number else NodeKind.SEND
-        sent = b.add_node(
-            name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=kind, data_deps=[reduced]
-        )
+        sent = b.add_node(name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=kind, data_deps=[reduced])
         onward = b.permutation(Permutation(RANKS, (2, 64), 1, wraps=False))
         b.add_p2p(sent, permutation=onward, comm_bytes=4096, tag=7)
     return b.build()

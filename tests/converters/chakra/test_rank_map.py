@@ -40,7 +40,7 @@ def graph_of(name: str) -> OpGraph:
     """What ranks of a class may differ in: groups by digits and listed, of all; shifts, rings and pairs."""
     b = GraphBuilder(name)
     row = b.strings.add("op")
-    last = b.add_node(name_row=row, op_row=row, op_class=OpClass.CONTRACTION, flops=3.0, bytes_read=8.0)
+    last = b.add_node(name_id=row, op_id=row, op_class=OpClass.CONTRACTION, flops=3.0, bytes_read=8.0)
     sets = (
         StridedGroups.from_mesh([3, 8], [1]),
         StridedGroups.from_mesh([3, 8], [0]),
@@ -49,7 +49,7 @@ def graph_of(name: str) -> OpGraph:
     )
     for groups in sets:
         last = b.add_node(
-            name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
+            name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[last]
         )
         kind = CollectiveKind.ALL_REDUCE
         b.add_collective(last, kind, group_set=b.group_set(groups), comm_bytes=64)
@@ -60,7 +60,7 @@ def graph_of(name: str) -> OpGraph:
     )
     for tag, way in enumerate(ways):
         last = b.add_node(
-            name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.PERMUTE, data_deps=[last]
+            name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.PERMUTE, data_deps=[last]
         )
         b.add_p2p(last, permutation=b.permutation(way), comm_bytes=64, tag=tag)
     return b.build()
@@ -116,7 +116,7 @@ def test_a_class_without_idle_nodes_comes_back_as_it_was(tmp_path: Path) -> None
     b = GraphBuilder("job")
     row = b.strings.add("op")
     node = b.add_node(
-        name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, flops=0.0
+        name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, flops=0.0
     )
     groups = b.group_set(StridedGroups.from_mesh([4, 2, 4], [1]))
     b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=64)
@@ -140,10 +140,10 @@ def test_ranks_that_are_not_here_stay_absent(tmp_path: Path) -> None:
 def test_both_pass_the_check_for_astra_sim(tmp_path: Path, only_classes: bool) -> None:
     b = GraphBuilder("job")
     row = b.strings.add("op")
-    work = b.add_node(name_row=row, op_row=row, op_class=OpClass.CONTRACTION, flops=3.0, bytes_read=8.0)
+    work = b.add_node(name_id=row, op_id=row, op_class=OpClass.CONTRACTION, flops=3.0, bytes_read=8.0)
     b.set(work, duration_ns=1000)
     node = b.add_node(
-        name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[work]
+        name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE, data_deps=[work]
     )
     groups = b.group_set(StridedGroups.from_mesh([4, 2, 4], [1]))
     b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=64)
@@ -226,12 +226,12 @@ def test_values_of_all_ranks_are_those_of_each(
     b = GraphBuilder("job")
     row = b.strings.add("op")
     for groups in sets:
-        node = b.add_node(name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+        node = b.add_node(name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
         b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=b.group_set(groups), comm_bytes=1)
     one_each = {target: source for source, target in pairs.items()}
     listed = Permutation.from_pairs([(source, target) for target, source in one_each.items()], RANKS)
     for way in (Permutation(RANKS, (3, 8), shift, wraps), listed):
-        node = b.add_node(name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.SEND)
+        node = b.add_node(name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.SEND)
         b.add_p2p(node, permutation=b.permutation(way), comm_bytes=1)
     graph = b.build()
     ids = GroupIds.of(Workload.spmd(graph, RANKS))

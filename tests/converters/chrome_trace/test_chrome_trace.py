@@ -99,9 +99,9 @@ def test_a_profile_reads_back_with_its_host_operations(tmp_path: Path) -> None:
     assert (back.name, back.metadata) == (measured().name, measured().metadata)
     assert sniff(path) is FORMAT
     host, own = back.host, measured().host
-    assert [back.strings[row] for row in host.name_row.tolist()] == ["aten::linear", "aten::mm"]
-    assert [back.strings[row] for row in host.shapes_row.tolist()] == ["", "[[4, 8]]"]
-    assert {back.strings[row] for row in host.thread_row.tolist()} == {"9:1"}
+    assert [back.strings[row] for row in host.name_id.tolist()] == ["aten::linear", "aten::mm"]
+    assert [back.strings[row] for row in host.shapes_id.tolist()] == ["", "[[4, 8]]"]
+    assert {back.strings[row] for row in host.thread_id.tolist()} == {"9:1"}
     assert (host.start_ns.tolist(), host.duration_ns.tolist()) == (
         own.start_ns.tolist(), own.duration_ns.tolist(),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path)
     back = read(path)
     # a name without a kernel is the operation's or else the category's, which nothing in a file tells
     assert [event[:5] for event in events(back)] == [event[:5] for event in events(profile)]
-    named = [row > 0 for row in profile.kernel_row.tolist()]
+    named = [row > 0 for row in profile.kernel_id.tolist()]
     if all(named):
         assert events(back) == events(profile)
 
@@ -170,7 +170,7 @@ def test_what_follows_without_a_gap_stays_on_one_thread(lengths: list[float], tm
 def test_overlapping_slices_stand_on_threads_of_one_name(tmp_path: Path) -> None:
     profile = Profile.of(
         "p", ("d",), StringTable.from_strings(["", "a", "b", "c"]), start_ns=np.array([0.0, 5.0, 6.0]),
-        duration_ns=np.array([10.0, 10.0, 1.0]), kernel_row=np.array([1, 2, 3], np.int32),
+        duration_ns=np.array([10.0, 10.0, 1.0]), kernel_id=np.array([1, 2, 3], np.int32),
         stream=np.array([4, 4, 4], np.int64),
     )  # fmt: skip
     path = write(profile, tmp_path / "t.json")
@@ -194,10 +194,10 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     profile = Profile.of(
         "</script>\udfff", ('dev "x"',), StringTable.from_strings(["", *names]),
         start_ns=np.arange(count, dtype=np.float64), duration_ns=np.full(count, 5.0),
-        kernel_row=np.arange(1, count + 1, dtype=np.int32), metadata={"k\udc80": "v\n"},
+        kernel_id=np.arange(1, count + 1, dtype=np.int32), metadata={"k\udc80": "v\n"},
     )  # fmt: skip
     back = read(write(profile, tmp_path / "t.json"))
-    read_names = [back.strings[row] for row in back.kernel_row.tolist()]
+    read_names = [back.strings[row] for row in back.kernel_id.tolist()]
     assert read_names == [*HOSTILE, "half \ufffd\ufffd\ufffd pair"]
     assert back.devices == ('dev "x"',)
 
@@ -217,7 +217,7 @@ def test_a_trace_of_others(tmp_path: Path) -> None:
     diagnostics = Diagnostics()
     profile = read(path, diagnostics)
     assert sniff(path) is FORMAT
-    assert [profile.strings[row] for row in profile.op_row.tolist()] == ["outer", "inner", "pair"]
+    assert [profile.strings[row] for row in profile.op_id.tolist()] == ["outer", "inner", "pair"]
     assert profile.start_ns.tolist() == [375.0, 1000.0, 0.0]
     assert profile.duration_ns.tolist() == [10_000.0, 2_500.0, 2_000.0]
     assert profile.devices == ("engine",)
@@ -298,11 +298,11 @@ def test_the_slice_with_a_bad_time_is_named(tmp_path: Path) -> None:
 
 def test_events_of_one_operation_are_costed_once_when_read_back(tmp_path: Path) -> None:
     profile = measured()
-    both = replace(profile, op_row=np.array([2, 2, 2], np.int32), host_event=np.array([1, 1, 1], np.int32))
+    both = replace(profile, op_id=np.array([2, 2, 2], np.int32), host_event=np.array([1, 1, 1], np.int32))
     strings = [*both.strings]
     strings += ["[[4, 8], [8, 2]]", '["float", "float"]']
     row = np.array([0, len(strings) - 2], np.int32)
-    host = replace(both.host, shapes_row=row, dtype_row=row + np.array([0, 1], np.int32))
+    host = replace(both.host, shapes_id=row, dtype_id=row + np.array([0, 1], np.int32))
     both = replace(both, strings=StringTable.from_strings(strings), host=host)
     back = read(write(both, tmp_path / "t.json"))
     assert np.nansum(costed_ops(back).graph.flops) == np.nansum(costed_ops(both).graph.flops) == 2 * 4 * 8 * 2

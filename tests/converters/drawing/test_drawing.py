@@ -29,8 +29,8 @@ def one_node(name: str, operation: str = "op", nodes: int = 1) -> OpGraph:
     b = GraphBuilder(name)
     for number in range(nodes):
         b.add_node(
-            name_row=b.strings.add(name),
-            op_row=b.strings.add(operation),
+            name_id=b.strings.add(name),
+            op_id=b.strings.add(operation),
             op_class=OpClass.ELEMENTWISE,
             kind=NodeKind.COMPUTE,
             data_deps=[number - 1] if number else [],
@@ -174,8 +174,8 @@ def test_regions_nested_too_deeply_have_no_outline(tmp_path: Path) -> None:
     for number in range(100):
         region = b.add_region(RegionKind.CALL, parent=region, label=f"r{number}")
         b.add_node(
-            name_row=b.strings.add(f"n{number}"),
-            op_row=b.strings.add("op"),
+            name_id=b.strings.add(f"n{number}"),
+            op_id=b.strings.add("op"),
             op_class=OpClass.ELEMENTWISE,
             kind=NodeKind.COMPUTE,
             region=region,

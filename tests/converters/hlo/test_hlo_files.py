@@ -76,7 +76,7 @@ def _like_xla(graph: OpGraph) -> float:
     """FLOPs as XLA's analysis counts: padding left out, loop bodies once, an addition per element that an
     all-reduce sums (a reduce-scatter counts nothing).
     """
-    runs = graph.multiplicity != 0
+    runs = graph.executions != 0
     reducing = graph.collectives.kind == CollectiveKind.ALL_REDUCE
     additions = 0.0
     for node in graph.collectives.node[reducing].tolist():
@@ -148,7 +148,7 @@ def test_shared_programs(
     assert int((graph.kind == NodeKind.PERMUTE).sum()) == permutes == len(graph.p2p)
     assert np.isfinite(graph.flops).all()
     assert np.isfinite(graph.bytes_moved).all()
-    named = int((graph.framework_row > 0).sum())
+    named = int((graph.framework_id > 0).sum())
     assert named > len(graph) // 2
 
 
@@ -191,17 +191,17 @@ def test_hand_written_fusions() -> None:
         "stats": (128 * 256 * 4, 2 * 128 * 4),
     }
     assert graph.flops[_node(graph, "hidden")] == 2 * 128 * 256 * 64
-    assert graph.strings[int(graph.source_row[_node(graph, "gemm")])] == "model/step.py:35"
+    assert graph.strings[int(graph.source_id[_node(graph, "gemm")])] == "model/step.py:35"
 
 
 def test_hand_written_control_flow() -> None:
     graph = _read(ROOT / "fixtures" / "hlo" / "hand_control.hlo.txt")[0].classes[0]
     products = [node for node in range(len(graph)) if graph.op_name(node) == "dot"]
-    runs = [float(graph.multiplicity[node]) for node in products]
+    runs = [float(graph.executions[node]) for node in products]
     assert runs[0] == 12
     assert np.isnan(runs[1])
     assert runs[2] == 1
-    assert graph.multiplicity[_node(graph, "same")] == 0
+    assert graph.executions[_node(graph, "same")] == 0
 
 
 def test_tiled_layouts_move_the_logical_bytes() -> None:
@@ -219,7 +219,7 @@ def test_tiled_layouts_move_the_logical_bytes() -> None:
 
 def test_repeated_loops_count_their_trips() -> None:
     graph = _read(ROOT / "fixtures" / "hlo" / "scan_nested.hlo.txt")[0].classes[0]
-    assert sorted(set(graph.multiplicity.tolist())) == [1, 3, 15]
+    assert sorted(set(graph.executions.tolist())) == [1, 3, 15]
     pipeline = _read(ROOT / "fixtures" / "hlo" / "pipeline_ring.hlo.txt")[0].classes[0]
     permute = int(pipeline.p2p.node[0])
-    assert pipeline.multiplicity[permute] == 9
+    assert pipeline.executions[permute] == 9

@@ -98,7 +98,7 @@ def _figures(graph: OpGraph) -> dict[str, tuple[float, float, float, tuple[int, 
         graph.node_name(node): (
             float(graph.flops[node]),
             float(graph.bytes_moved[node]),
-            float(graph.multiplicity[node]),
+            float(graph.executions[node]),
             tuple(graph.data_deps.row(node).tolist()),
         )
         for node in range(len(graph))
@@ -215,9 +215,9 @@ def test_absurd_device_counts_are_refused(tmp_path: Path) -> None:
 def test_locations_can_be_left_out() -> None:
     with_source = _read(FIXTURES / "hlo" / "mlp.hlo.txt")[0].classes[0]
     without = _read(FIXTURES / "hlo" / "mlp.hlo.txt", ReadOptions(locations=False))[0].classes[0]
-    assert with_source.source_row.any()
-    assert not without.source_row.any()
-    assert without.framework_row.any()
+    assert with_source.source_id.any()
+    assert not without.source_id.any()
+    assert without.framework_id.any()
 
 
 FILES = sorted((FIXTURES / "hlo").glob("*"))

@@ -66,8 +66,8 @@ def test_provenance_types_and_attributes_are_kept(read_text: ReadText) -> None:
     graph = workload.classes[0]
     a, b = _node(graph, "a"), _node(graph, "b")
     assert graph.op_name(a) == "negate"
-    assert graph.strings[int(graph.framework_row[a])] == "jit(f)/neg"
-    assert graph.strings[int(graph.source_row[a])] == "f.py:3"
+    assert graph.strings[int(graph.framework_id[a])] == "jit(f)/neg"
+    assert graph.strings[int(graph.source_id[a])] == "f.py:3"
     assert graph.control_deps.row(b).tolist() == [a]
     kept = {
         graph.strings[int(graph.extra.key[row])]: graph.extra.value(row) for row in graph.extra.rows_of(b)
@@ -151,9 +151,9 @@ def test_trip_counts(read_text: ReadText, text: str, trips: int) -> None:
     workload, diagnostics = read_text(text)
     graph = workload.classes[0]
     body, condition = _node(graph, "grown"), _node(graph, "ten")
-    assert graph.multiplicity[body] == trips
-    assert graph.multiplicity[condition] == trips, "the evaluation that ends the loop is left out"
-    assert graph.multiplicity[_node(graph, "z")] == 1
+    assert graph.executions[body] == trips
+    assert graph.executions[condition] == trips, "the evaluation that ends the loop is left out"
+    assert graph.executions[_node(graph, "z")] == 1
     stated = "known_trip_count" in text
     assert diagnostics.counts() == ({} if stated else {"hlo.inferred-trips": 1})
 
@@ -177,7 +177,7 @@ def test_trip_counts(read_text: ReadText, text: str, trips: int) -> None:
 def test_trip_counts_that_are_not_known_are_nan(read_text: ReadText, text: str) -> None:
     workload, diagnostics = read_text(text)
     graph = workload.classes[0]
-    assert isnan(graph.multiplicity[_node(graph, "grown")])
+    assert isnan(graph.executions[_node(graph, "grown")])
     assert diagnostics.counts() == {"hlo.unknown-trips": 1}
 
 
@@ -304,7 +304,7 @@ def test_loop_state_read_inside_a_call(read_text: ReadText) -> None:
     kinds = [RegionKind(kind) for kind in regions.kind.tolist()]
     assert kinds == [RegionKind.LOOP_BODY, RegionKind.CALL]
     assert regions.parent.tolist() == [-1, 0]
-    assert graph.multiplicity[_node(graph, "w")] == 10
+    assert graph.executions[_node(graph, "w")] == 10
 
 
 def _conditional(operands: str, attributes: str, predicate: str = "s32[]") -> str:
@@ -337,7 +337,7 @@ ENTRY e {{
 def test_the_costliest_branch_runs(read_text: ReadText, text: str) -> None:
     workload, diagnostics = read_text(text)
     graph = workload.classes[0]
-    assert (graph.multiplicity[_node(graph, "n")], graph.multiplicity[_node(graph, "d")]) == (0, 1)
+    assert (graph.executions[_node(graph, "n")], graph.executions[_node(graph, "d")]) == (0, 1)
     assert (_deps(graph, "n"), _deps(graph, "d")) == (["x"], ["y"])
     assert _deps(graph, "out") == ["which", "d"]
     assert _waits(graph) == {"n": ["which"], "d": ["which"]}

@@ -60,16 +60,16 @@ class Trace:
         ops = np.array(self.ops, np.int32).reshape(-1, 5)
         nothing = np.zeros(len(ops), np.int32)
         host = HostOps(
-            name_row=ops[:, 0],
-            thread_row=nothing,
+            name_id=ops[:, 0],
+            thread_id=nothing,
             parent=ops[:, 1],
             start_ns=np.zeros(len(ops)),
             duration_ns=np.zeros(len(ops)),
             sequence=np.full(len(ops), -1, np.int64),
-            shapes_row=ops[:, 2],
-            dtype_row=ops[:, 3],
-            strides_row=nothing,
-            values_row=ops[:, 4],
+            shapes_id=ops[:, 2],
+            dtype_id=ops[:, 3],
+            strides_id=nothing,
+            values_id=ops[:, 4],
         )
         return Profile.of(
             "hand",
@@ -77,7 +77,7 @@ class Trace:
             self.strings.build(),
             start_ns=np.array([each[3] for each in self.events], np.float64),
             duration_ns=np.array([each[4] for each in self.events], np.float64),
-            kernel_row=np.array([each[0] for each in self.events], np.int32),
+            kernel_id=np.array([each[0] for each in self.events], np.int32),
             host_event=np.array([each[1] for each in self.events], np.int32),
             stream=np.array([each[2] for each in self.events], np.int64),
             bytes_moved=np.array([each[5] for each in self.events], np.float64),
@@ -105,7 +105,7 @@ def test_kernels_of_one_operation_are_one_node_with_their_sum() -> None:
     assert found.graph.node_name(0) == "gemm"
     assert found.graph.stream.tolist() == [7]
     assert int(found.graph.rate_dtype[0]) == dtype("f32").code
-    assert found.graph.strings[int(found.graph.framework_row[0])] == "aten::linear/aten::mm"
+    assert found.graph.strings[int(found.graph.framework_id[0])] == "aten::linear/aten::mm"
     shapes = [found.graph.types.shape(int(row)) for row in found.graph.operands.row(0)]
     assert (shapes, found.graph.types.shape(int(found.graph.results.row(0)[0]))) == ([(4, 8), (8, 2)], (4, 2))
     table = found.graph.contractions
@@ -285,11 +285,11 @@ def test_collectives_are_nodes_of_their_own_with_what_is_known() -> None:
     add = trace.strings.add
     comms = MeasuredComms(
         event=np.array([1], np.int32),
-        kind_row=np.array([add("_allgather_base")], np.int32),
+        kind_id=np.array([add("_allgather_base")], np.int32),
         operand_bytes=np.array([64.0]),
         result_bytes=np.array([256.0]),
-        group_row=np.array([add("0")], np.int32),
-        ranks_row=np.array([add("[0, 1, 2, 3]")], np.int32),
+        group_id=np.array([add("0")], np.int32),
+        ranks_id=np.array([add("[0, 1, 2, 3]")], np.int32),
         group_size=np.array([4], np.int32),
         sequence=np.array([1], np.int64),
     )

@@ -33,16 +33,16 @@ def costs_of(
         return np.array([strings.add(text) for text in texts], np.int32)
 
     host = HostOps(
-        name_row=rows([op.name for op in ops]),
-        thread_row=nothing,
+        name_id=rows([op.name for op in ops]),
+        thread_id=nothing,
         parent=np.array([op.parent for op in ops], np.int32),
         start_ns=unknown,
         duration_ns=unknown,
         sequence=nothing.astype(np.int64),
-        shapes_row=rows(shapes),
-        dtype_row=rows(types),
-        strides_row=nothing,
-        values_row=nothing,
+        shapes_id=rows(shapes),
+        dtype_id=rows(types),
+        strides_id=nothing,
+        values_id=nothing,
     )
     talks = np.isin(np.arange(len(ops)), communicates)
     diagnostics = Diagnostics()

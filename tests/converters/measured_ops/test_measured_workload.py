@@ -44,7 +44,7 @@ def profile_of(events: list[tuple[int, int, int, int, int]], at_ns: float = 0.0)
     return Profile.of(
         "p", ("one", "other"), StringTable.from_strings(["", "kernel"]),
         start_ns=start + at_ns, duration_ns=duration, stream=stream, device_index=device, rank=rank,
-        kernel_row=np.ones(len(start), np.int32),
+        kernel_id=np.ones(len(start), np.int32),
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_starts_come_back_with_launches(events: list[tuple[int, int, int, int | 
     profile = Profile.of(
         "p", ("one",), StringTable.from_strings(["", "kernel", "main", "autograd"]),
         start_ns=start, duration_ns=duration, stream=stream, launch_start_ns=start - lead,
-        launch_thread_row=thread, kernel_row=np.ones(len(start), np.int32),
+        launch_thread_id=thread, kernel_id=np.ones(len(start), np.int32),
     )  # fmt: skip
     found = Diagnostics()
     (graph,) = measured_workload(profile, found).classes
@@ -176,8 +176,8 @@ def test_a_launch_is_a_node_of_its_thread_and_its_latency_a_delay() -> None:
     profile = Profile.of(
         "p", ("one",), StringTable.from_strings(["", "kernel", "main"]),
         start_ns=np.array([100, 131, 150]), duration_ns=np.array([20, 10, 5]), stream=np.array([7, 7, 7]),
-        launch_start_ns=np.array([90, 115, 125]), launch_thread_row=np.array([2, 2, 2]),
-        kernel_row=np.ones(3, np.int32),
+        launch_start_ns=np.array([90, 115, 125]), launch_thread_id=np.array([2, 2, 2]),
+        kernel_id=np.ones(3, np.int32),
     )  # fmt: skip
     (graph,) = measured_workload(profile, Diagnostics()).classes
     names = [graph.node_name(node) for node in range(len(graph))]

@@ -51,10 +51,10 @@ def shown(profile: Profile, row: int) -> tuple[object, ...]:
     text = profile.strings
     moved = float(profile.bytes_moved[row])
     return (
-        text[int(profile.kernel_row[row])],
-        text[int(profile.category_row[row])],
-        text[int(profile.op_row[row])],
-        text[int(profile.shapes_row[row])],
+        text[int(profile.kernel_id[row])],
+        text[int(profile.category_id[row])],
+        text[int(profile.op_id[row])],
+        text[int(profile.shapes_id[row])],
         int(profile.rank[row]),
         int(profile.stream[row]),
         int(profile.run[row]),
@@ -83,7 +83,7 @@ def test_every_event_of_two_processes_is_found_as_it_is_meant() -> None:
         for event in expected
     ]  # fmt: skip
     collective = [(row, event.collective) for row, event in enumerate(expected) if event.collective]
-    found = zip(profile.comms.event.tolist(), profile.comms.kind_row.tolist(), strict=True)
+    found = zip(profile.comms.event.tolist(), profile.comms.kind_id.tolist(), strict=True)
     assert [(row, profile.strings[kind]) for row, kind in found] == collective
     assert {int(profile.op_class[row]) for row, _ in collective} == {OpClass.COLLECTIVE}
     assert profile.devices == ("NVIDIA H100 80GB HBM3",)
@@ -96,7 +96,7 @@ def test_every_event_of_two_processes_is_found_as_it_is_meant() -> None:
 
 def test_the_host_operations_nest_and_keep_sequence_and_thread() -> None:
     profile, _ = read(FULL)
-    names = [profile.strings[row] for row in profile.host.name_row.tolist()]
+    names = [profile.strings[row] for row in profile.host.name_id.tolist()]
     tuned = names.index("gemm picked by the tuner")
     chain: list[str] = []
     while tuned >= 0:
@@ -106,7 +106,7 @@ def test_the_host_operations_nest_and_keep_sequence_and_thread() -> None:
     backward = names.index("autograd::engine::evaluate_function: AddmmBackward0")
     assert int(profile.host.parent[backward]) == -1
     assert int(profile.host.sequence[backward]) == 6
-    assert profile.strings[int(profile.host.thread_row[backward])] == "4101:4151"
+    assert profile.strings[int(profile.host.thread_id[backward])] == "4101:4151"
     assert int(profile.host.parent[names.index("epoch")]) == -1
 
 
@@ -167,7 +167,7 @@ def test_work_without_times_is_left_out_and_told() -> None:
     profile, diagnostics = read(SPARSE)
     assert profile.duration_ns.tolist() == [30.0, 5.0, 40.0, 1.0]
     assert profile.stream.tolist() == [7, 7, -1, 7]
-    assert [profile.strings[row] for row in profile.kernel_row.tolist()] == [
+    assert [profile.strings[row] for row in profile.kernel_id.tolist()] == [
         "kernel_one", "kernel_one", "kernel_two", ""
     ]  # fmt: skip
     counts = diagnostics.counts()
@@ -184,7 +184,7 @@ def test_equal_correlations_of_two_processes_are_ambiguous_where_kernels_tell_no
     change(export, "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE (globalTid >> 24) & 65535 = 4102")
     profile, diagnostics = read(export)
     assert "nsys.ambiguous-launch" not in diagnostics.counts()
-    assert "aten::addmm" in {profile.strings[row] for row in profile.op_row.tolist()}
+    assert "aten::addmm" in {profile.strings[row] for row in profile.op_id.tolist()}
 
 
 def test_a_graph_counts_once_and_ranges_of_xla_name_instruction_and_module() -> None:
@@ -192,7 +192,7 @@ def test_a_graph_counts_once_and_ranges_of_xla_name_instruction_and_module() -> 
     ops = [
         (profile.strings[op], profile.strings[module], profile.strings[category], duration)
         for op, module, category, duration in zip(
-            profile.op_row.tolist(), profile.module_row.tolist(), profile.category_row.tolist(),
+            profile.op_id.tolist(), profile.module_id.tolist(), profile.category_id.tolist(),
             profile.duration_ns.tolist(), strict=True,
         )
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from hespas.graph import (
     TensorTypes,
     Workload,
 )
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.columns import FloatArray, SmallIntArray
 from hespas.graph.passes import leaves_loop
 
@@ -185,7 +185,7 @@ class GraphMaker:
         kind = self.rng.integers(0, len(NodeKind), self.nodes).astype(np.uint8)
         kind[collectives.node] = NodeKind.COLLECTIVE
         kind[p2p.node] = self.rng.integers(NodeKind.SEND, NodeKind.PERMUTE + 1, len(p2p.node))
-        multiplicity = region_multiplicity(regions, region)
+        executions = region_executions(regions, region)
         graph = OpGraph(
             name="g\x00raph\udcff",
             strings=StringTable.from_strings(_TEXTS),
@@ -193,23 +193,23 @@ class GraphMaker:
             group_sets=_GROUPS,
             permutations=_PERMUTATIONS,
             id=self.ids(),
-            name_row=self.ints(0, texts),
-            op_row=self.ints(0, texts),
+            name_id=self.ints(0, texts),
+            op_id=self.ints(0, texts),
             kind=kind,
             op_class=self.rng.integers(0, len(OpClass), self.nodes).astype(np.uint8),
             resource=self.rng.integers(0, 2, self.nodes).astype(np.uint8),
             stream=np.broadcast_to(np.int32(-1), (self.nodes,)),
             region=region,
             rate_dtype=self.rng.integers(-1, len(DTYPES), self.nodes).astype(np.int16),
-            source_row=self.ints(0, texts),
-            framework_row=np.broadcast_to(np.int32(0), (self.nodes,)),
+            source_id=self.ints(0, texts),
+            framework_id=np.broadcast_to(np.int32(0), (self.nodes,)),
             flops=flops,
             useful_flops=flops if self.rng.random() < 0.5 else self.costs(),
             transcendentals=self.costs(),
             bytes_read=self.costs(),
             bytes_written=self.costs(),
             duration_ns=self.costs(),
-            multiplicity=multiplicity if self.rng.random() < 0.5 else self.costs(),
+            executions=executions if self.rng.random() < 0.5 else self.costs(),
             data_deps=self.deps(),
             control_deps=self.deps() if self.rng.random() < 0.5 else RaggedArray.empty(self.nodes),
             operands=self.ragged(len(types)),

@@ -58,7 +58,7 @@ def test_round_trip_keeps_every_column(
         assert one.group_sets == two.group_sets
         assert one.permutations == two.permutations
         assert list(one.strings) == list(two.strings), "rows keep their numbers"
-        assert np.array_equal(one.name_row, two.name_row)
+        assert np.array_equal(one.name_id, two.name_id)
         assert list(one.attachments.items()) == list(two.attachments.items())
 
 
@@ -66,7 +66,7 @@ def test_columns_are_the_bytes_of_the_file(make_graph: MakeGraph, tmp_path: Path
     path = write(Workload.spmd(make_graph(3, 5000), 16), tmp_path / "graph.opgraph")
     graph = read(path).classes[0]
     gc.collect()
-    for column in (graph.kind, graph.op_row, graph.data_deps.values, graph.data_deps.offsets):
+    for column in (graph.kind, graph.op_id, graph.data_deps.values, graph.data_deps.offsets):
         assert not column.flags.owndata
         assert not column.flags.writeable
     assert isinstance(graph.strings.buffer, memoryview)
@@ -79,7 +79,7 @@ def test_constant_columns_take_no_room(tmp_path: Path) -> None:
     name = builder.strings.add("op")
     for node in range(20_000):
         deps = [node - 1] if node else []
-        builder.add_node(name_row=name, op_row=name, op_class=OpClass.FREE, data_deps=deps)
+        builder.add_node(name_id=name, op_id=name, op_class=OpClass.FREE, data_deps=deps)
     path = write(Workload.spmd(builder.build(), 65_536), tmp_path / "graph.opgraph")
     graph = read(path).classes[0]
     assert graph.stream.strides == (0,)
@@ -290,7 +290,7 @@ def test_cycle_and_duplicate_id(tmp_path: Path) -> None:
     builder = GraphBuilder("loop")
     row = builder.strings.add("op")
     for deps in ([1], [0]):
-        builder.add_node(name_row=row, op_row=row, op_class=OpClass.FREE, data_deps=deps)
+        builder.add_node(name_id=row, op_id=row, op_class=OpClass.FREE, data_deps=deps)
     builder.set_id(0, 5)
     path = write(Workload.spmd(builder.build(), 1), tmp_path / "cycle.opgraph")
     with pytest.raises(FormatError, match="cycle: 5 -> 1 -> 5"):

@@ -21,7 +21,7 @@ _OTHERS = [b"\xff\xfe", b"\0", b"\x1b[2J", "\u202e".encode(), b"\xed\xa0\x80", b
 def _workload(*values: bytes) -> Workload:
     builder = GraphBuilder("made")
     name, op = builder.strings.add("a"), builder.strings.add("dot")
-    node = builder.add_node(name_row=name, op_row=op, op_class=OpClass.CONTRACTION)
+    node = builder.add_node(name_id=name, op_id=op, op_class=OpClass.CONTRACTION)
     for number, value in enumerate(values):
         builder.add_extra(node, f"key{number}", number, value)
         builder.add_extra(-1, f"file{number}", number, value)

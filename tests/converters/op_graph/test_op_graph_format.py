@@ -69,7 +69,7 @@ def _with_tensor(*shape: int) -> Workload:
     builder = GraphBuilder("made")
     name, op = builder.strings.add("a"), builder.strings.add("abs")
     operands = [builder.types.add(dtype("i8"), shape)]
-    builder.add_node(name_row=name, op_row=op, op_class=OpClass.ELEMENTWISE, operands=operands)
+    builder.add_node(name_id=name, op_id=op, op_class=OpClass.ELEMENTWISE, operands=operands)
     return Workload.spmd(builder.build(), 1)
 
 

@@ -120,7 +120,7 @@ def test_smallest_document(tmp_path: Path) -> None:
     assert graph.kind.tolist() == [NodeKind.COMPUTE] * 2
     assert np.isnan(graph.flops).all()
     assert np.isnan(graph.duration_ns).all()
-    assert graph.multiplicity.tolist() == [1.0, 1.0]
+    assert graph.executions.tolist() == [1.0, 1.0]
 
 
 def test_number_of_ranks_may_come_from_the_caller(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         '{"op":"c","deps":[],"region":0,"multiplicity":5},{"op":"d","deps":[]}]}',
         tmp_path,
     )
-    np.testing.assert_array_equal(graph.multiplicity, [12.0, np.nan, 5.0, 1.0])
+    np.testing.assert_array_equal(graph.executions, [12.0, np.nan, 5.0, 1.0])
 
 
 # --- faults

@@ -53,15 +53,15 @@ def rows(profile: Profile) -> list[Row]:
     text = list(profile.strings)
     columns: list[list[object]] = [
         [profile.devices[index] for index in profile.device_index.tolist()],
-        [text[row] for row in profile.op_row.tolist()],
+        [text[row] for row in profile.op_id.tolist()],
         [OpClass(code).name for code in profile.op_class.tolist()],
-        [text[row] for row in profile.kernel_row.tolist()],
+        [text[row] for row in profile.kernel_id.tolist()],
         profile.rank.tolist(),
         profile.stream.tolist(),
         [None if np.isnan(time) else time for time in profile.start_ns.tolist()],
         [None if np.isnan(time) else time for time in profile.duration_ns.tolist()],
-        [text[row] for row in profile.dtype_row.tolist()],
-        [text[row] for row in profile.shapes_row.tolist()],
+        [text[row] for row in profile.dtype_id.tolist()],
+        [text[row] for row in profile.shapes_id.tolist()],
     ]
     return list(zip(*columns, strict=True))
 
@@ -87,16 +87,16 @@ def test_rows_of_one_operation_are_costed_once(suffix: str, tmp_path: Path) -> N
     profile = measured()
     texts = StringTable.from_strings([*profile.strings, shapes, dtypes, strides, values])
     first = len(profile.strings)
-    names = ("shapes_row", "dtype_row", "strides_row", "values_row")
+    names = ("shapes_id", "dtype_id", "strides_id", "values_id")
     inputs = [np.array([0, first + at], np.int32) for at in range(len(names))]
     host = replace(
-        profile.host, shapes_row=inputs[0], dtype_row=inputs[1], strides_row=inputs[2], values_row=inputs[3]
+        profile.host, shapes_id=inputs[0], dtype_id=inputs[1], strides_id=inputs[2], values_id=inputs[3]
     )
     both = np.array([2, 2, 0], np.int32)
     profile = replace(
-        profile, strings=texts, host=host, op_row=both, host_event=np.array([1, 1, -1], np.int32),
-        shapes_row=np.where(both > 0, first, 0).astype(np.int32),
-        dtype_row=np.where(both > 0, first + 1, 0).astype(np.int32),
+        profile, strings=texts, host=host, op_id=both, host_event=np.array([1, 1, -1], np.int32),
+        shapes_id=np.where(both > 0, first, 0).astype(np.int32),
+        dtype_id=np.where(both > 0, first + 1, 0).astype(np.int32),
     )  # fmt: skip
     path = write(profile, tmp_path / f"t.{suffix}")
     back = read(path)
@@ -129,7 +129,7 @@ def test_hostile_names_and_what_is_unknown(suffix: str, tmp_path: Path) -> None:
     profile = Profile.of(
         "p", ("a", "", 'c "d"'), StringTable.from_strings(["", *names]),
         start_ns=np.full(count, np.nan), duration_ns=np.full(count, np.nan),
-        op_row=np.arange(1, count + 1, dtype=np.int32), kernel_row=np.arange(count, dtype=np.int32),
+        op_id=np.arange(1, count + 1, dtype=np.int32), kernel_id=np.arange(count, dtype=np.int32),
         rank=np.full(count, -1, np.int32), stream=np.full(count, (1 << 62) + 1, np.int64),
         device_index=np.arange(count, dtype=np.int32) % 3,
     )  # fmt: skip
@@ -334,7 +334,7 @@ def test_a_long_text_of_many_rows_takes_its_space_once(tmp_path: Path) -> None:
     # Written out, the names of these rows would take 200 MB, more than is read from so small a file.
     profile = read(_one_text(tmp_path / "t.parquet", "x" * 100_000, rows=2_000))
     assert len(profile) == 2_000
-    assert len(profile.strings[int(profile.op_row[-1])]) == 100_000
+    assert len(profile.strings[int(profile.op_id[-1])]) == 100_000
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
@@ -346,7 +346,7 @@ def test_texts_of_several_row_groups_read_alike(kind: str, tmp_path: Path) -> No
     durations = pa.array([5.0] * len(names))
     pq.write_table(pa.table({"op": column, "duration_ns": durations}), path, row_group_size=300)
     profile = read(path)
-    assert [profile.strings[row] for row in profile.op_row.tolist()] == [name or "" for name in names]
+    assert [profile.strings[row] for row in profile.op_id.tolist()] == [name or "" for name in names]
 
 
 def test_what_arrow_reads_ahead_is_nothing_of_pythons(

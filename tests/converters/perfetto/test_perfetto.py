@@ -62,7 +62,7 @@ def slices(name: str, start: int, end: int, track: int = 1) -> list[Packet]:
 
 
 def kernels(profile: Profile) -> list[str]:
-    return [profile.strings[row] for row in profile.kernel_row.tolist()]
+    return [profile.strings[row] for row in profile.kernel_id.tolist()]
 
 
 STREAM: Packet = {"track_descriptor": {"uuid": 1, "name": "stream 7", "parent_uuid": 9}}
@@ -129,14 +129,14 @@ def test_a_profile_reads_back_with_the_operations_behind_its_events(tmp_path: Pa
     back = read(path, diagnostics)
     assert events(back) == events(measured())
     assert (back.name, back.metadata) == (measured().name, measured().metadata)
-    host = [back.strings[row] for row in back.host.name_row.tolist()]
+    host = [back.strings[row] for row in back.host.name_id.tolist()]
     causes = dict(zip(kernels(back), back.host_event.tolist(), strict=True))
     assert {kernel: host[cause] if cause >= 0 else "" for kernel, cause in causes.items()} == {
         "gemm": "aten::mm", "add": "", "copy": "aten::linear"
     }  # fmt: skip
     inner = host.index("aten::mm")
     assert host[int(back.host.parent[inner])] == "aten::linear"
-    assert back.strings[int(back.host.shapes_row[inner])] == "[[4, 8]]"
+    assert back.strings[int(back.host.shapes_id[inner])] == "[[4, 8]]"
     assert diagnostics.counts() == {}
     assert sniff(path) is FORMAT
 
@@ -146,7 +146,7 @@ def test_a_profile_reads_back_with_the_operations_behind_its_events(tmp_path: Pa
 def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path) -> None:
     back = read(write(profile, tmp_path / "t.pftrace"))
     assert [told[:5] for told in events(back)] == [told[:5] for told in events(profile)]
-    if all(row > 0 for row in profile.kernel_row.tolist()):
+    if all(row > 0 for row in profile.kernel_id.tolist()):
         assert events(back) == events(profile)
 
 
@@ -156,7 +156,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     profile = Profile.of(
         "</script>\udfff", ('dev "x"',), StringTable.from_strings(["", *names]),
         start_ns=np.arange(count, dtype=np.float64), duration_ns=np.ones(count),
-        kernel_row=np.arange(1, count + 1, dtype=np.int32), metadata={"k\udc80": "v\n"},
+        kernel_id=np.arange(1, count + 1, dtype=np.int32), metadata={"k\udc80": "v\n"},
     )  # fmt: skip
     back = read(write(profile, tmp_path / "t.pftrace"))
     assert kernels(back) == [*HOSTILE, "half \ufffd\ufffd\ufffd pair"]
@@ -166,7 +166,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
 def test_overlapping_slices_stand_on_lanes_of_one_name(tmp_path: Path) -> None:
     profile = Profile.of(
         "p", ("d",), StringTable.from_strings(["", "a", "b", "c"]), start_ns=np.array([0.0, 5.0, 20.0]),
-        duration_ns=np.array([10.0, 10.0, 1.0]), kernel_row=np.array([1, 2, 3], np.int32),
+        duration_ns=np.array([10.0, 10.0, 1.0]), kernel_id=np.array([1, 2, 3], np.int32),
         stream=np.array([4, 4, 4], np.int64),
     )  # fmt: skip
     path = write(profile, tmp_path / "t.pftrace")
@@ -280,7 +280,7 @@ def test_stages_of_gpus_are_events_of_their_queues(tmp_path: Path) -> None:
     assert profile.stream.tolist() == [12, 12, 3]
     assert profile.start_ns.tolist() == [0.0, 100.0, 200.0]
     assert profile.duration_ns.tolist() == [50.0, 5.0, 7.0]
-    assert profile.strings[int(profile.dtype_row[2])] == "bf16"
+    assert profile.strings[int(profile.dtype_id[2])] == "bf16"
     assert diagnostics.counts() == {}
 
 
@@ -299,7 +299,7 @@ def test_tracks_that_are_no_device_are_the_host_and_flows_join_them(tmp_path: Pa
     assert kernels(profile) == ["kernel", "mark"]
     assert profile.duration_ns.tolist() == [30.0, 0.0]
     assert (profile.devices, profile.rank.tolist(), profile.stream.tolist()) == (("MI300X",), [2, 2], [7, 7])
-    assert [profile.strings[row] for row in profile.host.name_row.tolist()] == ["launch", "outer"]
+    assert [profile.strings[row] for row in profile.host.name_id.tolist()] == ["launch", "outer"]
     assert profile.host.parent.tolist() == [1, -1]
     assert profile.host_event.tolist() == [0, -1]
 

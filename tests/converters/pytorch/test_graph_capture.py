@@ -41,7 +41,7 @@ def _profile(path: Path, *captures: Path, diagnostics: Diagnostics | None = None
 def _told(profile: Profile) -> list[tuple[str, int, str, str]]:
     """Kernel, time, operation and shapes of each event."""
     text = profile.strings
-    columns = (profile.kernel_row, profile.duration_ns, profile.op_row, profile.shapes_row)
+    columns = (profile.kernel_id, profile.duration_ns, profile.op_id, profile.shapes_id)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [(text[name], int(time), text[op], text[shapes]) for name, time, op, shapes in rows]
 
@@ -116,24 +116,24 @@ def test_every_replay_has_operations_of_its_own() -> None:
 
 
 def _names(graph: OpGraph) -> list[str]:
-    return [graph.strings[row] for row in graph.op_row.tolist()]
+    return [graph.strings[row] for row in graph.op_id.tolist()]
 
 
 def test_captured_operations_stand_in_those_around_them_and_take_no_time() -> None:
     """Modules are among those; other calls of Python are not."""
     profile = _profile(DECODED, FOR_16)
-    names = {profile.strings[row] for row in profile.host.name_row.tolist()}
+    names = {profile.strings[row] for row in profile.host.name_id.tolist()}
     assert "nn.Module: Decoder_0" in names
     assert "model.py(7): forward" not in names
     host_ops, text = profile.host, profile.strings
     for op in np.unique(profile.host_event[profile.host_event >= 0]).tolist():
-        name, parent = text[int(host_ops.name_row[op])], int(host_ops.parent[op])
+        name, parent = text[int(host_ops.name_id[op])], int(host_ops.parent[op])
         if name == "aten::mm":
-            assert text[int(host_ops.name_row[parent])] == "aten::linear"
+            assert text[int(host_ops.name_id[parent])] == "aten::linear"
             outer = int(host_ops.parent[parent])
-            assert text[int(host_ops.name_row[outer])] == "nn.Module: Decoder_0"
+            assert text[int(host_ops.name_id[outer])] == "nn.Module: Decoder_0"
             assert host_ops.parent[outer] == -1
-        if text[int(host_ops.thread_row[op])] == "graph capture":
+        if text[int(host_ops.thread_id[op])] == "graph capture":
             assert host_ops.duration_ns[op] == 0
             assert 0 <= host_ops.start_ns[op] < profile.start_ns.max()
 
@@ -292,7 +292,7 @@ def test_a_captured_collective_has_its_size_and_group(tmp_path: Path) -> None:
     capture[1] = host("c10d::allreduce_", 5, 8, args=facts)
     profile, _ = _joined(tmp_path, _replayed([name]), capture)
     assert _ops(profile) == ["c10d::allreduce_"]
-    assert profile.strings[int(profile.comms.kind_row[0])].lower() == "allreduce"
+    assert profile.strings[int(profile.comms.kind_id[0])].lower() == "allreduce"
     record = _captured([name])
     tensors: Json = {
         "Input Dims": [[64], [], [], [], [], [], [], [], []],

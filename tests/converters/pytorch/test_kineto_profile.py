@@ -71,15 +71,15 @@ def test_a_kernel_belongs_to_the_innermost_operation_around_its_launch_that_has_
         kernel("gemm", 50, 3.125, {"correlation": 5}),
     )
     profile, _ = read(path)
-    assert profile.strings[int(profile.op_row[0])] == "aten::mm"
-    assert profile.strings[int(profile.kernel_row[0])] == "gemm"
-    assert profile.strings[int(profile.shapes_row[0])] == "[[4, 8], [8, 2]]"
-    assert profile.strings[int(profile.dtype_row[0])] == '["float", "float"]'
+    assert profile.strings[int(profile.op_id[0])] == "aten::mm"
+    assert profile.strings[int(profile.kernel_id[0])] == "gemm"
+    assert profile.strings[int(profile.shapes_id[0])] == "[[4, 8], [8, 2]]"
+    assert profile.strings[int(profile.dtype_id[0])] == '["float", "float"]'
     assert profile.duration_ns.tolist() == [3125.0]
     assert profile.start_ns.tolist() == [40_000.0]
     cause = int(profile.host_event[0])
     parent = int(profile.host.parent[cause])
-    assert profile.strings[int(profile.host.name_row[parent])] == "aten::linear"
+    assert profile.strings[int(profile.host.name_id[parent])] == "aten::linear"
 
 
 def test_a_launch_behind_the_end_of_an_inner_operation_belongs_to_the_outer_one(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_a_launch_behind_the_end_of_an_inner_operation_belongs_to_the_outer_one(
     profile, _ = read(
         write(tmp_path / "t.json", outer, inner, launch(50, 1), kernel("k", 60, 1, {"correlation": 1}))
     )
-    assert profile.strings[int(profile.op_row[0])] == "aten::outer"
+    assert profile.strings[int(profile.op_id[0])] == "aten::outer"
 
 
 def test_external_id_stands_in_where_no_launch_is_recorded(tmp_path: Path) -> None:
     operation = host("aten::add", 0, 5, {**SHAPES, "External id": 3})
     work = kernel("k", 60, 1, {"correlation": 8, "External id": 3})
     profile, diagnostics = read(write(tmp_path / "t.json", operation, work))
-    assert profile.strings[int(profile.op_row[0])] == "aten::add"
+    assert profile.strings[int(profile.op_id[0])] == "aten::add"
     assert diagnostics.counts()["kineto.linked-by-external-id"] == 1
     assert diagnostics.counts()["kineto.no-launch"] == 1
 
@@ -168,8 +168,8 @@ def test_the_categories_of_the_first_profilers_are_read(tmp_path: Path) -> None:
     for event, category in ((step, "Operator"), (op, "Operator"), (later, "Operator"), (call, "Runtime")):
         event["cat"] = category
     profile, diagnostics = read(write(tmp_path / "t.json", step, op, later, call, work, copy, fill))
-    assert [profile.strings[row] for row in profile.op_row.tolist()] == ["aten::mm", "aten::copy_", ""]
-    assert [profile.strings[row] for row in profile.category_row.tolist()] == [
+    assert [profile.strings[row] for row in profile.op_id.tolist()] == ["aten::mm", "aten::copy_", ""]
+    assert [profile.strings[row] for row in profile.category_id.tolist()] == [
         "kernel",
         "gpu_memcpy",
         "gpu_memset",
@@ -189,7 +189,7 @@ def test_null_events_and_null_args_are_nothing(tmp_path: Path) -> None:
     document["traceEvents"].insert(1, None)
     path.write_text(json.dumps(document))
     profile, _ = read(path)
-    assert profile.strings[int(profile.op_row[0])] == "aten::mm"
+    assert profile.strings[int(profile.op_id[0])] == "aten::mm"
     assert profile.duration_ns.tolist() == [3250.0]
     assert len(profile.host) == 2
 

@@ -45,7 +45,7 @@ def test_every_event_of_the_device_is_kept_with_its_operator(profile: Profile, t
         starts = found.start_ns[order]
         wanted = np.array([round(each.start_us * 1e3) for each in expected])
         assert np.array_equal(starts - starts[0], wanted - wanted[0])
-        names = [found.strings[row] if row >= 0 else "" for row in found.op_row[order].tolist()]
+        names = [found.strings[row] if row >= 0 else "" for row in found.op_id[order].tolist()]
         assert names == [each.operator for each in expected]
 
 

@@ -80,7 +80,7 @@ def test_views_and_named_ranges_move_no_data(tmp_path: Path) -> None:
     graph, _ = read_et(write_et(tmp_path / "a.json", nodes))
     assert [row for row, _ in deps(graph)] == [[], [], [], [0]]
     assert graph.op_class[2] == OpClass.FREE
-    assert graph.strings[int(graph.framework_row[3])] == "Optimizer.step#SGD.step"
+    assert graph.strings[int(graph.framework_id[3])] == "Optimizer.step#SGD.step"
 
 
 @pytest.mark.parametrize(

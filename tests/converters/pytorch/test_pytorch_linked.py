@@ -99,7 +99,7 @@ def test_a_device_graph_node_by_node(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert graph.duration_ns.tolist() == [1000, 2500, 4000, 1000, 20125, 1000]
     assert graph.stream.tolist() == [7, 7, 7, 7, 9, 7]
-    framework = [graph.strings[row] for row in graph.framework_row.tolist()]
+    framework = [graph.strings[row] for row in graph.framework_id.tolist()]
     assert framework == ["", "aten::addmm", "aten::addmm", "aten::relu_", "record_param_comms", "aten::mul"]
     assert deps(graph) == [
         ([], []),  # filled before the window: kept, first of its stream
@@ -213,7 +213,7 @@ def test_a_kernel_that_nothing_else_names_is_told_by_the_range_around_its_launch
     assert kinds == [CollectiveKind.ALL_TO_ALL, CollectiveKind.UNKNOWN]
     assert found.counts()["pytorch.unknown-collective"] == 1
     profile, _ = read_profile(path)
-    assert [profile.strings[row] for row in profile.comms.kind_row.tolist()] == ["alltoall", ""]
+    assert [profile.strings[row] for row in profile.comms.kind_id.tolist()] == ["alltoall", ""]
 
 
 def test_a_communication_that_no_kernel_shows_is_a_node_without_time(tmp_path: Path) -> None:

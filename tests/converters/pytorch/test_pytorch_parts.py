@@ -310,8 +310,8 @@ def test_a_profile_knows_steps_bytes_and_communication(tmp_path: Path) -> None:
     assert np.nan_to_num(profile.bytes_moved, nan=-1).tolist() == [-1, -1, 4096, -1]
     comms = profile.comms
     assert comms.event.tolist() == [1, 3]
-    assert [profile.strings[row] for row in comms.kind_row.tolist()] == ["all_gather", ""]
+    assert [profile.strings[row] for row in comms.kind_id.tolist()] == ["all_gather", ""]
     assert comms.operand_bytes.tolist()[0] == 16
     assert comms.result_bytes.tolist()[0] == 64
-    assert profile.strings[int(comms.ranks_row[0])] == "[0, 2, 4, 6]"
+    assert profile.strings[int(comms.ranks_id[0])] == "[0, 2, 4, 6]"
     assert (comms.group_size.tolist(), comms.sequence.tolist()) == ([4, -1], [11, -1])

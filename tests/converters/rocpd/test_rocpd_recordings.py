@@ -74,7 +74,7 @@ def test_tables_need_no_suffix(shared: str, packed: bool, database: Path) -> Non
         short = name.removesuffix(suffix)
         script = script.replace(f'"{name}"', short).replace(f"`{name}`", short).replace(name, short)
     plain = load_set(database, script, packed=packed)
-    for column in ("kernel_row", "op_row", "category_row"):
+    for column in ("kernel_id", "op_id", "category_id"):
         rows = [[each.strings[row] for row in getattr(each, column).tolist()] for each in (whole, plain)]
         assert rows[0] == rows[1]
     assert plain.duration_ns.tolist() == whole.duration_ns.tolist()
@@ -98,10 +98,10 @@ def test_every_event_of_two_processes_is_found_as_it_is_meant(path: Path) -> Non
     texts, expected = profile.strings, rocprof.expected()
     found = [
         (
-            texts[int(profile.kernel_row[row])],
-            texts[int(profile.category_row[row])],
-            texts[int(profile.op_row[row])],
-            texts[int(profile.shapes_row[row])],
+            texts[int(profile.kernel_id[row])],
+            texts[int(profile.category_id[row])],
+            texts[int(profile.op_id[row])],
+            texts[int(profile.shapes_id[row])],
             int(profile.rank[row]),
             int(profile.stream[row]),
             int(profile.run[row]),
@@ -116,11 +116,11 @@ def test_every_event_of_two_processes_is_found_as_it_is_meant(path: Path) -> Non
          event.start_ns, event.duration_ns, event.bytes_moved)
         for event in expected
     ]  # fmt: skip
-    comms = zip(profile.comms.event.tolist(), profile.comms.kind_row.tolist(), strict=True)
+    comms = zip(profile.comms.event.tolist(), profile.comms.kind_id.tolist(), strict=True)
     assert [(row, texts[kind]) for row, kind in comms] == [
         (row, event.collective) for row, event in enumerate(expected) if event.collective
     ]
-    names = [texts[row] for row in profile.kernel_row.tolist()]
+    names = [texts[row] for row in profile.kernel_id.tolist()]
     assert profile.op_class[names.index("MEMORY_COPY_HOST_TO_DEVICE")] == OpClass.MEMORY
     assert profile.op_class[names.index("MEMORY_COPY_DEVICE_TO_DEVICE")] == OpClass.MOVE
     assert profile.devices == ("AMD Instinct MI300X",)
@@ -140,7 +140,7 @@ def test_nothing_of_the_machine_gets_into_a_profile(path: Path) -> None:
 
 def test_calls_of_the_runtime_are_no_operations_of_the_host() -> None:
     profile, _ = read(rocprof.DATABASE)
-    names = {profile.strings[row] for row in profile.host.name_row.tolist()}
+    names = {profile.strings[row] for row in profile.host.name_id.tolist()}
     assert {"aten::addmm", "ncclAllReduce", "step 2"} <= names
     assert not [name for name in names if name.startswith("hip")]
 
@@ -196,7 +196,7 @@ def test_tables_without_a_suffix_are_read(tmp_path: Path) -> None:
     )
     profile, diagnostics = read(path)
     assert profile.duration_ns.tolist() == [30.0, 1.0]
-    assert [profile.strings[row] for row in profile.kernel_row.tolist()] == ["gemm", ""]
+    assert [profile.strings[row] for row in profile.kernel_id.tolist()] == ["gemm", ""]
     counts = diagnostics.counts()
     assert counts["rocpd.event-without-time"] == counts["rocpd.unnamed"] == counts["rocpd.other-schema"] == 1
 
@@ -234,7 +234,7 @@ def test_kernels_known_by_their_counters_alone_are_kept(tmp_path: Path) -> None:
     whole, _ = read(rocprof.DOCUMENT)
     profile, _ = read(path)
     assert profile.duration_ns.tolist() == whole.duration_ns.tolist()
-    assert profile.op_row.tolist() == whole.op_row.tolist()
+    assert profile.op_id.tolist() == whole.op_id.tolist()
 
 
 def test_the_formats_say_what_they_are() -> None:

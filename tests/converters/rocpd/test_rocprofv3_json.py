@@ -46,7 +46,7 @@ def test_a_real_recording_is_kept_to_the_nanosecond() -> None:
     assert int(profile.duration_ns.sum()) == int((times[:, 1] - times[:, 0]).sum()) == 4_441_741_378
     assert (profile.duration_ns == times[:, 1] - times[:, 0]).all()
     assert (profile.start_ns == times[:, 0] - times[0, 0]).all()
-    assert [profile.strings[row] for row in profile.kernel_row.tolist()] == [
+    assert [profile.strings[row] for row in profile.kernel_id.tolist()] == [
         names[each["dispatch_info"]["kernel_id"]] for each in records
     ]
     assert profile.stream.tolist() == [each["stream_id"]["handle"] for each in records]
@@ -115,7 +115,7 @@ def test_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
     data = rocprof.DOCUMENT.read_bytes().replace(b"aten::addmm", b"aten::\xff\xfeadd")
     (tmp_path / "a.json").write_bytes(data)
     profile, _ = read(tmp_path / "a.json")
-    assert "aten::\ufffd\ufffdadd" in {profile.strings[row] for row in profile.op_row.tolist()}
+    assert "aten::\ufffd\ufffdadd" in {profile.strings[row] for row in profile.op_id.tolist()}
 
 
 def test_a_list_of_many_small_things_is_refused(tmp_path: Path) -> None:

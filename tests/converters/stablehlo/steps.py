@@ -42,8 +42,8 @@ class Steps:
         b = self.builder
         types = [] if shape is None else [b.types.add(dtype(element), shape)]
         return b.add_node(
-            name_row=b.strings.add(f"{name}.{len(b)}"),
-            op_row=b.strings.add(name),
+            name_id=b.strings.add(f"{name}.{len(b)}"),
+            op_id=b.strings.add(name),
             op_class=OpClass.UNKNOWN,
             kind=kind,
             data_deps=deps,

@@ -164,7 +164,7 @@ def test_a_product_is_the_costlier_branch_beside_a_sum(read_text: ReadText, exte
     workload, _ = read_text(_BRANCHES.replace("N", str(extent)))
     graph = workload.classes[0]
     (product,) = (graph.op_class == OpClass.CONTRACTION).nonzero()[0].tolist()
-    assert graph.multiplicity[product] == 1
+    assert graph.executions[product] == 1
 
 
 _GRID = """func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {

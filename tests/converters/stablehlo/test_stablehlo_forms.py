@@ -62,7 +62,7 @@ def as_export(artifact: bytes) -> bytes:
 
 def same(left: OpGraph, right: OpGraph) -> None:
     for column in NODE_COLUMNS:
-        if column not in {"source_row", "framework_row"}:
+        if column not in {"source_id", "framework_id"}:
             np.testing.assert_array_equal(getattr(left, column), getattr(right, column), column)
     assert left.data_deps.equals(right.data_deps)
     assert left.operands.equals(right.operands)

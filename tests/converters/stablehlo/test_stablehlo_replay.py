@@ -155,7 +155,7 @@ def test_what_waited_still_waits(path: Path) -> None:
 def _by_name(graph: OpGraph) -> dict[str, list[int]]:
     """Nodes by the name of the operation they replay, which is in their location."""
     made: dict[str, list[int]] = {}
-    for node, row in enumerate(graph.framework_row.tolist()):
+    for node, row in enumerate(graph.framework_id.tolist()):
         made.setdefault(graph.strings[row], []).append(node)
     return made
 

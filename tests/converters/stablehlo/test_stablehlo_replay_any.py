@@ -83,8 +83,8 @@ class _Maker:
         deps = self.random.sample(range(number), min(number, self.random.randint(0, 3)))
         kind = self.random.choice([NodeKind.COMPUTE] * 5 + list(NodeKind))
         node = b.add_node(
-            name_row=b.strings.add(self.random.choice(["", "n", 'x"y', f"op.{number}"])),
-            op_row=b.strings.add(self.random.choice(OPS)),
+            name_id=b.strings.add(self.random.choice(["", "n", 'x"y', f"op.{number}"])),
+            op_id=b.strings.add(self.random.choice(OPS)),
             op_class=self.random.choice(list(OpClass)),
             kind=kind,
             data_deps=deps[:2],

@@ -159,8 +159,8 @@ def test_the_reduction_is_that_of_the_graph_where_the_type_has_it(
     b = steps.builder
     types = [b.types.add(dtype(element), (8,))]
     node = b.add_node(
-        name_row=b.strings.add("r"),
-        op_row=b.strings.add("all_reduce"),
+        name_id=b.strings.add("r"),
+        op_id=b.strings.add("all_reduce"),
         op_class=OpClass.COLLECTIVE,
         kind=NodeKind.COLLECTIVE,
         operands=types,

@@ -62,7 +62,7 @@ def carried_edges(graph: OpGraph) -> list[tuple[int, str, str]]:
 
 
 def total(graph: OpGraph) -> float:
-    return float(np.nansum(graph.flops * graph.multiplicity))
+    return float(np.nansum(graph.flops * graph.executions))
 
 
 def test_edges_point_from_producer_to_consumer_in_program_order(read_body: ReadGraph) -> None:
@@ -299,10 +299,8 @@ def test_trips_are_read_off_the_counter(read_text: ReadText, program: str, trips
     assert regions(graph) == [(RegionKind.LOOP_BODY, trips, "while.3")]
     assert float(graph.flops[graph.op_class == OpClass.CONTRACTION].sum()) == DOT
     counted = graph.op_class == OpClass.CONTRACTION
-    assert graph.multiplicity[counted].tolist() == [trips]
-    assert graph.multiplicity[names(graph).index("compare.4")] == trips, (
-        "the evaluation that ends it has none"
-    )
+    assert graph.executions[counted].tolist() == [trips]
+    assert graph.executions[names(graph).index("compare.4")] == trips, "the evaluation that ends it has none"
     assert diagnostics.counts() == {}
 
 
@@ -319,7 +317,7 @@ def test_trips_that_cannot_be_told_are_unknown_never_one(read_text: ReadText, pr
     workload, diagnostics = read_text(program)
     graph = workload.classes[0]
     assert isnan(graph.regions.trips[0])
-    assert np.isnan(graph.multiplicity[graph.op_class == OpClass.CONTRACTION]).all()
+    assert np.isnan(graph.executions[graph.op_class == OpClass.CONTRACTION]).all()
     assert diagnostics.counts() == {"stablehlo.unknown-trips": 1}
     assert waits(graph)["dot.5"] == ["compare.4"], "a body of unknown length waits for its condition"
 
@@ -465,7 +463,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 def test_nested_loops_multiply_and_carry_across_both(read_text: ReadText) -> None:
     graph = read_text(NESTED)[0].classes[0]
-    assert graph.multiplicity[names(graph).index("negate.8")] == 15
+    assert graph.executions[names(graph).index("negate.8")] == 15
     rows = [row for row, _, consumer in carried_edges(graph) if consumer == "negate.8"]
     assert len(set(rows)) == 2, "the inner loop carries it from trip to trip, the outer one from run to run"
 
@@ -809,10 +807,10 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
     from hespas.converters.format import ReadOptions
 
     graph = read_text(program)[0].classes[0]
-    assert graph.strings[int(graph.source_row[0])] == "model.py:12:8"
-    assert graph.strings[int(graph.framework_row[0])] == "jit(step)/mlp/neg"
+    assert graph.strings[int(graph.source_id[0])] == "model.py:12:8"
+    assert graph.strings[int(graph.framework_id[0])] == "jit(step)/mlp/neg"
     bare = read_text(program, ReadOptions(locations=False))[0].classes[0]
-    assert (bare.source_row[0], bare.framework_row[0]) == (0, 0)
+    assert (bare.source_id[0], bare.framework_id[0]) == (0, 0)
 
 
 def test_operations_of_a_called_function_bear_the_name_of_the_call_first(read_text: ReadText) -> None:
@@ -831,7 +829,7 @@ func.func private @f(%x: tensor<4xf32>) -> tensor<4xf32> {
     graph = read_text(program)[0].classes[0]
     named = [
         (graph.strings[framework], graph.strings[source])
-        for framework, source in zip(graph.framework_row[:3], graph.source_row[:3], strict=True)
+        for framework, source in zip(graph.framework_id[:3], graph.source_id[:3], strict=True)
     ]
     assert named == [
         ("jit(step)/jit(f)/neg", "model.py:3:1"),
@@ -876,5 +874,5 @@ func.func private @f(%x: tensor<?xf32>) -> tensor<?xf32> {
     graph = workload.classes[0]
     assert deps(graph) == {"abs.0": [], "negate.1": ["abs.0"], "return.2": ["abs.0", "negate.1"]}
     assert graph.op_name(2) == "func.return"
-    assert (graph.op_class[2], graph.bytes_moved[2], graph.multiplicity[2]) == (OpClass.FREE, 0, 1)
+    assert (graph.op_class[2], graph.bytes_moved[2], graph.executions[2]) == (OpClass.FREE, 0, 1)
     assert not any(entry.message.startswith("func.return") for entry in diagnostics)

@@ -366,7 +366,7 @@ func.func private @sync(%v: tensor<8xf32>) -> tensor<8xf32> {{
 }}}}"""
     )[0].classes[0]
     (node,) = graph.collectives.node.tolist()
-    assert (graph.kind[node], graph.multiplicity[node]) == (NodeKind.COLLECTIVE, 6)
+    assert (graph.kind[node], graph.executions[node]) == (NodeKind.COLLECTIVE, 6)
 
 
 def test_trap_18_a_batched_product_keeps_its_batch(read_body: ReadGraph) -> None:

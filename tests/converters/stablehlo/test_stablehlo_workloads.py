@@ -22,7 +22,7 @@ def load(folder: Path, name: str) -> tuple[Workload, OpGraph, Diagnostics]:
 
 def gflop(graph: OpGraph, op_class: OpClass, column: str = "flops") -> float:
     values = getattr(graph, column)
-    return float((values * graph.multiplicity)[graph.op_class == op_class].sum()) / 1e9
+    return float((values * graph.executions)[graph.op_class == op_class].sum()) / 1e9
 
 
 def test_resnet_training_step(shared_workloads: Path) -> None:
@@ -133,8 +133,8 @@ def test_perceptron(shared_workloads: Path) -> None:
 
 def test_names_and_sources_of_a_located_program(shared_workloads: Path) -> None:
     _, graph, _ = load(shared_workloads, "llama1.stablehlo.mlir.gz")
-    named = (graph.framework_row > 0).mean()
-    placed = (graph.source_row > 0).mean()
+    named = (graph.framework_id > 0).mean()
+    placed = (graph.source_id > 0).mean()
     assert named > 0.95
     assert placed > 0.8
     assert any("jvp()/dot_general" in text for text in graph.strings)

@@ -16,7 +16,7 @@ from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.graph import Diagnostics, OpGraph, Workload
-from hespas.graph.builder import region_multiplicity
+from hespas.graph.builder import region_executions
 from hespas.graph.equality import graphs_equal, workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, FuseElementwise, UnrollLoops, with_durations
@@ -126,7 +126,7 @@ def test_locations_survive_every_form() -> None:
         read_program(data, "", ReadOptions(), Diagnostics()).classes[0] for data in (source, artifact)
     )
     assert [each.column for each in graphs_equal(one, two)] == ["attachments"]
-    assert len({one.strings[row] for row in one.source_row.tolist()}) > 40
+    assert len({one.strings[row] for row in one.source_id.tolist()}) > 40
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_durations_do_not_make_another_program_and_are_reported(tmp_path: Path) 
         ("flops", "costs"),
         ("rate_dtype", "costs"),
         ("id", "names"),
-        ("name_row", "names"),
+        ("name_id", "names"),
     ],
 )
 def test_annotations_are_reported_by_what_they_are(column: str, code: str, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_trips_that_the_program_does_not_say_are_reported(tmp_path: Path) -> Non
 def test_other_trips_than_the_program_s_are_another_program(tmp_path: Path) -> None:
     def lengthen(graph: OpGraph) -> OpGraph:
         regions = replace(graph.regions, trips=graph.regions.trips + 1)
-        return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+        return replace(graph, regions=regions, executions=region_executions(regions, graph.region))
 
     written, _ = write_bytes(_changed("fori_static.mlir", lengthen), tmp_path / "a.mlir")
     assert b"hespas.replay" in written
@@ -259,13 +259,13 @@ def test_what_passes_made_is_another_program(
 
 def test_an_edited_operation_is_another_program(tmp_path: Path) -> None:
     def edit(graph: OpGraph) -> OpGraph:
-        ops = graph.op_row.copy()
+        ops = graph.op_id.copy()
         ops[ops == graph.strings.find("stablehlo.add")] = graph.strings.find("stablehlo.dot_general")
-        return replace(graph, op_row=ops)
+        return replace(graph, op_id=ops)
 
     written, found = write_bytes(_changed("mlp.mlir", edit), tmp_path / "a.mlir")
     assert b"hespas.replay" in written
-    assert any("op_row" in each.message for each in found)
+    assert any("op_id" in each.message for each in found)
 
 
 def test_another_number_of_ranks_is_another_program(tmp_path: Path) -> None:

@@ -33,16 +33,16 @@ def measured() -> Profile:
     """Two streams of rank 3, and a host thread whose operations launch two of the three kernels."""
     strings = ["", "gemm", "aten::mm", "[[4, 8]]", "float", "kernel", "copy", "9:1", "aten::linear", "add"]
     host = HostOps(
-        name_row=np.array([8, 2], np.int32),
-        thread_row=np.array([7, 7], np.int32),
+        name_id=np.array([8, 2], np.int32),
+        thread_id=np.array([7, 7], np.int32),
         parent=np.array([-1, 0], np.int32),
         start_ns=np.array([0.0, 100.0]),
         duration_ns=np.array([5_000.0, 1_000.0]),
         sequence=np.array([-1, -1], np.int64),
-        shapes_row=np.array([0, 3], np.int32),
-        dtype_row=np.array([0, 4], np.int32),
-        strides_row=np.zeros(2, np.int32),
-        values_row=np.zeros(2, np.int32),
+        shapes_id=np.array([0, 3], np.int32),
+        dtype_id=np.array([0, 4], np.int32),
+        strides_id=np.zeros(2, np.int32),
+        values_id=np.zeros(2, np.int32),
     )
     return Profile.of(
         "sample",
@@ -50,11 +50,11 @@ def measured() -> Profile:
         StringTable.from_strings(strings),
         start_ns=np.array([2_000.0, 9_000.0, 2_500.0]),
         duration_ns=np.array([3_125.0, 1.0, 10_000.0]),
-        op_row=np.array([2, 9, 0], np.int32),
-        kernel_row=np.array([1, 9, 6], np.int32),
-        category_row=np.array([5, 5, 6], np.int32),
-        shapes_row=np.array([3, 0, 0], np.int32),
-        dtype_row=np.array([4, 0, 0], np.int32),
+        op_id=np.array([2, 9, 0], np.int32),
+        kernel_id=np.array([1, 9, 6], np.int32),
+        category_id=np.array([5, 5, 6], np.int32),
+        shapes_id=np.array([3, 0, 0], np.int32),
+        dtype_id=np.array([4, 0, 0], np.int32),
         op_class=np.array([OpClass.CONTRACTION, 0, OpClass.MEMORY], np.int8),
         rank=np.full(3, 3, np.int32),
         stream=np.array([7, 7, 20], np.int64),
@@ -70,15 +70,15 @@ def simulated() -> tuple[Timeline, Workload]:
     """Two ranks: a product, an all-reduce of both, and a message from rank 0 to rank 1."""
     builder = GraphBuilder("step")
     add, strings = builder.add_node, builder.strings.add
-    first = add(name_row=strings("dot.1"), op_row=strings("dot"), op_class=OpClass.CONTRACTION, flops=8.0)
+    first = add(name_id=strings("dot.1"), op_id=strings("dot"), op_class=OpClass.CONTRACTION, flops=8.0)
     groups = builder.group_set(StridedGroups.all_ranks(2))
     second = add(
-        name_row=strings("all-reduce.2"), op_row=strings("all-reduce"), op_class=OpClass.COLLECTIVE,
+        name_id=strings("all-reduce.2"), op_id=strings("all-reduce"), op_class=OpClass.COLLECTIVE,
         kind=NodeKind.COLLECTIVE, data_deps=[first],
     )  # fmt: skip
     builder.add_collective(second, kind=CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=64.0)
     third = add(
-        name_row=strings("permute.3"), op_row=strings("permute"), op_class=OpClass.P2P,
+        name_id=strings("permute.3"), op_id=strings("permute"), op_class=OpClass.P2P,
         kind=NodeKind.PERMUTE, control_deps=[second],
     )  # fmt: skip
     permutation = builder.permutation(Permutation.from_pairs([(0, 1)], 2))
@@ -120,8 +120,8 @@ def events(profile: Profile) -> list[tuple[object, ...]]:
     text = list(profile.strings)
     sizes: list[float] = profile.bytes_moved.tolist()
     texts = (
-        profile.op_row, profile.kernel_row, profile.module_row, profile.category_row, profile.shapes_row,
-        profile.dtype_row,
+        profile.op_id, profile.kernel_id, profile.module_id, profile.category_id, profile.shapes_id,
+        profile.dtype_id,
     )  # fmt: skip
     columns: list[list[object]] = [
         profile.start_ns.tolist(),
@@ -162,12 +162,12 @@ def profiles(draw: st.DrawFn) -> Profile:
         StringTable.from_strings(["", *names]),
         start_ns=draw(times),
         duration_ns=np.abs(draw(times)),
-        op_row=draw(rows),
-        kernel_row=draw(rows),
-        category_row=draw(rows),
-        shapes_row=draw(rows),
-        dtype_row=draw(rows),
-        module_row=draw(rows),
+        op_id=draw(rows),
+        kernel_id=draw(rows),
+        category_id=draw(rows),
+        shapes_id=draw(rows),
+        dtype_id=draw(rows),
+        module_id=draw(rows),
         stream=np.array(draw(streams), np.int64),
         rank=np.array(draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count)), np.int32),
         device_index=np.array(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)), np.int32),

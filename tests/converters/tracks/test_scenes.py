@@ -91,10 +91,10 @@ def test_collectives_of_different_classes_meet_by_their_members() -> None:
         builder = GraphBuilder(f"class {filler}")
         for _ in range(filler):
             row = builder.strings.add("filler")
-            builder.add_node(name_row=row, op_row=row, op_class=OpClass.FREE)
+            builder.add_node(name_id=row, op_id=row, op_class=OpClass.FREE)
         name = builder.strings.add("meet")
         node = builder.add_node(
-            name_row=name, op_row=name, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
+            name_id=name, op_id=name, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE
         )
         groups = builder.group_set(ExplicitGroups.from_rows([[1, 0]] if filler else [[0, 1], [2]]))
         builder.add_collective(node, kind=CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=1.0)
@@ -116,7 +116,7 @@ def test_a_block_of_trips_is_named_by_its_loop_and_a_rank_says_for_whom_it_stand
     builder = GraphBuilder("loop")
     loop = builder.add_region(RegionKind.LOOP_BODY, trips=10.0, label="while.3")
     row = builder.strings.add("dot")
-    builder.add_node(name_row=row, op_row=row, op_class=OpClass.CONTRACTION, region=loop)
+    builder.add_node(name_id=row, op_id=row, op_class=OpClass.CONTRACTION, region=loop)
     timeline = replace(
         spans(node=[0, -1], rank=[0, 0], start_ns=[0.0, 5.0]),
         region=np.array([-1, 0], np.int32),
@@ -156,7 +156,7 @@ def test_several_values_stand_side_by_side_under_their_labels() -> None:
 def test_what_cannot_be_drawn_is_told() -> None:
     profile = Profile.of(
         "p", (), StringTable.from_strings(["", "a\udc80"]), start_ns=np.array([np.nan, 0.0]),
-        duration_ns=np.array([7.0, -1.0]), kernel_row=np.array([1, 1], np.int32),
+        duration_ns=np.array([7.0, -1.0]), kernel_id=np.array([1, 1], np.int32),
     )  # fmt: skip
     diagnostics = Diagnostics()
     scene = tracks_of(profile, diagnostics)

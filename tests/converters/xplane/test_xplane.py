@@ -50,7 +50,7 @@ def texts(profile: Profile, column: np.ndarray[tuple[int], np.dtype[np.int32]]) 
 def by_op(profile: Profile) -> dict[str, float]:
     """Time of each operation."""
     found: dict[str, float] = {}
-    for name, duration in zip(texts(profile, profile.op_row), profile.duration_ns.tolist(), strict=True):
+    for name, duration in zip(texts(profile, profile.op_id), profile.duration_ns.tolist(), strict=True):
         found[name] = found.get(name, 0.0) + duration
     return found
 
@@ -62,13 +62,13 @@ def by_op(profile: Profile) -> dict[str, float]:
 def test_every_operation_of_every_run_of_a_cpu_step_is_there() -> None:
     profile, diagnostics = read(LLAMA1)
     assert len(profile) == 1025
-    ops = texts(profile, profile.op_row)
+    ops = texts(profile, profile.op_id)
     assert len(set(ops)) == 205
     pairs = set(zip(ops, profile.run.tolist(), strict=True))
     assert len(pairs) == 1025, "each operation once in each of 5 runs"
     assert sorted(set(profile.run.tolist())) == [0, 1, 2, 3, 4]
-    assert set(texts(profile, profile.module_row)) == {"jit_step"}
-    assert set(texts(profile, profile.category_row)) == {"thunk"}
+    assert set(texts(profile, profile.module_id)) == {"jit_step"}
+    assert set(texts(profile, profile.category_id)) == {"thunk"}
     assert profile.devices == ("CPU",)
     assert total_ps(profile) == 2_233_647_236_000
     assert len(profile.host) == 7017 - 1025
@@ -81,7 +81,7 @@ def test_each_device_of_a_partitioned_step_has_its_own_events() -> None:
     assert np.bincount(profile.rank).tolist() == [771] * 4
     assert total_ps(profile) == 2_603_253_437_000
     assert np.bincount(profile.run).tolist() == [1028] * 3
-    kinds = {profile.strings[row] for row in profile.comms.kind_row.tolist()}
+    kinds = {profile.strings[row] for row in profile.comms.kind_id.tolist()}
     assert kinds == {"all-gather", "all-reduce"}
     assert len(profile.comms) == 4 * 3 * 35, "23 all-gathers and 12 all-reduces of 4 devices in 3 runs"
 
@@ -123,9 +123,9 @@ def test_kernels_and_copies_of_a_gpu() -> None:
     kernels = profile.rank == 7
     assert int(kernels.sum()) == 25
     assert round(float(profile.duration_ns[kernels].sum()), 3) == 3_586_493.0
-    assert set(texts(profile, profile.category_row[~kernels])) == {"memcpy"}
+    assert set(texts(profile, profile.category_id[~kernels])) == {"memcpy"}
     assert profile.bytes_moved[~kernels].tolist() == [655_360.0] * 53
-    names = set(zip(texts(profile, profile.kernel_row), texts(profile, profile.op_row), strict=True))
+    names = set(zip(texts(profile, profile.kernel_id), texts(profile, profile.op_id), strict=True))
     assert ("Im3d2Col", "cudnn-conv.1.0") in names
     assert np.bincount(profile.run[kernels]).tolist() == [5] * 5
     assert bool((profile.host_event >= 0).all())
@@ -143,12 +143,12 @@ def test_the_programs_in_the_file_are_hlo_that_holds_the_operations(path: Path, 
     profile, _ = read(path)
     hlo = load_format("hlo")
     assert hlo.read is not None
-    for module in {name for name in texts(profile, profile.module_row) if name}:
+    for module in {name for name in texts(profile, profile.module_id) if name}:
         file = tmp_path / "module.pb"
         file.write_bytes(profile.attachments[f"hlo/{module}"])
         assert sniff(file).name == "hlo"
         assert isinstance(hlo.read(file, ReadOptions(), Diagnostics()), Workload)
-        ops = {name for name in texts(profile, profile.op_row) if name}
+        ops = {name for name in texts(profile, profile.op_id) if name}
         assert not {name for name in ops if name.encode() not in profile.attachments[f"hlo/{module}"]}
 
 
@@ -173,7 +173,7 @@ def test_two_cores_of_a_megacore_are_one_device() -> None:
     assert ops["while.7"] == pytest.approx(2 * 3 * 100), "what its body leaves"
     assert total_ps(profile) == 2 * 7_500_000 + 6 * 250
     assert set(profile.run.tolist()) == {0, 1}
-    dots = np.array([name == "dot.3" for name in texts(profile, profile.op_row)])
+    dots = np.array([name == "dot.3" for name in texts(profile, profile.op_id)])
     assert profile.bytes_moved[dots].tolist() == [2 * 98_304.0] * 6
     assert diagnostics.counts()["xplane.merged-cores"] == 18
     assert "xplane.lone-core" not in diagnostics.counts()
@@ -212,7 +212,7 @@ def test_events_that_use_the_megacore_say_so_where_planes_do_not(
 
 def test_operations_around_others_are_wrappers_and_transfers_beside_them_do_not_count() -> None:
     profile, diagnostics = read(TPU)
-    categories = dict(zip(texts(profile, profile.op_row), texts(profile, profile.category_row), strict=True))
+    categories = dict(zip(texts(profile, profile.op_id), texts(profile, profile.category_id), strict=True))
     assert categories == {
         "copy.1": "XLA Ops",
         "dot.3": "XLA Ops",
@@ -220,10 +220,10 @@ def test_operations_around_others_are_wrappers_and_transfers_beside_them_do_not_
         "all-reduce.2": "XLA Ops",
         "while.7": "wrapper",
     }
-    assert set(texts(profile, profile.module_row)) == {"jit_train_step"}
+    assert set(texts(profile, profile.module_id)) == {"jit_train_step"}
     assert np.bincount(profile.run).tolist() == [9, 9]
     assert diagnostics.counts()["xplane.other-lines"] == 10
-    assert [profile.strings[row] for row in profile.comms.kind_row.tolist()] == ["all-reduce"] * 2
+    assert [profile.strings[row] for row in profile.comms.kind_id.tolist()] == ["all-reduce"] * 2
 
 
 def test_facts_about_operations_are_attached() -> None:
@@ -266,11 +266,11 @@ def test_streams_count_and_what_is_derived_of_them_does_not() -> None:
 
 def test_programs_of_one_name_are_told_apart_and_runs_counted() -> None:
     profile, _ = read(GPU)
-    rows = np.flatnonzero((profile.rank == 1) & (profile.module_row > 0))
+    rows = np.flatnonzero((profile.rank == 1) & (profile.module_id > 0))
     told = list(
         zip(
-            texts(profile, profile.module_row[rows]),
-            texts(profile, profile.op_row[rows]),
+            texts(profile, profile.module_id[rows]),
+            texts(profile, profile.op_id[rows]),
             profile.run[rows].tolist(),
             strict=True,
         )
@@ -289,10 +289,10 @@ def test_programs_of_one_name_are_told_apart_and_runs_counted() -> None:
 def test_launches_bytes_and_faults_of_a_gpu_trace() -> None:
     profile, diagnostics = read(GPU)
     first = int(profile.host_event[0])
-    assert profile.strings[int(profile.host.name_row[first])] == "cuLaunchKernel"
+    assert profile.strings[int(profile.host.name_id[first])] == "cuLaunchKernel"
     parent = int(profile.host.parent[first])
-    assert profile.strings[int(profile.host.name_row[parent])] == "PjitFunction(fn)"
-    copies = [name in ("memcpy", "memset") for name in texts(profile, profile.category_row)]
+    assert profile.strings[int(profile.host.name_id[parent])] == "PjitFunction(fn)"
+    copies = [name in ("memcpy", "memset") for name in texts(profile, profile.category_id)]
     assert profile.bytes_moved[copies].tolist() == [4096.0, 1024.0] * 2
     counts = diagnostics.counts()
     assert counts["xplane.no-launch"] == 2
@@ -338,7 +338,7 @@ def test_beside_a_device_what_names_an_operation_on_the_host_is_its_launch(
         Plane(2, "/device:GPU:0", {"core_count": 132}, lines if kernels else []),
     )
     assert total_ps(profile) == (7_000_000 if kernels else 0)
-    assert texts(profile, profile.host.name_row) == ["fusion.1", "gemm.2"]
+    assert texts(profile, profile.host.name_id) == ["fusion.1", "gemm.2"]
     assert profile.host_event.tolist() == ([0, 1] if kernels else [])
     assert diagnostics.counts().get("xplane.no-device-events", 0) == (0 if kernels else 1)
 
@@ -365,7 +365,7 @@ def test_durations_of_a_tpu_are_those_of_its_own_clock(tmp_path: Path) -> None:
 def test_names_that_are_no_unicode_are_read(tmp_path: Path) -> None:
     calls = [Event(b"annotation \xff", 100, 200)]
     profile, _ = written(tmp_path, Plane(0, "/host:CPU", {}, [Line(1, "python", 0, calls)]))
-    assert texts(profile, profile.host.name_row) == ["annotation \ufffd"]
+    assert texts(profile, profile.host.name_id) == ["annotation \ufffd"]
 
 
 # --- telling formats apart

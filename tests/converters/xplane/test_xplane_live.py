@@ -67,11 +67,11 @@ def test_a_live_profile_has_every_run(recorded: Path) -> None:
     profile = read(next(recorded.rglob("*.xplane.pb")))
     assert profile.metadata["format"] == "xplane"
     assert sorted(set(profile.run.tolist())) == [0, 1, 2, 3]
-    assert len(set(profile.module_row.tolist())) == 2
+    assert len(set(profile.module_id.tolist())) == 2
     assert profile.devices == ("CPU",)
-    modules = {profile.strings[row] for row in profile.module_row.tolist()}
+    modules = {profile.strings[row] for row in profile.module_id.tolist()}
     assert {f"hlo/{module}" for module in modules} <= set(profile.attachments)
-    categories = {profile.strings[row] for row in profile.category_row.tolist()}
+    categories = {profile.strings[row] for row in profile.category_id.tolist()}
     assert "thunk" in categories
     assert bool((profile.duration_ns >= 0).all())
 

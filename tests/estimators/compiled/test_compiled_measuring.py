@@ -136,7 +136,7 @@ def graph(*sizes: int, times: int = 1) -> OpGraph:
     for size in sizes * times:
         row = b.types.add(dtype("f32"), (size,))
         b.add_node(
-            name_row=0, op_row=b.strings.add("stablehlo.negate"), op_class=OpClass.ELEMENTWISE,
+            name_id=0, op_id=b.strings.add("stablehlo.negate"), op_class=OpClass.ELEMENTWISE,
             operands=[row], results=[row], flops=float(size), transcendentals=0.0, bytes_read=4.0 * size,
             bytes_written=4.0 * size,
         )  # fmt: skip

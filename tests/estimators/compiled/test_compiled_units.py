@@ -86,7 +86,7 @@ def adding(b: GraphBuilder) -> Callable[[str, OpClass, list[int], int, list[int]
 
     def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
         return b.add_node(
-            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
+            name_id=0, op_id=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
             operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
             bytes_written=64.0,
         )  # fmt: skip

@@ -222,8 +222,8 @@ def test_graphs_are_estimated_and_not_changed() -> None:
     b = GraphBuilder("g")
     tensor = b.types.add(dtype("bf16"), (512, 512))
     node = b.add_node(
-        name_row=0,
-        op_row=b.strings.add("stablehlo.dot_general"),
+        name_id=0,
+        op_id=b.strings.add("stablehlo.dot_general"),
         op_class=OpClass.CONTRACTION,
         kind=NodeKind.COMPUTE,
         operands=[tensor, tensor],

@@ -81,7 +81,7 @@ def product_flops(workload: Workload) -> float:
         chosen = graph.contractions.node
         heads = np.flatnonzero(graph.op_class == OpClass.ATTENTION)
         for rows in (chosen, heads):
-            total += count * float((graph.useful_flops * graph.multiplicity)[rows].sum())
+            total += count * float((graph.useful_flops * graph.executions)[rows].sum())
     return total
 
 
@@ -91,5 +91,5 @@ def calls(graph: OpGraph, kind: CollectiveKind, groups: GroupSet) -> list[float]
     found: list[float] = []
     for row in range(len(table)):
         if table.kind[row] == kind and graph.group_sets[int(table.group_set[row])] == groups:
-            found += [float(table.comm_bytes[row])] * int(graph.multiplicity[table.node[row]])
+            found += [float(table.comm_bytes[row])] * int(graph.executions[table.node[row]])
     return found

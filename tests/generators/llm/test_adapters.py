@@ -156,7 +156,7 @@ def test_steps_with_adapters_are_valid(model: Model) -> None:
 def names_of(graph: OpGraph, suffix: str) -> set[str]:
     """Framework names, which begin with the pass, of nodes whose names end so."""
     rows = (node for node in range(len(graph)) if graph.node_name(node).endswith(suffix))
-    return {graph.strings[int(graph.framework_row[node])].partition("/")[0] for node in rows}
+    return {graph.strings[int(graph.framework_id[node])].partition("/")[0] for node in rows}
 
 
 @pytest.mark.parametrize("attention_only", [False, True])

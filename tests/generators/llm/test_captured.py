@@ -40,7 +40,7 @@ def products(graph: OpGraph, fused: dict[int, tuple[int, int]]) -> Counter[tuple
         extents = [int(column[row]) for column in (table.m, table.n, table.k)]
         if int(table.batch[row]) == 1 and 32 not in extents:
             single = sorted(fused.get(extent, (extent, 1))[0] for extent in extents)
-            found[tuple(single)] += int(table.flops[row] * graph.multiplicity[table.node[row]])
+            found[tuple(single)] += int(table.flops[row] * graph.executions[table.node[row]])
     return found
 
 
@@ -48,10 +48,10 @@ def attention(graph: OpGraph) -> float:
     """FLOPs of fused attention, or of the products over heads of 32 that it is made of."""
     ours = graph.op_class == OpClass.ATTENTION
     if ours.any():
-        return float((graph.flops * graph.multiplicity)[ours].sum())
+        return float((graph.flops * graph.executions)[ours].sum())
     table = graph.contractions
     heads = [32 in (int(table.m[row]), int(table.n[row]), int(table.k[row])) for row in range(len(table))]
-    return float((table.flops * graph.multiplicity[table.node])[heads].sum())
+    return float((table.flops * graph.executions[table.node])[heads].sum())
 
 
 def test_a_sequence_split_over_four_ranks() -> None:
@@ -94,5 +94,5 @@ def test_four_stages_of_two_layers() -> None:
     assert attention(ours) == pytest.approx(attention(xla) / ticks * micro_batches * AGAIN)
     # A micro-batch of activations forward and one of gradients back, each a tick.
     assert set(xla.p2p.comm_bytes.tolist()) == set(ours.p2p.comm_bytes.tolist()) == {128 * 256 * 2.0}
-    assert xla.multiplicity[xla.p2p.node].tolist() == [ticks] * 2
+    assert xla.executions[xla.p2p.node].tolist() == [ticks] * 2
     assert len(ours.p2p) == 4 * micro_batches

@@ -22,7 +22,7 @@ COPIES = NodeKind.MEM_STORE, NodeKind.MEM_LOAD
 def copied(graph: OpGraph, kind: NodeKind) -> float:
     """Bytes of a step that cross the host link in one way."""
     nodes = graph.kind == kind
-    return float((graph.bytes_moved * graph.multiplicity)[nodes].sum())
+    return float((graph.bytes_moved * graph.executions)[nodes].sum())
 
 
 def away(*modules: str, recompute: str = "none") -> Recompute:

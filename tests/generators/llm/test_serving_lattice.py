@@ -54,7 +54,7 @@ def test_parts_add_up_to_a_step(model: str, layout: Layout) -> None:
 def test_latents_become_keys_for_prompts_only() -> None:
     step = ServingStep(model=load_model("DeepSeek-V2-Lite"), layout=Layout(tp=2, etp=2), fused=True)
     kernels = lattice_kernels(step, _GRIDS)
-    names = np.array(list(kernels.graph.strings))[kernels.graph.name_row[kernels.node]]
+    names = np.array(list(kernels.graph.strings))[kernels.graph.name_id[kernels.node]]
     made = np.array([name.endswith("kv_up") for name in names.tolist()])
     assert set(kernels.part[made].tolist()) == {kernels.parts.index("prompts")}
     # behind 32 tokens, those are made keys of once more
@@ -85,7 +85,7 @@ def test_data_ranks_gather_tokens_or_send_them_to_experts() -> None:
     for ep, wanted in ((8, "gather"), (32, "to_all")):
         step = ServingStep(model=model, layout=Layout(dp=ep, ep=ep), batch=16, fused=True)
         graph = step.workload().classes[0]
-        names = [graph.strings[row] for row in graph.name_row[graph.collectives.node].tolist()]
+        names = [graph.strings[row] for row in graph.name_id[graph.collectives.node].tolist()]
         assert any("dispatch" in name and wanted in name for name in names)
 
 

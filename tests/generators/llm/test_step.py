@@ -193,7 +193,7 @@ def test_the_norm_of_a_zero_bubble_waits_for_the_last_backward_pass() -> None:
     for graph in step(DENSE, Layout(pp=2, dp=2), schedule="zero-bubble").classes:
         rows = range(len(graph))
         norm = next(node for node in rows if graph.node_name(node) == "optimizer.grad_norm")
-        made = (graph.strings[int(graph.framework_row[node])] for node in graph.data_deps.row(norm))
+        made = (graph.strings[int(graph.framework_id[node])] for node in graph.data_deps.row(norm))
         assert {each.partition("/")[0] for each in made} >= {"backward", "weights"}
 
 
@@ -415,7 +415,7 @@ def test_products_and_their_traffic_are_pipelined_where_that_is_asked_for() -> N
     graph = pieces.classes[0]
     assert set(graph.p2p.comm_bytes.tolist()) == {A / 4}
     # 3 pieces each: four products of a layer forward, four for gradients of inputs, two of the head
-    assert graph.multiplicity[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
+    assert graph.executions[graph.p2p.node].sum() == 8 * 3 * (8 * 8 + 2)
     assert (
         calls(graph, CollectiveKind.REDUCE_SCATTER, RankGroups(layout).tensor) == [A] * 8
     )  # of the embedding

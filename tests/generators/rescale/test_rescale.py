@@ -215,9 +215,9 @@ def test_what_is_not_proved_is_refused(source: str, sizes: str, others: tuple[st
 def test_a_second_trace_of_another_program_is_refused() -> None:
     second = read("fsdp4.mlir.gz")
     graph = second.classes[0]
-    ops = graph.op_row.copy()
-    ops[40] = graph.op_row[0] if graph.op_row[40] != graph.op_row[0] else graph.op_row[1]
-    other = replace(second, classes=(replace(graph, op_row=ops),))
+    ops = graph.op_id.copy()
+    ops[40] = graph.op_id[0] if graph.op_id[40] != graph.op_id[0] else graph.op_id[1]
+    other = replace(second, classes=(replace(graph, op_id=ops),))
     with pytest.raises(UnsupportedError, match=r"are different programs: 417 operations") as raised:
         Rescale(sizes={"fsdp": 8}, others=(other,))(read("fsdp2.mlir.gz"), Diagnostics())
     assert "node 40 " in str(raised.value)

@@ -174,8 +174,8 @@ def _rotation(trips: float = 3) -> GraphBuilder:
 
     def node(deps: Sequence[int], region: int, flops: float) -> int:
         return builder.add_node(
-            name_row=name,
-            op_row=name,
+            name_id=name,
+            op_id=name,
             op_class=OpClass.ELEMENTWISE if flops else OpClass.FREE,
             kind=NodeKind.COMPUTE,
             data_deps=deps,

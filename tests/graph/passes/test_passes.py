@@ -64,8 +64,8 @@ def graphs(draw: st.DrawFn) -> OpGraph:
         op_class = CLASSES[name]
         free, collective = op_class is OpClass.FREE, op_class is OpClass.COLLECTIVE
         builder.add_node(
-            name_row=builder.strings.add(f"n{node}"),
-            op_row=builder.strings.add(name),
+            name_id=builder.strings.add(f"n{node}"),
+            op_id=builder.strings.add(name),
             op_class=op_class,
             kind=NodeKind.COLLECTIVE if collective else NodeKind.COMPUTE,
             data_deps=deps,
@@ -166,8 +166,8 @@ def _node(
 ) -> int:
     """A node of one FLOP; one of none is free."""
     return builder.add_node(
-        name_row=builder.strings.add(name),
-        op_row=builder.strings.add("add"),
+        name_id=builder.strings.add(name),
+        op_id=builder.strings.add("add"),
         op_class=OpClass.ELEMENTWISE if flops else OpClass.FREE,
         data_deps=deps,
         control_deps=waits,
@@ -341,8 +341,8 @@ def test_a_chain_fuses_into_one_node_that_moves_its_ends_once() -> None:
     kind = builder.types.add(dtype("f32"), (1024,))
     for node in range(3):
         builder.add_node(
-            name_row=builder.strings.add(f"n{node}"),
-            op_row=builder.strings.add("add"),
+            name_id=builder.strings.add(f"n{node}"),
+            op_id=builder.strings.add("add"),
             op_class=OpClass.ELEMENTWISE,
             data_deps=[node - 1] if node else [],
             operands=[kind],
@@ -365,8 +365,8 @@ def _program(*rows: tuple[str, Sequence[int]]) -> OpGraph:
     kind = builder.types.add(dtype("f32"), (1024,))
     for place, (name, deps) in enumerate(rows):
         builder.add_node(
-            name_row=builder.strings.add(f"n{place}"),
-            op_row=builder.strings.add(name),
+            name_id=builder.strings.add(f"n{place}"),
+            op_id=builder.strings.add(name),
             op_class=CLASSES[name],
             data_deps=list(deps),
             operands=[kind] * max(len(deps), 1),
@@ -388,8 +388,8 @@ def _small(*rows: Small) -> OpGraph:
     kind, scalar = builder.types.add(dtype("f32"), (1024,)), builder.types.add(dtype("f32"), ())
     for place, (name, op_class, deps, read, written) in enumerate(rows):
         builder.add_node(
-            name_row=builder.strings.add(f"n{place}"),
-            op_row=builder.strings.add(name),
+            name_id=builder.strings.add(f"n{place}"),
+            op_id=builder.strings.add(name),
             op_class=op_class,
             data_deps=list(deps),
             operands=[scalar] if op_class == OpClass.BROADCAST else [kind] * len(deps),
@@ -535,7 +535,7 @@ def test_a_very_deep_chain_needs_no_recursion() -> None:
     chain = RaggedArray.from_lengths(np.array([0] + [1] * (nodes - 1)), np.arange(nodes - 1))
     builder = GraphBuilder("deep")
     for _ in range(nodes):
-        builder.add_node(name_row=0, op_row=0, op_class=OpClass.FREE, flops=0, transcendentals=0)
+        builder.add_node(name_id=0, op_id=0, op_class=OpClass.FREE, flops=0, transcendentals=0)
     graph = replace(builder.build(), data_deps=chain)
     backwards = RaggedArray.from_lengths(np.array([1] * (nodes - 1) + [0]), np.arange(1, nodes))
     assert topological_order(replace(graph, data_deps=backwards)).tolist() == list(range(nodes - 1, -1, -1))
@@ -547,8 +547,8 @@ def test_dead_code_goes_and_communication_stays() -> None:
     builder = GraphBuilder("dead")
     used, unused = _node(builder, "used", []), _node(builder, "unused", [])
     sent = builder.add_node(
-        name_row=builder.strings.add("sent"),
-        op_row=0,
+        name_id=builder.strings.add("sent"),
+        op_id=0,
         op_class=OpClass.COLLECTIVE,
         kind=NodeKind.COLLECTIVE,
         data_deps=[used],
@@ -568,8 +568,8 @@ def test_sums_past_what_a_float_holds_are_infinite_without_a_warning() -> None:
     b = GraphBuilder("huge")
     for number in range(2):
         b.add_node(
-            name_row=b.strings.add(f"n{number}"),
-            op_row=b.strings.add("op"),
+            name_id=b.strings.add(f"n{number}"),
+            op_id=b.strings.add("op"),
             op_class=OpClass.ELEMENTWISE,
             kind=NodeKind.COMPUTE,
             flops=1.7e308,

@@ -35,8 +35,8 @@ class Part:
     def _node(self, name: str, kind: NodeKind, op_class: OpClass, deps: Sequence[int], stream: int) -> int:
         b = self.builder
         node = b.add_node(
-            name_row=b.strings.add(f"{name}{len(b)}"),
-            op_row=b.strings.add(name),
+            name_id=b.strings.add(f"{name}{len(b)}"),
+            op_id=b.strings.add(name),
             op_class=op_class,
             kind=kind,
             data_deps=deps,

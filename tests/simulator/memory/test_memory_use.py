@@ -37,8 +37,8 @@ class Draft:
         free = op_class in {OpClass.FREE, OpClass.CONTROL}
         self._rows.append(rows)
         return b.add_node(
-            name_row=b.strings.add(f"{op}{len(b)}"),
-            op_row=b.strings.add(op),
+            name_id=b.strings.add(f"{op}{len(b)}"),
+            op_id=b.strings.add(op),
             op_class=op_class,
             data_deps=deps,
             operands=inputs,
@@ -65,8 +65,8 @@ class Draft:
         b = self.builder
         rows = [row for dep in deps for row in self._rows[dep]]
         b.add_node(
-            name_row=b.strings.add("return"),
-            op_row=b.strings.add("func.return"),
+            name_id=b.strings.add("return"),
+            op_id=b.strings.add("func.return"),
             op_class=OpClass.FREE,
             data_deps=deps,
             operands=rows,
@@ -271,7 +271,7 @@ def test_what_is_not_known_makes_a_lower_bound() -> None:
     row = draft.builder.types.add(find_dtype("f32"), (-1,))
     draft.product(10)
     draft.builder.add_node(
-        name_row=0, op_row=draft.builder.strings.add("dot"), op_class=OpClass.CONTRACTION, results=[row]
+        name_id=0, op_id=draft.builder.strings.add("dot"), op_class=OpClass.CONTRACTION, results=[row]
     )
     found = memory_use(draft.builder.build())
     assert found is not None
@@ -282,6 +282,6 @@ def test_what_is_not_known_makes_a_lower_bound() -> None:
 
 def test_a_graph_without_tensors_says_nothing() -> None:
     builder = GraphBuilder("bare")
-    builder.add_node(name_row=0, op_row=0, op_class=OpClass.CUSTOM)
+    builder.add_node(name_id=0, op_id=0, op_class=OpClass.CUSTOM)
     graph: OpGraph = builder.build()
     assert memory_use(graph) is None

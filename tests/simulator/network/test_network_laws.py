@@ -113,7 +113,7 @@ def test_cards_without_a_network_reach_each_other_through_their_host(
     message = 2.0**30 / (ranks if kind is CollectiveKind.ALL_GATHER else 1)
     builder = GraphBuilder("one")
     op = builder.strings.add(kind.name.lower())
-    node = builder.add_node(name_row=0, op_row=op, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+    node = builder.add_node(name_id=0, op_id=op, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
     groups = builder.group_set(StridedGroups.all_ranks(ranks))
     builder.add_collective(node, kind, group_set=groups, comm_bytes=message)
     graph = builder.build()

@@ -33,15 +33,15 @@ def job(ranks: int, *sets: GroupSet, permutation: Permutation | None = None) -> 
     b = GraphBuilder("job")
     for number, groups in enumerate(sets):
         node = b.add_node(
-            name_row=b.strings.add(f"sum{number}"),
-            op_row=b.strings.add("all_reduce"),
+            name_id=b.strings.add(f"sum{number}"),
+            op_id=b.strings.add("all_reduce"),
             op_class=OpClass.COLLECTIVE,
             kind=NodeKind.COLLECTIVE,
         )
         b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=b.group_set(groups), comm_bytes=SIZE)
     if permutation is not None:
         node = b.add_node(
-            name_row=b.strings.add("pass"), op_row=b.strings.add("permute"), op_class=OpClass.P2P,
+            name_id=b.strings.add("pass"), op_id=b.strings.add("permute"), op_class=OpClass.P2P,
             kind=NodeKind.PERMUTE,
         )  # fmt: skip
         b.add_p2p(node, permutation=b.permutation(permutation), comm_bytes=SIZE)

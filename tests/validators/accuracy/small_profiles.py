@@ -49,8 +49,8 @@ class Program:
     ) -> int:
         b = self.builder
         node = b.add_node(
-            name_row=b.strings.add(name),
-            op_row=b.strings.add(op or name),
+            name_id=b.strings.add(name),
+            op_id=b.strings.add(op or name),
             op_class=op_class,
             kind=NodeKind.COLLECTIVE if op_class is OpClass.COLLECTIVE else NodeKind.COMPUTE,
             data_deps=deps,
@@ -64,8 +64,8 @@ class Program:
         )
         b.set(
             node,
-            framework_row=b.strings.add(framework),
-            source_row=b.strings.add(source),
+            framework_id=b.strings.add(framework),
+            source_id=b.strings.add(source),
             duration_ns=duration_ns,
         )
         if op_class is OpClass.COLLECTIVE:
@@ -127,11 +127,11 @@ class Recording:
             self.strings.build(),
             start_ns=times[:, 0],
             duration_ns=times[:, 1],
-            op_row=columns[0],
-            module_row=columns[1],
-            kernel_row=columns[2],
-            shapes_row=columns[3],
-            dtype_row=columns[4],
+            op_id=columns[0],
+            module_id=columns[1],
+            kernel_id=columns[2],
+            shapes_id=columns[3],
+            dtype_id=columns[4],
             run=columns[5],
             rank=columns[6],
             stream=columns[7].astype(np.int64),
@@ -147,11 +147,11 @@ class Recording:
         rows, unknown = np.full(count, group, np.int32), np.full(count, nan)
         return MeasuredComms(
             event=np.array([event for event, _ in self.comms], np.int32),
-            kind_row=rows,
+            kind_id=rows,
             operand_bytes=unknown,
             result_bytes=unknown,
-            group_row=rows,
-            ranks_row=rows * 0,
+            group_id=rows,
+            ranks_id=rows * 0,
             group_size=rows * 0 + 2,
             sequence=np.array([number for _, number in self.comms], np.int64),
         )

@@ -22,8 +22,8 @@ def _found(recording: Recording) -> dict[str, LintFinding]:
 def _host() -> HostOps:
     rows, times = np.zeros(1, np.int32), np.zeros(1)
     return HostOps(
-        name_row=rows, thread_row=rows, parent=rows - 1, start_ns=times, duration_ns=times,
-        sequence=rows.astype(np.int64), shapes_row=rows, dtype_row=rows, strides_row=rows, values_row=rows,
+        name_id=rows, thread_id=rows, parent=rows - 1, start_ns=times, duration_ns=times,
+        sequence=rows.astype(np.int64), shapes_id=rows, dtype_id=rows, strides_id=rows, values_id=rows,
     )  # fmt: skip
 
 

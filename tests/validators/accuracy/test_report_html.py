@@ -236,7 +236,7 @@ def test_measured_and_simulated_time_stand_side_by_side() -> None:
         strings,
         start_ns=_columns(100.0, 160.0, 900.0),
         duration_ns=_columns(50.0, 20.0, 30.0),
-        op_row=np.array([1, 2, 1], np.int32),
+        op_id=np.array([1, 2, 1], np.int32),
         stream=np.array([7, 8, 7], np.int64),
         run=np.array([0, 0, 1], np.int32),
     )

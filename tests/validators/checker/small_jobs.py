@@ -31,7 +31,7 @@ class Steps:
     def node(self, kind: NodeKind, deps: Sequence[int], op_class: OpClass, name: str, **sets: float) -> int:
         b = self.builder
         node = b.add_node(
-            name_row=b.strings.add(name), op_row=b.strings.add(name), op_class=op_class, kind=kind,
+            name_id=b.strings.add(name), op_id=b.strings.add(name), op_class=op_class, kind=kind,
             data_deps=deps, flops=1.0, transcendentals=0.0, bytes_read=8.0, bytes_written=0.0,
         )  # fmt: skip
         b.set(node, **sets)

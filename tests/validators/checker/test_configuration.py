@@ -129,7 +129,7 @@ def test_et024_roofline(found: Check) -> None:
         steps = Steps()
         b = steps.builder
         node = b.add_node(
-            name_row=0, op_row=0, op_class=OpClass.CUSTOM, flops=flops, bytes_read=moved, bytes_written=0
+            name_id=0, op_id=0, op_class=OpClass.CUSTOM, flops=flops, bytes_read=moved, bytes_written=0
         )
         steps.coll(node)
         graph = steps.build()
@@ -190,7 +190,7 @@ def test_et027_remote_memory(found: Check) -> None:
         steps = Steps()
         b = steps.builder
         node = b.add_node(
-            name_row=0, op_row=0, op_class=OpClass.MEMORY, kind=NodeKind.MEM_LOAD, bytes_read=moved,
+            name_id=0, op_id=0, op_class=OpClass.MEMORY, kind=NodeKind.MEM_LOAD, bytes_read=moved,
             bytes_written=0, flops=0,
         )  # fmt: skip
         steps.coll(steps.compute(node))

@@ -361,7 +361,7 @@ def test_gr007_tensor_extents() -> None:
         steps = chain()
         b = steps.builder
         row = b.types.add(dtype("f32"), (2, extent))
-        b.add_node(name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, data_deps=[2], results=[row])
+        b.add_node(name_id=0, op_id=0, op_class=OpClass.ELEMENTWISE, data_deps=[2], results=[row])
         return spmd(steps.build())
 
     assert ("GR007", "error") in codes(typed(-2))

@@ -90,9 +90,7 @@ def test_et020_loop_equals_its_unrolled_form() -> None:
     row = left.builder.add_region(RegionKind.LOOP_BODY, parent=-1, trips=3.0, label="while")
     last = left.compute()
     b = left.builder
-    node = b.add_node(
-        name_row=0, op_row=0, op_class=23, kind=NodeKind.COLLECTIVE, data_deps=[last], region=row
-    )
+    node = b.add_node(name_id=0, op_id=0, op_class=23, kind=NodeKind.COLLECTIVE, data_deps=[last], region=row)
     b.add_collective(
         node, CollectiveKind.ALL_REDUCE, group_set=b.group_set(ExplicitGroups.from_rows(PAIR)), comm_bytes=8
     )
@@ -360,7 +358,7 @@ def test_et021_says_when_it_was_not_tried() -> None:
 
 def test_branch_that_is_not_taken_takes_part_in_nothing() -> None:
     job = pair_of((8, 16), (8,))
-    skipped = replace(job.classes[0], multiplicity=np.array([1.0, 1.0, 0.0]))
+    skipped = replace(job.classes[0], executions=np.array([1.0, 1.0, 0.0]))
     assert found(replace(job, classes=(skipped, job.classes[1]))) == {}
 
 
@@ -509,7 +507,7 @@ def test_a_set_without_groups_is_told_and_no_fault_of_ours() -> None:
     builder = GraphBuilder("g")
     empty = builder.group_set(ExplicitGroups(()))
     row = builder.strings.add("reduce")
-    node = builder.add_node(name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+    node = builder.add_node(name_id=row, op_id=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
     builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=empty, comm_bytes=8)
     found = check_workload(Workload.spmd(builder.build(), 2))
     assert "ET019" in {each.code for each in found.violations}

@@ -33,8 +33,8 @@ def graph(nodes: int = 4) -> OpGraph:
     for number in range(nodes):
         last = number == nodes - 1
         node = b.add_node(
-            name_row=b.strings.add(f"n{number}"),
-            op_row=b.strings.add("op"),
+            name_id=b.strings.add(f"n{number}"),
+            op_id=b.strings.add("op"),
             op_class=OpClass.COLLECTIVE if last else OpClass.CONTRACTION,
             kind=NodeKind.COLLECTIVE if last else NodeKind.COMPUTE,
             data_deps=[number - 1] if number else [],
@@ -69,7 +69,7 @@ def test_a_graph_is_kept_by_itself() -> None:
     found = results(Workload.spmd(graph(), 4), Workload.spmd(graph(), 4))
     assert {each.kept for each in found.values()} == {ColumnStatus.EXACT, ColumnStatus.ABSENT}
     assert found["flops"] == ColumnResult("flops", ColumnStatus.EXACT, 4, 0)
-    assert found["source_row"].kept is ColumnStatus.ABSENT
+    assert found["source_id"].kept is ColumnStatus.ABSENT
     assert found["collectives.comm_bytes"].known == 1
 
 
@@ -205,8 +205,8 @@ def test_joins_that_resist_in_both_graphs_are_left_out_of_the_comparison() -> No
 
         def add(label: str, deps: list[int]) -> int:
             return b.add_node(
-                name_row=b.strings.add(label),
-                op_row=b.strings.add("op"),
+                name_id=b.strings.add(label),
+                op_id=b.strings.add("op"),
                 op_class=OpClass.ELEMENTWISE,
                 kind=NodeKind.COMPUTE,
                 data_deps=deps,

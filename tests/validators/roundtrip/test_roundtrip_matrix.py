@@ -56,10 +56,10 @@ def test_a_loss_that_the_format_declares_is_reported() -> None:
 
 
 def test_a_loss_counts_as_reported_only_beside_its_finding() -> None:
-    lost = ColumnResult("source_row", ColumnStatus.LOST, 3, 3)
-    assert unreported(pair(lost)) == ["source_row"]
+    lost = ColumnResult("source_id", ColumnStatus.LOST, 3, 3)
+    assert unreported(pair(lost)) == ["source_id"]
     assert unreported(pair(lost, chakra__source_location=3)) == []
-    assert unreported(pair(lost, chakra__unknown_duration=3)) == ["source_row"]
+    assert unreported(pair(lost, chakra__unknown_duration=3)) == ["source_id"]
 
 
 def test_a_finding_accounts_for_as_many_rows_as_it_counts() -> None:
@@ -99,11 +99,11 @@ def test_the_declaration_of_a_table_covers_its_columns() -> None:
 
 
 def test_what_one_file_loses_in_silence_is_not_covered_by_the_finding_of_another() -> None:
-    lost = ColumnResult("source_row", ColumnStatus.LOST, 3, 3)
+    lost = ColumnResult("source_id", ColumnStatus.LOST, 3, 3)
     done = matrix(files(pair(lost, chakra__source_location=3), pair(lost)))
-    assert done.cells[0].unreported == ("source_row",)
+    assert done.cells[0].unreported == ("source_id",)
     assert not done.valid
-    assert done.cells[0].columns == (ColumnResult("source_row", ColumnStatus.LOST, 6, 6),)
+    assert done.cells[0].columns == (ColumnResult("source_id", ColumnStatus.LOST, 6, 6),)
     assert done.cells[0].findings == {"chakra.source-location": 3}
 
 
@@ -136,7 +136,7 @@ def test_a_program_comes_back_from_the_lossless_formats_and_its_trace_says_what_
         ColumnStatus.EXACT,
         ColumnStatus.ABSENT,
     }
-    assert [each.column for each in cells["op-graph", "chakra"].lost] == ["attachments", "source_row"]
+    assert [each.column for each in cells["op-graph", "chakra"].lost] == ["attachments", "source_id"]
     document = _document(roundtrip_json(done))
     assert document["valid"] is True
 

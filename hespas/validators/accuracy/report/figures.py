@@ -368,7 +368,7 @@ def measured_lanes(profile: Profile, names: NameTable) -> SpanLanes | None:
         (f"rank {rank}, " if several else "") + ("stream unknown" if stream < 0 else f"stream {stream}")
         for rank, stream in zip(ranks, streams, strict=True)
     ]
-    text: list[int] = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[rows].tolist()
+    text: list[int] = np.where(profile.op_id > 0, profile.op_id, profile.kernel_id)[rows].tolist()
     return _lanes(
         profile.name,
         titles,

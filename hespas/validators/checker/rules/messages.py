@@ -83,7 +83,7 @@ def messages_of(graph: OpGraph, equivalence: RankEquivalence, kind: int) -> Iter
     sizes: list[float] = table.comm_bytes.tolist()
     tags: list[int] = table.tag.tolist()
     node_kinds: list[int] = graph.kind[table.node].tolist()
-    times: list[float] = graph.multiplicity[table.node].tolist()
+    times: list[float] = graph.executions[table.node].tolist()
     has_peer: list[bool] = ((table.permutation >= 0) & ~table.host).tolist()
     for row, node in enumerate(nodes):
         if not has_peer[row] or times[row] == 0:
@@ -113,7 +113,7 @@ def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankProgram
         # Nodes that never run complete at once.
         program = programs[index]
         rows = equivalence.channel_rows[kind]
-        never = graph.multiplicity == 0
+        never = graph.executions == 0
         nodes: list[int] = graph.collectives.node.tolist()
         sets: list[int] = graph.collectives.group_set.tolist()
         collectives = zip(nodes, sets, strict=True)

@@ -163,7 +163,7 @@ _COSTS = (
     ("bytes_read", "bytes read"),
     ("bytes_written", "bytes written"),
     ("duration_ns", "ns"),
-    ("multiplicity", "executions"),
+    ("executions", "executions"),
 )
 _MAX_DURATION_NS = 1e12
 _MICROSECOND_NS = 1000.0
@@ -200,7 +200,7 @@ def duration_where_work(job: CheckedJob, report: RuleReport) -> None:
     """GR005: a node with costs has a duration above 0."""
     for index, graph in enumerate(job.classes):
         has_costs = (graph.flops > 0) | (graph.bytes_moved > 0) | (graph.transcendentals > 0)
-        runs = is_kind(graph, NodeKind.COMPUTE) & (graph.multiplicity != 0)
+        runs = is_kind(graph, NodeKind.COMPUTE) & (graph.executions != 0)
         report.nodes(index, has_costs & runs & (graph.duration_ns == 0), "it has costs but takes 0 ns")
 
 
@@ -214,7 +214,7 @@ def positive_duration(job: CheckedJob, report: RuleReport) -> None:
         return
     for index, graph in enumerate(job.classes):
         on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
-        real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.multiplicity != 0)
+        real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.executions != 0)
         read_ns = simulated_ns(graph)
         class_graph = job.classes[index]
         exact_ns = float(np.nansum(class_graph.duration_ns))

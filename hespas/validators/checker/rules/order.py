@@ -35,7 +35,7 @@ class _CollectiveSequences:
             nodes: list[int] = table.node.tolist()
             kinds: list[int] = table.kind.tolist()
             sizes: list[float] = np.nan_to_num(table.comm_bytes, nan=-1.0).tolist()
-            times: list[float] = np.nan_to_num(graph.multiplicity[table.node], nan=-1.0).tolist()
+            times: list[float] = np.nan_to_num(graph.executions[table.node], nan=-1.0).tolist()
             rows = zip(kinds, sizes, times, strict=True)
             self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
