@@ -174,7 +174,7 @@ def test_columns_of_graphs_and_profiles() -> None:
     columns: dict[str, Any] = {column.name: getattr(graph, column.name) for column in fields(graph)}
     del columns["executions"]
     with pytest.warns(DeprecationWarning, match=r"OpGraph\(multiplicity=\)"):
-        again = OpGraph(**columns, multiplicity=executions)
+        again = cast("Any", OpGraph)(**columns, multiplicity=executions)
     assert again.executions is executions
     (profile,) = api.read_profiles(PROFILE)
     assert old(profile, "kernel_row") is profile.kernel_id
