@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from hespas.api import read
-from hespas.converters.measured_ops import CostedOps, costed_ops
+from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.graph import Profile
 
 __all__ = ["Product", "compared", "main", "pairs_in"]

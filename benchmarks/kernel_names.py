@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 import hespas
-from hespas.converters.measured_ops import costed_ops, kernel_bounds
+from hespas.converters.measured_ops.build import costed_ops
+from hespas.converters.measured_ops.device_events import kernel_bounds
 from hespas.graph import OpClass, Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import HespasError

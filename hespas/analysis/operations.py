@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hespas.analysis.recording import DeviceEventKind, Recording
 from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, listed, table_from_rows, table_of
-from hespas.converters.measured_ops import CostedOps
+from hespas.converters.measured_ops.build import CostedOps
 from hespas.estimators.rates import peak_times, roof_ns
 from hespas.files.documents import Count, Figure
 from hespas.graph import DTYPES, UNKNOWN_DTYPE, OpClass, Profile

@@ -56,7 +56,8 @@ from hespas.analysis.operations import (
 from hespas.analysis.recording import Recording, recordings_of
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow, tree
-from hespas.converters.measured_ops import costed_ops, recorded_steps, recording_text, steps_since
+from hespas.converters.measured_ops.build import costed_ops
+from hespas.converters.measured_ops.steps import recorded_steps, recording_text, steps_since
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.deprecation import warn_renamed
 from hespas.graph.errors import UsageError

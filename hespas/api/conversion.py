@@ -55,7 +55,6 @@ from hespas.converters import (
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
-from hespas.generators.rescale import Rescale, parse_sizes
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import (
@@ -385,6 +384,8 @@ def _rescaled(
         for other in rescaling.others
     )
     own = Diagnostics()
+    from hespas.generators.rescale import Rescale, parse_sizes  # most conversions keep their ranks
+
     scaled = Rescale(
         sizes=parse_sizes(sizes) if isinstance(sizes, str) else dict(sizes),
         mesh=rescaling.mesh,

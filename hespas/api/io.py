@@ -116,7 +116,7 @@ def as_workload(value: Value, diagnostics: Diagnostics) -> Workload:
     """
     if isinstance(value, Workload):
         return value
-    from hespas.converters.measured_ops import measured_workload  # most commands read no profile
+    from hespas.converters.measured_ops.workload import measured_workload  # most commands read no profile
 
     return measured_workload(value, diagnostics)
 

@@ -19,6 +19,7 @@ from hespas.graph import (
     WHOLE_JOB,
     CollectiveKind,
     Diagnostics,
+    OpClass,
     OpGraph,
     Workload,
 )
@@ -107,9 +108,13 @@ def granularity_of(workload: Workload, granularity: Granularity | None) -> Granu
     """Return the granularity at which operations get times: the given one, else ``fused`` for a program that
     no compiler has optimised yet. None: operations are not merged.
     """
-    from hespas.estimators.configuration import is_unoptimised
-
-    return granularity or ("fused" if is_unoptimised(workload) else None)
+    if granularity is not None:
+        return granularity
+    # A program as a framework writes it, in whatever format it was saved since.
+    form, scheduled = (workload.metadata.get(key, "") for key in ("format", "is_scheduled"))
+    is_program = form == "stablehlo" or (form == "hlo" and scheduled != "true")
+    has_fusions = any((graph.op_class == OpClass.FUSION).any() for graph in workload.classes)
+    return "fused" if is_program and not has_fusions else None
 
 
 def merged(

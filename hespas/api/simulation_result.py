@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from hespas.analysis.links import LinkRow, LinkTrafficRow, NetworkUtilization
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import Mode
-from hespas.converters.measured_ops import recorded_steps_of, recording_text
+from hespas.converters.measured_ops.steps import recorded_steps_of, recording_text
 from hespas.files.documents import Count, Figure, document_bytes, encode_json
 from hespas.graph import WAITS, Diagnostics, OpGraph, Workload
 from hespas.graph.deprecation import RenamedAttribute

@@ -127,7 +127,7 @@ def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
     In ``mode`` astra, only computation times are recorded ones.
     """
     from hespas.api.simulation_result import recorded_step_of
-    from hespas.converters.measured_ops import recording_text
+    from hespas.converters.measured_ops.steps import recording_text
 
     has_time = bool(done.step_ns) or not done.is_lower_bound
     time = time_text(done.step_ns if has_time else nan)

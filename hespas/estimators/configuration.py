@@ -20,7 +20,7 @@ from typing import Any, Literal
 from hespas.estimators.interface import Estimator, for_job
 from hespas.estimators.registry import load_estimator
 from hespas.estimators.training import Training
-from hespas.graph import OpClass, StepFacts, Workload, step_facts
+from hespas.graph import StepFacts, Workload, step_facts
 from hespas.graph.workload import StepKind
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import LIBRARIES, Library
@@ -33,7 +33,6 @@ __all__ = [
     "beside_share",
     "default_configuration",
     "host_issue_ns",
-    "is_unoptimised",
     "operation_estimator",
     "training_estimator",
     "workload_kind",
@@ -159,10 +158,3 @@ def _training_options(facts: StepFacts, device: Device) -> dict[str, Any]:
 
 
 _LIBRARIES: Mapping[str, Library] = {name: name for name in LIBRARIES}
-
-
-def is_unoptimised(workload: Workload) -> bool:
-    """Return True for a program as a framework writes it, in whatever format it was saved since."""
-    form, scheduled = (workload.metadata.get(key, "") for key in ("format", "is_scheduled"))
-    program = form == "stablehlo" or (form == "hlo" and scheduled != "true")
-    return program and not any((graph.op_class == OpClass.FUSION).any() for graph in workload.classes)

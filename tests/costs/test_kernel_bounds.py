@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import hespas
 from benchmarks.kernel_names import main, told
-from hespas.converters.measured_ops import costed_ops, kernel_bounds
+from hespas.converters.measured_ops.build import costed_ops
+from hespas.converters.measured_ops.device_events import kernel_bounds
 from hespas.costs.kernels import UNBOUNDED, WorkBounds, kernel_facts, launch_of, work_bounds
 from hespas.graph import OpClass, Profile
 from tests.costs.test_kernel_names import HOSTILE, rows

@@ -177,7 +177,7 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
     diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
     if not any(graph.attachments for graph in workload.classes):
         return
-    from hespas.converters.measured_ops import RECORDED_STEPS
+    from hespas.converters.measured_ops.steps import RECORDED_STEPS
 
     # The recorded steps are metadata of a trace; readers attach the process groups to the class of rank 0.
     listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()

@@ -31,7 +31,7 @@ def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[st
     graph = workload.classes[number]
     if not graph.attachments:
         return texts
-    from hespas.converters.measured_ops import recorded_steps_of
+    from hespas.converters.measured_ops.steps import recorded_steps_of
 
     steps = recorded_steps_of(graph.attachments, graph.name)
     if steps is None:
@@ -47,7 +47,7 @@ def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics)
     """
     if not document:
         return graph
-    from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps_of
+    from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps_of
 
     attached = {RECORDED_STEPS: document}
     try:

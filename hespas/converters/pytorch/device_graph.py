@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops import LaunchTimes, clock_ns, event_costs, lanes_of
+from hespas.converters.measured_ops.costs import event_costs
+from hespas.converters.measured_ops.waits import LaunchTimes, clock_ns, lanes_of
 from hespas.converters.pytorch.communication import states_communication
 from hespas.converters.pytorch.draft import GraphDraft, NodeEdges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace

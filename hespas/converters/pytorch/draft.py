@@ -10,7 +10,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.measured_ops import EventCosts, LaunchTimes, report_waits, with_waits
+from hespas.converters.measured_ops.costs import EventCosts
+from hespas.converters.measured_ops.waits import LaunchTimes, report_waits, with_waits
 from hespas.converters.pytorch.communication import JobGroups, Members, TraceCommunication, payload_bytes
 from hespas.graph import (
     CollectiveKind,

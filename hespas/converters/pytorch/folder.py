@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import HEAD_BYTES, ReadOptions
-from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps
+from hespas.converters.measured_ops.steps import RECORDED_STEPS, recorded_steps
 from hespas.converters.pytorch.captured import is_capture
 from hespas.converters.pytorch.communication import JobGroups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hespas.converters.linking import exclusive
-from hespas.converters.measured_ops import EventCosts, host_costs, lanes_of
+from hespas.converters.measured_ops.costs import EventCosts, host_costs
+from hespas.converters.measured_ops.waits import lanes_of
 from hespas.converters.pytorch.communication import UNKNOWN, TraceCommunication, kind_of_word
 from hespas.converters.pytorch.draft import GraphDraft, NodeEdges, chain, flow_of
 from hespas.converters.pytorch.kernel_communications import range_bytes

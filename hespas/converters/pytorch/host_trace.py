@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.measured_ops import host_costs
+from hespas.converters.measured_ops.costs import host_costs
 from hespas.converters.pytorch.communication import (
     GROUPS_NODE,
     JobGroups,

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.measured_ops import RecordedSteps
+from hespas.converters.measured_ops.steps import RecordedSteps
 from hespas.graph import DTYPES, OpClass, OpGraph, OptionalEventColumns, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError

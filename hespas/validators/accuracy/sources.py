@@ -9,7 +9,8 @@ from math import nan
 import msgspec
 import numpy as np
 
-from hespas.converters.measured_ops import costed_ops, recorded_steps_of
+from hespas.converters.measured_ops.build import costed_ops
+from hespas.converters.measured_ops.steps import recorded_steps_of
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UsageError, clipped

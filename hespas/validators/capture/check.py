@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hespas.converters.hlo.leaves import kind_of, module_leaves
-from hespas.converters.measured_ops import measured_workload
+from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, RegionKind, Workload
 from hespas.graph.columns import IntArray, StringTableBuilder
 from hespas.graph.errors import UsageError

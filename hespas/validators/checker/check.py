@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files
-from hespas.converters.measured_ops import measured_workload
+from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt

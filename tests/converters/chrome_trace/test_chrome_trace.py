@@ -23,7 +23,7 @@ from hespas.converters.chrome_events import EventStream
 from hespas.converters.chrome_trace import FORMAT
 from hespas.converters.chrome_trace.writer import write_scene
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.measured_ops import costed_ops
+from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.tracks import Displayed, SimulatedRun, joined_tracks
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UsageError

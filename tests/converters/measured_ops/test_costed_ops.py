@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.measured_ops import CostedOps, costed_ops
+from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,

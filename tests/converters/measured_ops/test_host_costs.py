@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hespas.converters.measured_ops import EventCosts, host_costs
+from hespas.converters.measured_ops.costs import EventCosts, host_costs
 from hespas.graph import Diagnostics, HostOps, OpClass, StringTableBuilder
 
 

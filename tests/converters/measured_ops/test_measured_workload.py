@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas import api
-from hespas.converters.measured_ops import lanes_of, measured_workload, with_delays_alone
+from hespas.converters.measured_ops.waits import lanes_of, with_delays_alone
+from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, Profile, Resource, StringTable, Workload
 from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import UnsupportedError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.measured_ops import CostedOps, costed_ops
+from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.converters.registry import load_format
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, OpClass, Profile

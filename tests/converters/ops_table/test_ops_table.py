@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.measured_ops import costed_ops
+from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.ops_table import FORMAT
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.errors import FormatError, HespasError, UsageError

@@ -19,7 +19,7 @@ from fixtures.make import graph_capture
 from fixtures.make.graph_capture import DECODE, PIECEWISE, Replayed, decode, piecewise
 from hespas.api import read, read_profiles
 from hespas.cli import convert, validate
-from hespas.converters.measured_ops import costed_ops
+from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.pytorch.captured import function_name, kernel_symbols
 from hespas.graph import Diagnostics, OpGraph, Profile, Workload
 from hespas.graph.errors import FormatError, UsageError
