@@ -56,16 +56,17 @@ _CONVERT, _WIDE_BITS = "convert", 32
 def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
     """Return the work of a program on a device.
 
-    What was compiled for a CPU multiplies narrow values as f32 (see :data:`~hespas.graph.SOURCE_DTYPE`):
-    another device multiplies them as they are, and converts nothing. Types that the device has no matrix
-    units for are multiplied in a wider one, f32 in IEEE f32 where a GPU has no TF32 units or prefers f32.
+    Programs compiled for a CPU convert narrow values to f32 before products (see
+    :data:`~hespas.graph.SOURCE_DTYPE`). Other devices multiply the narrow values without conversions. Types
+    without matrix units on the device are multiplied in a wider type. GPUs without TF32 units, or with faster
+    f32, multiply f32 in IEEE f32.
     """
     return _in_own_types(_as_written(graph, device, diagnostics), device, diagnostics)
 
 
 def refuse_converted(workload: Workload, device: Device) -> None:
     """Raise ``UnsupportedError`` for matrix products in a number format that a device has no units for."""
-    hint = "another precision or device; `on_unknown=warn` estimates what would run"
+    hint = "use another precision or device, or `on_unknown=warn` to estimate what would run"
     if _lacks_tf32(workload.metadata, device):
         raise UnsupportedError(f"{device.name} has no TF32 units: products would run in IEEE f32", hint=hint)
     for graph in workload.classes:
@@ -85,7 +86,7 @@ def _lacks_tf32(metadata: Mapping[str, str], device: Device) -> bool:
 
 
 def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagnostics: Diagnostics) -> None:
-    """Warn of a step generated for TF32 products on a GPU without such units: they run in IEEE f32."""
+    """Warn about a step generated for TF32 products on a GPU without TF32 units: they run in IEEE f32."""
     message = f"{device.name} has no TF32 units: products run in IEEE f32"
     diagnostics.warning("estimate.no-units", where, message, count=int(_lacks_tf32(metadata, device)))
 
@@ -116,7 +117,7 @@ def _wider_codes(device: Device) -> NDArray[np.int16]:
 
 
 def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with products in types that the device has units for; operands stay as narrow."""
+    """Return the graph with products in types that the device has units for; operands keep their types."""
     changes, nodes = _converted_types(graph, device)
     for name, wider in changes.items():
         code, table = dtype(name).code, graph.contractions
@@ -136,7 +137,7 @@ def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> O
     plain = (lhs == f32) & (rhs == f32) & (table.products == 1) & (device.kind == "gpu")
     message = "products of f32 run on TF32 units, as XLA and PyTorch's allow_tf32 let them"
     diagnostics.info("estimate.tf32", graph.name, message, count=int((plain & ~change & rounds).sum()))
-    message = "products of f32 that may round to TF32 run in IEEE f32, for which no faster units are listed"
+    message = "products of f32 that may round to TF32 run in IEEE f32: the device file lists no faster units"
     full = plain & (change | (not rounds))
     diagnostics.info("estimate.ieee-f32", graph.name, message, count=int((full & ~change).sum()))
     if not changes and not full.any():
@@ -211,10 +212,11 @@ def apply_estimate(
     """
     if missing not in MISSING_POLICIES:
         raise UsageError(
-            f"unknown policy {missing!r} for missing durations", hint=f"one of: {', '.join(MISSING_POLICIES)}"
+            f"unknown policy {missing!r} for missing durations",
+            hint=f"use one of: {', '.join(MISSING_POLICIES)}",
         )
     if len(estimate) != len(graph):
-        raise InvariantError(f"an estimate of {len(estimate)} nodes is not one of {graph.name!r}")
+        raise InvariantError(f"the estimate has {len(estimate)} nodes, {graph.name!r} has {len(graph)}")
     findings = diagnostics if diagnostics is not None else Diagnostics()
     absent = np.isnan(estimate.duration_ns)
     durations = np.where(absent, graph.duration_ns, estimate.duration_ns)
@@ -227,7 +229,7 @@ def apply_estimate(
 
 
 def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
-    """Return True for nodes that run and have no estimate but a time above 0 of their own, shape
+    """Return a mask of the nodes that run without an estimate and have a time above 0 of their own, shape
     ``(nodes,)``.
     """
     timed = (graph.duration_ns > 0) & (graph.executions != 0)
@@ -236,12 +238,12 @@ def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
 
 
 def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], findings: Diagnostics) -> None:
-    """Report nodes that keep their own time, which is of another device than the estimates."""
+    """Report nodes that keep their own time, which may belong to another device."""
     if not estimate.hardware:
         findings.info(
             "estimate.kept-duration",
             graph.name,
-            "nodes keep the duration they came with",
+            "nodes keep their own duration",
             count=int(kept.sum()),
         )
         return
@@ -253,8 +255,8 @@ def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], fi
     findings.warning(
         "estimate.kept-duration",
         graph.name,
-        f"nodes without an estimate for {estimate.hardware} keep the time that was recorded, on whatever "
-        f"device that was: {share:.1%} of the recorded time",
+        f"nodes without an estimate for {estimate.hardware} keep their recorded time, which may belong to "
+        f"another device: {share:.1%} of the recorded time",
         count=int(kept.sum()),
     )
 
@@ -284,8 +286,8 @@ def _settle(
     if missing == "error":
         raise UnsupportedError(
             f"no duration for {count:,} of {len(graph):,} nodes of {graph.name!r}: {listed}",
-            hint="`hardware=NAME` estimates; `on_unknown=warn` keeps them unknown, "
-            "`on_unknown=zero` counts 0",
+            hint="estimate them with `hardware=NAME`, keep them unknown with `on_unknown=warn`, or count 0 "
+            "with `on_unknown=zero`",
         )
     outcome = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"

@@ -95,8 +95,8 @@ _LARGE_ERROR = 0.5
 wrong, so that larger errors cannot be compared.
 """
 _LEAST_SHARE_OF_ROWS = 0.8
-"""Least share of a model's rows that fits must cover for their errors to be compared: fits of one library say
-nothing about the others.
+"""Least share of a model's rows that fits must cover for their errors to be compared: fits of one library
+do not apply to others.
 """
 
 
@@ -143,7 +143,7 @@ def read_order(path: str) -> Order:
     root = read_toml(Path(path), "an order of estimators", where="check the path", example=example)
     unknown = sorted(set(root) - {"order", "kinds"})
     if unknown:
-        raise FormatError(f"unknown key {unknown[0]!r}", path=path, hint="known are order and kinds")
+        raise FormatError(f"unknown key {unknown[0]!r}", path=path, hint="use the keys order and kinds")
     table = root.get("kinds", {})
     if not isinstance(table, dict):
         raise FormatError("expected a table of lists by kind", path=path, position="kinds")
@@ -154,7 +154,7 @@ def read_order(path: str) -> Order:
                 f"no such kind of operation: {name!r}",
                 path=path,
                 position="kinds",
-                hint=f"known are {', '.join(KINDS)}",
+                hint=f"use one of {', '.join(KINDS)}",
             )
     return Order(
         default=_listed_estimators(root.get("order"), path, "order"),

@@ -4,8 +4,7 @@ Every command that predicts the time of a step takes its configuration from here
 choice is the one with the best evidence for that kind of workload:
 
 * training steps of language models: ``training`` on ``composite``, kernels that a host launches one by one,
-  and one share by which kernels are slower beside communication. Published runs are predicted so
-  (docs/league.md).
+  and one share by which kernels are slower during communication (docs/league.md).
 * all others (compiled and captured programs, recorded profiles, steps of serving, operators of PyTorch):
   ``composite``, and contention by kernel and collective (docs/accuracy.md, docs/serving-accuracy.md).
 """
@@ -44,19 +43,19 @@ BASE = "composite"
 """The estimator of single operations."""
 
 WorkloadKind = Literal["training", "serving", "eager", "program", "recorded"]
-"""Kinds of workloads that differ in their default or in how far steps are off: generated training steps of
-language models, steps of serving, steps of PyTorch run operator by operator; programs and traces; profiles.
+"""Kinds of workloads with different defaults or errors of their steps: generated training steps of language
+models, steps of serving, steps of PyTorch run operator by operator; programs and traces; profiles.
 """
 _KINDS: Mapping[StepKind, WorkloadKind] = {"training": "training", "serving": "serving", "eager": "eager"}
 """Generated steps of other kinds have not been compared with measured ones and count as programs."""
 
 _ISSUE_NS: Mapping[str, float] = {"kernels": 20_000.0, "partial-graphs": 10_000.0, "whole": 0.0}
-"""Host time of a kernel of eager PyTorch, and where parts of a pass are CUDA graphs: round figures, set with
-the development rows of docs/league.md in sight.
+"""Host time per kernel of eager PyTorch, of passes with partial CUDA graphs, and of whole-step graphs.
+They are round figures, chosen on the development rows of docs/league.md.
 """
 _SLOWDOWN: Mapping[str, float] = {"gpu": 0.06}
-"""Share by which kernels of a training step are slower beside communication, by kind of device: a round
-figure, set with the development rows of docs/league.md in sight.
+"""Share by which kernels of a training step are slower during communication, by kind of device: a round
+figure, chosen on the development rows of docs/league.md.
 """
 
 
@@ -66,7 +65,7 @@ class Configuration:
 
     ``estimator`` is a spelling of the registry, with options. ``host_issue_ns`` is the time in which the
     host launches one kernel (0: it launches the step as a whole). ``beside`` is the share by which kernels
-    are slower beside communication (NaN: by kernel and collective, :mod:`hespas.simulator.interference`).
+    are slower during communication (NaN: by kernel and collective, :mod:`hespas.simulator.interference`).
     """
 
     kind: WorkloadKind
@@ -76,7 +75,7 @@ class Configuration:
     beside: float = nan
 
     def model(self, num_ranks: int) -> Estimator:
-        """Return the estimator for a job of so many ranks."""
+        """Return the estimator for a job of ``num_ranks`` ranks."""
         return for_job(load_estimator(self.estimator), num_ranks)
 
 
@@ -102,7 +101,7 @@ def operation_estimator(estimator: str) -> str:
 
 
 def workload_kind(workload: Workload) -> WorkloadKind:
-    """Return the kind of a workload, by what generators and readers state of it."""
+    """Return the kind of a workload, from the facts that generators and readers state."""
     facts = step_facts(workload.metadata)
     if facts is not None:
         return _KINDS.get(facts.kind, "program")
@@ -115,7 +114,7 @@ def host_issue_ns(facts: StepFacts, device: Device) -> float:
 
 
 def beside_share(device: Device) -> float:
-    """Return the share by which kernels of a training step are slower beside communication."""
+    """Return the share by which kernels of a training step are slower during communication."""
     return _SLOWDOWN.get(device.kind, 0.0)
 
 

@@ -278,7 +278,7 @@ def _impossible_row(model: object, duration_ns: FloatArray) -> int:
 def _impossible_time(model: Estimator | OperationModel, time_ns: float, subject: str) -> UnsupportedError:
     return UnsupportedError(
         f"estimator {model.name!r} of another package returns {time_ns:g} ns for {clipped(subject)}",
-        hint="times must be 0 or more, or NaN if unknown: update that package, or choose another estimator",
+        hint="update that package, or choose another estimator: times must be 0 or more, or NaN if unknown",
     )
 
 

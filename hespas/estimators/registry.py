@@ -114,7 +114,12 @@ def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, 
         key, equals, value = part.partition("=")
         if key not in defaults or not equals:
             listed = ", ".join(sorted(defaults)) or "none"
-            raise UsageError(f"estimator {name!r} has no option {part!r}", hint=f"options: {listed}")
+            raise UsageError(
+                f"estimator {name!r} has no option {part!r}",
+                hint=f"use one of its options: {listed}"
+                if defaults
+                else "give the name alone: it has no options",
+            )
         default = defaults[key]
         try:
             if isinstance(default, bool):
@@ -125,7 +130,7 @@ def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, 
                 values[key] = float(value) if isinstance(default, float) else value
         except (ValueError, KeyError):
             expected = "true or false" if isinstance(default, bool) else f"a number like {default}"
-            raise UsageError(f"{name}:{key} is {value!r}", hint=f"expected {expected}") from None
+            raise UsageError(f"{name}:{key} is {value!r}", hint=f"use {expected}") from None
     return values
 
 

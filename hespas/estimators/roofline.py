@@ -102,9 +102,11 @@ class Roofline:
         if self.default_dtype and find_dtype(self.default_dtype) is None:
             raise UsageError(f"unknown element type {self.default_dtype!r}", hint="write bf16, f32, i8, ...")
         if self.algorithm not in ("auto", "ring", "tree"):
-            raise UsageError(f"unknown algorithm {self.algorithm!r}", hint="one of: auto, ring, tree")
+            raise UsageError(f"unknown algorithm {self.algorithm!r}", hint="use one of: auto, ring, tree")
         if min(self.compute_efficiency, self.memory_efficiency) <= 0:
-            raise UsageError("an efficiency must be above 0", hint="1 is the published peak")
+            raise UsageError(
+                "an efficiency must be above 0", hint="use a share of the published peak, such as 0.7"
+            )
         if min(self.transcendental_weight, self.sort_passes) < 0:
             raise UsageError("transcendental_weight and sort_passes must not be negative")
 

@@ -80,7 +80,7 @@ def step_intervals() -> dict[tuple[WorkloadKind, Level], StepInterval]:
 
 
 def device_level(kind: WorkloadKind, device: Device) -> Level:
-    """Return how far a prediction for a device is from what was measured."""
+    """Return the extrapolation level of predictions for a device."""
     if device.fits:
         return "measured"
     if kind == "training" and (device.kind == "tpu" or device.family in training_shares(device).families):

@@ -63,7 +63,7 @@ class Training:
         if self.attention and self.attention not in LIBRARIES:
             raise UsageError(
                 f"training: unknown library of attention {self.attention!r}",
-                hint=f"one of: {', '.join(LIBRARIES)}",
+                hint=f"use one of: {', '.join(LIBRARIES)}",
             )
         if self.base.partition(":")[0] == "training":
             raise UsageError(
@@ -73,7 +73,7 @@ class Training:
             raise UsageError("training: power_w is below 1 W", hint="omit it to use the device file's value")
         if not _LEAST <= self.bandwidth <= 1 / _LEAST:
             raise UsageError(
-                f"training: bandwidth is a share of the device file's, of {_LEAST:g} to {1 / _LEAST:g}",
+                f"training: bandwidth must be {_LEAST:g} to {1 / _LEAST:g} times the device file's",
                 hint="omit it to use the device file's value",
             )
         object.__setattr__(self, "_model", for_job(load_estimator(self.base), self.num_ranks))

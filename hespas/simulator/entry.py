@@ -317,7 +317,7 @@ def _ready_classes(
 
 
 def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> tuple[OpGraph, int]:
-    """The graph with whole trip counts, and how many were not known but counted as 1."""
+    """Return the graph with whole trip counts, and the number of unknown ones that count as 1."""
     table = graph.regions
     trips = np.rint(table.trips)
     unknown = np.isnan(trips)
@@ -337,7 +337,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnosti
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {labels}",
-                hint="`on_unknown=warn` counts each as one trip, `on_unknown=zero` leaves them out",
+                hint="use `on_unknown=warn` to count one iteration each, or `on_unknown=zero` to omit them",
             )
         assumed = 1.0 if missing == "warn" else 0.0
         diagnostics.warning(

@@ -131,14 +131,14 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None =
         raise FormatError(
             f"{tasks.name or 'the graph'}: the sum of operation times overflows",
             position=f"operation {int(np.argmax(tasks.duration_ns))} of the schedule",
-            hint="are the times in nanoseconds?",
+            hint="check that the times are in nanoseconds",
         )
     if np.isnan(start_ns).any():
         blocked = int(np.flatnonzero(np.isnan(start_ns))[0])
         raise FormatError(
             f"{tasks.name or 'the graph'}: dependencies form a cycle, so that some operations never start",
             position=f"operation {blocked} of the schedule",
-            hint="hespas-validate check shows the cycle",
+            hint="run hespas-validate check to see the cycle",
         )
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
     return Schedule(start_ns, end_ns, cause, by_resource, added_ns)

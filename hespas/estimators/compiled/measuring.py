@@ -233,7 +233,7 @@ class WorkerSession:
     def _not_started(self, why: str) -> UnsupportedError:
         return UnsupportedError(
             f"{self.toolchain} does not start: {why}",
-            hint="run it alone to see why; another estimator needs no compiler",
+            hint="run it alone to see why, or use another estimator",
         )
 
     def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:

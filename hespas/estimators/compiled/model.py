@@ -60,9 +60,9 @@ class _CompiledEstimator:
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
         if self.region not in {"fused", "op"}:
-            raise UsageError(f"{self.name}: invalid region {self.region!r}", hint="fused or op")
+            raise UsageError(f"{self.name}: invalid region {self.region!r}", hint="use fused or op")
         if self.failed not in {"error", "unknown"}:
-            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="error or unknown")
+            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="use error or unknown")
         if not (1 <= self.repeats <= 1000 and 0 < self.timeout_s < float("inf")):
             raise UsageError(f"{self.name}: repeats are 1 to 1000, timeout_s above 0")
         if self.progress is not None and not callable(self.progress):
@@ -168,7 +168,7 @@ class _CompiledEstimator:
             return
         text = f"{op}: {self.name} failed: {timing.fault or 'no time was measured'}"
         if self.failed == "error":
-            hint = f"`estimator={self.name}:failed=unknown` (or `on_unknown=warn`) leaves it unknown"
+            hint = f"leave it unknown: `estimator={self.name}:failed=unknown` (or `on_unknown=warn`)"
             raise UnsupportedError(f"{where}: {text}", hint=hint)
         diagnostics.error(f"{self.name}.failed", where, text)
 
@@ -227,7 +227,7 @@ class Xla(_CompiledEstimator):
         """Check the options; raises ``UsageError``."""
         _CompiledEstimator.__post_init__(self)
         if not 1 <= self.devices <= _MOST_DEVICES:
-            raise UsageError(f"xla: devices is {self.devices}", hint=f"1 to {_MOST_DEVICES}")
+            raise UsageError(f"xla: devices is {self.devices}", hint=f"use 1 to {_MOST_DEVICES}")
 
     @property
     def _at_once(self) -> int:

@@ -82,16 +82,16 @@ def loop_text(unit: Unit, *, barrier: bool = True) -> str:
     renewed = renewed_argument(unit)
     arguments = list(map(str, unit.arguments))
     results = [str(value.type) for value in unit.results]
-    indexs = range(len(arguments))
-    inside = ("%t", *(f"%q{index}" if index == renewed else f"%p{index}" for index in indexs))
-    before = ("%i", *(f"%c{index}" for index in indexs)) if barrier else inside
+    positions = range(len(arguments))
+    inside = ("%t", *(f"%q{index}" if index == renewed else f"%p{index}" for index in positions))
+    before = ("%i", *(f"%c{index}" for index in positions)) if barrier else inside
     carried = [f"{name} = %a{index}" for index, name in enumerate(before[1:])]
     carried += [f"%r{index} = %z{index}" for index in range(len(results))]
     types = ", ".join((_INDEX, *arguments, *results))
     passed = f"{', '.join(inside)} = stablehlo.optimization_barrier {', '.join(before)} : "
     passed += ", ".join((_INDEX, *arguments))
     made = _counted(unit, renewed)
-    back = ", ".join(("%t1", *(f"%p{index}" for index in indexs), *made.names))
+    back = ", ".join(("%t1", *(f"%p{index}" for index in positions), *made.names))
     outputs = len(arguments) + len(results) + 1
     first = 1 + len(arguments) if results else 0
     returned = ", ".join(f"%o#{index}" for index in range(first, outputs)) if outputs > 1 else "%o"

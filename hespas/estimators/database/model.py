@@ -206,7 +206,7 @@ def _installed_tables(
     if request[0] and request[0] not in frameworks:
         raise UsageError(
             f"{_DISTRIBUTION} {release} has no measurements with {request[0]!r}",
-            hint=f"it has {', '.join(frameworks)}",
+            hint=f"use one of {', '.join(frameworks)}",
         )
     return MeasurementLibrary.of(
         table for system in systems for table in _tables(system, device, release, request)
@@ -296,11 +296,11 @@ class Database:
         given = cast("object", self.measurements)
         if given is not None and not isinstance(given, Measurements):
             raise UsageError(
-                "measurements can only be given in Python", hint="on a command line write path=FILE"
+                "measurements can only be given in Python", hint="write path=FILE on a command line"
             )
         if (given is None) == (not self.path):
             raise UsageError(
-                "the database needs a table", hint=f"database:path=FILE, or database:path={INSTALLED}"
+                "the database needs a table", hint=f"write database:path=FILE, or database:path={INSTALLED}"
             )
         if isinstance(given, Measurements):
             object.__setattr__(self, "_library", MeasurementLibrary.of([visible(given, self.split)]))

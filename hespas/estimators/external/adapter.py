@@ -235,7 +235,7 @@ class ExternalSimulator:
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
         if self.failed not in {"error", "unknown"}:
-            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="error or unknown")
+            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="use error or unknown")
         if not (self.clock_mhz >= 0 and isfinite(self.clock_mhz) and 0 < self.timeout_s < float("inf")):
             raise UsageError(f"{self.name}: clock_mhz must not be negative, timeout_s must be above 0")
         if self.progress is not None and not callable(self.progress):
@@ -293,7 +293,7 @@ class ExternalSimulator:
             return self.clock_mhz * 1e6
         device_hz = clock_hz(device)
         if isnan(device_hz):
-            hint = f"`estimator={self.name}:clock_mhz=940`"
+            hint = f"state it: `estimator={self.name}:clock_mhz=940`"
             raise UsageError(f"{self.name}: {device.name} states no clock of an array", hint=hint)
         return device_hz
 
@@ -340,7 +340,7 @@ class ExternalSimulator:
         except CommandError as error:
             text = f"{self.name} failed on a product of {product}: {error}"
             if self.failed == "error":
-                hint = f"`estimator={self.name}:failed=unknown` (or `on_unknown=warn`) leaves it unknown"
+                hint = f"leave it unknown: `estimator={self.name}:failed=unknown` (or `on_unknown=warn`)"
                 raise UnsupportedError(text, hint=hint) from error
             diagnostics.error(f"{self.name}.failed", str(product), text)
             return None

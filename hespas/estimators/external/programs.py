@@ -89,7 +89,7 @@ class Cocossim(ExternalSimulator):
     def _options(self, device: Device) -> list[str]:
         array = array_of(device, self.array, self.dataflow)
         if array is None:
-            hint = "`estimator=cocossim:array=128x128`"
+            hint = "state one: `estimator=cocossim:array=128x128`"
             raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
         if array.rows != array.columns:
             raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")
@@ -172,7 +172,7 @@ class Onnxim(ExternalSimulator):
 
     def _config(self) -> bytes:
         if not self.config:
-            hint = "`estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
+            hint = "name it: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
             raise UsageError("onnxim: a configuration is needed", hint=hint)
         return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")
 

@@ -117,7 +117,7 @@ class ScaleSim(ExternalSimulator):
         """Return the settings file."""
         array = array_of(device, self.array, self.dataflow)
         if array is None:
-            hint = "`estimator=scalesim:array=128x128,dataflow=ws`"
+            hint = "state one: `estimator=scalesim:array=128x128,dataflow=ws`"
             raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
         return _SETTINGS.format(
             rows=array.rows, columns=array.columns, dataflow=array.dataflow, buffer_kb=self.buffer_kb
@@ -239,6 +239,6 @@ class ZigZag(ExternalSimulator):
         if not self.accelerator or not self.mapping:
             raise UsageError(
                 "zigzag: an accelerator and a mapping are needed",
-                hint="`estimator=zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940`",
+                hint="name both: `estimator=zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940`",
             )
         return (self.accelerator, "accelerator"), (self.mapping, "mapping")

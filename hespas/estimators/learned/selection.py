@@ -83,7 +83,7 @@ def select_model(
             is_fitted = device.name in cell.rows
             references = None if is_fitted else nearest_devices(device, card.devices, cell.rows)
             if references is None and not is_fitted:
-                reason = f"the model of {labels.kind} was fitted on no {device.kind}"
+                reason = f"the model of {labels.kind} was not fitted on a {device.kind}"
                 continue
             transfer = (0, 0)
             if references is not None:

@@ -82,7 +82,7 @@ def parse_dataflow(text: str) -> Dataflow:
         case _:
             raise UsageError(
                 f"'{text}' is not a dataflow",
-                hint="os, ws or is: outputs, weights or inputs stay in the array",
+                hint="use os, ws or is: outputs, weights or inputs stay in the array",
             )
 
 

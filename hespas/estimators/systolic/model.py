@@ -100,7 +100,9 @@ class Systolic:
         if self.dataflow:
             parse_dataflow(self.dataflow)
         if not 0 <= self.arrays <= 1 << 16:
-            raise UsageError(f"{self.arrays} arrays", hint="a number from 1 to 65,536, or 0 for the device's")
+            raise UsageError(
+                f"{self.arrays} arrays", hint="use a number from 1 to 65,536, or 0 for the device's"
+            )
         if not (self.words_per_cycle >= 0 and self.buffer_kb > 0):
             raise UsageError("words_per_cycle must not be negative, buffer_kb must be above 0")
 

@@ -7,8 +7,8 @@ that do not affect the analytical simulator are listed in ``unread``.
 
 Units of written files (518bd51): a bandwidth of network.yml is in GiB/s, for one link of a ring or of a
 direct connection, or for all links of a device behind a switch. A message through a switch is charged the
-latency twice, so half of it is written. A ring of chunks goes one way around. ASTRA-sim has no per-device
-oversubscription: its share of the bandwidth is written.
+latency twice, so half of it is written. Chunks go one way around a ring. ASTRA-sim has no oversubscription:
+the bandwidth that each device gets is written.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _read(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object whose keys are unique; of two values it is unclear which one is meant."""
+    """Return an object. Raises ``ValueError`` for a duplicate key, because its value is ambiguous."""
     values = dict(pairs)
     if len(values) < len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -198,16 +198,16 @@ class _JsonFile:
             raise FormatError(
                 "nested too deeply for a configuration file", path=self.path, hint="check the path"
             ) from None
-        if not _is_object(loaded):
+        if not isinstance(loaded, dict):
             raise FormatError("expected one JSON object", path=self.path, hint='write {"key": value, ...}')
-        self.values = loaded
+        self.values = cast("dict[str, object]", loaded)
 
     def fault(self, key: str, expected: str) -> FormatError:
         return FormatError(
             f"{key} is {clipped(repr(self.values.get(key)))}",
             path=self.path,
             position=key,
-            hint=f"expected {expected}",
+            hint=f"use {expected}",
         )
 
     def real(self, key: str) -> float | None:
@@ -252,10 +252,6 @@ class _JsonFile:
         if not _is_texts(value):
             raise self.fault(key, "a list of names")
         return tuple(value)
-
-
-def _is_object(value: object) -> TypeGuard[dict[str, object]]:
-    return isinstance(value, dict)
 
 
 def _is_texts(value: object) -> TypeGuard[list[str]]:
@@ -328,7 +324,7 @@ def read_network_config(path: Path) -> NetworkConfig:
         raise FormatError(
             "the lists are empty or differ in length",
             path=str(path),
-            hint="topology, npus_count, bandwidth and latency have one entry per dimension",
+            hint="give topology, npus_count, bandwidth and latency one entry per dimension",
         )
     if prod(npus) > MAX_NPUS:
         raise FormatError(
@@ -459,12 +455,12 @@ def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, st
         raise UsageError(
             f"ASTRA-sim runs whole systems: {system.devices:,} devices do not fill "
             f"{'x'.join(map(str, system.shape))} of {system.name}",
-            hint=f"{system.devices // full * full or capacity:,} or {capacity:,} devices",
+            hint=f"use {system.devices // full * full or capacity:,} or {capacity:,} devices",
         )
     if system.devices == 1:
         raise UsageError(
             f"one device of {system.name} has no network, which ASTRA-sim requires",
-            hint="use 2 or more devices; `mode=hespas` simulates one",
+            hint="use 2 or more devices, or simulate one with `mode=hespas`",
         )
     used = [dimension for dimension in system.dimensions if dimension.size > 1]
     for dimension in used:

@@ -21,7 +21,7 @@ _CODE = "simulate.deadlock"
 _CAUSES = ("ET007", "ET020", "ET029", "ET015", "ET019", "starved", "ET021")
 """Rules in order of how much their violation explains: later ones can follow from earlier ones."""
 _SLOT_NAMES = {Slot.CPU: "CPU", Slot.COMPUTE: "computation", Slot.COMMUNICATION: "communication"}
-_HINT = "hespas-validate check DIR --profile astra-sim lists all violated rules"
+_HINT = "run hespas-validate check DIR --profile astra-sim to list all violated rules"
 
 
 @dataclass(frozen=True, slots=True)

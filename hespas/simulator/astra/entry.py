@@ -22,7 +22,7 @@ from hespas.simulator.astra.configuration import AstraOptions, Backend
 from hespas.simulator.astra.deadlock import check_finished
 from hespas.simulator.astra.external import ExternalRun
 from hespas.simulator.astra.lockstep import run_alike
-from hespas.simulator.astra.network import MessageKey, checked
+from hespas.simulator.astra.network import checked
 from hespas.simulator.astra.plans import Planner
 from hespas.simulator.astra.ranks import NEVER, AstraRun, RankRun, run_all
 from hespas.simulator.astra.statistics import RankStatistics, figures_of
@@ -143,7 +143,7 @@ class _AstraSpans(NamedTuple):
 
 
 def _by_resource(rank: RankRun) -> BoolArray:
-    """Return a mask of the nodes that were issued when a node ended that is not one of their dependencies."""
+    """Return a mask of the nodes that were issued at the end of a node on which they do not depend."""
     trace = rank.trace.trace
     nodes = len(trace)
     cause = np.array(rank.cause, np.int64)
@@ -206,7 +206,7 @@ def simulate_astra(
     group_number: GroupNames,
     diagnostics: Diagnostics,
 ) -> AstraSimulation:
-    """Simulate a workload from its Chakra traces. ``stated`` are the costs in the traces of each class;
+    """Simulate a workload from its Chakra traces. ``costs`` are the costs in the traces of each class;
     ``group_number`` returns the number of a rank's process group.
 
     Raises ``UsageError`` if network and workload have different numbers of ranks, ``UnsupportedError`` and
@@ -242,17 +242,11 @@ def simulate_astra(
     if run is None:
         ranks, left = run_all(traces.of_ranks(range(workload.num_ranks)), options)
         check_finished(ranks, diagnostics)
-        _warn_unreceived(left, diagnostics)
+        for key in left:  # ASTRA-sim ends a send on arrival and does not report these
+            diagnostics.warning(
+                "simulate.unreceived", f"rank {key.target}",
+                f"a message of {key.size:,} bytes with tag {key.tag} from rank {key.source} "
+                "is never received",
+            )  # fmt: skip
         run = AstraRun([rank.result() for rank in ranks], np.arange(len(ranks)))
     return simulation_of(workload, options, run)
-
-
-def _warn_unreceived(left: Sequence[MessageKey], diagnostics: Diagnostics) -> None:
-    """Warn about messages that are never received. ASTRA-sim ends a send on arrival and does not report
-    these.
-    """
-    for key in left:
-        diagnostics.warning(
-            "simulate.unreceived", f"rank {key.target}",
-            f"a message of {key.size:,} bytes with tag {key.tag} from rank {key.source} is never received",
-        )  # fmt: skip

@@ -207,6 +207,6 @@ def _unfinished(
     output = f"; its last output: {' | '.join(tail)}" if tail else "; it printed nothing"
     return CheckFailedError(
         f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){output}", path=binary.path,
-        hint="without `astra_bin`, the report lists what each rank waits for"
+        hint="run without `astra_bin` to list what each rank waits for"
         if finished or code in {_LATE, 0} else "give a binary and files of the same version",
     )  # fmt: skip

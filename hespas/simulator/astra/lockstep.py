@@ -1,11 +1,10 @@
 """Simulation of ranks that must behave alike: one rank per class is run.
 
-Ranks of a collective that start it at the same time and see the same network from their positions end it at
-the same time, and a rank whose messages go to ranks like those of another behaves like that one. Ranks are
-alike if they run the same graph, exchange messages with ranks that are alike and equally far, and all ranks
-of each of their collectives are alike and see the same network from their positions. Classes are refined from
-the structure until that holds (O(ranks x relations), in columns). One rank of each class is run, and phases
-of collectives take the time that one rank determines (:mod:`hespas.simulator.astra.phases`).
+Ranks that start a collective at the same time and see the same network from their positions end it at the
+same time. Two ranks behave alike if they run the same graph and exchange messages with ranks that are alike
+and equally far. All ranks of each of their collectives must also be alike and see the same network from their
+positions. Classes of ranks are split until that holds (O(ranks x relations), in columns). One rank of each
+class is run, and it determines the times of collective phases (:mod:`hespas.simulator.astra.phases`).
 
 With congestion all ranks are run, except for rings in which no two messages share a link.
 
@@ -91,13 +90,18 @@ class _AlikeRanks:
             for table, numbers in self._groups(trace, ranks):
                 groups.append(table)
                 rank_kinds = _split(rank_kinds, numbers)
-            for relation in self._messages(trace, ranks):
+            sides = {
+                (message.row, trace.action[position] == Action.SEND)
+                for position, message in trace.messages.items()
+            }
+            for row, sends in sorted(sides):
+                relation = _Relation(ranks, self._peers(trace, row, ranks, sends=sends))
                 relations.append(relation)
                 paths = np.full(len(rank_kinds), -1, np.int64)
                 paths[relation.ranks] = self._paths(*relation)
                 rank_kinds = _split(rank_kinds, paths)
-        has_messages = any(trace.messages for trace in self.traces.classes.values())
-        if has_messages and not np.array_equal(self._listed(sends=True), self._listed(sends=False)):
+        sent = self._listed(sends=True)
+        if not np.array_equal(sent, self._listed(sends=False)):
             raise _NotAlike  # a send without a receive
         count = -1
         while count != (count := int(rank_kinds.max()) + 1):
@@ -108,7 +112,11 @@ class _AlikeRanks:
         for table in groups:
             if (rank_kinds[table] != rank_kinds[table[:, :1]]).any():
                 raise _NotAlike
-        self._check_single(rank_kinds)
+        # A rank must exchange messages of one tag and size with only one rank of a class.
+        for end, other in ((0, 1), (1, 0)):
+            keys = np.stack([sent[:, end], rank_kinds[sent[:, other]], sent[:, 2], sent[:, 3]], 1)
+            if len(np.unique(keys, axis=0)) < len(keys):
+                raise _NotAlike
         return rank_kinds
 
     def _groups(self, trace: ClassTrace, ranks: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
@@ -191,17 +199,6 @@ class _AlikeRanks:
             raise _NotAlike
         return self.wires.paths(ranks, peers)
 
-    def _messages(self, trace: ClassTrace, ranks: IntArray) -> Iterator[_Relation]:
-        """Yield the ranks that the ranks of a class send to and receive from."""
-        for row, sends in sorted(
-            {
-                (message.row, trace.action[position] == Action.SEND)
-                for position, message in trace.messages.items()
-            }
-        ):
-            peers = self._peers(trace, row, ranks, sends=sends)
-            yield _Relation(ranks, peers)
-
     def _peers(self, trace: ClassTrace, row: int, ranks: IntArray, *, sends: bool) -> IntArray:
         if row < 0:
             raise _NotAlike
@@ -227,16 +224,6 @@ class _AlikeRanks:
                 ends = (ranks, peers) if sends else (peers, ranks)
                 parts.append(np.stack([*ends, np.full_like(ranks, tag), np.full_like(ranks, size)], 1))
         return np.unique(np.concatenate(parts), axis=0)
-
-    def _check_single(self, rank_kinds: IntArray) -> None:
-        """Check that a rank exchanges messages of one tag and size with one rank of a class."""
-        if not any(trace.messages for trace in self.traces.classes.values()):
-            return
-        listed = self._listed(sends=True)
-        for end, other in ((0, 1), (1, 0)):
-            keys = np.stack([listed[:, end], rank_kinds[listed[:, other]], listed[:, 2], listed[:, 3]], 1)
-            if len(np.unique(keys, axis=0)) < len(keys):
-                raise _NotAlike
 
 
 def _split(rank_kinds: IntArray, numbers: IntArray) -> IntArray:
@@ -345,8 +332,8 @@ class _WatchedTimers(Timers):
 
 def _commute(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
     """Return True if two ends at one moment may come in either order: ends of chunks that do the same from
-    there, or that enter different queues. ``None`` is a node of the rank, which the end of a collective may
-    not pass.
+    there, or that enter different queues. ``None`` is the end of a node: it must keep its order with the end
+    of a collective.
     """
     if one is None or other is None:
         return one == other or bool(one or other)

@@ -52,7 +52,7 @@ def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
             if value < least or not value:
                 raise FormatError(
                     f"{key} of dimension {dimension} is {value:g}", path=network.path, position=key,
-                    hint=f"ASTRA-sim needs {'at least 2' if least else 'more than 0'}",
+                    hint=f"use {'a value of at least 2' if least else 'a value above 0'}",
                 )  # fmt: skip
     if backend == "aware":
         fault = ""

@@ -395,8 +395,8 @@ class PhaseTimes:
     """Times of phases on one network whose ranks all do the same at the same time; equal phases are computed
     once.
 
-    A rank then receives the messages that it sends, from another position: one rank whose messages return to
-    it is enough. Without congestion no other message matters.
+    Such a rank receives the same messages that it sends, so it is enough to run one rank whose messages
+    return to it. Without congestion no other message matters.
     """
 
     network: UnawareNetwork

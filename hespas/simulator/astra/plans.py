@@ -66,7 +66,7 @@ class Algorithm:
         if match is None or len(match["window"] or "") > _LONGEST_WINDOW or match["window"] == "0":
             raise UnsupportedError(
                 f"the algorithm {text!r} is unknown", path=path, position=key,
-                hint="ring, direct, directK, halvingDoubling, oneRing, oneDirect, oneDirectK, "
+                hint="use ring, direct, directK, halvingDoubling, oneRing, oneDirect, oneDirectK, "
                 "oneHalvingDoubling or doubleBinaryTree",
             )  # fmt: skip
         flat = text.startswith("one")

@@ -181,7 +181,7 @@ class AstraTraces:
         costs: Sequence[StatedCosts],
         group_number: GroupNames,
     ) -> AstraTraces:
-        """Return the traces of a job; ``stated`` are the costs of each class.
+        """Return the traces of a job; ``costs`` are the costs of each class.
 
         Raises ``UnsupportedError`` for nodes that ASTRA-sim does not run, ``FormatError`` for missing
         properties of a node.
@@ -405,14 +405,13 @@ def _involved(graph: OpGraph) -> dict[int, tuple[bool, ...]]:
         return {}
     extra = graph.extra
     rows = np.flatnonzero((extra.key == key) & (extra.node >= 0))
-    return {int(extra.node[row]): _bools(extra.value(row)) for row in rows.tolist()}
-
-
-def _bools(message: bytes) -> tuple[bool, ...]:
-    """Return field 1 of a protobuf message: booleans, packed or separate."""
-    if message[:1] == b"\x0a":
-        return tuple(bool(byte) for byte in message[2:])
-    return tuple(bool(byte) for byte in message[1::2])
+    involved: dict[int, tuple[bool, ...]] = {}
+    for row in rows.tolist():
+        message = extra.value(row)
+        # Field 1 of a protobuf message: booleans, packed (one tag, one length) or separate (a tag each).
+        values = message[2:] if message[:1] == b"\x0a" else message[1::2]
+        involved[int(extra.node[row])] = tuple(bool(byte) for byte in values)
+    return involved
 
 
 def _apply_roofline(trace: ClassTrace, system: SystemConfig, costs: StatedCosts, on_cpu: list[bool]) -> None:

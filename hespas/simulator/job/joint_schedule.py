@@ -117,7 +117,7 @@ def joint_schedule(
         raise FormatError(
             f"{job.sim_ranks[0].graph.name}: the sum of operation times overflows",
             position=f"operation {int(np.argmax(job.duration_ns))} of the schedule",
-            hint="are the times in nanoseconds?",
+            hint="check that the times are in nanoseconds",
         )
     tasks = Tasks("job", events.duration_ns, stream.astype(np.int32), job.deps)
     cause, by_resource = causes_of(tasks, start_ns, end_ns, ran)
@@ -336,8 +336,8 @@ _CODE = "simulate.deadlock"
 _MOST_LISTED = 20
 
 _DEADLOCK_HINT = (
-    "ranks must reach their common communication in one order; hespas-validate check lists the "
-    "violated rules, `alone` simulates ranks without waits"
+    "run hespas-validate check to list the violated rules (ranks must reach their common communication in "
+    "one order), or simulate ranks without waits: `alone`"
 )
 
 
@@ -357,7 +357,7 @@ def check_finished(
             f"{job.rank_of(task).graph.name or 'the graph'}: dependencies form a cycle, so that some "
             "operations never start",
             position=f"operation {job.local(task)} of the schedule",
-            hint="hespas-validate check shows the cycle",
+            hint="run hespas-validate check to see the cycle",
         )
     arrivals = events.arrivals.transpose(events.count)
     texts = [

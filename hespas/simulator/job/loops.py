@@ -60,7 +60,7 @@ def with_loops(
     extrapolation = _LoopExtrapolation(
         list(sim_ranks),
         joint_simulator,
-        vary or _as_it_is,
+        vary or (lambda program, _: program),
         diagnostics,
         vary is not None,
         overlap_trips,
@@ -214,10 +214,6 @@ class _RankLoopRuns:
 
     def run(self, trips: int) -> IterationTimes:
         return self.shared.run(trips)[self.number]
-
-
-def _as_it_is(program: TaskProgram, _rank: int) -> TaskProgram:
-    return program
 
 
 def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:

@@ -74,7 +74,7 @@ class CommunicationEvents:
         return int(self.arrivals.values.max(initial=-1)) + 1
 
 
-_HINT = "members of a group must run the same collectives in one order; `alone` simulates ranks without waits"
+_HINT = "run the same collectives in one order on all members, or simulate ranks without waits: `alone`"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -333,7 +333,7 @@ def match_communication(
             f"{other}, which {lacks}" + (f" with tag {tag}" if tag >= 0 else ""),
             code="ET015",
             position=f"rank {sim_rank.rank}, node {int(sim_rank.graph.id[node])}",
-            hint="every send needs one receive of its source, target and tag; `alone` avoids all waits",
+            hint="add the missing send or receive, or simulate ranks without waits: `alone`",
         )
     diagnostics.warning(
         "simulate.unreceived", name, "messages are sent but never received", count=len(pairs.unmatched)

@@ -185,7 +185,7 @@ class IdleParts:
         if not pattern:
             return graph
         sets, ways = len(relations.group), len(relations.target)
-        flags = np.append(self.patterns[pattern], False)  # the last entry: no permutation is group_set
+        flags = np.append(self.patterns[pattern], False)  # the last entry: no permutation is stated
         rows, kinds = permutation_rows(graph, relations.permutations), graph.kind[graph.p2p.node]
         no_target = flags[np.where(rows == NONE, -1, sets + rows)]
         no_source = flags[np.where(rows == NONE, -1, sets + ways + rows)]

@@ -292,8 +292,8 @@ class _JobSimulation:
         if sum(len(sim_rank.graph) for sim_rank in sim_ranks) > _MOST_TASKS:
             raise UnsupportedError(
                 f"{len(chosen):,} ranks behave differently: over {_MOST_TASKS:,} operations",
-                hint="without jitter, ranks that do the same are simulated once; "
-                "`granularity=region` merges the operations between collectives",
+                hint="omit jitter, so that ranks that do the same are simulated once, or merge operations "
+                "between collectives: `granularity=region`",
             )
         looped = with_loops(
             sim_ranks,

@@ -105,7 +105,8 @@ def memory_use(
     """Return the memory that a program needs, in program order unless ``moments`` has the times of nodes;
     None if no node states its results.
 
-    If parameters are not nodes, ``stated`` has their size and that of the results, which live throughout;
+    If parameters are not nodes, ``program_bytes`` has their size and the size of the results. Both live
+    throughout;
     values without readers count as results. O((nodes + values) log values).
     """
     if not len(graph.results.values):

@@ -63,7 +63,7 @@ def end_of(graph: OpGraph) -> int:
 
 
 def elements(graph: OpGraph) -> dict[int, int]:
-    """Return per node that takes an element of a tuple the index of the element."""
+    """Return the index of the tuple element that a node takes, by node."""
     return {node: places[0] for node, places in _numbers(graph, _INDEX).items()}
 
 
@@ -130,7 +130,7 @@ class MemoryValue:
     in_place: bool = False
     users: list[int] = field(default_factory=list[int])
     until: list[int] = field(default_factory=list[int])
-    """Loops to the end of whose iterations it is kept."""
+    """Loops that keep it to the end of each iteration."""
     before: list[int] = field(default_factory=list[int])
     """Loops whose first iteration finds it in a slot."""
 
@@ -204,7 +204,12 @@ class _ValueTracer:
         read = self._read(node)
         if self._forwards[node]:
             self._leaves[node] = self._forwarded(node, read)
-            self._hold(node)
+            if self._started and self._op(node).endswith(_ENDS):
+                for dep in self._deps[node]:  # an asynchronous operation keeps its inputs until it is done
+                    if dep in self._started:
+                        self._started[node] = self._started[dep]
+                        for value in self._started[dep]:
+                            self.values[value].users.append(node)
             return
         wanted = set(self._operands[node])
         by_value: dict[int, None] = {}
@@ -218,16 +223,6 @@ class _ValueTracer:
         if self._op(node).endswith(_START):
             self._started[node] = used
         self._leaves[node] = self._made(node, used)
-
-    def _hold(self, node: int) -> None:
-        """Keep the inputs of an asynchronous operation until it is done."""
-        if not self._started:
-            return
-        for dep in self._deps[node]:
-            if dep in self._started and self._op(node).endswith(_ENDS):
-                self._started[node] = self._started[dep]
-                for value in self._started[dep]:
-                    self.values[value].users.append(node)
 
     def _op(self, node: int) -> str:
         return self._names[self._op_id[node]]

@@ -427,16 +427,18 @@ class _CommunicationTimes:
         """
         used: list[int] = np.unique(self.graph.collectives.group_set).tolist()
         sets = self._sets()
-        keys = [
-            *[self.placements.of_groups(sets[row]).which[ranks][:, None] for row in used],
-            *self._message_keys(ranks),
-        ]
+        keys = [self.placements.of_groups(sets[row]).which[ranks][:, None] for row in used]
+        permutations: list[int] = np.unique(self.graph.p2p.permutation).tolist()
+        for row in permutations:
+            if row >= 0:
+                distances = self.placements.of_messages(self.graph.permutations[row])
+                keys += [side[ranks] for side in distances]
         if not keys or not len(ranks):
             return [(ranks, np.full((3, len(self.graph)), np.nan))]
-        distinct, row = np.unique(np.concatenate(keys, axis=1), axis=0, return_inverse=True)
+        distinct, row_of = np.unique(np.concatenate(keys, axis=1), axis=0, return_inverse=True)
         by_times: dict[bytes, tuple[list[IntArray], FloatArray]] = {}
         for number in range(len(distinct)):
-            mine = ranks[row.reshape(-1) == number]
+            mine = ranks[row_of.reshape(-1) == number]
             rank = int(mine[0])
             times = np.full((3, len(self.graph)), np.nan)
             self._collectives(rank, times)
@@ -448,11 +450,6 @@ class _CommunicationTimes:
     def _sets(self) -> list[GroupSet]:
         """Return the group sets, and all ranks for collectives without a group set."""
         return [*self.graph.group_sets, StridedGroups.all_ranks(self.placements.num_ranks)]
-
-    def _message_keys(self, ranks: IntArray) -> list[IntArray]:
-        used: list[int] = np.unique(self.graph.p2p.permutation).tolist()
-        columns = (self.placements.of_messages(self.graph.permutations[row]) for row in used if row >= 0)
-        return [side[ranks] for sides in columns for side in sides]
 
     def _collectives(self, rank: int, times: FloatArray) -> None:
         table, sets = self.graph.collectives, self._sets()

@@ -249,18 +249,15 @@ class DecodingBatch:
         """Return the times of the latest tokens, ascending, with their counts; all sequences generate a token
         at ``now``, and so do ``others``, whose latest tokens were at the given times.
         """
-        if self._latest == self._latest and not others:
-            times = [(self._latest, len(self.requests))]
+        count, is_common = len(self.requests), self._latest == self._latest
+        if is_common and not others:
+            times = [(self._latest, count)]
         else:
-            times = count_times([*self._all_latest(), *others])
+            own: list[float] = [self._latest] * count
+            if not is_common:
+                own = self._columns[_LATEST, :count].tolist()
+            times = count_times([*own, *others])
         self._latest = now
-        return times
-
-    def _all_latest(self) -> list[float]:
-        count = len(self.requests)
-        if self._latest == self._latest:
-            return [self._latest] * count
-        times: list[float] = self._columns[_LATEST, :count].tolist()
         return times
 
     def generated(self, now: float) -> None:
@@ -299,13 +296,13 @@ def serve(
     if -(-longest // policy.page_tokens) > pages:
         raise UnsupportedError(
             f"a request of {longest:,} tokens does not fit into a cache of {cache_tokens:,.0f}",
-            hint="more ranks, a smaller `kv_cache_dtype`, or shorter requests",
+            hint="use more ranks, a smaller `kv_cache_dtype`, or shorter requests",
         )
     if not policy.chunked and len(requests) and int(requests.prompt.max()) > policy.tokens:
         raise UnsupportedError(
             f"a prompt of {int(requests.prompt.max()):,} tokens does not fit into a step of "
             f"{policy.tokens:,}",
-            hint="a larger `max_batched_tokens`, or chunked prompts",
+            hint="use a larger `max_batched_tokens`, or chunked prompts",
         )
     return _ServerRun(requests, steps, policy, pages).run(progress)
 
@@ -427,19 +424,13 @@ class _ServerRun:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Preempt the youngest request; its tokens are recomputed."""
-        youngest = self._youngest()
+        """Preempt the request that started last; its tokens are recomputed."""
+        youngest = self.prompting.pop() if self.prompting else self._left(self.decoding.leave_last())
         self._free(youngest)
         self.preemptions[youngest] += 1
         self.target[youngest] = self.requests.prompt[youngest] + self.made[youngest]
         self.held[youngest] = 0
         self.waiting.appendleft(youngest)
-
-    def _youngest(self) -> int:
-        """Remove the request that started last."""
-        if self.prompting:
-            return self.prompting.pop()
-        return self._left(self.decoding.leave_last())
 
     def _left(self, sequence: DecodingSequence) -> int:
         """Record the state of a request that stops decoding."""

@@ -270,8 +270,10 @@ class StepTimes:
             time += _interpolated(self._points["context"], self._decoded_by(batch).values, context)
         if prompts:
             time += self._prompted_ns(prompts, new_tokens / prompts, before)
-            if tokens > self.captured:
-                time = _overlapped(time, self.correction.launch_ns * self.kernels)
+            launch_ns = self.correction.launch_ns * self.kernels
+            if tokens > self.captured and launch_ns:
+                # Device and host work at once. If both are similar, each waits for the other at times.
+                time = float((time**_OVERLAP + launch_ns**_OVERLAP) ** (1 / _OVERLAP))
         host = self.correction.step_ns + self.correction.sequence_ns * batch
         return time + host + self.correction.prompt_ns * prompts
 
@@ -288,15 +290,6 @@ class StepTimes:
 
     def _sampled_ns(self, rows: int) -> float:
         return _line(self._points["rows"], self._lines_of_tokens[1], float(rows))
-
-
-def _overlapped(device_ns: float, host_ns: float) -> float:
-    """Return the time of concurrent device and host work: the longer one, and more if both are similar,
-    because each waits at times.
-    """
-    if not host_ns:
-        return device_ns
-    return float((device_ns**_OVERLAP + host_ns**_OVERLAP) ** (1 / _OVERLAP))
 
 
 _OVERLAP = 4

@@ -1,4 +1,4 @@
-"""UnitMeasurement in another process: its answers, its failures, and what is kept."""
+"""Measurement of units in another process: its answers, its failures, and its saved results."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ PAIR = network(("Ring", 2))
         ({"roofline": True, "peak_tflops": 0.0}, "needs local-mem-bw and peak-perf"),
         (
             {"implementations": {CollectiveKind.ALL_REDUCE: ("ring", "ring")}},
-            "but the network has 1",
+            "2 names, but the network has 1",
         ),
         (
             {"implementations": {CollectiveKind.ALL_GATHER: ("oneRing", "ring")}},
-            "but the network has 1",
+            "2 names, but the network has 1",
         ),
         ({"implementations": {CollectiveKind.ALL_GATHER: ("star",)}}, "'star' is unknown"),
     ],

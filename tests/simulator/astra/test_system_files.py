@@ -89,7 +89,7 @@ def test_only_whole_systems_are_written() -> None:
         astra_sim_files(load_system("dgx-h100"), Diagnostics())
     with pytest.raises(UsageError, match="12 devices do not fill 8x2") as caught:
         astra_sim_files(load_system("dgx-h100").sized(12), Diagnostics())
-    assert caught.value.hint == "8 or 16 devices"
+    assert caught.value.hint == "use 8 or 16 devices"
     system = load_system("loopback").sized(4)
     blank = structs.replace(system.dimensions[0], latency_ns=nan)
     with pytest.raises(UnsupportedError, match="latency of loopback is unknown"):

@@ -62,10 +62,10 @@ def test_one_class_without_messages_runs_as_if_alone(workload: Workload, priorit
     single = Workload.spmd(workload.classes[0], workload.num_ranks)
     if len(single.classes[0].p2p.node):
         return
-    joint_simulator = run(single, JobScheduler(priority=priority))
+    together = run(single, JobScheduler(priority=priority))
     alone = run(single, ListScheduler(priority=priority))
-    assert joint_simulator.timeline.start_ns.tolist() == alone.timeline.start_ns.tolist()
-    assert joint_simulator.classes == alone.classes
+    assert together.timeline.start_ns.tolist() == alone.timeline.start_ns.tolist()
+    assert together.classes == alone.classes
 
 
 @EXAMPLES

@@ -370,8 +370,8 @@ def test_ranks_begin_when_their_recordings_did() -> None:
     assert spans(done, 0) == [(0, 0, 10, 0), (1, 10, 15, 0)]
     assert spans(done, 1) == [(0, 4, 6, 0), (1, 6, 15, 4)]
     assert found.counts()["simulate.recorded-starts"] == 1
-    joint_simulator = run(stages(graphs, [0, 1]), starts="together")
-    assert [row[:3] for row in spans(joint_simulator, 1)] == [(0, 0, 2), (1, 2, 15)]
+    together = run(stages(graphs, [0, 1]), starts="together")
+    assert [row[:3] for row in spans(together, 1)] == [(0, 0, 2), (1, 2, 15)]
 
 
 def test_recorded_collectives_beside_estimates_take_the_shortest_too() -> None:
