@@ -1,1 +1,1 @@
-"""The documents, and the scripts that keep their figures true."""
+"""Scripts that write the documents, schemas and fits of the repository."""

@@ -1,10 +1,10 @@
-"""How far the shipped estimators are from measurements: ``docs/accuracy.md`` and the pages behind it.
+"""Errors of the shipped estimators on measurements: ``docs/accuracy.md`` and the pages that it links.
 
     python -m tools.accuracy --tables DIR [--profiles DIR] [--split devval] [--estimator NAME] [--date DATE]
 
-runs what `hespas-validate accuracy` runs on every table of measured operations and every profile there, and
-writes the figures of those reports to ``docs/accuracy.json``, of which the pages are made. Without
-``--tables`` and ``--profiles`` the pages are made again from the figures that are there.
+evaluates every table of measured operations and every profile in the folders like `hespas-validate accuracy`,
+and writes the figures to ``docs/accuracy.json``. The pages show these figures. Without ``--tables`` and
+``--profiles`` the command writes the pages from the existing figures.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Every device and class of each table has its own page: follow the names of the t
 """
 _BEHIND = """# {title}
 
-Made by `python -m tools.accuracy`; do not edit. What the columns mean: [accuracy](../accuracy.md).
+Made by `python -m tools.accuracy`; do not edit. The columns are explained in [accuracy](../accuracy.md).
 """
 
 
@@ -99,7 +99,7 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
-    """The figures of one report: classes that have families are told by those."""
+    """Return the figures of one report, by family of classes if its classes have families."""
     report = msgspec.json.decode(accuracy_json(done, _NO_LIMITS), type=_Report)
     shown = {name for cases in done.cases for name in cases.families}
     shown = shown or {"all"}
@@ -147,24 +147,24 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _of_tables(folder: Path, split: str, estimators: Sequence[str]) -> Iterator[Section]:
-    """Every table of operations of known devices."""
+    """Yield the figures of every table with operations of known devices."""
     for path in sorted(folder.iterdir()):
         if not path.name.endswith(_TABLES):
             continue
         try:
             table = read_measurements(path)
-            # The database is asked for rows of the table it holds: those that are compared never enter it.
-            asked = (*estimators, f"database:path={path}") if len(table.part(split)) else estimators
-            done = accuracy_of_tables([table], (), asked, split=split, inputs=[path.name])
+            # The database has rows of the same table, without the rows that are compared.
+            names = (*estimators, f"database:path={path}") if len(table.part(split)) else estimators
+            done = accuracy_of_tables([table], (), names, split=split, inputs=[path.name])
         except (FormatError, UsageError) as error:
-            sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
+            sys.stderr.write(f"{path.name}: skipped: {error.message[:200]}\n")
             continue
         sys.stderr.write(f"{path.name}: {sum(map(len, done.cases)):,} rows\n")
         yield _section(done, path.name, table.provenance, "instance")
 
 
 def _of_profiles(folder: Path, tables: Path | None, estimators: Sequence[str]) -> Iterator[Section]:
-    """Every profile of a known device with something to compare."""
+    """Yield the figures of every profile of a known device that has operations to compare."""
     profiles = _profiles(folder)
     recorded = recorded_traces(folder)
     measured = [] if tables is None else kernel_tables(tables)
@@ -174,11 +174,11 @@ def _of_profiles(folder: Path, tables: Path | None, estimators: Sequence[str]) -
             section = _section(done, name, f"recorded on {profile.devices[0]}", "shape")
             yield _with_others(section, (name, profile), recorded, hardware, measured)
         except HespasError as error:
-            sys.stderr.write(f"{name}: left out: {error.message[:200]}\n")
+            sys.stderr.write(f"{name}: skipped: {error.message[:200]}\n")
 
 
 def _profiles(folder: Path) -> dict[str, tuple[Profile, str]]:
-    """Profiles and their devices, by file name."""
+    """Return profiles and their devices by file name."""
     found: dict[str, tuple[Profile, str]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix == ".csv":
@@ -188,7 +188,7 @@ def _profiles(folder: Path) -> dict[str, tuple[Profile, str]]:
             if isinstance(profile, Profile) and profile.devices:
                 found[path.name] = (profile, find_device(profile.devices[0]))
         except HespasError as error:
-            sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
+            sys.stderr.write(f"{path.name}: skipped: {error.message[:200]}\n")
     return found
 
 
@@ -199,8 +199,8 @@ def _with_others(
     hardware: str,
     measured: Sequence[tuple[Measurements, Device]],
 ) -> Section:
-    """The section with what the composite says that is calibrated on the other models' recordings on the
-    device, and on what kernels have in common in those on any.
+    """Return the section with the errors of the composite estimator, calibrated on the recordings of other
+    models: on the device, and for common kernels on any device.
     """
     name, profile = compared
     device, model = load_device(hardware), model_of(name)
@@ -222,8 +222,8 @@ def _with_others(
 
 
 def accuracy_pages(figures: Figures) -> Mapping[str, str]:
-    """The pages by their names in ``docs``: a summary, then one of each table, the profiles, the devices left
-    out.
+    """Return the pages by their names in ``docs``: the summary, one page per table, the profiles, and the
+    devices left out.
     """
     cards = shipped_cards()
     about = (
@@ -264,7 +264,7 @@ def _estimators_of(rows: Iterable[Row]) -> list[str]:
 
 
 def _means(sections: Sequence[Section]) -> str:
-    """MAPE of each class of each table, averaged over its devices."""
+    """Return a table with the MAPE of each class of each table, averaged over its devices."""
     names = _estimators_of(row for section in sections for row in section.rows)
     lines: list[list[str]] = []
     for section in sections:
@@ -293,7 +293,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _rows(section: Section) -> str:
-    """One line per device, class and estimator; what all estimators share stands in the first."""
+    """Return a table with a line per device, class and estimator. The first line of a class has the columns
+    that its estimators share.
+    """
     lines: list[list[str]] = []
     for row in section.rows:
         naive = row.errors.get(_NAIVE)
@@ -348,8 +350,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, help="folder of tables of measured operations")
     parser.add_argument("--profiles", type=Path, help="folder of profiles")
-    parser.add_argument("--split", default="devval", help="rows that are compared")
-    parser.add_argument("--estimator", action="append", help="default: those that ship")
+    parser.add_argument("--split", default="devval", help="split of the compared rows")
+    parser.add_argument("--estimator", action="append", help="default: the shipped estimators")
     parser.add_argument("--date", default="", help="date on the page (default: today)")
     return parser.parse_args()
 
@@ -373,7 +375,7 @@ def _figures(arguments: argparse.Namespace, before: Mapping[str, list[Section]])
 
 
 def main() -> None:
-    """Write the figures, where data was given, and the pages."""
+    """Write the figures, if data is given, and the pages."""
     arguments = _arguments()
     if arguments.tables or arguments.profiles:
         before: dict[str, list[Section]] = {"tables": [], "profiles": []}

@@ -1,8 +1,8 @@
-"""What compilers make of a program: ``python -m tools.ahead_of_time [TARGET ...] [--program F --mesh M]``.
+"""Figures of compiled programs: ``python -m tools.ahead_of_time [TARGET ...] [--program F --mesh M]``.
 
-A Markdown table, a column a target, beside the program as it was given (of the whole mesh, shared out
-evenly). The table of docs/capture.md is of GPUs: libtpu's terms leave open what may be published of its
-output, so figures of TPUs are for the screen of whoever has it.
+The command prints a Markdown table with a column for the program (of the whole mesh, divided evenly) and one
+for each target. The table in docs/capture.md has GPUs only, because the terms of libtpu do not state whether
+figures of its output may be published.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MB = 1e6
 
 
 def table(program: Path, mesh: Mesh, targets: Sequence[str]) -> str:
-    """The table, with a line on versions and what compiling took."""
+    """Return the table, with a line of versions, CPU time and memory of the compilers."""
     given = read(program, diagnostics=Diagnostics())
     if not isinstance(given, Workload):
-        raise TypeError(f"{program} is no program")
+        raise TypeError(f"{program} is not a program")
     data = read_bytes(program, _MOST_BYTES)
     made = [compile_for(data, target, mesh, diagnostics=Diagnostics()) for target in targets]
     columns = [
-        ("as given, a device's share", _cells(figures_of(given), None, mesh.num_devices)),
+        ("program, per device", _cells(figures_of(given), None, mesh.num_devices)),
         *((f"`{each.target}`", _cells(_figures(each), each, 1)) for each in made),
     ]
     names = list(columns[0][1])
@@ -62,7 +62,7 @@ def _cells(figures: ProgramFigures, compiled: CompiledProgram | None, devices: i
     memory = dict[str, int]() if compiled is None else compiled.memory
     return {
         "operations that take time": f"{figures.operations:,.0f}",
-        "of them fusions": f"{figures.fusions:,.0f}",
+        "fusions among them": f"{figures.fusions:,.0f}",
         "products, useful GFLOP": f"{figures.product_flops / devices / 1e9:.6f}",
         **{
             f"`{kind}`, payload": f"{figures.collectives[kind]:,.0f}, "
@@ -71,7 +71,7 @@ def _cells(figures: ProgramFigures, compiled: CompiledProgram | None, devices: i
             else "-"
             for kind in _KINDS
         },
-        "beside other work": f"{figures.asynchronous:,.0f}",
+        "concurrent with other work": f"{figures.asynchronous:,.0f}",
         **{
             f"{name} memory": f"{memory[name] / _MB:.3f} MB" if name in memory else "-"
             for name in ("argument", "temp", "peak")
@@ -87,8 +87,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="gpu:h100:8, tpu:v5e:2x4")
     parser.add_argument("--program", type=Path, default=_PROGRAM, help="StableHLO with shardings")
     parser.add_argument("--mesh", default=_MESH)
-    asked = parser.parse_args(words)
-    sys.stdout.write(table(asked.program, Mesh.of(asked.mesh), asked.targets or _TARGETS))
+    options = parser.parse_args(words)
+    sys.stdout.write(table(options.program, Mesh.of(options.mesh), options.targets or _TARGETS))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Fits the collectives of the shipped devices and puts them into hespas/hardware/fits/*.toml.
+"""Fit the collectives of the shipped devices, and write the fits to hespas/hardware/fits/*.toml.
 
     python -m tools.collective_fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
-DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
-Rows of fits that `tools.fits` makes stay. With one seed and date the files come out the same.
+DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` is fitted.
+Fits by `tools.fits` are not changed. Equal seeds and dates give equal files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["main", "write_collectives"]
 
 
 def write_collectives(name: str, fits: Sequence[Fit], folder: Path) -> Path:
-    """The fits of one device's collectives beside those of its other operations."""
+    """Write the fits of the collectives of a device, and keep the fits of its other operations."""
     path = folder / f"{name}.toml"
     before = read_fits(path) if path.exists() else ()
     kept = [fit for fit in before if fit.kind not in OTHERS]

@@ -1,4 +1,4 @@
-"""What commands that make documents share: their options, and writing what has changed."""
+"""Options of the commands that write documents, and the writing of changed documents."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROOT = Path(__file__).parents[1]
 def document_command(
     description: str | None, make: Callable[[], Mapping[Path, str]], words: Sequence[str] | None = None
 ) -> int:
-    """Write the documents of ``make`` (path -> text) that have changed, and say which; the exit code.
+    """Write the documents of ``make`` (path -> text) that have changed, and return the exit code.
 
-    With ``--check`` among ``words`` (default: those of the command line) nothing is written, and the code is
-    1 where one is not current.
+    With ``--check`` in ``words`` (default: the command line) nothing is written, and the exit code is 1 if a
+    document is stale.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 where a document is not current"
+        "--check", action="store_true", help="write nothing; exit with 1 if a document is stale"
     )
     is_check = parser.parse_args(words).check
     stale = 0
@@ -33,7 +33,7 @@ def document_command(
         stale += not same
         if not same and not is_check:
             path.write_text(text, encoding="utf-8")
-        outcome = "as it was" if same else "not current" if is_check else "brought up to date"
+        outcome = "unchanged" if same else "stale" if is_check else "updated"
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         sys.stdout.write(f"{shown}: {outcome}\n")
     return int(is_check and stale > 0)

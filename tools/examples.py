@@ -1,9 +1,9 @@
-"""Commands and their output as documents show them: found, run again, and brought up to date.
+"""Commands in documents with their output: parse them, run them again, and update their output.
 
-In a fence marked ``console`` stand lines ``$ command``, each followed by what it prints on both streams. A
-fence marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that
-file, for the commands below it. Fences marked ``console jax`` or ``console torch`` need that package: they
-are passed over without it.
+A fence marked ``console`` has lines ``$ command``, each followed by the output of both streams. A fence
+marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that file,
+for the commands below it. Fences marked ``console jax`` or ``console torch`` are skipped without that
+package.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FENCE = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
 _FILE_SIZE = re.compile(r"(?m)^(.* -> .* \((?:[a-z-]+, )?)[\d.,]+ [kMG]?B\)$")
 _RUNNABLE = ("hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
-"""First words of the commands that are run; installing and building are not."""
+"""First words of the commands that are run. Commands that install or build are not run."""
 _PACKAGES = ("jax", "torch")
-"""What the fences of commands may need."""
+"""Packages that a fence may need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One command, what it printed when the document was made (``start:end`` there), and what it needs."""
+    """Command of a document, its output there (``start:end`` of the text), and the package that it needs."""
 
     command: str
     output: str
@@ -41,7 +41,7 @@ class Example:
 
 
 def examples(text: str) -> list[Example]:
-    """The commands of a document, in order."""
+    """Return the commands of a document, in order."""
     found: list[Example] = []
     files: list[tuple[str, str]] = []
     for fence in _FENCE.finditer(text):
@@ -60,10 +60,10 @@ def examples(text: str) -> list[Example]:
 
 
 def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
-    """What each command prints today, run one after the other in ``folder``; None for those not run.
+    """Run the commands in sequence in ``folder``, and return their outputs (None: not run).
 
-    ``folder`` gets a link to the checkout's ``fixtures``. A command that fails is an ordinary output: the
-    document is then wrong, which the comparison shows.
+    ``folder`` gets a link to the checkout's ``fixtures``. A command that fails has an ordinary output, so
+    the comparison with the document shows the failure.
     """
     (folder / "fixtures").symlink_to(root / "fixtures")
     absent = {name for name in _PACKAGES if find_spec(name) is None}
@@ -97,12 +97,12 @@ def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
 
 
 def comparable(output: str) -> str:
-    """An output without the sizes of written files, which vary with the versions of libraries."""
+    """Return an output without the sizes of written files, which depend on the versions of libraries."""
     return _FILE_SIZE.sub(r"\1its size)", output)
 
 
 def refreshed(text: str, shown: Sequence[Example], printed: Sequence[str | None]) -> str:
-    """The document with today's outputs in place of the old ones."""
+    """Return the document with the new outputs instead of the old ones."""
     for example, output in reversed(list(zip(shown, printed, strict=True))):
         if output is not None:
             text = text[: example.start] + output + text[example.end :]

@@ -1,4 +1,4 @@
-"""The figures that ``docs/accuracy.md`` is made of, as ``docs/accuracy.json`` holds them."""
+"""Types of ``docs/accuracy.json``, the figures of ``docs/accuracy.md``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FIGURES = Path(__file__).parents[1] / "docs" / "accuracy.json"
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """Errors of one estimator on the ``n`` cases it covers; None is unknown. ``sum_error`` is that of the sum
-    of a program's times, each as often as it ran.
+    """Errors of one estimator on the ``n`` cases that it covers; None is unknown. ``sum_error`` is the error
+    of the sum of a program's times, weighted by executions.
     """
 
     n: int
@@ -44,7 +44,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Everything the page shows."""
+    """Figures of the page."""
 
     schema: str
     hespas_version: str
@@ -55,5 +55,5 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def read_figures(path: Path) -> Figures:
-    """The figures of a page, as :data:`FIGURES` holds them."""
+    """Read the figures of a page from a file such as :data:`FIGURES`."""
     return msgspec.json.decode(path.read_bytes(), type=Figures)

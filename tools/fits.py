@@ -1,9 +1,9 @@
-"""Fits the shipped devices on measured tables and writes hespas/hardware/fits/*.toml.
+"""Fit the shipped devices to measured tables, and write hespas/hardware/fits/*.toml.
 
     python -m tools.fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
-DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
-Rows of fits that other commands make (collectives) stay. With one seed and date the files come out the same.
+DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` is fitted.
+Fits by other commands (collectives) are not changed. Equal seeds and dates give equal files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHERS = frozenset({"collective"})
 
 
 def tables_of(folder: Path) -> list[Measurements]:
-    """Every table of operations in a folder, by name; what is none of the known tables is skipped."""
+    """Return every table of operations in a folder, by name; other files are skipped."""
     found: list[Measurements] = []
     for path in sorted(folder.iterdir()):
         if path.suffix not in {".parquet", ".gz", ".csv"}:
@@ -40,7 +40,7 @@ def tables_of(folder: Path) -> list[Measurements]:
 
 
 def write_fits(name: str, fits: Sequence[Fit], folder: Path) -> Path:
-    """The fits of one device beside those that other commands made; an unchanged row keeps its date."""
+    """Write the fits of a device, and keep the fits by other commands. An unchanged fit keeps its date."""
     path = folder / f"{name}.toml"
     before = read_fits(path) if path.exists() else ()
     kept = [fit for fit in before if fit.kind in OTHERS]
@@ -53,13 +53,13 @@ def write_fits(name: str, fits: Sequence[Fit], folder: Path) -> Path:
 
 
 def _as_before(fit: Fit, before: Fit) -> Fit:
-    """With the date of an earlier fit that differs in nothing else (texts, as NaN is not equal to itself)."""
+    """Return the earlier fit if only its date differs. Texts are compared, because NaN differs from NaN."""
     same = replace(fit, fitted=before.fitted)
     return before if repr(same) == repr(before) else fit
 
 
 def arguments_of(description: str | None) -> argparse.Namespace:
-    """What commands that fit shipped devices are told."""
+    """Parse the options of commands that fit shipped devices."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
     parser.add_argument("--device", action="append", help="only these devices (default: all with rows)")

@@ -1,7 +1,7 @@
-"""Bring the documents up to date: ``python -m tools.generate [--check]``.
+"""Update the documents: ``python -m tools.generate [--check]``.
 
-``formats.md`` is made from the registry, the attribute contract, the checker's rules and the table of exit
-codes; the outputs in ``README.md`` and the other documents are those of their commands, run again.
+``formats.md`` has the registry, the attribute contract, the checker's rules and the table of exit codes. The
+commands in ``README.md`` and the other documents run again, and their output is updated.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ the entry point group `hespas.formats`.
 """
 _ATTRIBUTE_NOTES = """
 Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
-`bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any other
-collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the stream,
-from computation to computation and from communication to communication, so that sums of either are right
-within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
-`useful_ops` where it equals `num_ops`, `pg_name` where all ranks take part. Every other attribute that a
-trace had is kept, with its type and place.
+`bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any
+other collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the
+stream, from computation to computation and from communication to communication, so that sums of either are
+right within 1 us. Omitted are `duration_nanos` if `duration_micros` has the same value, `useful_ops` if it
+equals `num_ops`, and `pg_name` if all ranks take part. Every other attribute of an input trace is preserved
+with its type and position.
 
-Traces run as they are under ASTRA-sim's `roofline-enabled` and `track-local-mem`, which its H100
-configurations turn on. A roofline never finishes a computation of 0 FLOPs or bytes, so 1 is stated there and
-`counted_ops` or `counted_bytes` is 0. `inputs` and `outputs` list, for every node, the tensors it reads and
-writes: each node writes one, named by the node's id, and reads those of the nodes it depends on. Weights and
-other inputs from outside the trace are not listed, so the tracker's peak is that of what the trace makes. A
-trace of another tool is written again with what it states, and `check` with `--system-config` says what it
-lacks (ET024, ET033).
+Traces run unchanged under ASTRA-sim's `roofline-enabled` and `track-local-mem`, which its H100
+configurations turn on. ASTRA-sim's roofline never finishes a computation of 0 FLOPs or bytes. Hespas
+therefore writes 1, and 0 in `counted_ops` or `counted_bytes`. `inputs` and `outputs` list the tensors that
+a node reads and writes. Each node writes one tensor, named by the node's id, and reads the tensors of the
+nodes that it depends on. Weights and other inputs from outside the trace are not listed, so the tracker's
+peak excludes them. A trace of another tool is written with its own attributes; `check` with
+`--system-config` reports missing ones (ET024, ET033).
 
-A delay is a computation of `op_class` `free` without a `stream`: recorded time in which a queue of the device
-waited for the host, for a launch, or for what was not recorded. With it a trace made of a profile takes the
-measured time again. Hespas lets it pass beside all other work; ASTRA-sim takes it for computation, which is
-the same where the device does one thing at a time. Threads of the host, which Hespas keeps as nodes, are
-written as such delays: ASTRA-sim has no statistics for computation on a CPU.
+A delay is a computation of `op_class` `free` without a `stream`. It is recorded time in which a queue of
+the device waited for the host, for a launch, or for an event that was not recorded. With delays a trace of
+a profile takes the measured time. In Hespas a delay runs concurrently with all other work. In ASTRA-sim it
+is computation, which is equal if the device runs one operation at a time. Host threads, which are nodes in
+Hespas, are written as delays, because ASTRA-sim has no statistics for computation on a CPU.
 """
 _FOLDER_NOTES = """
 ## Folders of rank files
@@ -95,12 +95,12 @@ a configuration are checked when it is given (`--system-config`, `--network-conf
 
 
 _LIMIT_NOTES = f"""
-Inputs are regular files: a pipe, device or socket is refused (exit 3) when it is opened, except standard
-input as `-`. `--max-input-bytes N` of a command, or `{INPUT_BYTES_VARIABLE}=N` in the environment, says that
-inputs of N bytes are trusted: it raises every limit in bytes that is lower;
-a gzip stream may then expand to N bytes whatever its ratio, and a program gets the memory and time that one
-of N bytes would. What runs out of memory all the same, under a limit set on the process or not, ends with
-exit code 3 and the name of the input. Files are read, never mapped: one that is cut meanwhile is refused.
+Inputs are regular files. A pipe, device or socket is refused (exit code 3), except standard input as `-`.
+`--max-input-bytes N`, or `{INPUT_BYTES_VARIABLE}=N` in the environment, trusts inputs of N bytes: it raises
+every lower limit in bytes. A gzip stream may then expand to N bytes at any ratio, and a program gets the
+memory and time of a program of N bytes. A command that runs out of memory ends with exit code 3 and the
+name of the input, also under a limit of the process. Files are read and not mapped into memory; a file that
+shrinks during reading is refused.
 """
 _LIMITS: dict[str, tuple[str, str]] = {
     "input_bytes": ("every format", "one file, decompressed"),
@@ -114,7 +114,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "compressed_packets_bytes": ("`perfetto`", "bytes of compressed packets"),
     "compressed_packets_ratio": ("`perfetto`", "compressed packets to bytes of the file, beyond that"),
     "configuration_bytes": ("system, network and memory configurations", "one file"),
-    "device_bytes": ("hardware, fits and orders of estimators (TOML)", "one file; keys at most 64 deep"),
+    "device_bytes": ("hardware files, fits and estimator orders (TOML)", "one file; keys at most 64 deep"),
     "report_bytes": ("reports given to `compare`", "one file"),
     "groups_bytes": ("`comm_group.json`", "one file"),
     "table_bytes": ("tables of measured operations (`--table`)", "one file, decompressed"),
@@ -123,10 +123,10 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "table_rows_bytes": ("Parquet: `--table`", "256 for each row, and 20 times the file"),
     "table_columns": ("tables: `--table`, `ops-table`", "columns"),
     "profile_rows_bytes": ("Parquet: `ops-table`", "80 for each row, and 20 times the file"),
-    "card_bytes": ("learned models", "card, and trees as they lie on disk"),
+    "card_bytes": ("learned models", "card, and stored trees"),
     "model_bytes": ("learned models", "trees, unpacked"),
     "model_trees": ("learned models", "trees of one forest"),
-    "model_sizes": ("learned models", "octaves of sizes that the fit has seen"),
+    "model_sizes": ("learned models", "octaves of sizes in the fit"),
     "cell_bytes": ("`nsys`, `rocpd`", "one cell of a database"),
     "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
     "node_fields": ("`chakra`", "fields of one node, or of the metadata"),
@@ -134,9 +134,12 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "program_bytes": ("`stablehlo`, `hlo` (binary)", "memory of reading, and 20 times the program"),
     "program_cpu_s": (
         "`stablehlo`, `hlo` (binary)",
-        "CPU seconds, one more for every 200 kB; four times that and 20 s on the clock",
+        "CPU seconds, one more for every 200 kB; wall time of four times that, plus 20 s",
     ),
-    "parser_cpu_s": ("`stablehlo`, `hlo` (binary)", "CPU seconds of the native parser, as above"),
+    "parser_cpu_s": (
+        "`stablehlo`, `hlo` (binary)",
+        "CPU seconds of the native parser, extended in the same way",
+    ),
     "compared_ranks_bytes": ("`check`, `simulate`", "64 for each rank of a job whose ranks differ"),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
@@ -172,7 +175,7 @@ def _severity(severity: Severity | None) -> str:
 
 
 def formats_document() -> str:
-    """``formats.md``."""
+    """Return ``formats.md``."""
     formats = _table(
         ("format", "what", "suffixes", "can", "flat", "needs", "specification"),
         (_format_row(load_format(name)) for name in format_names()),
@@ -214,7 +217,7 @@ def formats_document() -> str:
 
 
 def documents() -> Mapping[Path, str]:
-    """``formats.md``, and the documents that show commands with what those print now."""
+    """Return ``formats.md``, and the documents that show commands with their current output."""
     texts = {ROOT / "docs" / "formats.md": formats_document()}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = texts.get(path) or path.read_text("utf-8")
@@ -225,7 +228,7 @@ def documents() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write what has changed, and say which documents; 1 where ``--check`` finds one."""
+    """Write and print the changed documents; return 1 if ``--check`` finds a stale one."""
     return document_command(__doc__, documents)
 
 

@@ -1,4 +1,4 @@
-"""What was aimed at and what is reached, and what the cards of the learned models say of devices left out."""
+"""Sections of docs/accuracy.md: targets with results, and errors outside the measured range."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEWEST_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Goal:
-    """``reached`` may be at most ``limit``; ``why`` is said where it is more."""
+    """Target: ``reached`` may be at most ``limit``. If it is larger, the page prints ``why``."""
 
     what: str
     limit: float
@@ -41,13 +41,13 @@ _NO_SIBLING = "the family left out was measured with other kernels"
 
 
 def goals_section(tables: Sequence[Section], profiles: Sequence[Section], cards: Iterable[Card]) -> str:
-    """The table of goals; empty where there are no figures."""
+    """Return the table of targets; empty without figures."""
     found = [*_of_tables(tables), *_of_cards(list(cards)), *_of_profiles(profiles)]
     lines = [_line(goal) for goal in found if goal.reached is not None]
     lines += _of_intervals(tables)
     if not lines:
         return ""
-    head = "| what | aimed at | reached | |\n| --- | --- | --- | --- |\n"
+    head = "| what | target | reached | |\n| --- | --- | --- | --- |\n"
     below = _PROFILES if any("see below" in line for line in lines) else ""
     return "".join((_TEXT, "\n", head, *lines, below))
 
@@ -96,7 +96,7 @@ def _of_tables(tables: Sequence[Section]) -> list[_Goal]:
             "collectives, interpolated",
             0.05,
             mape("aiconfigurator_collectives", every, "database"),
-            "the same bytes sent in two number formats do not take the same time either",
+            "equal bytes in two number formats take different times in the table itself",
         ),
         _Goal("collectives of another source, interpolated", 0.05, mape("vidur_network", every, "database")),
     ]
@@ -137,7 +137,7 @@ def _of_profiles(profiles: Sequence[Section]) -> list[_Goal]:
 
 
 def _of_intervals(tables: Sequence[Section]) -> list[str]:
-    """How many measurements lie in 90 % intervals: of all rows, and how many classes are near 90 %."""
+    """Return lines with the share of measurements in 90 % intervals, and the number of classes near 90 %."""
     lines: list[str] = []
     rows = [row for section in tables for row in section.rows]
     low, high = _INTERVALS
@@ -155,7 +155,7 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
         verdict = "" if low <= share <= high else "missed; "
         lines.append(
             f"| rows in 90 % intervals, {name} | {low:.0%} to {high:.0%} | {share:.1%} | {verdict}"
-            f"of {len(large)} classes on a device {near} by themselves |\n"
+            f"{near} of {len(large)} classes on a device are in this range |\n"
         )
     return lines
 
@@ -163,10 +163,10 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
 _GROWTH = """## Errors outside the measured range
 
 MAPE of `learned`, from the cards of the shipped models: *inside* are rows of `devval`; *beyond sizes* rows in
-the two largest octaves of any swept size, all of which were kept from the fit; *sibling* a device left out,
+the two largest octaves of any swept size, all of which were held out of the fit; *sibling* a device left out,
 with some of its family in the fit (mean); *family* a whole family left out (median). Cells are empty for
 cards without siblings or families to leave out. Some rows of `moe-aiter` are faster than their device can be
-(`calibrate.impossible-rows`), which no estimate follows.
+(`calibrate.impossible-rows`), which no estimator predicts.
 
 | model | inside | beyond sizes | sibling | family |
 | --- | --- | --- | --- | --- |
@@ -181,7 +181,7 @@ the error of the sum of a program's times, weighted by executions (mean absolute
 
 
 def growth_section(profiles: Sequence[Section], cards: Iterable[Card]) -> str:
-    """How errors grow from sizes within a fit to others, other devices and programs; empty without cards."""
+    """Return the section on errors at sizes, devices and programs outside a fit; empty without cards."""
     lines = [line for card in cards if (line := _growth(card))]
     if not lines:
         return ""
@@ -220,18 +220,18 @@ def _growth(card: Card) -> str:
 
 
 _LEFT_OUT_TEXT = """Errors of `learned` on devices without rows in the fit, from the cards of the shipped
-models. A sibling is another device of the same family; without one in the fit the
-family is unknown to it.
+models. A sibling is another device of the same family. Without a sibling in the fit,
+the model has no data of the family.
 """
 
 
 def shipped_cards() -> list[Card]:
-    """The cards of the models that come with the package, by name."""
+    """Return the cards of the shipped models, by name."""
     return sorted((card for _, card in cards_in(shipped_folder())), key=lambda card: card.name)
 
 
 def left_out_section(cards: Iterable[Card]) -> str:
-    """One line per model and devices left out of it; empty where no card tells of any."""
+    """Return a table with a line per model and devices left out of its fit; empty without any."""
     lines = [
         f"| {card.name} | {', '.join(row.hardware)} | {'yes' if row.siblings else 'no'} | {row.n:,} "
         f"| {row.mape:.1%} | {row.median_ape:.1%} | {row.bias:+.1%} |\n"

@@ -1,10 +1,10 @@
-"""Fits what the kernels of a vendor's GPUs have in common and writes hespas/hardware/kernels/*.toml.
+"""Fit the common parameters of kernels on a vendor's GPUs, and write hespas/hardware/kernels/*.toml.
 
     python -m tools.kernels --profiles DIR --tables DIR [--date 2026-01-31]
 
-From recordings of programs, and some rows of tables of single operations: of tables with splits only
-``calib`` enters. A recorded device has a file of its own, whose errors are of recordings left out; its
-vendor's is for all others. With one date the files come out the same.
+The data are recordings of programs, and some rows of tables of single operations (of tables with splits only
+``calib``). A recorded device has a separate file with errors of held-out recordings. The file of a vendor is
+for all other devices. Equal dates give equal files.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ __all__ = [
 _Recorded = tuple[Measurements, Device]
 
 VENDORS = ("AMD", "NVIDIA")
-"""Whose devices were recorded."""
+"""Vendors with recorded devices."""
 _TABLES = ("neusight_perop.parquet", "vidur_compute.parquet")
-"""Tables of what frameworks run one by one."""
+"""Tables of operations that frameworks run one by one."""
 _EACH = 20
-"""Rows of each operation on each device: more would outvote the programs, which all is for."""
+"""Rows of each operation on each device. More rows would outweigh the programs, the purpose of the fit."""
 _OLD = ("Pascal",)
-"""Families whose kernels work otherwise (no vector units of 16 bits)."""
+"""Families with different kernels, because they have no 16-bit vector units."""
 
 
 def kernel_tables(folder: Path) -> list[tuple[Measurements, Device]]:
-    """Some rows of each operation on each GPU of the tables there, the same in every run."""
+    """Return some rows of each operation on each GPU in the tables, the same rows in every run."""
     found: list[tuple[Measurements, Device]] = []
     for name in _TABLES:
         if not (folder / name).exists():
@@ -87,7 +87,7 @@ def _drawn(table: Measurements) -> Measurements:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A recording of a model on a device."""
+    """Recording of a model on a device."""
 
     name: str
     model: str
@@ -96,12 +96,12 @@ class Trace:
 
 
 def model_of(name: str) -> str:
-    """What a file is called behind its first ``_``: the model, whatever the device."""
+    """Return the model of a recording: the part of its file name after the first ``_``."""
     return name.partition("_")[2].partition(".")[0]
 
 
 def _traces(folder: Path) -> list[Trace]:
-    """Every recording of a known device there; others are told on standard error."""
+    """Return every recording of a known device in a folder; other files are reported on standard error."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         if path.suffix in (".csv", ".md") or path.is_dir():
@@ -111,27 +111,25 @@ def _traces(folder: Path) -> list[Trace]:
             if isinstance(profile, Profile) and profile.devices:
                 found.append(Trace(path.name, model_of(path.name), find_device(profile.devices[0]), profile))
         except HespasError as error:
-            sys.stderr.write(f"{path.name}: left out: {error.message[:100]}\n")
+            sys.stderr.write(f"{path.name}: skipped: {error.message[:100]}\n")
     return found
 
 
 def recorded_traces(folder: Path) -> list[tuple[Trace, Measurements]]:
-    """The recordings of known devices in a folder with the operations they hold; none of those without
-    any.
-    """
+    """Return the recordings of known devices in a folder with their operations; others are reported."""
     found: list[tuple[Trace, Measurements]] = []
     for trace in _traces(folder):
         try:
             found.append((trace, measurements_of(trace.profile, trace.hardware)))
         except HespasError as error:
-            sys.stderr.write(f"{trace.name}: left out: {error.message[:100]}\n")
+            sys.stderr.write(f"{trace.name}: skipped: {error.message[:100]}\n")
     return found
 
 
 def vendor_fits(
     traces: Sequence[_Recorded], measured: Sequence[_Recorded], vendor: str, date: str = ""
 ) -> tuple[Fit, ...]:
-    """What a vendor's recorded devices have in common: kernels, and products as programs run them."""
+    """Return the common fits of a vendor's recorded devices: kernels, and products in programs."""
     common = common_kernels([*traces, *measured], vendor)
     table = joined([table for table, _ in traces], "recordings") if traces else None
     products = products_fit(common_products(traces, vendor), fitted=date)
@@ -141,30 +139,30 @@ def vendor_fits(
 def fits_without(
     traces: Sequence[_Recorded], measured: Sequence[_Recorded], device: Device, date: str = ""
 ) -> tuple[Fit, ...]:
-    """What is fitted for a device on recordings, of which some may be left out: by its own, or else by those
-    of its vendor's others. Intervals are of what is left out of these recordings in turn: nothing here has
-    seen any other.
+    """Return the fits of a device to its own recordings, or else to those of its vendor's other devices.
+    Intervals come from recordings among ``traces`` that are held out in turn, so that they contain nothing of
+    other recordings.
     """
     known = is_recorded(traces, device)
-    told = recordings_left_out(traces, measured, devices=not known)
-    return with_intervals(_fits(traces, measured, device, date), told, device if known else None)
+    left_out = recordings_left_out(traces, measured, devices=not known)
+    return with_intervals(_fits(traces, measured, device, date), left_out, device if known else None)
 
 
 def is_recorded(traces: Sequence[_Recorded], device: Device) -> bool:
-    """Whether any of the recordings is of that device."""
+    """Return True if a recording is of that device."""
     return any(other.name == device.name for _, other in traces)
 
 
 def _fits(
     traces: Sequence[_Recorded], measured: Sequence[_Recorded], device: Device, date: str = ""
 ) -> tuple[Fit, ...]:
-    """The same with intervals of shapes or recordings whose vendor's fits have seen them."""
+    """Return the fits of a device, with intervals that do not hold out the vendor's fits."""
     mine = [table for table, other in traces if other.name == device.name]
     common = scaled_fits(vendor_fits(traces, measured, device.vendor, date), device)
     if not mine:
         return common
     fits = fit_recordings(mine, device, common=classes_of_fits(common), fitted=date)
-    # What ships of the device has seen what is left out here.
+    # The shipped fits of the device contain the recordings that are held out here, so they are not used.
     forms = {fit.form for fit in fits}
     return (*fits, *(fit for fit in common if fit.form == PRODUCTS and fit.form not in forms))
 
@@ -172,8 +170,8 @@ def _fits(
 def recordings_left_out(
     traces: Sequence[_Recorded], measured: Sequence[_Recorded], *, devices: bool
 ) -> list[HeldOutRecording]:
-    """Each recording as fits say it that have seen nothing of its model on any device and, with ``devices``,
-    nothing of its device; without, those whose device has recordings of other models.
+    """Predict each recording by fits without its model on any device. With ``devices`` the fits also lack its
+    device; otherwise only recordings whose device has recordings of other models are predicted.
     """
     found: list[HeldOutRecording] = []
     for table, device in traces:
@@ -186,8 +184,8 @@ def recordings_left_out(
 
 
 def write_device_fits(traces: Sequence[_Recorded], measured: Sequence[_Recorded], date: str) -> None:
-    """A file for each recorded device of :data:`VENDORS`: its kernels and products as its recordings have
-    them.
+    """Write a file for each vendor of :data:`VENDORS`, and one for each of its recorded devices with its
+    kernels and products.
     """
     devices = {device.name: device for _, device in traces}
     models, others = (recordings_left_out(traces, measured, devices=each) for each in (False, True))

@@ -1,6 +1,6 @@
-"""``docs/league.md``, from a table of published runs: ``python -m tools.league [--table FILE] [--jobs N]``.
+"""Page ``docs/league.md`` of published runs: ``python -m tools.league [--table FILE] [--jobs N]``.
 
-Without the table, which is not in the repository, nothing is written.
+The repository does not contain the table. Without it nothing is written.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ estimator names, has changed.
 
 
 def league_page(leagues: Sequence[League]) -> str:
-    """The page of one table in all modes."""
+    """Return the page of one table with all calibrations."""
     first = leagues[0]
     predicted = sum(row.status != "refused" for row in first.rows)
     assumed = sum(row.status == "assumed" for row in first.rows)
@@ -116,7 +116,7 @@ def league_page(leagues: Sequence[League]) -> str:
     )
     text = [
         _INTRODUCTION.replace("SETTINGS\n", _table(("column", "values"), iter(SETTINGS.items()))),
-        "## Reached\n",
+        "## Results\n",
         counts,
         _table(
             ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold"), _whole(leagues)
@@ -144,19 +144,19 @@ def league_page(leagues: Sequence[League]) -> str:
         _table(("calibration", "pairs", "right side", "median error", "P90"), _speedups(leagues)),
         "Scaling, one factor fitted on the fewest accelerators of each model:\n",
         _table(("calibration", "points", "median error", "P90"), _scaling(leagues)),
-        "Of it Llama-3.1-405B:\n",
+        "Scaling of Llama-3.1-405B:\n",
         _table(
             ("calibration", "source", "accelerator", "precision", "fitted on", "accelerators", "error"),
             _curves(leagues),
         ),
         "## Sources of errors\n",
-        f"Rows, without calibration, by what most of the error is put down to, `{SHARED}` is no part:\n",
+        f"Rows by the dominant component of their error, without calibration (`{SHARED}`: no component):\n",
         _table(("source", *_dominants(first)), _dominating(first)),
         "## Composition of steps\n",
         "Mean shares of the predicted steps, without calibration.\n",
         _table(("source", *_names(first)), _parts(first)),
         "## Not predicted\n",
-        _table(("rows", "why"), _refused(first)),
+        _table(("rows", "reason"), _refused(first)),
     ]
     return "\n".join(text).rstrip() + "\n"
 
@@ -167,23 +167,23 @@ def _table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def _whole(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        if done.whole is not None:
-            yield (done.calibrate, *_figures(done.whole))
+    for league in leagues:
+        if league.whole is not None:
+            yield (league.calibrate, *_figures(league.whole))
 
 
-def _naive(done: League) -> Iterator[Sequence[str]]:
-    for each in done.baselines:
+def _naive(league: League) -> Iterator[Sequence[str]]:
+    for each in league.baselines:
         errors = (f"{value:.1%}" for value in (each.mean_ape, each.median_ape, each.p90_ape))
         yield (each.name, f"{each.n:,}", *errors)
 
 
 def _by(leagues: Sequence[League], by: str) -> Iterator[Sequence[str]]:
-    found = [{each.value: each for each in done.groups if each.by == by} for done in leagues]
+    found = [{each.value: each for each in league.groups if each.by == by} for league in leagues]
     for value in sorted({value for groups in found for value in groups}):
-        for done, groups in zip(leagues, found, strict=True):
+        for league, groups in zip(leagues, found, strict=True):
             if value in groups:
-                yield (value, done.calibrate, *_figures(groups[value]))
+                yield (value, league.calibrate, *_figures(groups[value]))
 
 
 def _figures(each: RowGroupErrors) -> Iterator[str]:
@@ -192,23 +192,23 @@ def _figures(each: RowGroupErrors) -> Iterator[str]:
     yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}")
 
 
-_LAYOUTS = """Layouts and number formats of one model on as many of one accelerator, by time a sequence; rows
-that differ in software alone are one layout. Of two, one of the two is always the best: there it counts
-whether they are in the right order.
+_LAYOUTS = """Layouts and number formats of one model on one number of accelerators, ranked by the time
+per sequence. Rows that differ in software only are one layout. For sets of two layouts, the table has the
+share in the right order.
 """
 _ORDERS = ("sets", "best in top two", "sets of three and more", "best in top two", "median tau",
            "sets of two", "right order")  # fmt: skip
 
 
 def _orders(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        many = [each for each in done.layouts if each.layouts > 2]
+    for league in leagues:
+        many = [each for each in league.layouts if each.layouts > 2]
         yield (
-            done.calibrate,
-            *_share([each.best_in_top_two for each in done.layouts]),
+            league.calibrate,
+            *_share([each.best_in_top_two for each in league.layouts]),
             *_share([each.best_in_top_two for each in many]),
             f"{np.nanmedian([each.tau for each in many]):.2f}" if many else "",
-            *_share([each.tau > 0 for each in done.layouts if each.layouts == 2]),
+            *_share([each.tau > 0 for each in league.layouts if each.layouts == 2]),
         )
 
 
@@ -217,30 +217,31 @@ def _share(right: Sequence[bool]) -> tuple[str, str]:
 
 
 def _lost(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        for each in done.layouts:
+    for league in leagues:
+        for each in league.layouts:
             if not each.best_in_top_two:
                 where = (each.source, each.model, each.accelerator, each.num_accelerators)
-                yield (done.calibrate, *where, f"{each.layouts}")
+                yield (league.calibrate, *where, f"{each.layouts}")
 
 
-_SPEEDUPS = """Speed-up of an accelerator over another for the same source, model, number format and length,
-by the best throughput of each on about as many of them. *Right side*: the faster one is predicted to be it.
+_SPEEDUPS = """Speed-ups between accelerators for the same source, model, number format and sequence
+length, by the best throughput of each on similar numbers of accelerators. *Right side*: the prediction has
+the same faster accelerator.
 """
 
 
 def _speedups(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        if done.speedups:
-            right = _share([each.right_side for each in done.speedups])
-            yield (done.calibrate, *right, *_sizes([each.relative_error for each in done.speedups]))
+    for league in leagues:
+        if league.speedups:
+            right = _share([each.right_side for each in league.speedups])
+            yield (league.calibrate, *right, *_sizes([each.relative_error for each in league.speedups]))
 
 
 def _scaling(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        if done.scaling:
-            errors = [each.relative_error for each in done.scaling]
-            yield (done.calibrate, f"{len(errors):,}", *_sizes(errors))
+    for league in leagues:
+        if league.scaling:
+            errors = [each.relative_error for each in league.scaling]
+            yield (league.calibrate, f"{len(errors):,}", *_sizes(errors))
 
 
 def _sizes(errors: Sequence[float]) -> tuple[str, str]:
@@ -248,42 +249,42 @@ def _sizes(errors: Sequence[float]) -> tuple[str, str]:
     return f"{np.median(sizes):.1%}", f"{np.quantile(sizes, 0.9):.1%}"
 
 
-def _dominants(done: League) -> list[str]:
-    found = {row.dominant for row in done.rows}
+def _dominants(league: League) -> list[str]:
+    found = {row.dominant for row in league.rows}
     return [name for name in (*COMPONENTS, SHARED) if name in found]
 
 
-def _dominating(done: League) -> Iterator[Sequence[str]]:
-    counts = Counter((row.row.cells.get("source", ""), row.dominant) for row in done.rows if row.dominant)
+def _dominating(league: League) -> Iterator[Sequence[str]]:
+    counts = Counter((row.row.cells.get("source", ""), row.dominant) for row in league.rows if row.dominant)
     for source in sorted({source for source, _ in counts}):
-        numbers = (counts[source, name] for name in _dominants(done))
+        numbers = (counts[source, name] for name in _dominants(league))
         yield (source, *(f"{number:,}" if number else "" for number in numbers))
 
 
 def _curves(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
-    for done in leagues:
-        for each in done.scaling:
+    for league in leagues:
+        for each in league.scaling:
             if each.model == "Llama-3.1-405B":
                 counts = (f"{each.base:,}", f"{each.num_accelerators:,}")
                 where = (each.source, each.accelerator, each.precision)
-                yield (done.calibrate, *where, *counts, f"{each.relative_error:+.1%}")
+                yield (league.calibrate, *where, *counts, f"{each.relative_error:+.1%}")
 
 
-def _names(done: League) -> list[str]:
-    return list(dict.fromkeys(name for row in done.rows for name in row.parts))
+def _names(league: League) -> list[str]:
+    return list(dict.fromkeys(name for row in league.rows for name in row.parts))
 
 
-def _parts(done: League) -> Iterator[Sequence[str]]:
-    names = _names(done)
-    for source in sorted({row.row.cells.get("source", "") for row in done.rows if row.parts}):
-        rows = [row for row in done.rows if row.parts and row.row.cells.get("source", "") == source]
+def _parts(league: League) -> Iterator[Sequence[str]]:
+    names = _names(league)
+    for source in sorted({row.row.cells.get("source", "") for row in league.rows if row.parts}):
+        rows = [row for row in league.rows if row.parts and row.row.cells.get("source", "") == source]
         shares = [sum(row.parts.get(name, 0.0) for row in rows) / len(rows) for name in names]
         yield (source, *(f"{share:.0%}" if share >= 0.005 else "" for share in shares))
 
 
-def _refused(done: League) -> Iterator[Sequence[str]]:
+def _refused(league: League) -> Iterator[Sequence[str]]:
     counts: dict[str, int] = {}
-    for row in done.rows:
+    for row in league.rows:
         if row.status == "refused":
             counts[row.row.predicted.refused] = counts.get(row.row.predicted.refused, 0) + 1
     for reason, count in sorted(counts.items(), key=lambda item: -item[1]):
@@ -291,15 +292,15 @@ def _refused(done: League) -> Iterator[Sequence[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page where the table is here."""
+    """Write the page if the table exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, default=_TABLE, help="published_training.csv")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    asked = parser.parse_args(arguments)
-    if not asked.table.is_file():
-        sys.stdout.write(f"skipped: {asked.table} is not here\n")
+    options = parser.parse_args(arguments)
+    if not options.table.is_file():
+        sys.stdout.write(f"skipped: {options.table} does not exist\n")
         return 0
-    leagues = [api.league(asked.table, calibrate=mode, jobs=asked.jobs).details for mode in CALIBRATIONS]
+    leagues = [api.league(options.table, calibrate=mode, jobs=options.jobs).details for mode in CALIBRATIONS]
     path = ROOT / "docs" / "league.md"
     path.write_text(league_page(leagues), encoding="utf-8")
     sys.stdout.write(f"docs/{path.name}: written\n")

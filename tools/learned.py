@@ -1,8 +1,8 @@
-"""Fits the learned models on measured tables: ``python -m tools.learned --tables DIR``.
+"""Fit the learned models to measured tables: ``python -m tools.learned --tables DIR``.
 
-Only rows of split ``calib`` enter a fit; their errors on ``devval`` go into the cards. The same tables, seed
-and version of scikit-learn give the same bytes. ``--only NAME`` fits one model, ``--out`` writes elsewhere,
-``--scores`` fits nothing and only scores again.
+Only rows of split ``calib`` are fitted; the cards have the errors on ``devval``. Equal tables, seeds and
+versions of scikit-learn give equal files. ``--only NAME`` fits one model, ``--out`` sets the folder, and
+``--scores`` only evaluates the existing models again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def _table(folder: Path, part: LearnedPart) -> Measurements | None:
 
 
 def main() -> int:
-    """Fit, save, score, save again; 1 where a table is missing."""
+    """Fit, evaluate and save the models; return 1 if a table is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=shipped_folder())
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scores", action="store_true", help="score the models in the folder again")
+    parser.add_argument(
+        "--scores", action="store_true", help="evaluate the models in the folder again, without fits"
+    )
     options = parser.parse_args()
     missing = 0
     for part in PARTS:

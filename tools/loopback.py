@@ -1,7 +1,7 @@
-"""What a laptop's loopback carries: ``python -m tools.loopback`` sends over TCP between two processes.
+"""Bandwidth and latency of a loopback: ``python -m tools.loopback`` sends over TCP between two processes.
 
-The figures of ``hespas/hardware/systems/loopback.toml`` are of this command, on the machine that the file
-names: bytes per second of one direction, and half the round trip of one byte.
+The figures in ``hespas/hardware/systems/loopback.toml`` are from this command, on the machine that the file
+names: bytes per second in one direction, and half of the round-trip time of one byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRIPS = 2000
 
 
 def _answer(port: int, size: int) -> None:
-    """The other end: takes ``size`` bytes and says so, then sends single bytes back."""
+    """Receive ``size`` bytes and confirm them, then return single bytes: the other process."""
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer, left = bytearray(_BLOCK), size
@@ -32,7 +32,7 @@ def _answer(port: int, size: int) -> None:
 
 
 def measured(size: int) -> tuple[float, float]:
-    """Bytes per second one way, and the latency of one byte [ns]: the best of three runs."""
+    """Return bytes per second in one direction and the latency of one byte [ns], the best of three runs."""
     runs = [_measured(size) for _ in range(3)]
     return max(rate for rate, _ in runs), min(latency for _, latency in runs)
 
@@ -62,7 +62,7 @@ def _measured(size: int) -> tuple[float, float]:
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--mib", type=int, default=1024, help="how much to send, in MiB")
+    parser.add_argument("--mib", type=int, default=1024, help="amount of data to send [MiB]")
     rate, latency_ns = measured(parser.parse_args(words).mib << 20)
     sys.stdout.write(f"bandwidth_bytes_per_s = {rate:.3g}, latency_ns = {latency_ns:.3g}\n")
     return 0

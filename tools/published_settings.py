@@ -1,4 +1,4 @@
-"""A table of published runs with its settings as columns: ``python -m tools.published_settings IN OUT``."""
+"""Settings of published runs as columns of their table: ``python -m tools.published_settings IN OUT``."""
 
 from __future__ import annotations
 

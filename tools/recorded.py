@@ -1,5 +1,5 @@
-"""The picture of the README: ``python -m tools.recorded`` predicts one recording in fixtures/recorded from
-the other, before and after calibration, and draws the operations that took longest.
+"""Figure in the README: ``python -m tools.recorded`` predicts one recording in fixtures/recorded from the
+other, before and after calibration, and draws the longest operations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SERIES = (
 
 
 def predicted(device: Path, folder: Path) -> Mapping[str, tuple[float, float]]:
-    """Measured and predicted time [ns] of each operation of the larger recording on ``device``."""
+    """Return the measured and predicted time [ns] of each operation of the larger recording on ``device``."""
     recording = str(RECORDED / "train-larger.xplane.pb.gz")
     _hespas("accuracy", "--measured", recording, "--hardware", str(device), "--report", str(folder))
     with (folder / "report.csv").open(encoding="utf-8", newline="") as stream:
@@ -43,7 +43,7 @@ def _hespas(*arguments: str) -> None:
 
 
 def drawing(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Horizontal bars in ms, one group per operation; readable on light and dark pages."""
+    """Return an SVG of horizontal bars in ms, one group per operation, readable on light and dark pages."""
     longest = max(max(values) for _, values in rows)
     scale = (_WIDTH - _LEFT - 80) / longest
     height = _TOP + len(rows) * (len(_SERIES) * _BAR + _GAP) + 8
@@ -82,7 +82,7 @@ def _documents() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write the picture; 1 where ``--check`` finds it stale."""
+    """Write the figure; return 1 if ``--check`` finds it stale."""
     return document_command(__doc__, _documents)
 
 

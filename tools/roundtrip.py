@@ -1,6 +1,6 @@
-"""What every pair of formats keeps of ``fixtures/``: the page ``roundtrip.md`` and its test's golden file.
+"""Round trips of ``fixtures/`` through all pairs of formats: ``roundtrip.md`` and its test's golden file.
 
-``python -m tools.roundtrip [--check]`` writes both; look at the difference before it is committed.
+``python -m tools.roundtrip [--check]`` writes both. Review the differences before you commit them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _listed(columns: Iterable[ColumnResult]) -> str:
-    """``p2p`` for all columns of a table that fared alike, with the rows concerned."""
+    """Return the columns as text with their numbers of rows; ``p2p`` for all equal columns of that table."""
     found: dict[str, int] = {}
     for column in columns:
         name = column.column.partition(".")[0]
@@ -59,7 +59,7 @@ def _details(cells: Iterable[MatrixCell]) -> Iterable[Sequence[str]]:
 
 
 def roundtrip_document(done: RoundTrips) -> str:
-    """``roundtrip.md``."""
+    """Return ``roundtrip.md``."""
     texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
     sources = list(dict.fromkeys(source for source, _ in texts))
     targets = list(dict.fromkeys(via for _, via in texts))
@@ -74,7 +74,7 @@ def roundtrip_document(done: RoundTrips) -> str:
 
 
 def golden_document(done: RoundTrips) -> str:
-    """Every cell and column that is not exact, for the test to compare: JSON."""
+    """Return all cells and columns that are not exact as JSON, for the test."""
     document = {
         f"{cell.source} -> {cell.via}": {
             "verdict": cell_text(cell).text,
@@ -96,7 +96,7 @@ def _documents() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write the page and the golden file; 1 where ``--check`` finds a stale one."""
+    """Write the page and the golden file; return 1 if ``--check`` finds a stale one."""
     return document_command(__doc__, _documents)
 
 

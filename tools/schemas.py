@@ -1,6 +1,6 @@
-"""The schemas of JSON documents, made from their types: ``python -m tools.schemas [--check]``.
+"""Schemas of JSON documents, from their types: ``python -m tools.schemas [--check]``.
 
-A document has all of its keys and no other; a key that may be absent is one whose default is ``UNSET``.
+A document has all keys of its type and no others. Only keys with the default ``UNSET`` may be absent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
 
 
 def schema_text(name: str) -> str:
-    """The file ``NAME.schema.json``."""
+    """Return the text of ``NAME.schema.json``."""
     (whole,), parts = msgspec.json.schema_components((DOCUMENTS[name],), ref_template="#/$defs/{name}")
     root = parts.pop(whole["$ref"].rpartition("/")[2])
     title = " ".join(str(root.pop("description")).split()).removesuffix(".")
@@ -90,7 +90,9 @@ def _public(name: str) -> str:
 
 
 def _closed(part: dict[str, Any]) -> dict[str, Any]:
-    """An object with all of its keys and no other; a constant of one value; descriptions as one line."""
+    """Return a schema whose objects allow exactly their keys, with constants for enums of one value, and
+    descriptions on one line.
+    """
     properties: dict[str, dict[str, Any]] = part.get("properties", {})
     if properties:
         stated = {key for key, value in properties.items() if "default" in value}
@@ -119,7 +121,7 @@ def _closed(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write all of them; 1 where ``--check`` finds a stale one."""
+    """Write all schemas; return 1 if ``--check`` finds a stale one."""
     return document_command(
         __doc__, lambda: {FOLDER / f"{name}.schema.json": schema_text(name) for name in DOCUMENTS}
     )

@@ -1,7 +1,7 @@
-"""How far predicted times of servers are from measured ones: ``docs/serving-accuracy.md``.
+"""Errors of predicted times of servers: ``docs/serving-accuracy.md``.
 
-``python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS``: the tables that ``hespas-validate serving``
-takes. They are not part of the repository, so that the page is made where they are.
+``python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`` takes the tables of ``hespas-validate
+serving``. The repository does not contain these tables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PAGE = ROOT / "docs" / "serving-accuracy.md"
 _SPLIT = "devval"
 _HEAD = """# Accuracy of serving predictions
 
-Made by `python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`; do not edit. RUNS is aiconfigurator's
-sample of measurements (`silicon_sample.csv` at 095f58a5): means over requests of TTFT and TPOT of servers
-with a fixed number of clients. Fits see its rows of the split `calib`, tables below are of `devval`; errors
-are absolute, predicted over measured less 1. Tokens/s follow from both times and the number of clients. The
-naive predictions use a constant part of bandwidth (TPOT) and of peak (TTFT), the median of the engine.
-What calibrates: see `hespas-validate serving --help`.
+Made by `python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`; do not edit. RUNS is
+aiconfigurator's sample of measurements (`silicon_sample.csv` at 095f58a5): means over requests of TTFT and
+TPOT of servers with a fixed number of clients. Fits use its rows of the split `calib`, the tables below its
+rows of `devval`. Errors are the absolute values of predicted / measured - 1. Tokens/s follow from both
+times and the number of clients. The naive predictions use a constant fraction of the bandwidth (TPOT) and
+of the peak (TTFT), the median of the engine. `hespas-validate serving --help` describes the calibrations.
 
 Most runs come from InferenceMAX. Its scripts state the launch settings (maximum tokens of a step, maximum
 sequences, cache memory, SGLang's scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters,
@@ -45,16 +45,16 @@ _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
 ## Against the targets
 
-Medians of absolute errors. Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s)
+Errors are medians. Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s)
 with one calibrated run of each deployment (device, framework, release, model, precision): alone
 (`one-per-deployment`), or together with all runs of its stack (`stack-and-one`), weighted by how well one run
 predicts others of the stack's deployments. A stack is a device, an engine, and for mixtures of experts the
-format of the experts. `stack` has no parameters of deployments,
-`stack-and-deployment` has them from all runs of each that may be fitted on: more than the targets allow.
+format of the experts. `stack` has no parameters of deployments.
+`stack-and-deployment` fits them to all runs of each deployment, which the targets do not allow.
 
 {predicted} of {wanted} rows are predicted; the table below has the reasons for the others.
 
-| calibration | runs | n | TTFT | TPOT | tokens/s | missed by, in points |
+| calibration | runs | n | TTFT | TPOT | tokens/s | missed by (percentage points) |
 |---|---|---|---|---|---|---|"""
 _MISSES = """
 Known causes of the remaining errors:
@@ -72,45 +72,46 @@ Known causes of the remaining errors:
 
 Rows that are not predicted:
 
-| rows | why |
+| rows | reason |
 |---|---|"""
 _TABLE = (
-    "\n| runs | of | n | median | mean | P90 | bias | in 90 % | naive median | naive mean |\n|" + "---|" * 10
+    "\n| runs | metric | n | median | mean | P90 | bias | in 90 % | naive median | naive mean |\n|"
+    + "---|" * 10
 )
 _RECORDED = """
 ## Recorded runs
 
 LLMServingSim's recorded vLLM runs (casys-kaist/LLMServingSim at 5daddb21, MIT), with their arrivals and
-lengths. Calibrated: a factor on all kernels of a device from its run on one rank, and one on its collectives
-from that on two; of each, the fifth of the requests that was done first speaks, and only others are compared.
-Signed errors of means. *Faster*: how long the run took over how long its simulation did, and beside it with
-the simulations that calibrated it.
+lengths. Calibrated runs have a factor on all kernels of a device, from its run on one rank, and a factor on
+its collectives, from its run on two. The first fifth of the finished requests calibrates; the others are
+compared. Errors are signed errors of means. *Faster* is the duration of the run divided by the time of its
+simulation; the value in parentheses includes the simulations for the calibration.
 
 | run | calibrated | requests | TTFT | TPOT | latency | makespan | tokens/s | faster |
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def page(judgements: list[ServingErrors], replays: list[RunReplay]) -> str:
-    """The page from its results."""
-    rows = judgements[0].rows
+def page(calibrations: list[ServingErrors], replays: list[RunReplay]) -> str:
+    """Return the page."""
+    rows = calibrations[0].rows
     predicted = sum(each.status == "predicted" for each in rows)
     target = _TARGET.format(**_TARGETS, predicted=predicted, wanted=len(rows))
     parts = [
         _HEAD,
         target,
-        *_against_targets(judgements),
+        *_against_targets(calibrations),
         _MISSES,
-        *_refused(judgements[0]),
+        *_refused(calibrations[0]),
     ]
-    for judged in judgements:
-        parts.append(f"\n## Calibration: {judged.calibrate}\n{_TABLE}")
+    for errors in calibrations:
+        parts.append(f"\n## Calibration: {errors.calibrate}\n{_TABLE}")
         parts += [
             f"| {each.value} | {each.metric} | {each.n} | {_percent(each.median_ape)} | "
             f"{_percent(each.mean_ape)} | {_percent(each.p90_ape)} | {each.bias:+.1%} | "
             f"{_percent(each.interval_coverage)} | {_percent(each.baseline_median_ape)} | "
             f"{_percent(each.baseline_mean_ape)} |"
-            for each in judged.summaries()
-            if each.by != "model" or judged.calibrate in {"none", "stack-and-one", "stack-and-deployment"}
+            for each in errors.summaries()
+            if each.by != "model" or errors.calibrate in {"none", "stack-and-one", "stack-and-deployment"}
         ]
     parts.append(_RECORDED)
     parts += [
@@ -131,13 +132,13 @@ def _faster(each: RunReplay) -> str:
     )
 
 
-def _against_targets(judgements: list[ServingErrors]) -> list[str]:
-    """A row for all runs and one for those of each source."""
+def _against_targets(calibrations: list[ServingErrors]) -> list[str]:
+    """Return a row for all runs and a row for each source."""
     found: list[str] = []
-    for judged in judgements:
-        if judged.calibrate in {"none", "one-per-stack"}:
+    for errors in calibrations:
+        if errors.calibrate in {"none", "one-per-stack"}:
             continue
-        summaries = [each for each in judged.summaries() if each.by in {"all", "source"}]
+        summaries = [each for each in errors.summaries() if each.by in {"all", "source"}]
         for value in dict.fromkeys(each.value for each in summaries):
             of = {each.metric: each for each in summaries if each.value == value}
             medians = [_percent(of[name].median_ape) for name in _TARGETS]
@@ -147,14 +148,14 @@ def _against_targets(judgements: list[ServingErrors]) -> list[str]:
                 if of[name].median_ape > target
             ]
             found.append(
-                f"| {judged.calibrate} | {value} | {of['ttft'].n} | {' | '.join(medians)} | "
+                f"| {errors.calibrate} | {value} | {of['ttft'].n} | {' | '.join(medians)} | "
                 f"{', '.join(misses) or 'met'} |"
             )
     return found
 
 
-def _refused(judged: ServingErrors) -> list[str]:
-    left = Counter(each.status for each in judged.rows if each.status != "predicted")
+def _refused(errors: ServingErrors) -> list[str]:
+    left = Counter(each.status for each in errors.rows if each.status != "predicted")
     return [f"| {count} | {reason} |" for reason, count in left.most_common()]
 
 
@@ -163,18 +164,18 @@ def _percent(value: float) -> str:
 
 
 def main() -> int:
-    """Write the page; 2 without the tables."""
+    """Write the page; return 2 without the tables."""
     if len(sys.argv) != 4:
         sys.stderr.write(__doc__ or "")
         return 2
     runs, recorded, requests = map(Path, sys.argv[1:])
     rows, predictor = read_rows(runs), ServingPredictor()
     known: dict[str, EngineFit] = {}
-    judgements = [
+    calibrations = [
         evaluate_runs(rows, calibrate=each, split=_SPLIT, predictor=predictor, cached_fits=known)
         for each in CALIBRATIONS
     ]
-    PAGE.write_text(page(judgements, replay_runs(read_recorded(recorded, requests))), encoding="utf-8")
+    PAGE.write_text(page(calibrations, replay_runs(read_recorded(recorded, requests))), encoding="utf-8")
     return 0
 
 

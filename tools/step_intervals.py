@@ -1,12 +1,12 @@
-"""The intervals of predicted steps: ``hespas/estimators/step_intervals.toml`` and their scores in the docs.
+"""Intervals of predicted steps: ``hespas/estimators/step_intervals.toml`` and their scores in the docs.
 
     python -m tools.step_intervals [--table FILE] [--eager FILE] [--programs DIR] [--jobs N]
 
-predicts what was measured end to end (published training runs, PyTorch steps on one GPU, compiled programs
-and recorded profiles), takes the residuals ln(measured / predicted), and writes the 90 % intervals by kind of
-workload and extrapolation level, with the coverage, width and interval score of groups that are left out.
-Inputs that are not here leave their rows as they are. ``python -m tools.accuracy`` puts the table on its
-page.
+predicts steps that were measured end to end: published training runs, PyTorch steps on one GPU, compiled
+programs and recorded profiles. It takes the residuals ln(measured / predicted), and writes the 90 % intervals
+by kind of workload and extrapolation level, with the coverage, width and interval score of groups that are
+left out.
+Rows of missing inputs are not changed. ``python -m tools.accuracy`` copies the table to its page.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def _weights(rows: Sequence[Residual]) -> FloatArray:
 
 
 Form = Callable[[Sequence[Residual]], tuple[float, float]]
-"""From residuals to the ends of the 90 % interval of the logarithm."""
+"""Function from residuals to the ends of the 90 % interval of the logarithm."""
 
 
 def quantiles(rows: Sequence[Residual]) -> tuple[float, float]:
-    """Return quantiles of groups that count alike, widened by the weight of one unknown row."""
+    """Return quantiles of groups with equal weights, widened by the weight of one unknown row."""
     values, weights = np.array([row.value for row in rows]), _weights(rows)
     order = np.argsort(values)
     place = np.cumsum(weights[order]) - weights[order] / 2
@@ -127,15 +127,12 @@ def scored(rows: Sequence[Residual], form: Form) -> Scores:
 
 
 def chosen_form(rows: Sequence[Residual]) -> tuple[Form, Scores]:
-    """Return the better scored of the forms that hold enough, or the wider where none does."""
+    """Return the form with the better score among those that cover enough, or else the wider form."""
     found = [(form, scored(rows, form)) for form in (quantiles, new_group)]
     enough = [each for each in found if each[1].coverage >= _LEAST_COVERAGE]
     if enough:
         return min(enough, key=lambda each: each[1].score)
     return max(found, key=lambda each: each[1].width)
-
-
-# Residuals of each kind.
 
 
 def _of_training(table: Path, jobs: int) -> Iterator[Residual]:
@@ -200,7 +197,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _of_profiles() -> Iterator[Residual]:
-    """Yield recorded profiles, predicted by what was calibrated on others: figures of docs/accuracy.json."""
+    """Yield recorded profiles, predicted after calibration on others: figures of docs/accuracy.json."""
     figures = json.loads((ROOT / "docs" / "accuracy.json").read_bytes())
     for profile in figures["profiles"]:
         for row in profile["rows"]:
@@ -208,8 +205,6 @@ def _of_profiles() -> Iterator[Residual]:
             if row["op_class"] == "all" and errors is not None:
                 yield Residual(profile["name"], -log(1 + errors["sum_error"]))
 
-
-# Intervals, the file and the page.
 
 _SOURCES: dict[WorkloadKind, str] = {
     "training": "published training runs (docs/league.md); groups: source, model, accelerator",
@@ -292,7 +287,7 @@ def step_interval_table(intervals: Iterable[StepInterval]) -> str:
 
 
 def _residuals(asked: argparse.Namespace) -> Iterator[tuple[WorkloadKind, list[Residual]]]:
-    """Yield the residuals of each kind whose input is here."""
+    """Yield the residuals of each kind whose input exists."""
     if asked.table.is_file():
         yield "training", list(_of_training(asked.table, asked.jobs))
     if asked.eager.is_file():
@@ -319,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     DATA.write_text(_toml(found.values()), encoding="utf-8")
     step_intervals.cache_clear()
     sys.stdout.write(step_interval_table(found.values()))
-    sys.stdout.write("docs/accuracy.md: python -m tools.accuracy brings it up to date\n")
+    sys.stdout.write("docs/accuracy.md: python -m tools.accuracy updates it\n")
     return 0
 
 

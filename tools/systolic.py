@@ -1,10 +1,10 @@
-"""Fits the lines of the systolic estimator and writes hespas/estimators/systolic/data/*.toml.
+"""Fit the lines of the systolic estimator, and write hespas/estimators/systolic/data/*.toml.
 
     python -m tools.systolic --tables DIR [--seed 0] [--date 2026-01-31] [--out DIR]
 
-DIR holds tables of TPU operations; rows of a split other than ``calib`` never enter the fits. The errors on
-the rows of split ``devval`` are printed. With one seed and date the files come out the same. Devices whose
-lines are published and not fitted here (TPU-v6e) are left as they are.
+DIR holds tables of TPU operations; rows of a split other than ``calib`` are never fitted. The command prints
+the errors on the rows of split ``devval``. Equal seeds and dates give equal files. Files of devices with
+published lines (TPU-v6e) are not changed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TESTED = "devval"
 
 
 def errors(tables: Sequence[Measurements], device: Device) -> Iterator[str]:
-    """One line per kind and variant: errors of the shipped lines on rows kept for testing."""
+    """Yield a line per kind and variant with the errors of the shipped lines on held-out rows."""
     model = Systolic()
     for table in tables:
         tested = table.on(device.name)
         tested = tested.take(tested.split.where(_TESTED))
-        said = model.predict(tested.ops, device)
-        error = said.duration_ns / tested.duration_ns - 1
-        inside = (said.low_ns <= tested.duration_ns) & (tested.duration_ns <= said.high_ns)
+        predicted = model.predict(tested.ops, device)
+        error = predicted.duration_ns / tested.duration_ns - 1
+        inside = (predicted.low_ns <= tested.duration_ns) & (tested.duration_ns <= predicted.high_ns)
         for kind in tested.ops.kind.used():
             for variant in tested.ops.variant.used():
                 rows = np.intersect1d(tested.ops.kind.where(kind), tested.ops.variant.where(variant))

@@ -56,7 +56,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         first = _size(low)
         last = _size(high) if dash else first
         if last < first:
-            raise UsageError(f"sizes {part}: the last is smaller than the first", hint=f"{high}-{low}")
+            raise UsageError(f"sizes {part}: the last is smaller than the first", hint=f"write {high}-{low}")
         while first <= last:
             sizes.append(first)
             first *= 2
@@ -67,10 +67,10 @@ def _size(text: str) -> int:
     number = text.rstrip("BKMGi")
     unit = _UNITS.get(text[len(number) :])
     if unit is None or not (number.isascii() and number.isdigit() and len(number) < len(str(_MOST_BYTES))):
-        raise UsageError(f"{text!r} is not a size", hint="1024, 64KiB, 1MiB or 1GiB")
+        raise UsageError(f"{text!r} is not a size", hint="write 1024, 64KiB, 1MiB or 1GiB")
     size = int(number) * unit
     if not 0 < size <= _MOST_BYTES:
-        raise UsageError(f"{text!r} is not a size of a buffer", hint="1 B to 1 PiB")
+        raise UsageError(f"{text!r} is not a size of a buffer", hint="give 1 B to 1 PiB")
     return size
 
 
@@ -85,18 +85,23 @@ def parse_groups(text: str, ranks: int) -> GroupSet:
     mesh, _, along = text.partition(":")
     sizes = [_extent(part, text) for part in mesh.split("x")]
     if prod(sizes) != ranks:
-        raise UsageError(f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}", hint="`ranks`")
+        raise UsageError(
+            f"groups {text}: a mesh of {prod(sizes):,} ranks, not {ranks:,}",
+            hint=f"set `ranks={prod(sizes)}`",
+        )
     named = {"inner": len(sizes) - 1, "outer": 0}
     axes = [named[axis] if axis in named else _extent(axis, text) for axis in along.split(",")]
     if len(set(axes)) < len(axes) or max(axes) >= len(sizes):
-        raise UsageError(f"groups {text}: unknown or repeated axes", hint=f"0..{len(sizes) - 1}, each once")
+        raise UsageError(
+            f"groups {text}: unknown or repeated axes", hint=f"name axes 0 to {len(sizes) - 1}, each once"
+        )
     return StridedGroups.from_mesh(sizes, axes)
 
 
 def _extent(text: str, whole: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_RANKS))):
         raise UsageError(
-            f"groups {whole}: {text!r} is not a number", hint="8x4:inner, 8x4:outer or 2x4x8:0,2"
+            f"groups {whole}: {text!r} is not a number", hint="write 8x4:inner, 8x4:outer or 2x4x8:0,2"
         )
     return int(text)
 
@@ -142,17 +147,23 @@ class CollectiveBenchmark:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise UsageError(
-                f"unknown kind: {', '.join(unknown) or '(none)'}", hint=f"one of {', '.join(KINDS)}"
+                f"unknown kind: {', '.join(unknown) or '(none)'}", hint=f"choose one of {', '.join(KINDS)}"
             )
         if not 2 <= self.ranks <= _MOST_RANKS:
-            raise UsageError("collectives need at least two ranks", hint=f"`ranks=2` to {_MOST_RANKS:,}")
+            raise UsageError(
+                "collectives need at least two ranks", hint=f"choose 2 to {_MOST_RANKS:,} `ranks`"
+            )
         calls = len(self.kinds) * len(self.sizes) * self.repeat
         if calls > _MOST_CALLS:
-            raise UsageError(f"{calls:,} calls exceed the limit of {_MOST_CALLS:,}", hint="a smaller repeat")
+            raise UsageError(
+                f"{calls:,} calls exceed the limit of {_MOST_CALLS:,}", hint="choose a smaller `repeat`"
+            )
         if find_dtype(self.dtype) is None:
-            raise UsageError(f"unknown element type {self.dtype!r}", hint="bf16, f16, f32, i8 ...")
+            raise UsageError(f"unknown element type {self.dtype!r}", hint="choose bf16, f16, f32, i8 ...")
         if parse_groups(self.groups, self.ranks).group_size < 2:
-            raise UsageError(f"groups {self.groups}: groups of one rank", hint="an axis of two or more")
+            raise UsageError(
+                f"groups {self.groups}: groups of one rank", hint="choose an axis of two or more ranks"
+            )
 
 
 def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:

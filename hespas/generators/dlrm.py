@@ -103,13 +103,13 @@ class DlrmStep(Bounded):
         if self.ranks > _MOST_RANKS or max(state, work) > _MOST_ELEMENTS:
             raise UsageError(
                 f"more than {_MOST_RANKS:,} ranks, or sizes whose product is beyond 2**60",
-                hint="smaller `ranks`, `batch`, tables, rows or width",
+                hint="choose fewer `ranks`, or a smaller `batch`, tables, rows or width",
             )
         if self.sharding not in {"table", "row", "column"}:
-            raise UsageError(f"unknown sharding {self.sharding!r}", hint="table, row or column")
+            raise UsageError(f"unknown sharding {self.sharding!r}", hint="choose table, row or column")
         if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
             raise UsageError(
-                f"{self.dtype!r} is not an element type for training", hint="bf16, f16, f32 or tf32"
+                f"{self.dtype!r} is not an element type for training", hint="choose bf16, f16, f32 or tf32"
             )
         split = {"table": self.tables, "row": self.rows, "column": self.width}[self.sharding]
         if split % self.ranks:

@@ -89,18 +89,21 @@ class RandomJob(Bounded):
         if not 2 <= self.ranks <= _MOST_RANKS or self.nodes < 1 or self.width < 1:
             raise UsageError("a random job needs at least two ranks, one node and a width of one")
         if self.nodes > _MOST_NODES:
-            raise UsageError(f"{self.nodes:,} events exceed the limit of {_MOST_NODES:,}", hint="fewer nodes")
+            raise UsageError(
+                f"{self.nodes:,} events exceed the limit of {_MOST_NODES:,}", hint="choose fewer `nodes`"
+            )
         if self.classes < 1 or self.ranks % self.classes:
             raise UsageError(
-                f"{self.ranks} ranks are not a multiple of {self.classes} classes", hint="`classes`"
+                f"{self.ranks} ranks are not a multiple of {self.classes} classes",
+                hint="choose `classes` that divide the ranks",
             )
         shares = (self.collective_share, self.p2p_share)
         if min(shares) < 0 or sum(shares) > 1:
             raise UsageError("shares of collectives and messages must be at least 0, and at most 1 in total")
         if self.broken and self.broken not in RULES:
-            raise UsageError(f"unknown rule {self.broken!r}", hint=f"one of {', '.join(RULES)}")
+            raise UsageError(f"unknown rule {self.broken!r}", hint=f"choose one of {', '.join(RULES)}")
         if self.broken and self.broken != "cycle" and self.classes < 2:
-            raise UsageError(f"`broken={self.broken}` needs ranks that differ", hint="`classes=2`")
+            raise UsageError(f"`broken={self.broken}` needs ranks that differ", hint="set `classes=2`")
 
 
 @dataclass(slots=True)

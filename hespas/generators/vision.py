@@ -141,17 +141,20 @@ class VisionStep(Bounded):
         """Make a workload of one rank class."""
         self.model.check()
         if self.dp < 1 or self.batch < 1:
-            raise UsageError("a step needs at least one rank, and one image on each", hint="`dp`, `batch`")
+            raise UsageError(
+                "a step needs at least one rank, and one image on each",
+                hint="set `dp` and `batch` to 1 or more",
+            )
         model = self.model
         scores = self.batch * model.heads * model.tokens**2
         if self.dp > _MOST_RANKS or model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
             raise UsageError(
                 f"more than {_MOST_RANKS:,} ranks, {_MOST_LAYERS:,} layers, or 2**50 scores of attention",
-                hint="smaller `dp`, `batch`, layers or image",
+                hint="choose a smaller `dp`, `batch`, layers or image",
             )
         if self.dtype not in {"bf16", "f16", "f32", "tf32"}:
             raise UsageError(
-                f"{self.dtype!r} is not an element type for training", hint="bf16, f16, f32 or tf32"
+                f"{self.dtype!r} is not an element type for training", hint="choose bf16, f16, f32 or tf32"
             )
         builder = GraphBuilder(self.name)
         _VisionWriter(

@@ -205,4 +205,4 @@ def test_times_that_are_not_there_are_said_to_be_lacking(trace: Path, tmp_path: 
     recording.event("sort")
     other = tmp_path / "other.csv"
     api.write(recording.build(), other)
-    refused(compared(other, "--workload", program), "is it the program that ran?")
+    refused(compared(other, "--workload", program), "check that it is the program that ran")

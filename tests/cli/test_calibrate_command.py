@@ -120,7 +120,7 @@ def test_a_recording_becomes_a_hardware_file(tmp_path: Path) -> None:
         (["--table", "table.csv", "--out", "mine.json"], 2, "expected a .toml file"),
         (["--table", "table.csv", "--out", "no/mine.toml"], 2, "does not exist"),
         (["--table", "table.csv", "--json", "mine.toml"], 2, "same file"),
-        (["--table", "table.csv", "--hardware", "L4"], 2, "devices: H100-SXM"),
+        (["--table", "table.csv", "--hardware", "L4"], 2, "choose a device of the tables: H100-SXM"),
         (["--table", "table.csv", "--hardware", "H900"], 2, "H900"),
         (["--table", "table.csv", "--test-by", "hardware"], 2, "no other device"),
         (["--table", "table.csv", "--test-by", "weather"], 2, "weather"),

@@ -120,7 +120,7 @@ def test_what_exists_is_replaced_only_when_asked(table: Path, tmp_path: Path) ->
         (["--estimator", "learned", "--report", "mine.learned"], "the folder of learned models"),
         (["--estimator", "learned", "--json", "mine.learned"], "the folder of learned models"),
         (["--estimator", "learned", "--seed", "4294967296"], "less than or equal to 4294967295"),
-        (["--estimator", "learned", "--hardware", "H100-SXM"], "devices: TPU-v4"),
+        (["--estimator", "learned", "--hardware", "H100-SXM"], "choose a device of the tables: TPU-v4"),
         (["--estimator", "learned", "--split", "devval"], "reserved for testing"),
         (["--estimator", "learned", "--test-by", "hardware"], "no other device"),
         (["--estimator", "learned", "--table", "few.csv"], "8 rows with known sizes"),

@@ -30,12 +30,12 @@ def test_what_has_changed_is_written_once(tmp_path: Path, capsys: pytest.Capture
         code = document_command("Makes them.", lambda: documents, words)
         return code, [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
 
-    assert run("--check") == (1, ["as it was", "not current", "not current"])
+    assert run("--check") == (1, ["unchanged", "stale", "stale"])
     assert stale.read_text("utf-8") == "two"
     assert not absent.exists()
-    assert run() == (0, ["as it was", "brought up to date", "brought up to date"])
+    assert run() == (0, ["unchanged", "updated", "updated"])
     assert {path: path.read_text("utf-8") for path in documents} == documents
-    assert run("--check") == (0, ["as it was"] * 3)
+    assert run("--check") == (0, ["unchanged"] * 3)
 
 
 @pytest.mark.parametrize("main", MAINS, ids=lambda main: main.__module__)

@@ -130,7 +130,7 @@ def eager_models() -> tuple[EagerModel, ...]:
 def eager_model(name: str) -> EagerModel:
     """Return a model by name. Raises ``UsageError`` for an unknown one."""
     if name not in _BY_NAME:
-        raise UsageError(f"no model {name!r}", hint=f"one of: {', '.join(_BY_NAME)}")
+        raise UsageError(f"no model {name!r}", hint=f"choose one of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
@@ -485,18 +485,21 @@ class EagerStep(Bounded):
         model = self.model
         model.check()
         if min(self.batch, self.length) < 1:
-            raise UsageError("a step needs at least one sequence of one token", hint="`batch`, `length`")
+            raise UsageError(
+                "a step needs at least one sequence of one token",
+                hint="set `batch` and `length` to 1 or more",
+            )
         if self.training and self.compiled:
-            raise UsageError("compiled steps are forward only", hint="`compiled=False`")
+            raise UsageError("compiled steps are forward only", hint="set `compiled=False`")
         if model.positions and self.length > model.positions:
             raise UsageError(
                 f"{model.name} has {model.positions:,} positions, but a sequence has {self.length:,} tokens",
-                hint="a shorter `length`",
+                hint="choose a shorter `length`",
             )
         scores = self.batch * model.heads * self.length**2
         if model.layers > _MOST_LAYERS or scores > _MOST_ELEMENTS:
             raise UsageError(
-                f"more than {_MOST_LAYERS:,} layers or 2**50 scores of attention", hint="smaller sizes"
+                f"more than {_MOST_LAYERS:,} layers or 2**50 scores of attention", hint="choose smaller sizes"
             )
         builder = GraphBuilder(self.name)
         ops = EagerOperators(builder, self.training, self.compiled)

@@ -1,8 +1,8 @@
 """Attention on one rank: grouped queries and latent attention, forward and backward.
 
-Context ranks gather keys and values of the whole sequence and reduce their gradients, or exchange them
-otherwise (:mod:`hespas.generators.llm.attention`). With a causal mask each rank has an early and a late piece
-of the sequence, so that all ranks have equal work.
+Context ranks gather the keys and values of the whole sequence and reduce their gradients, send keys around
+a ring, or exchange tokens for heads. With a causal mask each rank has an early and a late piece of the
+sequence, so that all ranks have equal work.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
         if value < 1:
             setting = name.replace("-", "_")
             yield BrokenRule(
-                f"{name}-positive", f"{name} is {value}, but must be 1 or more", f"`{setting}=1`"
+                f"{name}-positive", f"{name} is {value}, but must be 1 or more", f"set `{setting}=1`"
             )
     if not is_countable:
         return
@@ -311,24 +311,24 @@ def broken_rules(model: Model, layout: Layout, training: Training) -> Iterator[B
             "batch-divides",
             f"a global batch of {training.global_batch:,} is not a multiple of dp x micro-batch = "
             f"{replica_batch:,}",
-            "another `global_batch`, `micro_batch` or `dp`",
+            "choose another `global_batch`, `micro_batch` or `dp`",
         )
     yield from _pipeline(model, layout, training)
     yield from _expert_rules(model, layout, training)
     yield from _unused_settings(model, layout, training)
     if layout.zero not in range(4):
-        yield BrokenRule("zero-level", f"zero is {layout.zero}, but must be 0, 1, 2 or 3", "`zero=1`")
+        yield BrokenRule("zero-level", f"zero is {layout.zero}, but must be 0, 1, 2 or 3", "set `zero=1`")
     if layout.shard and (layout.shard < 0 or layout.dp % layout.shard):
         yield BrokenRule(
             "shard-divides-dp",
             f"{layout.dp} data-parallel ranks do not divide into shard groups of {layout.shard}",
-            "a shard size that divides dp",
+            "choose a shard size that divides dp",
         )
     if layout.shard and not layout.zero:
         yield BrokenRule(
             "shard-needs-zero",
             f"shard groups of {layout.shard} shard nothing, because all ranks hold the whole state",
-            "`zero=1` or more, or one group of all data ranks",
+            "set `zero=1` or more, or shard over all data ranks",
         )
 
 
@@ -337,8 +337,8 @@ _MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
 
 
 def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Yield settings beyond any machine, which would also exhaust this one: a pipeline is written pass by
-    pass.
+    """Yield settings too large for any machine. A pipeline is written pass by pass, so that they would also
+    exhaust this machine.
     """
     passes = micro_batches(layout, training)
     run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
@@ -355,14 +355,14 @@ def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[Broken
         if not value <= most:
             shown = f"{value:,}" if value < 1e15 else f"{value:.0e}" if value < 1e300 else "far"
             yield BrokenRule(
-                f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"a smaller `{setting}`"
+                f"{name}-bounded", f"{what}: {shown} is beyond {most:,.0f}", f"choose a smaller `{setting}`"
             )
     for settings in (layout, training):
         for name, shown in beyond_bound(settings):
             yield BrokenRule(
                 f"{name.replace('_', '-')}-bounded",
                 f"{name}: {shown} is beyond {MOST_COUNT:,}",
-                f"a smaller `{name}`",
+                f"choose a smaller `{name}`",
             )
 
 
@@ -381,13 +381,13 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
             yield BrokenRule(
                 f"tp-divides-{name}",
                 f"{name} {size:,} does not divide over {tp} tensor ranks",
-                "a tp that divides it",
+                "choose a `tp` that divides it",
             )
         if isinstance(block, Attention) and block.kv_heads % tp and tp % block.kv_heads:
             yield BrokenRule(
                 "tp-kv-heads",
                 f"{block.kv_heads} key heads neither divide over {tp} tensor ranks nor repeat on them",
-                "a tp that divides kv_heads, or a multiple of it",
+                "choose a `tp` that divides kv_heads, or a multiple of it",
             )
     yield from _exchanges(layout, blocks)
     parts = cp * (tp if layout.has_sequence_parallel else 1)
@@ -400,7 +400,7 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
         yield BrokenRule(
             "cp-divides-seq",
             f"a sequence of {training.seq:,} tokens does not divide over {divisor}",
-            "another `seq` or `cp`",
+            "choose another `seq` or `cp`",
         )
 
 
@@ -421,14 +421,14 @@ def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
                 "cp-divides-heads",
                 f"heads {block.heads:,} do not divide over {tp} tensor x {cp} context ranks that exchange "
                 "them",
-                "a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
+                "choose a `cp` that divides the heads of a tensor rank, or no `context_all_to_all`",
             )
         kv_heads = max(1, block.kv_heads // tp) if isinstance(block, Attention) else cp
         if kv_heads % cp and cp % kv_heads:
             yield BrokenRule(
                 "cp-kv-heads",
                 f"{kv_heads} key heads of a tensor rank neither divide over {cp} context ranks nor repeat",
-                "a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
+                "choose a `cp` that divides them, or a multiple of them, or no `context_all_to_all`",
             )
 
 
@@ -438,18 +438,18 @@ def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[Brok
         yield BrokenRule(
             "pp-divides-layers",
             f"{len(model.layers)} layers are fewer than {layout.pp} stages x {layout.vp} chunks",
-            "a smaller `pp` or `vp`",
+            "choose a smaller `pp` or `vp`",
         )
     if layout.vp > 1 and layout.pp == 1:
         yield BrokenRule(
-            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "`vp=1`, or `pp=2` and more"
+            "vp-needs-pp", f"{layout.vp} virtual stages need a pipeline", "set `vp=1`, or `pp=2` or more"
         )
     count = micro_batches(layout, training)
     if layout.vp > 1 and layout.pp > 1 and count % layout.pp:
         yield BrokenRule(
             "vp-micro-batches",
             f"interleaving needs a multiple of {layout.pp} micro-batches (the stages), not {count}",
-            "another `global_batch`, or `vp=1`",
+            "choose another `global_batch`, or set `vp=1`",
         )
     if layout.vp > 1 and training.schedule in {"gpipe", "zero-bubble"}:
         yield BrokenRule(
@@ -462,39 +462,41 @@ def _pipeline(model: Model, layout: Layout, training: Training) -> Iterator[Brok
 def _expert_rules(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
     mixtures = [block for block in dict.fromkeys(model.blocks()) if isinstance(block, Experts)]
     if not mixtures and (layout.ep > 1 or layout.etp > 1):
-        yield BrokenRule("ep-needs-experts", f"{model.name} has no experts to distribute", "`ep=1` `etp=1`")
+        yield BrokenRule(
+            "ep-needs-experts", f"{model.name} has no experts to distribute", "set `ep=1` `etp=1`"
+        )
     if mixtures and layout.tp > 1 and not layout.sequence_parallel:
         yield BrokenRule(
             "moe-needs-sequence-parallel",
             f"experts on {layout.tp} tensor ranks need sequence parallelism: each rank routes its own tokens",
-            "`sequence_parallel`, or `tp=1`",
+            "set `sequence_parallel`, or `tp=1`",
         )
     stage = layout.dp * layout.cp * layout.tp
     if stage % (layout.ep * layout.etp):
         yield BrokenRule(
             "ep-divides-stage",
             f"the {stage:,} ranks of a stage do not divide by ep x etp = {layout.ep * layout.etp:,}",
-            "an `ep` x `etp` that divides dp x cp x tp",
+            "choose an `ep` x `etp` that divides dp x cp x tp",
         )
     elif mixtures and layout.shard > 0 and (layout.sharded * layout.tp) % (layout.ep * layout.etp):
         yield BrokenRule(
             "ep-divides-shard",
             f"the {layout.sharded * layout.tp:,} ranks of a shard group do not divide by ep x etp = "
             f"{layout.ep * layout.etp:,}, so that a group does not hold whole copies of all experts",
-            "larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
+            "choose larger shard groups, or an `ep` x `etp` that divides their ranks: shard x cp x tp",
         )
     for block in mixtures:
         if block.experts % layout.ep:
             yield BrokenRule(
                 "ep-divides-experts",
                 f"{block.experts} experts do not divide over {layout.ep} expert ranks",
-                "an `ep` that divides them",
+                "choose an `ep` that divides them",
             )
         if block.ffn % layout.etp:
             yield BrokenRule(
                 "etp-divides-ffn",
                 f"experts of width {block.ffn:,} do not divide over {layout.etp} ranks",
-                "an `etp` that divides it",
+                "choose an `etp` that divides it",
             )
     # Tokens that are sent to nodes first.
     node, ep = layout.expert_node, layout.ep
@@ -502,13 +504,13 @@ def _expert_rules(model: Model, layout: Layout, training: Training) -> Iterator[
         yield BrokenRule(
             "expert-node",
             f"{ep} expert ranks neither fill nodes of {node} ranks nor divide one",
-            "the ranks of a node, or `expert_node=0`",
+            "give the number of ranks of a node, or set `expert_node=0`",
         )
     if node and (layout.etp > 1 or training.capacity > 0):
         yield BrokenRule(
             "expert-node-dropless",
             "tokens that are sent once to each node need whole experts without a capacity limit",
-            "`etp=1` `capacity=0`, or `expert_node=0`",
+            "set `etp=1` `capacity=0`, or `expert_node=0`",
         )
 
 
@@ -548,7 +550,7 @@ def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterat
             yield BrokenRule(
                 f"{name.replace('_', '-')}-needs-experts",
                 f"{model.name} has no experts, to which {name} {value:g} applies",
-                f"`{name}={without:g}`",
+                f"set `{name}={without:g}`",
             )
     for module in sorted(training.recompute.modules & _PARTS.keys()):
         if not any(isinstance(block, _PARTS[module]) for block in blocks):
@@ -585,5 +587,5 @@ def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterat
             "overlap-needs-sequence-parallel",
             "collectives of tensor ranks overlap products only with sequence parallelism and trained "
             "matrices",
-            "`sequence_parallel` `lora_rank=0`, or remove tensor from `overlap`",
+            "set `sequence_parallel` `lora_rank=0`, or remove tensor from `overlap`",
         )

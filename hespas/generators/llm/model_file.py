@@ -219,7 +219,7 @@ _ABOUT = FileKind(
     example='name = "mine", hidden = 4096, layers = 32, heads = 32, ffn = "4 * hidden", vocab = 32000',
 )
 _Size = int | str
-_Pattern = Annotated[str, Meta(max_length=4096, description="letters, one per layer")]
+_Pattern = Annotated[str, Meta(max_length=4096, description="write letters, one per layer")]
 
 
 class ModelFile(TomlRow, frozen=True, kw_only=True):
@@ -330,13 +330,13 @@ def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str
         yield (
             "kv_heads",
             f"{size['heads']} heads do not divide over {size['kv_heads']} key heads",
-            "a number that divides heads",
+            "choose a number that divides heads",
         )
     if size["experts"] and size["topk"] > size["experts"]:
         yield "topk", f"a token uses {size['topk']} of {size['experts']} experts", "at most experts"
     if size["mamba_heads"] % (size["mamba_groups"] or 1):
         message = f"{size['mamba_heads']} heads do not divide into {size['mamba_groups']} groups"
-        yield "mamba_groups", message, "a number that divides mamba_heads"
+        yield "mamba_groups", message, "choose a number that divides mamba_heads"
     if file.windows and not size["window"] and not size["chunk"]:
         yield "windows", "limited layers need a window or a chunk", "add window or chunk"
 
@@ -354,7 +354,7 @@ def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[La
             raise toml_error(path, "hybrid", message, "write a letter for each layer")
         for letter in file.hybrid:
             if letter != "*" and letter not in letters:
-                raise toml_error(path, "hybrid", f"unknown layer {letter!r}", "letters M, *, - and E")
+                raise toml_error(path, "hybrid", f"unknown layer {letter!r}", "write letters M, *, - and E")
             yield (blocks.attention(0) if letter == "*" else letters[letter](),)
         return
     if set(file.windows) - set("LG"):
@@ -450,7 +450,7 @@ def named_model(text: str) -> Model:
         listed = ", ".join(dict.fromkeys(owner[alias] for alias in close))
         raise UsageError(
             f"no model '{clipped(text)}'",
-            hint=f"{listed}{'? ' if listed else ''}`hespas generate llm --list` names all; or a .toml file",
+            hint=f"{listed}{'? ' if listed else ''}run `hespas generate llm --list`, or give a .toml file",
         )
     return model_of(_presets()[preset])
 

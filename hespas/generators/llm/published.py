@@ -208,7 +208,7 @@ def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
     """
     row = next(islice(rows_of(table), number, None), None)
     if row is None:
-        raise UsageError(f"{table} has no row {number:,}", hint="rows count from 0, the header not counted")
+        raise UsageError(f"{table} has no row {number:,}", hint="count rows from 0, below the header")
     return run_of(row, f"{table}:{number}", diagnostics, table)
 
 
@@ -321,7 +321,7 @@ def _layout(cells: _RunCells, model: Model) -> Layout:
         raise FormatError(
             f"dp x tp x pp x cp = {dp * tp * pp * cp:,} ranks on {ranks:,} accelerators",
             path=cells.place,
-            hint="num_accelerators is the product of the degrees; leave dp empty to have it computed",
+            hint="correct the degrees, or leave dp empty to have it computed",
         )
     vp = cells.count("vp") or 1
     if not cells.text("vp") and pp > 1:

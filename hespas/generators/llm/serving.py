@@ -187,7 +187,7 @@ def serving_layout(model: Model, *, tp: int, dp: int, ep: int) -> Layout:
     """
     if not any(isinstance(block, Experts) for block in model.blocks()):
         if ep > 1:
-            raise UsageError(f"{model.name} has no experts to distribute", hint="`ep=1`")
+            raise UsageError(f"{model.name} has no experts to distribute", hint="set `ep=1`")
         return Layout(tp=tp, ep=ep)
     ranks = dp * tp
     shared = ranks // ep if ep > 0 and ranks % ep == 0 else 1
@@ -325,7 +325,7 @@ class ServingStep:
         if self.phase == "disaggregated":
             if self.layout.pp > 1:
                 raise UsageError(
-                    "disaggregated serving has no pipeline", code="serving-layout", hint="`pp=1`"
+                    "disaggregated serving has no pipeline", code="serving-layout", hint="set `pp=1`"
                 )
             graphs = tuple(
                 ServingStage(self, 0, pool, f"{self.name}.{pool}").graph() for pool in _pools(self.phase)
@@ -367,25 +367,30 @@ class ServingStep:
         for name in ("batch", "prompt", "page"):
             if getattr(self, name) < 1:
                 raise UsageError(
-                    f"{name} is {getattr(self, name)}, but must be 1 or more", hint=f"`{name}=1`"
+                    f"{name} is {getattr(self, name)}, but must be 1 or more", hint=f"set `{name}=1`"
                 )
         if self.context < 0 or self.drafts < 1:
-            raise UsageError("context is negative, or drafts is below 1", hint="`context=0`, `drafts=1`")
+            raise UsageError(
+                "context is negative, or drafts is below 1",
+                hint="set `context=0` or more, and `drafts=1` or more",
+            )
         if self.layout.cp > 1 or self.layout.vp > 1:
             raise UsageError(
                 "serving does not support context parallelism or virtual stages",
                 code="serving-layout",
-                hint="`cp=1` `vp=1`",
+                hint="set `cp=1` `vp=1`",
             )
         if find_dtype(self.cache) is None:
-            raise UsageError(f"unknown element type {self.cache!r}", hint="bf16, f16, f8E4M3FN, i8 ...")
+            raise UsageError(
+                f"unknown element type {self.cache!r}", hint="choose bf16, f16, f8E4M3FN, i8 ..."
+            )
         for phase in _pools(self.phase):
             tokens = sum(group.batch * (group.queries + group.context) for group in self.sequences(phase))
             if tokens > MOST_COUNT:
                 raise UsageError(
                     f"{float(tokens):.3g} tokens of a replica and its cache exceed {MOST_COUNT:,}",
                     code="tokens-bounded",
-                    hint="smaller `batch`, `context` and `prompt`",
+                    hint="choose a smaller `batch`, `context` or `prompt`",
                 )
         batch = Training(seq=self.layout.tp, global_batch=self.layout.dp)
         check_layout(self.model, replace(self.layout, zero=0), batch)

@@ -155,7 +155,7 @@ def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKer
 
 def _check_supported(step: ServingStep) -> None:
     if step.layout.pp > 1:
-        raise UnsupportedError("serving by a pipeline is not simulated", hint="`pp=1`, and a larger `tp`")
+        raise UnsupportedError("serving by a pipeline is not simulated", hint="set `pp=1`, and a larger `tp`")
     if any(isinstance(block, Mamba) for block in step.model.blocks()):
         raise UnsupportedError(f"{step.model.name} has Mamba states, whose steps are not simulated")
 

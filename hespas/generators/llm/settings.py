@@ -157,7 +157,8 @@ def recompute_of(text: str) -> Recompute:
     if unknown or (count and not (count.isdecimal() and len(count) < _MOST_DIGITS)):
         raise UsageError(
             f"recompute '{text}': {unknown[0] if unknown else count} cannot be recomputed",
-            hint=f"none, selective, full, full:LAYERS, or some of {', '.join(MODULES)}, separated by commas",
+            hint="choose none, selective, full, full:LAYERS, or some of "
+            f"{', '.join(MODULES)}, separated by commas",
         )
     return Recompute(modules=frozenset(names), layers=int(count) if count else -1)
 
@@ -171,7 +172,7 @@ def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
     if unknown:
         raise UsageError(
             f"offload '{text}': {unknown[0]} cannot be moved to the host",
-            hint=f"some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)}, separated by commas",
+            hint=f"choose some of optimizer, {LAYER_INPUT}, {', '.join(MODULES)}, separated by commas",
         )
     return "optimizer" in names, replace(recompute, offloaded=frozenset(names - {"optimizer"}))
 
@@ -180,7 +181,7 @@ def precision_of(name: str) -> ModelPrecision:
     """Return the number formats of a name. Raises ``UsageError`` for an unknown name."""
     precision = PRECISIONS.get(_ALIASES.get(name, name))
     if precision is None:
-        raise UsageError(f"unknown precision '{name}'", hint=f"one of {', '.join(PRECISIONS)}")
+        raise UsageError(f"unknown precision '{name}'", hint=f"choose one of {', '.join(PRECISIONS)}")
     return precision
 
 

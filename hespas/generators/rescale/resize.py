@@ -78,7 +78,9 @@ def parse_sizes(text: str) -> dict[str, int]:
             or not int(size)
             or name in sizes
         ):
-            raise UsageError(f"`rescale={text}`: {part!r} is not AXIS=SIZE", hint="`rescale=dp=512,tp=8`")
+            raise UsageError(
+                f"`rescale={text}`: {part!r} is not AXIS=SIZE", hint="write `rescale=dp=512,tp=8`"
+            )
         sizes[name] = int(size)
     return sizes
 
@@ -108,7 +110,10 @@ class Rescale:
         mesh = self._mesh_of(workload)
         target = mesh.resized(self.sizes)
         if target.num_ranks > _MAX_RANKS:
-            raise UsageError(f"{target} has {target.num_ranks:,} ranks", hint=f"at most {_MAX_RANKS:,}")
+            raise UsageError(
+                f"{target} has {target.num_ranks:,} ranks",
+                hint=f"choose sizes of at most {_MAX_RANKS:,} ranks",
+            )
         changed = tuple(changed_axes(mesh, self.sizes))
         if not changed:
             return workload
@@ -161,7 +166,7 @@ class Rescale:
         if unknown:
             raise UsageError(
                 f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
-                hint=f"one of {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
+                hint=f"choose from {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
             )
         return mesh
 

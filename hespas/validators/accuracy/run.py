@@ -108,12 +108,14 @@ def _nothing_compared(
             hint="give it with `workload`, and the profile of its run with `profiles`",
         )
     if any(source.coverage is not None for source in sources) or not sources:
-        hint = HOLDS_NO_PROGRAM if NO_MODULE in diagnostics.counts() else "is it the program that ran?"
+        hint = (
+            HOLDS_NO_PROGRAM if NO_MODULE in diagnostics.counts() else "check that it is the program that ran"
+        )
         if NO_NAMES in diagnostics.counts():
-            hint = f"its operations have no names: {WITH_NAMES}"
+            hint = f"add names to its operations: {WITH_NAMES}"
         return UsageError("no event of the profiles belongs to the program", path=profiles[0].name, hint=hint)
     return UsageError(
-        "no operation of the profiles took any time", hint="are the durations known, and above 0?"
+        "no operation of the profiles took any time", hint="give profiles with known durations above 0"
     )
 
 

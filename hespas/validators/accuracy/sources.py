@@ -24,8 +24,8 @@ __all__ = ["HOLDS_NO_PROGRAM", "by_device", "sources_of"]
 _ATTACHED = "hlo/"
 
 HOLDS_NO_PROGRAM = (
-    "this file contains no compiled program: give the .xplane.pb of the same recording, or the optimised HLO "
-    "that ran as `workload`"
+    "give the .xplane.pb of the same recording, or the optimised HLO that ran as `workload`: this file "
+    "contains no compiled program"
 )
 _ANY_CPU = "CPU"
 """Device name in recordings of a host; a CPU that a user describes has its own name."""

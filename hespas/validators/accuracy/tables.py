@@ -309,7 +309,7 @@ def devices_of_tables(
             if not any(len(rows_on(table, device)) for table in tables):
                 names = ", ".join(table.name for table in tables)
                 present = ", ".join(listed) or "none"
-                raise UsageError(f"no row of {names} is of {device.name}", hint=f"devices: {present}")
+                raise UsageError(f"no row of {names} is of {device.name}", hint=f"choose one of {present}")
         return devices
     shipped: dict[str, Device] = {}
     missing: list[str] = []
@@ -348,8 +348,9 @@ def rows_of_split(table: Measurements, split: str) -> IntArray:
     """Return the numbers of the rows of a split. Raises ``UsageError`` if there are none."""
     rows = table.split.where(split)
     if not len(rows):
-        listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
-        raise UsageError(f"no row of {table.name} has split {split!r}", hint=f"it has {listed}")
+        listed = ", ".join(sorted(name for name in table.split.used() if name))
+        hint = f"choose from {listed}" if listed else "leave `split` empty: the table has no splits"
+        raise UsageError(f"no row of {table.name} has split {split!r}", hint=hint)
     return rows
 
 

@@ -81,8 +81,7 @@ def with_before(
                     diagnostics.warning("calibrate.no-better", device.name, text)
                 else:
                     better.append(fit)
-            fits = tuple(better)
-            fits = tuple(map(before.with_mape, fits))
+            fits = tuple(map(before.with_mape, better))
         compared[name] = FitResult(fits, tuple(map(before.model_with_mape, result.models)))
     return compared
 

@@ -133,7 +133,9 @@ def calibrate(
     all_approaches: tuple[Approach, ...] = (CalibratedFits(run), SystolicLines(run), LearnedTrees(run))
     for name in estimators:
         if name not in ESTIMATORS:
-            raise UsageError(f"estimator {name!r} cannot be fitted", hint=f"one of {', '.join(ESTIMATORS)}")
+            raise UsageError(
+                f"estimator {name!r} cannot be fitted", hint=f"choose one of {', '.join(ESTIMATORS)}"
+            )
     approaches = [approach for approach in all_approaches if approach.name in estimators]
     usable = [_usable_rows(table, split) for table in tables]
     on_device = _rows_on_device(tables, usable, device, split)
@@ -234,7 +236,7 @@ def _usable_rows(table: Measurements, split: str) -> Measurements:
     if split == KEPT_SPLIT:
         raise UsageError(
             f"rows of split {KEPT_SPLIT!r} are reserved for testing and are never fitted",
-            hint=f"--split {FITTED_SPLITS[0]}, then hespas-validate accuracy --split {KEPT_SPLIT}",
+            hint=f"fit --split {FITTED_SPLITS[0]}, then run hespas-validate accuracy --split {KEPT_SPLIT}",
         )
     part = table.take(rows_of_split(table, split))
     return replace(part, split=Labels.constant("", len(part)))
@@ -265,10 +267,13 @@ def _rows_on_device(
             f"{names} has no row of {device.name} that may be fitted",
             hint=other
             if splits
-            else f"all rows are of split {KEPT_SPLIT}, reserved for testing: give others",
+            else f"give rows of another split: all are of {KEPT_SPLIT}, which is reserved for testing",
         )
     listed = sorted({name for table in usable for name in table.hardware.used() if name})
-    raise UsageError(f"no row of {names} is of {device.name}", hint=f"devices: {', '.join(listed) or 'none'}")
+    raise UsageError(
+        f"no row of {names} is of {device.name}",
+        hint=f"choose a device of the tables: {', '.join(listed) or 'none'}",
+    )
 
 
 def _table_uses(
@@ -336,7 +341,7 @@ class _HeldOutTesting:
         chosen = list(dict.fromkeys(("shape",) if tests is None else tests))
         for by in chosen:
             if by not in TESTS:
-                raise UsageError(f"no test {by!r}", hint=f"one of {', '.join(TESTS)}")
+                raise UsageError(f"no test {by!r}", hint=f"choose one of {', '.join(TESTS)}")
             faults = [approach.fault(by, self.on_device, self.others) for approach in self.approaches]
             fault = next(filter(None, faults), "") if possible[by] else _IMPOSSIBLE[by]
             if fault:

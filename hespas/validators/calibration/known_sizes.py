@@ -85,7 +85,8 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
     for kind in model_kinds:
         if kind not in all_kinds:
             raise UsageError(
-                f"no learned model covers sizes of kind {kind!r}", hint=f"one of {', '.join(all_kinds)}"
+                f"no learned model covers sizes of kind {kind!r}",
+                hint=f"choose one of {', '.join(all_kinds)}",
             )
         if not any(cell.kind == kind for _, card in usable for cell in card.cells):
             others = sorted({other.kind for _, card in shipped for other in card.devices})
@@ -100,7 +101,9 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
         for name in dtypes:
             scheme = find_scheme(name)
             if scheme is None:
-                raise UsageError(f"no number format {name!r}", hint="such as bf16, f16, f32_full, fp8")
+                raise UsageError(
+                    f"no number format {name!r}", hint="choose one such as bf16, f16, f32_full or fp8"
+                )
             schemes.append(scheme.name)
         covered = list(
             dict.fromkeys(cell.scheme for model in models for cell in model.card.cells if cell.kind == kind)
@@ -126,7 +129,7 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
             if not stand_in:
                 raise UsageError(
                     f"no learned model of {kind} covers {scheme_name} on a {device.kind}",
-                    hint=f"one of {', '.join(covered_sizes)}",
+                    hint=f"choose one of {', '.join(covered_sizes)}",
                 )
             of_format = [(model, cell) for model, cell in cells if cell.scheme == stand_in]
             sizes[kind, scheme_name] = KnownSizes(

@@ -195,7 +195,10 @@ def _operations_on(device: Device, table: Measurements, diagnostics: Diagnostics
     rows = rows_on(table, device)
     if not len(rows):
         listed = ", ".join(sorted(filter(None, table.hardware.used())))
-        raise UsageError(f"no row of {table.name} is of {device.name}", hint=f"devices: {listed or 'none'}")
+        raise UsageError(
+            f"no row of {table.name} is of {device.name}",
+            hint=f"choose a device of the table: {listed or 'none'}",
+        )
     text = f"rows treated as not measured: {table.describe_left_out()}"
     skipped = sum(reason.count for reason in table.left_out)
     diagnostics.warning("suggest.left-out-rows", table.name, text, count=skipped)

@@ -412,7 +412,8 @@ def read_factors(path: Path, estimator: str) -> list[ComponentFactor]:
         raise UsageError(
             f"the factors are for the estimator {clipped(fitted)}, not for {clipped(estimator)}",
             path=str(path),
-            hint=f"`estimator={fitted}`, or fit them again with `estimator={estimator}`: {_FACTORS_COMMAND}",
+            hint=f"set `estimator={fitted}`, or fit them again with `estimator={estimator}`: "
+            f"{_FACTORS_COMMAND}",
         )
     return factors
 

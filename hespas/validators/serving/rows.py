@@ -106,7 +106,7 @@ def read_cells(path: Path, needed: Sequence[str]) -> list[RunTableRow]:
         if missing:
             raise FormatError(
                 f"no column {missing[0]!r}", path=str(path), position="header",
-                hint=f"required columns: {', '.join(needed)}",
+                hint=f"add the required columns: {', '.join(needed)}",
             )  # fmt: skip
         names = [str(name) for name in frame.columns]
         rows = zip(*(frame[name].tolist() for name in names), strict=True)
@@ -198,8 +198,9 @@ def read_rows(path: Path) -> list[ServingRow]:
 def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
     """Raise ``UsageError`` if no row has the ``split``; empty means all rows."""
     if split and not any(row.split == split for row in rows):
-        listed = ", ".join(sorted({row.split for row in rows} - {""})) or "no split"
-        raise UsageError(f"no row has the split {split!r}", hint=f"the table has {clipped(listed)}")
+        listed = ", ".join(sorted({row.split for row in rows} - {""}))
+        hint = f"choose from {clipped(listed)}" if listed else "leave `split` empty: the table has no splits"
+        raise UsageError(f"no row has the split {split!r}", hint=hint)
 
 
 def _serving_row(cells: RunTableRow) -> ServingRow:

@@ -73,5 +73,5 @@ def test_against_stablehlo_it_is_told_what_is_missing(has_program: bool, tmp_pat
     with pytest.raises(UsageError) as told:
         accuracy([profile], ["H100-SXM"], workload=program)
     assert told.value.hint is not None
-    assert "contains no compiled program: give the .xplane.pb" in told.value.hint
+    assert "give the .xplane.pb of the same recording" in told.value.hint
     assert "or the optimised HLO" in told.value.hint

@@ -341,4 +341,4 @@ def test_lines_leave_out_rows_without_sizes_or_a_known_format(table: Measurement
 def test_rows_that_are_all_kept_for_testing_are_none_to_fit_on(short: Measurements) -> None:
     with pytest.raises(UsageError, match="that may be fitted") as told:
         done(short.part("devval"), "calibrated")
-    assert told.value.hint == "all rows are of split devval, reserved for testing: give others"
+    assert told.value.hint == "give rows of another split: all are of devval, which is reserved for testing"
