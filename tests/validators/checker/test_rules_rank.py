@@ -62,6 +62,7 @@ def test_et020_equal_sequences_pass() -> None:
         ((8,), (8, 16), "collective 1 is missing on rank 0 but all-reduce of 16 bytes (node 2) on rank 1"),
         ((8,), (12,), "all-reduce of 8 bytes (node 1) on rank 0 but all-reduce of 12 bytes"),
         ((8,), (), "but missing on rank 1"),
+        ((8,), (float("inf"),), "but all-reduce of inf bytes (node 1) on rank 1"),
     ],
 )
 def test_et020_different_sequences(left: tuple[float, ...], right: tuple[float, ...], text: str) -> None:

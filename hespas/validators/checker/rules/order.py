@@ -34,8 +34,9 @@ class _CollectiveSequences:
             table = graph.collectives
             nodes: list[int] = table.node.tolist()
             kinds: list[int] = table.kind.tolist()
-            sizes: list[float] = np.nan_to_num(table.comm_bytes, nan=-1.0).tolist()
-            times: list[float] = np.nan_to_num(graph.executions[table.node], nan=-1.0).tolist()
+            runs = graph.executions[table.node]
+            sizes: list[float] = np.where(np.isnan(table.comm_bytes), -1.0, table.comm_bytes).tolist()
+            times: list[float] = np.where(np.isnan(runs), -1.0, runs).tolist()
             rows = zip(kinds, sizes, times, strict=True)
             self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
