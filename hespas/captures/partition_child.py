@@ -212,8 +212,7 @@ class _AnnotatedProgram:
         if before.device_ids:
             raise UsageError(
                 f"the mesh {_axes_text(dict(before.axes))} of the program has an explicit device order, "
-                "which "
-                "does not extend to other sizes",
+                "which does not extend to other sizes",
                 hint="keep the sizes, or capture the function itself for the other mesh",
             )
         sizes = [sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()]
@@ -228,7 +227,6 @@ class _AnnotatedProgram:
         _check_inlined_size(self._operations)
         # XLA would silently drop a GSPMD sharding that it cannot read.
         checked: set[bytes] = set()
-        hlo: Any = import_module("jaxlib._hlo")
         for op in self._operations:
             attributes: Any = op.attributes
             shardings: list[Any] = [attributes[_SHARDING]] if _SHARDING in attributes else []
@@ -240,13 +238,14 @@ class _AnnotatedProgram:
                 data: bytes = sharding.value_bytes
                 if data in checked or not data or data.startswith(_PROTOBUF_START):
                     continue
+                hlo: Any = import_module("jaxlib._hlo")
                 try:
                     hlo.HloSharding.from_string(data.decode())
                 except (RuntimeError, UnicodeDecodeError):
                     raise FormatError(
                         f"{_SHARDING} {data[:80].decode(errors='replace')!r} is not a sharding",
                         position=str(op.location),
-                        hint="for example {devices=[2,4]<=[8]}, {replicated}, {manual}",
+                        hint="write a sharding such as {devices=[2,4]<=[8]}, {replicated} or {manual}",
                     ) from None
                 checked.add(data)
         # On one device JAX leaves no trace of a shard_map.

@@ -1,6 +1,4 @@
-"""User functions named on the command line (``MODULE:FUNCTION``, ``FILE.py:FUNCTION``): import
-and execution.
-"""
+"""Import and execution of user functions that are named as ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hespas.graph.errors import HespasError, MissingExtraError, UsageError
 
 __all__ = ["load_function", "load_object", "user_code"]
 
-_FORM = "MODULE:FUNCTION or FILE.py:FUNCTION, for example train:step"
+_FORM = "name MODULE:FUNCTION or FILE.py:FUNCTION, for example train:step"
 _LOADED_FROM = "__hespas_folder__"
 """Attribute of user modules: the folder from which they were imported."""
 _FRAMEWORKS = ("jax", "torch")

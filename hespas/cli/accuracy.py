@@ -87,7 +87,10 @@ def accuracy(
     table: options.Tables = None,
     hardware: _HardwareOption = None,
     split: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare only rows of this split of the tables: devval.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Compare only the rows of this split of the tables, such as devval."
+        ),
     ] = "",
     workload: options.Workload = None,
     capture: options.Capture = None,
@@ -143,12 +146,11 @@ def accuracy(
         if report:
             from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
-            taken["--report"] = files = [report / name for name in REPORT_FILES]
+            files = [report / name for name in REPORT_FILES]
             for file in files:
-                check_apart(
-                    "--report", file, {name: paths for name, paths in taken.items() if name != "--report"}
-                )
+                check_apart("--report", file, taken)
             check_folder(report, overwrite=overwrite)
+            taken["--report"] = files
         check_reports({"--json": json_file}, taken, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = run(

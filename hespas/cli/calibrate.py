@@ -65,7 +65,7 @@ _ReportOption = Annotated[
     typer.Option(
         metavar="DIR",
         parser=report_folder,
-        help="Write errors before and after as HTML, Markdown and CSV: DIR/by-shape/...",
+        help="Write the errors before and after the fit as HTML, Markdown and CSV: DIR/by-shape/...",
     ),
 ]
 
@@ -150,7 +150,7 @@ def calibrate(
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
 ) -> None:
-    """Fit estimators on measurements and write a hardware file that holds the fits.
+    """Fit estimators to measurements and write a hardware file with the fits.
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
     hespas-validate calibrate --hardware H100-SXM --suggest 50 --out shapes.csv
@@ -448,14 +448,12 @@ def _suggest_shapes(
             titles = ("kind", "dtype", "shapes", "of", "measured", "devices disagree by", "sizes from")
             emit(table_text(titles, rows, left=(0, 1, 6)))
             emit(
-                "shapes are sorted by how many uncovered sizes they represent, weighted by the "
-                "uncertainty of "
-                "models; measure any prefix"
+                "shapes are sorted by how many uncovered sizes they represent, weighted by the uncertainty "
+                "of the models; measure as many as you like, from the top"
             )
         emit(
             f"{out}: {counted(len(done.frame), 'shape')} to measure on {done.device.name}, most valuable "
-            "first; "
-            f"fill in {TIME_COLUMN}, then: hespas-validate calibrate --hardware {quote(hardware)} "
+            f"first; fill in {TIME_COLUMN}, then: hespas-validate calibrate --hardware {quote(hardware)} "
             f"--table {quote(str(out))} --out FILE.toml"
         )
 

@@ -64,7 +64,11 @@ _Platform = Annotated[
 ]
 _Explicit = Annotated[
     str,
-    typer.Option(metavar="AXIS,...", help="JAX: make these mesh axes explicit.", rich_help_panel=_PROGRAM),
+    typer.Option(
+        metavar="AXIS,...",
+        help="JAX: make these mesh axes explicit (AxisType.Explicit).",
+        rich_help_panel=_PROGRAM,
+    ),
 ]
 _Partitioner = Annotated[
     Partitioner, typer.Option(help="Propagate shardings with this partitioner.", rich_help_panel=_PARTITION)
@@ -73,7 +77,8 @@ _CompileFor = Annotated[
     str,
     typer.Option(
         metavar="TARGET",
-        help="JAX: compile for gpu:h100:8, tpu:v5p:8x8x8, ... and capture that (extras jax-gpu, jax-tpu).",
+        help="JAX: capture the program as compiled for this target: gpu:h100:8, tpu:v5p:8x8x8, ... "
+        "(extras jax-gpu, jax-tpu).",
         rich_help_panel=_PARTITION,
     ),
 ]
@@ -82,7 +87,8 @@ _Profile = Annotated[
     typer.Option(
         "--profile",
         metavar="DIR",
-        help="JAX: also run it on devices of this host; capture, profile and match in one command.",
+        help="JAX: also run the program on devices of this host; write program, compiled HLO and profile to "
+        "DIR.",
         rich_help_panel=options.OUTPUT,
     ),
 ]

@@ -191,22 +191,6 @@ def convert(
 
         rescaling = Rescaling(sizes=rescale, mesh=mesh, others=with_trace or []) if rescale else None
         with progress_bar("converting", progress) as callback:
-            if not ranks:
-                chosen_ranks = None
-            else:
-                first, dash, last = ranks.partition("-")
-                if (
-                    not first.isascii()
-                    or not first.isdigit()
-                    or (dash and not (last.isascii() and last.isdigit()))
-                ):
-                    raise UsageError(
-                        f"invalid --ranks {ranks!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7"
-                    )
-                low, high = int(first), int(last or first)
-                if high < low:
-                    raise UsageError(f"--ranks {ranks!r} ends before it starts", hint=f"--ranks {high}-{low}")
-                chosen_ranks = range(low, high + 1)
             done = api.convert(
                 source,
                 destination,
@@ -217,7 +201,7 @@ def convert(
                 recover=recover,
                 hardware=hardware or None,
                 estimator=estimator,
-                ranks=chosen_ranks,
+                ranks=_parse_ranks(ranks),
                 num_devices=num_devices,
                 num_replicas=num_replicas,
                 capture=capture or (),
@@ -234,6 +218,19 @@ def convert(
         if log_json:
             api.write_json(done.to_json(), log_json, overwrite=overwrite)
         _print_account(done)
+
+
+def _parse_ranks(text: str) -> range | None:
+    """Return the ranks of ``--ranks``: ``5``, or ``2-7`` with both ends; None if empty."""
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in ([first, last] if dash else [first])):
+        raise UsageError(f"invalid --ranks {text!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7")
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UsageError(f"--ranks {text!r} ends before it starts", hint=f"--ranks {high}-{low}")
+    return range(low, high + 1)
 
 
 def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:

@@ -129,46 +129,7 @@ def estimate(
             for option, value in excluded.items():
                 if value:
                     raise UsageError(f"{option} and --table exclude each other", hint="give one of them")
-            from hespas import api
-
-            settings.check_reports("--table", table)
-            diagnostics = settings.diagnostics
-            done = api.estimate_table(
-                table, settings.hardware, estimator=settings.estimator, diagnostics=diagnostics
-            )
-            if settings.out:
-                api.write_table_estimates(done, settings.out, diagnostics, overwrite=settings.overwrite)
-            if settings.json_file:
-                api.write_json(done.to_json(), settings.json_file, overwrite=settings.overwrite)
-            report_diagnostics(diagnostics, table)
-            rows = done.totals
-            total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
-            unknown = sum(row.unknown for row in rows)
-            total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
-            emit(
-                f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
-                f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
-                f"({', '.join(done.prediction.models)})"
-            )
-            has_cycles = done.cycles is not None
-            lines = [
-                (
-                    row.kind,
-                    row.dtype or "-",
-                    count_text(row.operations),
-                    flops_text(row.flops),
-                    bytes_text(row.bytes_moved),
-                    time_text(row.duration_ns),
-                    *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
-                    ", ".join(row.estimators) or "-",
-                    count_text(row.unknown) if row.unknown else "",
-                )
-                for row in rows
-            ]
-            heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
-            if has_cycles:
-                heads.insert(6, "cycles")
-            emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
+            _estimate_table(table, settings)
             return
         if source is None:
             raise UsageError(
@@ -209,6 +170,49 @@ def _with_array(estimator: str, parts: Mapping[str, str]) -> str:
         raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add --estimator systolic")
     added = [f"{option}={value}" for option, value in parts.items()]
     return f"{name}:{','.join([given, *added] if given else added)}"
+
+
+def _estimate_table(table: Path, settings: _EstimateOptions) -> None:
+    """Estimate the operations of a table, write the documents and print the totals by kind."""
+    from hespas import api
+
+    settings.check_reports("--table", table)
+    done = api.estimate_table(
+        table, settings.hardware, estimator=settings.estimator, diagnostics=settings.diagnostics
+    )
+    if settings.out:
+        api.write_table_estimates(done, settings.out, settings.diagnostics, overwrite=settings.overwrite)
+    if settings.json_file:
+        api.write_json(done.to_json(), settings.json_file, overwrite=settings.overwrite)
+    report_diagnostics(settings.diagnostics, table)
+    rows = done.totals
+    total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
+    unknown = sum(row.unknown for row in rows)
+    total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
+    emit(
+        f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
+        f"{_at_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} in sequence "
+        f"({', '.join(done.prediction.models)})"
+    )
+    has_cycles = done.cycles is not None
+    lines = [
+        (
+            row.kind,
+            row.dtype or "-",
+            count_text(row.operations),
+            flops_text(row.flops),
+            bytes_text(row.bytes_moved),
+            time_text(row.duration_ns),
+            *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
+            ", ".join(row.estimators) or "-",
+            count_text(row.unknown) if row.unknown else "",
+        )
+        for row in rows
+    ]
+    heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
+    if has_cycles:
+        heads.insert(6, "cycles")
+    emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
 
 
 def _estimate_program(

@@ -14,7 +14,10 @@ from hespas.generators.spec import Generator
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]
 
-app = typer.Typer(no_args_is_help=True, help="Generate workloads from settings: models at any parallelism.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Generate workloads from settings: models at any parallelism, collectives, random jobs.",
+)
 
 _Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Set the number of ranks.")]
 
@@ -140,7 +143,7 @@ def dit(
     image: _Side = 0,
     layers: _Layers = 0,
 ) -> Generator:
-    """Generate a training step of a diffusion transformer, DiT-XL/2; the image is its latent, of side 32.
+    """Generate a training step of a diffusion transformer, DiT-XL/2. Its image is the latent, 32 wide.
 
     hespas generate dit --dp 8 --batch 32 --fsdp --out traces/
     """
@@ -163,7 +166,8 @@ def eager(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4."
+            metavar="MODEL",
+            help="Model: bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4.",
         ),
     ],
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Set sequences per step.")] = 1,

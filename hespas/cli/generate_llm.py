@@ -359,7 +359,7 @@ def _overlap(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap
     if unknown:
         raise UsageError(
             f"--overlap {text}: unknown overlap {unknown[0]!r}",
-            hint=f"none, all, or a list of {', '.join(_OVERLAPS)}",
+            hint=f"give none, all, or a list of {', '.join(_OVERLAPS)}",
         )
     return Overlap(**{field.name: field.name in names for field in fields(Overlap)})
 

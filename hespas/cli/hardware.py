@@ -16,7 +16,7 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError, clipped
 
 if TYPE_CHECKING:
-    from hespas.hardware import Device, System
+    from hespas.hardware import Device
 
 __all__ = [
     "app",
@@ -62,7 +62,19 @@ def hardware_list(
         emit(table_text(heads, [_device_row(device) for device in devices], left=(0, 1, 5)))
         emit("")
         system_heads = ("system", "device", "devices", "dimensions, inner first")
-        emit(table_text(system_heads, [_system_row(system) for system in systems], left=(0, 1, 3)))
+        rows = [
+            (
+                system.name,
+                system.device or "any",
+                f"up to {system.most:,}" if system.most > 0 else "any",
+                ", ".join(
+                    f"{dimension.name} {dimension.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
+                    for dimension in system.dimensions
+                ),
+            )
+            for system in systems
+        ]
+        emit(table_text(system_heads, rows, left=(0, 1, 3)))
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
@@ -86,19 +98,6 @@ def _device_row(device: Device) -> tuple[str, ...]:
         f"{memory.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
         f"{memory.capacity_bytes / 1e9:,.0f} GB",
         aliases,
-    )
-
-
-def _system_row(system: System) -> tuple[str, ...]:
-    dimensions = (
-        f"{dimension.name} {dimension.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
-        for dimension in system.dimensions
-    )
-    return (
-        system.name,
-        system.device or "any",
-        f"up to {system.most:,}" if system.most > 0 else "any",
-        ", ".join(dimensions),
     )
 
 

@@ -192,7 +192,9 @@ def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> W
         part.isascii() and part.isdigit() and len(part) <= _MAX_SHARD_DIGITS for part in (index, count)
     )
     if not is_valid:
-        raise UsageError(f"invalid --shard {shard!r}: expected I/N", hint="the first of four: --shard 1/4")
+        raise UsageError(
+            f"invalid --shard {shard!r}: expected I/N", hint="give --shard 1/4 for the first of four"
+        )
     return WriteSharding(
         only_classes=only_classes, shard=(int(index), int(count)), resume=resume, cluster=cluster
     )

@@ -36,7 +36,8 @@ def league(
     calibrate: Annotated[
         _Calibrate,
         typer.Option(
-            help="Calibrate on nothing, on one row per accelerator and source, or leave one group out."
+            help="Fit correction factors to no row, to one row per accelerator and source, or to all other "
+            "groups."
         ),
     ] = "none",
     factors: Annotated[
@@ -47,7 +48,7 @@ def league(
         ),
     ] = None,
     estimator: Annotated[
-        str, typer.Option(metavar="NAME", help="Estimate kernels with this estimator.")
+        str, typer.Option(metavar="NAME", help="Estimate the durations of kernels with this estimator.")
     ] = "composite",
     allow_programs: options.AllowPrograms = False,
     report: Annotated[
@@ -165,8 +166,8 @@ _CalibrateOption = Annotated[
         "one-per-stack: one measured run per stack.\n\n"
         "one-per-deployment: one measured run per deployment.\n\n"
         "stack: a few parameters per stack, on all rows outside of the split devval.\n\n"
-        "stack-and-one: these, then one run per deployment.\n\n"
-        "stack-and-deployment: these, then all runs of each deployment outside of devval."
+        "stack-and-one: as stack, then one run per deployment.\n\n"
+        "stack-and-deployment: as stack, then all runs of each deployment outside of devval."
     ),
 ]
 _Recorded = Annotated[

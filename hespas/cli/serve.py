@@ -54,7 +54,7 @@ _ExpertDtype = Annotated[
     str,
     typer.Option(
         metavar="TYPE",
-        help="Set the element type of experts (default: of --precision).",
+        help="Set the element type of experts (default: from --precision).",
         rich_help_panel=_LAYOUT,
     ),
 ]
@@ -179,9 +179,8 @@ def serve(
         emit(
             f"{counted(document.requests, 'request')} in {time_text(document.makespan_s * 1e9)}, "
             f"{document.requests_per_s:,.2f} requests/s; {counted(document.steps, 'step')}, "
-            f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} "
-            "sequences per "
-            f"step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
+            f"{count_text(document.steps_with_prompts)} with prefill, {document.mean_batch:,.1f} sequences "
+            f"per step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
             f"{counted(document.put_back, 'preemption')}"
         )
         lines = [

@@ -172,7 +172,8 @@ _Alone = Annotated[
 _Simulator = Annotated[
     Literal["hespas", "astra-sim"],
     typer.Option(
-        help="Also run your ASTRA-sim binary (--astra-bin) on the same traces.", rich_help_panel=_ASTRA
+        help="astra-sim: also run your ASTRA-sim binary (--astra-bin) on the same traces.",
+        rich_help_panel=_ASTRA,
     ),
 ]
 _AstraBin = Annotated[

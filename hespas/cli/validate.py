@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,6 +19,9 @@ from hespas.cli.session import run as run_app
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.validators.capture import CaptureCheck
 
 __all__ = ["app", "capture", "check", "common", "main", "roundtrip"]
 
@@ -72,14 +75,18 @@ def check(
     num_devices: options.NumDevices = None,
     num_replicas: options.NumReplicas = None,
     system_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json, which adds rules.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json; adds the rules that require it."),
     ] = None,
     network_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml, which adds rules.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml; adds the rules that require it."),
     ] = None,
     memory_config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read ASTRA-sim's remote memory file, which adds rules."),
+        typer.Option(
+            metavar="FILE", help="Read ASTRA-sim's remote memory file; adds the rules that require it."
+        ),
     ] = None,
     backend: Annotated[
         _Backend | None,
@@ -244,7 +251,7 @@ def _names(paths: Sequence[Path] | None) -> str:
     return ", ".join(map(str, paths or ()))
 
 
-@app.command(epilog="Exit codes: 0 it is what ran, 1 it is not, 2 wrong usage, 3 malformed input.")
+@app.command(epilog="Exit codes: 0 capture and run agree, 1 they differ, 2 wrong usage, 3 malformed input.")
 def capture(
     graph: Annotated[Path, typer.Argument(metavar="GRAPH", help="Captured program, in any readable format.")],
     trace: Annotated[
@@ -275,71 +282,68 @@ def capture(
         if json_file:
             write_document(done.to_json(), json_file, overwrite=overwrite)
         report_diagnostics(done.diagnostics, trace)
-        details = done.details
-        if not is_quiet():
-            unexplained = sum(not entry.explained for entry in details.operations)
-            bytes_differ = "" if details.captured_bytes == details.measured_bytes else "yes"
-            order = details.order
-            dependencies = order.checked + order.inside + order.unknown
-            captured, measured = (
-                count_text(details.captured_operations),
-                count_text(details.measured_operations),
-            )
-            collectives = (f"{details.captured_collectives:,}", f"{details.measured_collectives:,}")
-            rows = [
-                ("operations", captured, measured, f"{unexplained:,}"),
-                ("collectives", *collectives, f"{len(details.collectives):,}"),
-                (
-                    "their bytes",
-                    bytes_text(details.captured_bytes),
-                    bytes_text(details.measured_bytes),
-                    bytes_differ,
-                ),
-                ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
-                ("device time", "", f"{details.joined:.1%}", "" if details.joined == 1.0 else "yes"),
-            ]
-            emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
-            reasons: dict[str, dict[str, None]] = {}
-            for entry in details.operations:
-                if entry.explained:
-                    reasons.setdefault(entry.explained, {})[entry.operation] = None
-            for reason, names in reasons.items():
-                shown = ", ".join(list(names)[:5]) + (
-                    f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-                )
-                emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
-            if details.combined:
-                emit(
-                    f"{counted(details.combined, 'collective')} combined by the compiler, with the same "
-                    "kinds, "
-                    "groups and total bytes"
-                )
-            if details.reordered:
-                emit(f"{counted(details.reordered, 'rank')} with the same collectives in another order")
-            for note in details.notes:
-                emit(f"note: {flagged(note)}")
-        operations = [entry for entry in details.operations if not entry.explained]
-        for entry in operations[:_MAX_DIFFERENCES]:
-            emit(
-                f"rank {entry.rank}: {entry.operation}: {entry.captured:g} captured, {entry.measured:g} "
-                "measured"
-            )
-        for violation in details.order.violations[:_MAX_DIFFERENCES]:
-            emit(
-                f"rank {violation.rank}, run {violation.run}: {violation.after} began "
-                f"{violation.early_ns / 1e3:,.3f} us before {violation.before}, on which it depends, ended"
-            )
-        for difference in details.collectives[:_MAX_DIFFERENCES]:
-            texts = f"{difference.captured or 'none'} captured, {difference.measured or 'none'} measured"
-            emit(f"rank {difference.rank}, collective {difference.place}: {texts}")
-        listed = min(len(operations), _MAX_DIFFERENCES) + min(len(details.order.violations), _MAX_DIFFERENCES)
-        listed += min(len(details.collectives), _MAX_DIFFERENCES)
-        left = details.differences - listed - (details.joined < 1.0)
-        if left > 0:
-            emit(f"{counted(left, 'difference')} more")
+        _print_capture(done.details)
         emit(done.headline())
         if not done.equal:
             raise typer.Exit(1)
+
+
+def _print_capture(details: CaptureCheck) -> None:
+    """Print a table of counts, the explained differences, and the first of the other differences."""
+    if not is_quiet():
+        unexplained = sum(not entry.explained for entry in details.operations)
+        bytes_differ = "" if details.captured_bytes == details.measured_bytes else "yes"
+        order = details.order
+        dependencies = order.checked + order.inside + order.unknown
+        captured, measured = map(count_text, (details.captured_operations, details.measured_operations))
+        collectives = (f"{details.captured_collectives:,}", f"{details.measured_collectives:,}")
+        rows = [
+            ("operations", captured, measured, f"{unexplained:,}"),
+            ("collectives", *collectives, f"{len(details.collectives):,}"),
+            (
+                "their bytes",
+                bytes_text(details.captured_bytes),
+                bytes_text(details.measured_bytes),
+                bytes_differ,
+            ),
+            ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
+            ("device time", "", f"{details.joined:.1%}", "" if details.joined == 1.0 else "yes"),
+        ]
+        emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
+        reasons: dict[str, dict[str, None]] = {}
+        for entry in details.operations:
+            if entry.explained:
+                reasons.setdefault(entry.explained, {})[entry.operation] = None
+        for reason, names in reasons.items():
+            shown = ", ".join(list(names)[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+            emit(f"{counted(len(names), 'operation')} differ in count ({shown}): {reason}")
+        if details.combined:
+            emit(
+                f"{counted(details.combined, 'collective')} combined by the compiler, with the same kinds, "
+                "groups and total bytes"
+            )
+        if details.reordered:
+            emit(f"{counted(details.reordered, 'rank')} with the same collectives in another order")
+        for note in details.notes:
+            emit(f"note: {flagged(note)}")
+    operations = [entry for entry in details.operations if not entry.explained]
+    for entry in operations[:_MAX_DIFFERENCES]:
+        emit(
+            f"rank {entry.rank}: {entry.operation}: {entry.captured:g} captured, {entry.measured:g} measured"
+        )
+    for violation in details.order.violations[:_MAX_DIFFERENCES]:
+        emit(
+            f"rank {violation.rank}, run {violation.run}: {violation.after} began "
+            f"{violation.early_ns / 1e3:,.3f} us before {violation.before}, on which it depends, ended"
+        )
+    for difference in details.collectives[:_MAX_DIFFERENCES]:
+        texts = f"{difference.captured or 'none'} captured, {difference.measured or 'none'} measured"
+        emit(f"rank {difference.rank}, collective {difference.place}: {texts}")
+    listed = min(len(operations), _MAX_DIFFERENCES) + min(len(details.order.violations), _MAX_DIFFERENCES)
+    listed += min(len(details.collectives), _MAX_DIFFERENCES)
+    left = details.differences - listed - (details.joined < 1.0)
+    if left > 0:
+        emit(f"{counted(left, 'difference')} more")
 
 
 def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:

@@ -67,9 +67,9 @@ class WhatIf:
                 return source
         diagnostics = Diagnostics()
         reads = [source, self.grid, *(self.compare or ())]
-        name = str(self.grid or (self.compare or ("",))[0])
+        first_file = str(self.grid or (self.compare or ("",))[0])
         with command_line(
-            self.debug, diagnostics, name, documents=[self.json_file], reads=reads, writes=[self.report]
+            self.debug, diagnostics, first_file, documents=[self.json_file], reads=reads, writes=[self.report]
         ):
             allowed: frozenset[str] = _AXES if columns and self.grid is None else frozenset()
             for parameter in context.command.params:

@@ -173,8 +173,7 @@ def compile_for(
             "aot.no-estimate",
             str(target),
             f"the compiler reports {', '.join(f'{key} {result.costs[key]:g}' for key in wrong)}, which is "
-            "not "
-            "an estimate: ignored",
+            "not an estimate: ignored",
         )
     distribution = _PACKAGES[target.platform][1]
     return CompiledProgram(

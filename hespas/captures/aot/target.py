@@ -116,9 +116,7 @@ class Target:
 
     @classmethod
     def of(cls, text: str | Target) -> Target:
-        """Parse ``tpu:NAME:AxB[xC]`` or ``gpu:NAME:N``. Raises ``UsageError`` that lists the
-        accepted values.
-        """
+        """Parse ``tpu:NAME:AxB[xC]`` or ``gpu:NAME:N``. Raises ``UsageError`` with the accepted values."""
         if isinstance(text, Target):
             return text
         platform, _, rest = text.strip().lower().partition(":")
@@ -132,7 +130,7 @@ class Target:
                 pods = ", ".join(f"{tpu} (up to {_shape_text(TPUS[tpu].limits)})" for tpu in TPUS)
                 raise UsageError(
                     f"target {clipped(repr(text))}: unknown TPU {clipped(repr(name))}",
-                    hint=f"the TPUs are {pods}: for example tpu:v5p:8x8x8",
+                    hint=f"name one of {pods}: for example tpu:v5p:8x8x8",
                 )
             limits = generation.limits
             axes = "AxBxC" if len(limits) == 3 else "AxB"
@@ -145,9 +143,9 @@ class Target:
             if not fits or not has_whole_hosts:
                 raise UsageError(
                     f"target {clipped(repr(text))}: a slice of {name} is {axes} chips up to "
-                    f"{_shape_text(limits)}, and whole hosts of {_shape_text(_HOST_CHIPS)} chips along "
-                    "the first two axes if it is larger than one",
-                    hint=f"for example tpu:{name}:{'2x2x2' if len(limits) == 3 else '2x4'}",
+                    f"{_shape_text(limits)}; a slice of more than one host has whole hosts of "
+                    f"{_shape_text(_HOST_CHIPS)} chips along the first two axes",
+                    hint=f"write a slice such as tpu:{name}:{'2x2x2' if len(limits) == 3 else '2x4'}",
                 )
             return cls("tpu", name, shape)
         if platform == "gpu":
@@ -156,14 +154,14 @@ class Target:
                 raise UsageError(
                     f"target {clipped(repr(text))}: {clipped(repr(name))} is not a GPU that can be "
                     "compiled for",
-                    hint=f"the GPUs are {', '.join(GPUS)}: for example gpu:h100:8",
+                    hint=f"name one of {', '.join(GPUS)}: for example gpu:h100:8",
                 )
             count = shape[0] if len(shape) == 1 else 0
             if not 0 < count <= _MAX_GPUS or (count > gpu.per_host and count % gpu.per_host):
                 raise UsageError(
                     f"target {clipped(repr(text))}: expected a number of GPUs, 1 to {gpu.per_host} or "
                     f"whole hosts of {gpu.per_host} up to {_MAX_GPUS:,}",
-                    hint=f"for example gpu:{name}:{4 * gpu.per_host}",
+                    hint=f"write a number of whole hosts, such as gpu:{name}:{4 * gpu.per_host}",
                 )
             return cls("gpu", name, shape)
         raise UsageError(

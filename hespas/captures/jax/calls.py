@@ -55,13 +55,13 @@ _DTYPES = {
     "f8e5m2": "float8_e5m2",
 }
 _UNSPLIT = frozenset({"", "-", "None"})
-_FORM = "DTYPE[SIZES]@AXES, with semicolons between arguments: bf16[8192,1024]@data,model; i32[8192]@data"
+_FORM = (
+    "write DTYPE[SIZES]@AXES, with semicolons between arguments: bf16[8192,1024]@data,model; i32[8192]@data"
+)
 
 
 class ArrayArgument(NamedTuple):
-    """Type of an array, and the mesh axes that split each dimension; ``axes`` defaults to None
-    (not given).
-    """
+    """Type of an array, and the mesh axes that split each dimension; ``axes`` is None if not given."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -206,7 +206,7 @@ def _abstract_array(jax: ModuleType, argument: ArrayArgument, mesh: Any) -> obje
         dtype = jax.numpy.dtype(argument.dtype)
     except TypeError as error:
         raise UsageError(
-            f"JAX has no number format {argument.dtype!r}", hint="bf16, f32, i32, ..."
+            f"JAX has no number format {argument.dtype!r}", hint="use bf16, f32, i32, ..."
         ) from error
     sharding = None
     if argument.axes is not None:

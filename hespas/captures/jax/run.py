@@ -36,9 +36,7 @@ _WARM_UP_STEPS = 2
 
 
 class ProfiledRunOptions(NamedTuple):
-    """Options of the child. ``axes`` are sizes of mesh axes by name; ``args`` describes arguments
-    ("": none).
-    """
+    """Options of the child. ``axes`` are sizes of mesh axes by name; ``args`` describes arguments."""
 
     target: str
     axes: dict[str, int]
@@ -124,9 +122,8 @@ def main() -> int:
             jax.block_until_ready(inputs)
             lowered = step.lower(*inputs[0][0], **inputs[0][1])
             compiled = lowered.compile()
-            with TemporaryDirectory(
-                dir=folder
-            ) as traces:  # inside the folder: removed even if the process is killed
+            # Inside the folder, so that the parent removes it if this process is killed.
+            with TemporaryDirectory(dir=folder) as traces:
                 for number, values in enumerate(inputs):
                     if number == _WARM_UP_STEPS:
                         jax.profiler.start_trace(traces)

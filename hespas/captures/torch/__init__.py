@@ -1,7 +1,7 @@
 """Capture of a PyTorch program as a workload: operations dispatched by ranks of a mesh, without devices.
 
-``recorder`` (with ``tensors`` and ``origins``) and ``world`` need PyTorch, the extra ``torch``. ``calls``
-holds the recorded data; ``builder`` and ``classes`` process it without PyTorch.
+``recorder``, ``tensors`` and ``world`` need PyTorch, the extra ``torch``. ``calls`` holds the recorded data;
+``builder`` and ``classes`` process it without PyTorch.
 """
 
 from __future__ import annotations

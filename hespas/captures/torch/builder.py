@@ -4,10 +4,10 @@ A call that makes a view, or memory without values, is not a node. A reader of m
 writer (data); a writer depends on earlier readers and writers (control). Waits are not nodes: readers of the
 result of a collective depend on the collective.
 
-Streams are GPU streams: the nodes of a stream run in recorded order: one stream computes, and there is
-one for each process group, and one for each peer and direction of messages. FSDP2 gathers parameters ahead of
-their use: copies into a gather have their own stream, which is at most two gathers ahead of the copies out of
-them (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
+The nodes of a GPU stream run in recorded order. One stream computes; each process group has a stream, and so
+has each peer and direction of messages. FSDP2 gathers parameters ahead of their use: copies into a gather
+have their own stream, which is at most two gathers ahead of the copies out of them
+(``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
 """
 
 from __future__ import annotations

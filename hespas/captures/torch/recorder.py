@@ -228,8 +228,7 @@ class StepRecorder:
         if name == _READS_VALUE and isinstance(args[0], self._fake) and not self._origins.in_optimizer:
             message = (
                 "values that the program reads from tensors without data (.item()) are assumed to be 1: "
-                "loops and "
-                "branches that depend on them, such as the end of decoding, end by this guess"
+                "loops and branches that depend on them, such as the end of decoding, follow this assumption"
             )
             self.record.note(VALUE_GUESSED, message)
         result = function(*args, **kwargs)
@@ -244,7 +243,6 @@ class StepRecorder:
         if communication_op is not None:
             given = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
             communication = self._communication(communication_op, given, arguments, results)
-        if communication_op is not None:
             read = tensors_at(arguments, communication_op.sent)
             filled = tensors_at(arguments, communication_op.filled)
         else:

@@ -226,9 +226,8 @@ def _listed_profile(workload: Workload) -> Profile:
 
 
 class _RankEvents(NamedTuple):
-    """Events of one rank: ``traced_rank`` is -1 if the profile does not state it, ``rank`` is then 0."""
+    """Events of one rank; 0 if the profile does not state the rank."""
 
-    traced_rank: int
     rank: int
     rows: IntArray
     runs: int
@@ -240,7 +239,7 @@ def _events_by_rank(profile: Profile) -> list[_RankEvents]:
     for rank in ranks:
         rows = np.flatnonzero(profile.rank == rank)
         runs = profile.run[rows]
-        events.append(_RankEvents(rank, max(rank, 0), rows, max(len(np.unique(runs[runs >= 0])), 1)))
+        events.append(_RankEvents(max(rank, 0), rows, max(len(np.unique(runs[runs >= 0])), 1)))
     return events
 
 
@@ -319,33 +318,36 @@ def _compare_instructions(
         if is_compiled:
             _compare_named_instructions(graph, step_matching, events, totals)
         else:
-            names = (part.strings[row] for row in part.op_id[events.rows].tolist())
             ran = Counter[str]()
-            for name in names:
-                ran.update(implemented.get(name, ()))
-            kinds = [kind_of(graph.strings[row]) for row in graph.op_id.tolist()]
-            matched = {node for key in step_matching.keys for node in key.nodes}
-            runs = ~is_free(graph) & (graph.executions != 0)
-            times: list[float] = graph.executions.tolist()
-            in_branch = regions_around(graph, RegionKind.BRANCH)
-            captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
-            unmatched = Counter[str]()
-            for node in np.flatnonzero(runs).tolist():
-                captured[kinds[node]] += times[node]
-                conditional[kinds[node]] += times[node] * (in_branch[node] > 0)
-                unmatched[kinds[node]] += node not in matched
-            for kind in sorted(captured.keys() | (ran.keys() & _PRESERVED_KINDS)):
-                if kind.startswith(_COMMUNICATION_PREFIXES):
-                    continue
-                explained = (
-                    _MERGED if not unmatched[kind] else _REMOVED if kind not in _PRESERVED_KINDS else ""
-                )
-                count = ran[kind] / events.runs
-                if captured[kind] - conditional[kind] <= count < captured[kind]:
-                    explained = explained or _BRANCH
-                totals.count(events.rank, kind, captured[kind], count, explained if captured[kind] else "")
+            for row in part.op_id[events.rows].tolist():
+                ran.update(implemented.get(part.strings[row], ()))
+            _compare_kinds(graph, step_matching, ran, events, totals)
         if compiled:
             _compare_compiled_messages(graph, compiled[0], part, events, workload=workload, totals=totals)
+
+
+def _compare_kinds(
+    graph: OpGraph, matching: Matching, ran: Counter[str], events: _RankEvents, totals: _CaptureTotals
+) -> None:
+    """Compare the number of operations of each kind on one rank; ``ran`` counts those of all its runs."""
+    kinds = [kind_of(graph.strings[row]) for row in graph.op_id.tolist()]
+    matched = {node for key in matching.keys for node in key.nodes}
+    times: list[float] = graph.executions.tolist()
+    in_branch = regions_around(graph, RegionKind.BRANCH)
+    captured, conditional = defaultdict[str, float](float), defaultdict[str, float](float)
+    unmatched = Counter[str]()
+    for node in np.flatnonzero(~is_free(graph) & (graph.executions != 0)).tolist():
+        captured[kinds[node]] += times[node]
+        conditional[kinds[node]] += times[node] * (in_branch[node] > 0)
+        unmatched[kinds[node]] += node not in matched
+    for kind in sorted(captured.keys() | (ran.keys() & _PRESERVED_KINDS)):
+        if kind.startswith(_COMMUNICATION_PREFIXES):
+            continue
+        explained = _MERGED if not unmatched[kind] else _REMOVED if kind not in _PRESERVED_KINDS else ""
+        count = ran[kind] / events.runs
+        if captured[kind] - conditional[kind] <= count < captured[kind]:
+            explained = explained or _BRANCH
+        totals.count(events.rank, kind, captured[kind], count, explained if captured[kind] else "")
 
 
 def _compare_named_instructions(

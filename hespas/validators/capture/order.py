@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hespas.graph import OpClass, OpGraph, Profile
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.coverage import RULES, Matching
 from hespas.validators.capture.result import OrderCheck, OrderViolation
 
@@ -71,26 +71,7 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
     known = [(before, node) for before, node in pairs if before in carriers]
     counts = {"checked": 0, "exact": 0, "inside": 0, "unknown": len(pairs) - len(known), "violated": 0}
     violations: list[OrderViolation] = []
-    # An event that is a call of the host ends with that call, which takes longer than the event itself.
-    starts = profile.start_ns.copy()
-    ends = starts + np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
-    linked = np.flatnonzero(profile.host_event >= 0)
-    host = profile.host_event[linked]
-    calls = linked[profile.host.name_id[host] == profile.op_id[linked]]
-    host = profile.host_event[calls]
-    ends[calls] = profile.host.start_ns[host] + np.maximum(profile.host.duration_ns[host], 0.0)
-
-    rows = np.flatnonzero(matching.event_key >= 0)
-    order = rows[
-        np.lexsort((profile.start_ns[rows], matching.event_key[rows], profile.run[rows], profile.rank[rows]))
-    ]
-    columns = profile.rank[order], profile.run[order], matching.event_key[order]
-    cuts = np.flatnonzero(np.any([np.diff(column) != 0 for column in columns], axis=0)) + 1
-    by_run: dict[tuple[int, int], _Spans] = {}
-    for part in np.split(order, cuts) if len(order) else []:
-        rank_and_run = int(profile.rank[part[0]]), int(profile.run[part[0]])
-        by_run.setdefault(rank_and_run, {})[int(matching.event_key[part[0]])] = starts[part], ends[part]
-    for (rank, run), spans in by_run.items():
+    for (rank, run), spans in _spans_by_run(profile, matching.event_key).items():
         for before, node in known:
             sources = [spans[key] for key in carriers[before] if key in spans]
             targets = [spans[key] for key in carriers[node] if key in spans]
@@ -110,6 +91,27 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
                     )
     violations.sort(key=lambda violation: -violation.early_ns)
     return OrderCheck(**counts, violations=tuple(violations[:_MAX_LISTED]))
+
+
+def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int], _Spans]:
+    """Return the starts and ends of each key's events, by rank and run."""
+    # An event that is a call of the host ends with that call, which takes longer than the event itself.
+    starts = profile.start_ns.copy()
+    ends = starts + np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
+    linked = np.flatnonzero(profile.host_event >= 0)
+    host = profile.host_event[linked]
+    calls = linked[profile.host.name_id[host] == profile.op_id[linked]]
+    host = profile.host_event[calls]
+    ends[calls] = profile.host.start_ns[host] + np.maximum(profile.host.duration_ns[host], 0.0)
+    rows = np.flatnonzero(event_key >= 0)
+    order = rows[np.lexsort((profile.start_ns[rows], event_key[rows], profile.run[rows], profile.rank[rows]))]
+    columns = profile.rank[order], profile.run[order], event_key[order]
+    cuts = np.flatnonzero(np.any([np.diff(column) != 0 for column in columns], axis=0)) + 1
+    by_run: dict[tuple[int, int], _Spans] = {}
+    for part in np.split(order, cuts) if len(order) else []:
+        rank_and_run = int(profile.rank[part[0]]), int(profile.run[part[0]])
+        by_run.setdefault(rank_and_run, {})[int(event_key[part[0]])] = starts[part], ends[part]
+    return by_run
 
 
 def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, FloatArray]) -> float:

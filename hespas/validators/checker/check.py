@@ -135,9 +135,8 @@ class _InputChecker:
             elif any(getattr(job, name) is None for name in rule.needs):
                 unconfigured.append(rule.code)
             else:
-                with np.errstate(
-                    over="ignore", invalid="ignore"
-                ):  # sums beyond the range of floats are infinite
+                # Sums beyond the range of floats are infinite.
+                with np.errstate(over="ignore", invalid="ignore"):
                     rule.check(job, RuleReport(rule.code, level, job, findings))
         note = findings.notes.info
         if partial:

@@ -112,41 +112,7 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     than the limit of individual comparisons; ``path`` is their file.
     """
     if _is_regular(workload):
-        # Group sets of the same members share a channel, as do unused ones of the same size, which no rule
-        # uses.
-        graph = workload.classes[0]
-        ranks = workload.num_ranks
-        all_ranks = StridedGroups.all_ranks(ranks)
-        channel_of: dict[object, int] = {}
-        channels: list[GroupChannel] = []
-        rows: list[int] = []
-        for groups in (*graph.group_sets, all_ranks):
-            assert isinstance(groups, StridedGroups), "checked before"
-            key = (groups.communicator, frozenset(groups.member_digits))
-            row = channel_of.setdefault(key, len(channels))
-            if row == len(channels):
-                members: Sequence[int] = groups.members(0).tolist() if len(groups.member_digits) > 1 else ()
-                if len(groups.member_digits) <= 1:  # evenly spaced
-                    size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
-                    members = range(0, size * stride, stride)
-                channels.append(GroupChannel(members, frozenset([0]), ()))
-            rows.append(row)
-        sends: list[tuple[MessagePair, int] | None] = []
-        receives: list[tuple[MessagePair, int] | None] = []
-        for permutation in graph.permutations:
-            pair = MessagePair(0, 0, frozenset([0]))
-            target, source = permutation.target_of(0), permutation.source_of(0)
-            sends.append((pair, target) if _is_peer(target, 0) else None)
-            receives.append((pair, source) if _is_peer(source, 0) else None)
-        return RankEquivalence(
-            kind=np.broadcast_to(np.int64(0), (ranks,)),
-            representatives=(0,),
-            sizes=(ranks,),
-            channels=tuple(channels),
-            channel_rows=(tuple(rows),),
-            send_pairs=(tuple(sends),),
-            receive_pairs=(tuple(receives),),
-        )
+        return _regular_equivalence(workload)
     refuse_comparison(workload.num_ranks, path or workload.name)
     relations = _RankRelations(workload)
     kind, channel_hash = _refine(relations)
@@ -186,41 +152,64 @@ def _is_regular(workload: Workload) -> bool:
     return is_strided and is_ring and len(graph.permutations) <= 1
 
 
+def _regular_equivalence(workload: Workload) -> RankEquivalence:
+    """Return the partition with one kind.
+
+    Group sets of the same members share a channel, as do unused ones of the same size, which no rule uses.
+    """
+    graph = workload.classes[0]
+    ranks = workload.num_ranks
+    all_ranks = StridedGroups.all_ranks(ranks)
+    channel_of: dict[object, int] = {}
+    channels: list[GroupChannel] = []
+    rows: list[int] = []
+    for groups in (*graph.group_sets, all_ranks):
+        assert isinstance(groups, StridedGroups), "checked before"
+        key = (groups.communicator, frozenset(groups.member_digits))
+        row = channel_of.setdefault(key, len(channels))
+        if row == len(channels):
+            members: Sequence[int] = groups.members(0).tolist() if len(groups.member_digits) > 1 else ()
+            if len(groups.member_digits) <= 1:  # evenly spaced
+                size, stride = groups.member_digits[0] if groups.member_digits else (1, 1)
+                members = range(0, size * stride, stride)
+            channels.append(GroupChannel(members, frozenset([0]), ()))
+        rows.append(row)
+    sends: list[tuple[MessagePair, int] | None] = []
+    receives: list[tuple[MessagePair, int] | None] = []
+    for permutation in graph.permutations:
+        pair = MessagePair(0, 0, frozenset([0]))
+        target, source = permutation.target_of(0), permutation.source_of(0)
+        sends.append((pair, target) if _is_peer(target, 0) else None)
+        receives.append((pair, source) if _is_peer(source, 0) else None)
+    return RankEquivalence(
+        kind=np.broadcast_to(np.int64(0), (ranks,)),
+        representatives=(0,),
+        sizes=(ranks,),
+        channels=tuple(channels),
+        channel_rows=(tuple(rows),),
+        send_pairs=(tuple(sends),),
+        receive_pairs=(tuple(receives),),
+    )
+
+
 def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
     """Return the kinds of ranks, and a fingerprint per distinct group of its members and their sets."""
-    kind = relations.rank_class
+    # Ranks also differ by which of their permutations lead to the same peer.
     pattern = np.zeros(relations.num_ranks, np.uint64)
     if len(relations.peers) > _MAX_PATTERNS:
         moving = relations.moves[relations.rank_class].any(axis=1)
-        patterns = np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
+        pattern = np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
     else:
         for left, one in enumerate(relations.peers):
             for right, other in enumerate(relations.peers[:left]):
                 same = (one.target == other.target) + 2 * (one.source == other.source)
                 pattern = salted(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
-        patterns = pattern
-    fingerprint = salted(kind.astype(np.uint64), 1) ^ patterns
+    fingerprint = salted(relations.rank_class.astype(np.uint64), 1) ^ pattern
     num_kinds = 0
     while True:
         distinct, inverse = np.unique(fingerprint, return_inverse=True)
         kind = inverse.astype(np.int64)
-        # A group is described by the kinds of its members and the sets that they use.
-        total = np.zeros(len(relations.members), np.uint64)
-        group_word = kind.astype(np.uint64)
-        for group_salt, group_membership in enumerate(relations.memberships):
-            inside = group_membership.group >= 0
-            uses = inside & relations.uses[relations.rank_class, group_salt]
-            uid = group_membership.uid[group_membership.group[uses]]
-            np.add.at(total, uid, salted(group_word[uses], 2 * group_salt + 10))
-            if not len(group_membership.uid):
-                continue  # a set without groups
-            # A member that does not use the group counts once, through the set that lists the group first.
-            first = inside & group_membership.is_first[group_membership.group]
-            np.add.at(
-                total, group_membership.uid[group_membership.group[first]], salted(group_word[first], 5)
-            )
-        sizes = np.array([len(members) for members in relations.members], np.uint64)
-        groups = salted(total ^ salted(sizes, 6), 7)
+        groups = _group_fingerprints(relations, kind)
         if len(distinct) == num_kinds:
             return kind, groups
         num_kinds = len(distinct)
@@ -235,6 +224,23 @@ def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
             for peer in (peers.target, peers.source):
                 word = np.where(users & (peer >= 0), kind[peer] + 1, 0).astype(np.uint64)
                 fingerprint = salted(fingerprint ^ salted(word, 4), salt)
+
+
+def _group_fingerprints(relations: _RankRelations, kind: IntArray) -> _Words:
+    """Return a fingerprint per distinct group, of the kinds of its members and the sets that they use."""
+    total = np.zeros(len(relations.members), np.uint64)
+    word = kind.astype(np.uint64)
+    for salt, membership in enumerate(relations.memberships):
+        inside = membership.group >= 0
+        uses = inside & relations.uses[relations.rank_class, salt]
+        np.add.at(total, membership.uid[membership.group[uses]], salted(word[uses], 2 * salt + 10))
+        if not len(membership.uid):
+            continue  # a set without groups
+        # A member that does not use the group counts once, through the set that lists the group first.
+        first = inside & membership.is_first[membership.group]
+        np.add.at(total, membership.uid[membership.group[first]], salted(word[first], 5))
+    sizes = np.array([len(members) for members in relations.members], np.uint64)
+    return salted(total ^ salted(sizes, 6), 7)
 
 
 def _channels(

@@ -221,25 +221,24 @@ class _ReplayEngine:
             self._fill_slots(rank)
         while self.events:
             self.now_ns, _, event, rank, node = heappop(self.events)
+            state = self.states[rank]
+            task = state.task
             if event == _COMPLETE:
-                rank_state = self.states[rank]
-                task = rank_state.task
-                rank_state.nodes_left -= 1
+                state.nodes_left -= 1
                 slot = self._slot(task, node)
                 is_permute = node in task.sends and node in task.receives
                 if slot != _NO_SLOT and not is_permute:
-                    rank_state.busy[slot] = False
+                    state.busy[slot] = False
                 for dependent in task.program.dependents(node):
-                    rank_state.deps_left[dependent] -= 1
-                    if not rank_state.deps_left[dependent]:
+                    state.deps_left[dependent] -= 1
+                    if not state.deps_left[dependent]:
                         self._make_ready(rank, dependent)
                 self._fill_slots(rank)
             else:
                 # The send completes, and so does the oldest receive that waits for the message.
-                state = self.states[rank]
-                key = state.task.sends[node]
+                key = task.sends[node]
                 self._complete_half(rank, node)
-                if node in state.task.receives:  # a permute frees the slot while it waits for its own message
+                if node in task.receives:  # a permute frees the slot while it waits for its own message
                     state.busy[COMM_SLOT] = False
                     self._fill_slots(rank)
                 receives = self.posted.get(key)
@@ -294,8 +293,7 @@ class _ReplayEngine:
         task = state.task
         if node in task.channel:
             state.issued.append(node)
-            state = self.states[rank]
-            channel = state.task.channel[node]
+            channel = task.channel[node]
             number = state.rounds.get(channel, 0)
             state.rounds[channel] = number + 1
             endpoints = self.rendezvous.setdefault((channel, number), [])
@@ -309,7 +307,7 @@ class _ReplayEngine:
                 state.issued.append(node)
                 self._schedule(self.comm_ns, _DELIVER, rank, node)
             if node in task.receives:
-                key = self.states[rank].task.receives[node]
+                key = task.receives[node]
                 if self.delivered.get(key, 0):
                     self.delivered[key] -= 1
                     self._complete_half(rank, node)

@@ -155,8 +155,7 @@ def messages_described(job: CheckedJob, report: RuleReport) -> None:
             untagged = table.node[one_way & (table.tag < 0)]
             report.nodes(index, untagged, "a message does not state its tag")
         for row, permutation in enumerate(graph.permutations):
-            peer_graph = job.classes[index]
-            users = peer_graph.p2p.node[peer_graph.p2p.permutation == row]
+            users = table.node[table.permutation == row]
             ranks: set[int] = set(job.ranks_of(index).tolist())
             total = job.num_ranks
             if len(ranks) > 1 or permutation.pairs is not None:
@@ -166,7 +165,7 @@ def messages_described(job: CheckedJob, report: RuleReport) -> None:
                 own |= {(permutation.source_of(rank), rank) for rank in ranks}
                 pairs = sorted(pair for pair in own if min(pair) >= 0)
             for side, kind in enumerate(_ONE_WAY):
-                nodes = users[peer_graph.kind[users] == int(kind)]
+                nodes = users[graph.kind[users] == int(kind)]
                 if not len(nodes):
                     continue
                 mine = [pair for pair in pairs if pair[side] in ranks]

@@ -216,26 +216,22 @@ def positive_duration(job: CheckedJob, report: RuleReport) -> None:
         on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
         real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.executions != 0)
         read_ns = simulated_ns(graph)
-        class_graph = job.classes[index]
-        exact_ns = float(np.nansum(class_graph.duration_ns))
+        rank = job.first_ranks[index] if job.class_sizes[index] else None
+        exact_ns = float(np.nansum(graph.duration_ns))
         total_ns = float(np.nansum(read_ns))
         lanes = len(
-            np.unique(
-                np.stack([class_graph.resource.astype(np.int64), class_graph.stream.astype(np.int64)]), axis=1
-            ).T
+            np.unique(np.stack([graph.resource.astype(np.int64), graph.stream.astype(np.int64)]), axis=1).T
         )
         rounding_ns = 2 * _MICROSECOND_NS * lanes  # communication carries its remainders by itself
         if abs(total_ns - exact_ns) > max(_MAX_DIFFERENCE * exact_ns, rounding_ns):
-            class_rank = job.first_ranks[index] if job.class_sizes[index] else None
             message = (
                 f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
                 f"and duration_nanos to {exact_ns / 1e3:,.3f} us"
             )
-            report.add(message, rank=class_rank)
+            report.add(message, rank=rank)
         shares_a_microsecond = (graph.duration_ns > 0) & (graph.duration_ns < _MICROSECOND_NS)
         untimed = real & ~(read_ns > 0) & ~shares_a_microsecond
         if untimed.any() and np.array_equal(untimed, real):
-            rank = job.first_ranks[index] if job.class_sizes[index] else None
             report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
         else:
             report.nodes(index, untimed, "its duration is missing or 0, which ASTRA-sim takes as 1 ns")
