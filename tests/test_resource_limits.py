@@ -836,7 +836,7 @@ def test_a_peer_past_the_limit_of_ranks_is_refused(tmp_path: Path, kind: int, si
     done = _limited(0, "convert", [str(path), str(tmp_path / "o.json")])
     assert done.returncode == 3, done.stderr
     assert f"{side} is above the limit of 16,777,216 ranks" in done.stderr
-    assert "  try: name a rank of the job; was the file damaged?" in done.stderr
+    assert "  try: name a rank of the job, or copy the file again" in done.stderr
 
 
 @pytest.mark.parametrize(

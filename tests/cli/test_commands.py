@@ -592,7 +592,10 @@ def test_symbolic_dimensions_are_bound(tmp_path: Path) -> None:
         assert "run time only" not in done.output
     silent = _hespas("view", program)
     assert "bind them with --dim" in silent.output
-    for wrong, said in (("q=4", "it has b, s, arg0.0, arg0.1"), ("b=x", "expected NAME=N")):
+    for wrong, said in (
+        ("q=4", "bind one of its dimensions: b, s, arg0.0, arg0.1"),
+        ("b=x", "expected NAME=N"),
+    ):
         refused = _hespas("view", program, "--dim", wrong)
         assert refused.exit_code == 2
         assert said in refused.output

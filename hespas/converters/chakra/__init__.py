@@ -18,10 +18,8 @@ __all__ = ["FORMAT", "FORMAT_JSON", "JSON_RANK_FILE", "JSON_SCHEMA", "RANK_FILE"
 RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.e[tg](?:\.gz)?$")
 """Pattern of a rank's file name; files of schema 0.0.1 end in ``.eg``."""
 
-
 JSON_RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.json(?:\.gz)?$")
 """Pattern of a rank's JSON file name; ``comm_group.json`` does not match."""
-
 
 JSON_SCHEMA = "hespas.chakra-json/1"
 """Schema name in the documents that Hespas writes."""
@@ -108,7 +106,6 @@ FORMAT = Format(
     losses=_LOSSES,
     empty_code="ET002",
 )
-
 
 FORMAT_JSON = Format(
     name="chakra-json",

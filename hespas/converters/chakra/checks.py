@@ -27,7 +27,7 @@ from hespas.schemas.chakra.tables import AttributeField, NodeType
 __all__ = ["Faults", "check_acyclic", "check_file"]
 
 _REMEDIES = {
-    "ET007": "a simulator would deadlock; remove one dependency of the cycle",
+    "ET007": "remove one dependency of the cycle: a simulator would deadlock",
     "ET009": "give the node one of the types of the Chakra schema, or remove it",
     "ET010": "write each attribute once per node, with the type in the Chakra schema",
     "ET014": "write this rank's number, or rename the file to its rank",
@@ -77,9 +77,7 @@ class Faults:
     def repaired(
         self, code: str, columns: EtColumns, bad: Bools, message: str, *, repair: str, hint: str
     ) -> None:
-        """Report an error for the marked nodes or, with ``--recover``, a warning that describes
-        the repair.
-        """
+        """Report an error for the marked nodes or, with ``--recover``, a warning with the repair."""
         if self.recover and not self.lenient:
             self.lint(code, f"{message}: {repair}", int(bad.sum()))
         else:
@@ -129,7 +127,7 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     ordered = columns.id[order]
     again = np.zeros(len(columns), np.bool_)
     again[order[1:][ordered[1:] == ordered[:-1]]] = True
-    hint = "a simulator would silently use the last one; renumber the nodes"
+    hint = "renumber the nodes: a simulator would silently use the last one"
     faults.nodes("ET005", columns, again, "another node has the same id", hint=hint)
     highest = max(NodeType)
     unknown = (columns.type < 0) | (columns.type > highest)
@@ -167,7 +165,7 @@ def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, fau
         return
     owner = np.repeat(np.arange(len(columns)), np.diff(offsets))
     missing = node_numbers(columns.id, deps) < 0
-    hint = "a simulator would deadlock; remove these dependencies or add the nodes"
+    hint = "remove these dependencies or add the nodes: a simulator would deadlock"
     for row in np.flatnonzero(missing)[:1].tolist():
         first = f"{field} names node {int(deps[row])}, which does not exist"
         if columns.is_cut:  # the node may be after the cut

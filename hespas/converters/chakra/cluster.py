@@ -61,7 +61,7 @@ def write_on_cluster(
     """
     refuse_in_untrusted("`cluster` runs code from a scheduler")
     if not _ADDRESS.match(address):  # the library would retry forever
-        raise UsageError("not the address of a scheduler", path=address, hint="tcp://HOST:PORT")
+        raise UsageError("not the address of a scheduler", path=address, hint="name it as tcp://HOST:PORT")
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:
@@ -72,7 +72,9 @@ def write_on_cluster(
     with _client(distributed, address) as client:
         threads = sum(client.nthreads().values())
         if not threads:
-            raise UsageError("the cluster has no workers", path=address, hint=f"dask worker {address}")
+            raise UsageError(
+                "the cluster has no workers", path=address, hint=f"start one: dask worker {address}"
+            )
         work = _ClusterWork(__version__, job.workload, job.groups, job.change, folder)
         shared = client.submit(_received, work, pure=False)
         count = max(1, min(len(ranks) // _LEAST_RANKS, threads * _PARTS_PER_THREAD))
@@ -108,7 +110,7 @@ def _result(distributed: Any, future: Any, address: str) -> TraceAccount:
         raise OutputError(
             "workers died repeatedly while writing the same ranks",
             path=address,
-            hint="check the workers' log: do they have enough memory?",
+            hint="check in the workers' log that they have enough memory",
         ) from error
     except ImportError as error:
         raise UsageError(

@@ -193,7 +193,7 @@ _MOST_MEMBERS = 1 << 24
 
 
 class GroupIds(NamedTuple):
-    """Ids of the groups of all group sets. New ids follow the ``known`` ones, set by set and group by group.
+    """Ids of the groups of all group sets. New ids follow the ``listed`` ones, set by set and group by group.
     ``listing`` is the file that lists the known ids, empty if the file has faults.
 
     Ids are computed rather than looked up, so that one rank of many does not need a list of all groups.

@@ -160,9 +160,7 @@ class ClassWriter:
 
 _NO_TEXT = -1
 
-
 _DECIMALS = 10 ** np.arange(1, 19, dtype=np.int64)
-
 
 _VARINTS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
 

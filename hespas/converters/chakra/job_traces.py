@@ -28,8 +28,8 @@ _RANKS_AT_ONCE = 4096
 
 
 class RankVariant(NamedTuple):
-    """Ranks of one class that run the same nodes; the number of nodes of the class that they do not run, and
-    the estimated time of those.
+    """Ranks of one class that run the same nodes. ``idle`` is the number of nodes of the class that they do
+    not run, ``idle_ns`` the estimated time of these nodes.
     """
 
     of_class: int

@@ -47,13 +47,10 @@ def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
 _TAG_SPACE = 500_000_000
 """Range of message tags in ASTRA-sim, which takes tags modulo this number."""
 
-
 _OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, PROGRAM_BYTES, *TEXTS_OF_JOB.values()})
 """Metadata that a reader of the written trace sets again."""
 
-
 _LISTED = 4
-
 
 _INEXACT = (
     (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),

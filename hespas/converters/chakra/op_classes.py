@@ -23,10 +23,8 @@ __all__ = ["SCHEMA_ATTRIBUTE", "classes_by_name", "classes_unless_stated"]
 SCHEMA_ATTRIBUTE = "schema"
 """Metadata attribute with the name of a file's schema."""
 
-
 _STAGE_SCHEMA = "symbolic_tensor_network"
 """Schema name in the metadata of STAGE's files."""
-
 
 _STAGE: Mapping[str, OpClass] = {
     "M": OpClass.CONTRACTION,
@@ -37,15 +35,12 @@ _STAGE: Mapping[str, OpClass] = {
     "SLICE": OpClass.SLICE,
 }
 
-
 _SEPARATE = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9]+")
-
 
 _OTHERS = re.compile(
     r"softmax|norm|relu|gelu|silu|swiglu|rope|rotary|dropout|embed|residual|reduce|(?<!ein)sum|bias_?add|elementwise"
     r"|transpose|copy|cast|loss|optim|adam|sgd(?!emm)|update|memcpy|memset|splitk|reshape|permute"
 )
-
 
 _CLASSES: tuple[tuple[OpClass, re.Pattern[str]], ...] = (
     (OpClass.ATTENTION, re.compile(r"flash|sdpa|fmha|(?:^| )(?:attention|attn)(?: |$)|scaled dot product")),
@@ -55,13 +50,6 @@ _CLASSES: tuple[tuple[OpClass, re.Pattern[str]], ...] = (
         re.compile(r"gemm|mat ?mul|nvjet|(?:^| )(?:mm|bmm|addmm|baddbmm|linear|einsum|dot|dense)(?: |$)"),
     ),
 )
-
-
-def _class_of(text: str) -> OpClass:
-    words = " ".join(_SEPARATE.split(text)).lower()
-    if _OTHERS.search(words.replace(" ", "")):
-        return OpClass.UNKNOWN
-    return next((op_class for op_class, pattern in _CLASSES if pattern.search(words)), OpClass.UNKNOWN)
 
 
 def classes_by_name(
@@ -82,7 +70,10 @@ def classes_by_name(
     new_classes: list[int] = []
     for text in words(unclassed.tolist()):
         if text not in classes_of_text:
-            classes_of_text[text] = int(letters.get(text) or _class_of(text))
+            spaced = " ".join(_SEPARATE.split(text)).lower()
+            is_other = _OTHERS.search(spaced.replace(" ", "")) is not None
+            matching = (op_class for op_class, pattern in _CLASSES if not is_other and pattern.search(spaced))
+            classes_of_text[text] = int(letters.get(text) or next(matching, OpClass.UNKNOWN))
         new_classes.append(classes_of_text[text])
     classes = default.copy()
     classes[unclassed] = new_classes

@@ -14,8 +14,10 @@ __all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata", "wit
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """Return attributes for facts that nodes do not state: the program is one of a whole job, and the device
-    on which times were recorded or for which they were estimated.
+    """Return attributes for facts that nodes do not state.
+
+    They state that the program is one of a whole job, and the device on which times were recorded or for
+    which they were estimated.
     """
     texts = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
     return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
@@ -87,7 +89,7 @@ def with_label(workload: Workload, version: str) -> Workload:
     if version not in LATEST_VERSIONS:
         raise UsageError(
             f"`target_version={version}`: traces are written as {' or '.join(LATEST_VERSIONS)}",
-            hint="older schemas can only be read; current readers do not support them",
+            hint="choose one of these versions: current readers do not support older ones",
         )
     label = ExtraTable.from_rows([(-1, 0, Tag.VERSION, version.encode())])  # the first label of a file counts
     classes = tuple(replace(graph, extra=graph.extra.behind(label)) for graph in workload.classes)

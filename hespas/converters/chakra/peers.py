@@ -139,7 +139,7 @@ def rank_peers(
         strange = np.zeros(len(columns), np.bool_)
         strange[values_of_name.node[far[values_of_name.node] & (values_of_name.value >= MAX_DEVICES)]] = True
         limit = f"{name} is above the limit of {MAX_DEVICES:,} ranks"
-        faults.nodes("ET014", columns, strange, limit, hint="name a rank of the job; was the file damaged?")
+        faults.nodes("ET014", columns, strange, limit, hint="name a rank of the job, or copy the file again")
         peer[good.node] = good.value
         own = values_of_name.where(other[values_of_name.node])
         wrong = np.zeros(len(columns), np.bool_)

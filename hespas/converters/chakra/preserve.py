@@ -93,7 +93,6 @@ def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBui
     field = attrs.field[at].astype(np.int16)
     tag = np.where(field == AttributeField.UNSET, np.int16(Tag.NO_VALUE), field)
     # Payload bytes, or the eight bytes of ``bits``.
-    attrs = columns.attrs
     bits = attrs.bits[at]
     held = attrs.has_payload[at]
     payload = attrs.payload
@@ -288,7 +287,6 @@ def _hashes(code: Words, start: Longs, length: Longs) -> Words:
 _FEW = 16
 """Number of long rows below which the rest of each row is hashed separately."""
 
-
 _ROW_BYTES = 16
 
 
@@ -330,15 +328,12 @@ _OTHER_TAGS = (
 )
 """Tags of trace content other than attributes."""
 
-
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-
 
 _RESERVED_OF_FILE = frozenset(
     {"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, PROGRAM_BYTES, STEPS_ATTRIBUTE, *TEXTS_OF_JOB}
 )
 """Names of attributes with a meaning for readers of traces."""
-
 
 _DEFAULT_VERSION = "0.0.4"
 

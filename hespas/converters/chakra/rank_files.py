@@ -76,8 +76,10 @@ class RankFolder:
         source = self.file(first)
         for rank in ranks:
             path = self.file(rank)
-            if self.resumes and _is_same(source, path):
-                continue
+            if self.resumes:
+                with suppress(OSError):
+                    if Path(source).samefile(path):
+                        continue
             target = self._part(rank) if self.resumes else path
             try:
                 os.link(source, target)
@@ -146,12 +148,6 @@ def _read(stream: BinaryIO | PackedInput, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _is_same(one: str, other: str) -> bool:
-    with suppress(OSError):
-        return Path(one).samefile(other)
-    return False
 
 
 def write_ranks(

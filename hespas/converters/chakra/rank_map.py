@@ -1,4 +1,4 @@
-"""``rank_map.json``: one trace per class of ranks that run the same nodes, read and written.
+"""``rank_map.json``: the map of a folder with one trace per class of ranks that run the same nodes.
 
 The document names the file that represents each rank, and preserves groups and permutations exactly as in the
 graph: the traces state groups and peers of their own ranks only.
@@ -7,7 +7,7 @@ graph: the traces state groups and peers of their own ranks only.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar
@@ -16,16 +16,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hespas.converters.chakra.expansion import RankValues
-from hespas.converters.chakra.job_traces import RankTraces, RankVariant, TraceAccount
 from hespas.converters.chakra.peers import ClassPeers, Groups, PeerRows, RankPeers
-from hespas.converters.chakra.rank_files import RankFolder
 from hespas.converters.chakra.wire import EtColumns, Longs
-from hespas.files.documents import Count, encode_json
+from hespas.files.documents import Count
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
-from hespas.graph import ABSENT, ExplicitGroups, GroupSet, NodeKind, OpGraph, Permutation, StridedGroups
-from hespas.graph.columns import SmallIntArray
+from hespas.graph import ABSENT, ExplicitGroups, GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import FormatError, InvariantError
 from hespas.schemas.chakra.tables import NodeType
 
@@ -42,7 +38,6 @@ __all__ = [
     "groups_document",
     "permutation_document",
     "read_rank_map",
-    "write_classes",
 ]
 
 FILE_NAME = "rank_map.json"
@@ -200,7 +195,7 @@ def _distinct(column: Longs) -> list[int]:
     return values
 
 
-_Entry = TypeVar("_Entry", bound=Hashable)
+_Entry = TypeVar("_Entry")
 
 
 def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
@@ -302,73 +297,3 @@ def _check_bounds(
 def _wrong(path: Path, message: str) -> FormatError:
     hint = "write the classes again with `only_classes`, or remove the file to read the available ranks"
     return FormatError(message, code="ET022", path=str(path), hint=hint)
-
-
-def write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAccount:
-    """Write one file per class, that of its lowest rank, and ``rank_map.json``. Costs one encoding per class.
-
-    Raises ``OSError`` if the system refuses.
-    """
-    account = TraceAccount()
-    representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
-    classes = _MappedClasses(job, folder)
-    for runs, members in job.rank_variants(ranks):
-        representative[members] = classes.first(runs, members)
-        account.add(runs, len(members))
-    document = RankMapDocument(
-        num_ranks=job.workload.num_ranks,
-        representative=representative.tolist(),
-        classes=[classes.documents[rank] for rank in sorted(classes.documents)],
-        group_sets=[groups_document(groups) for groups in classes.group_sets],
-        permutations=[permutation_document(way) for way in classes.permutations],
-    )
-    (folder.path / FILE_NAME).write_bytes(encode_json(document) + b"\n")
-    return account
-
-
-class _MappedClasses:
-    """Classes written so far, and the tables that they index."""
-
-    def __init__(self, job: RankTraces, folder: RankFolder) -> None:
-        self._job, self._folder = job, folder
-        self._first: dict[tuple[int, bytes], int] = {}
-        self.documents: dict[int, ClassDocument] = {}
-        self.group_sets: dict[GroupSet, int] = {}
-        self.permutations: dict[Permutation, int] = {}
-
-    def first(self, runs: RankVariant, members: Longs) -> int:
-        """Return the representative of the ranks; write its file if it is new."""
-        key = (runs.of_class, runs.pattern)
-        if key in self._first:
-            return self._first[key]
-        rank = self._first[key] = int(members[0])
-        graph = runs.writer.graph
-        variables = RankValues.of(graph, members[:1], self._job.groups, {}).variables(0)
-        self._folder.put_pieces(rank, lambda: runs.writer.pieces(variables))
-        collective = graph.kind == NodeKind.COLLECTIVE
-        message = (graph.kind == NodeKind.SEND) | (graph.kind == NodeKind.RECV)
-        sets = _of_nodes(graph, graph.collectives.node, graph.collectives.group_set)[collective]
-        ways = _of_nodes(graph, graph.p2p.node, graph.p2p.permutation)[message]
-        self.documents[rank] = ClassDocument(
-            rank=rank,
-            collectives=_numbered(sets, graph.group_sets, self.group_sets),
-            messages=_numbered(ways, graph.permutations, self.permutations),
-        )
-        return rank
-
-
-def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
-    """Return the row of each node, -1 for none."""
-    column = np.full(len(graph), -1, np.int64)
-    column[nodes] = rows
-    return column
-
-
-def _numbered(rows: Longs, table: Sequence[_Entry], job_rows: dict[_Entry, int]) -> list[int]:
-    """Return rows of a graph's table as rows of the job's table, which grows in order of use."""
-    numbers = np.full(len(table) + 1, -1, np.int64)  # the last entry belongs to row -1
-    used: list[int] = rows[rows >= 0].tolist()
-    for row in dict.fromkeys(used):
-        numbers[row] = job_rows.setdefault(table[row], len(job_rows))
-    listed: list[int] = numbers[rows].tolist()
-    return listed

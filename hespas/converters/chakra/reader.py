@@ -149,7 +149,7 @@ def _rank_files(path: Path, faults: Faults) -> tuple[str, dict[int, Path]]:
             "the folder contains no rank files",
             code="ET022",
             path=str(path),
-            hint="rank files are called NAME.0.et, NAME.1.et, ...",
+            hint="name rank files NAME.0.et, NAME.1.et, ...",
         )
     if len(jobs) > 1:
         raise FormatError(
@@ -421,6 +421,6 @@ def _size(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faul
             f"`num_devices={wanted}`: the trace is of rank {alone.rank}, and its groups and peers name ranks "
             f"up to {least - 1}",
             path=faults.path,
-            hint=f"`num_devices={least}` or more",
+            hint=f"state `num_devices={least}` or more",
         )
     return max(wanted, least), False

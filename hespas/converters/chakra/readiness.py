@@ -201,8 +201,10 @@ def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
             for node, texts in lists.items()
             if len(texts) % 2 or not all(size.isdigit() and len(size) < 20 for size in texts[1::2])
         ]
-        message = f"its list {name!r} does not consist of (name, size) pairs: the memory tracker throws"
-        yield _marked(graph, malformed), f"{message} an exception"
+        message = (
+            f"its list {name!r} is not a list of (name, size) pairs: the memory tracker throws an exception"
+        )
+        yield _marked(graph, malformed), message
     outputs = texts_by_name["outputs"]
     seen: set[bytes] = set()
     again: list[int] = []

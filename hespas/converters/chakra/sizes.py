@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from hespas.converters.chakra.own_metadata import texts_of_job, with_metadata
 from hespas.converters.chakra.readiness import LIST_NAMES, is_as_stated, list_bytes, written_bytes
 from hespas.converters.chakra.wire import Longs, Words, offsets_of
 from hespas.converters.chakra.wire.encode import varint_widths
-from hespas.files.wire import tag
+from hespas.files.wire import decode_varint, tag
 from hespas.graph import Diagnostics, NodeKind, OpGraph, RaggedArray, Workload
 from hespas.graph.columns import is_one_value
 from hespas.graph.opgraph import NODE_COLUMNS
@@ -100,32 +99,17 @@ class _FrameKinds:
     def size(self, variables: RankVariables) -> int:
         """Return the size of the trace of one rank."""
         parts = TraceLowering(self.small).parts(variables)
-        data = np.concatenate(list(encoded(part.columns for part in parts)))
-        head, *frames = _frames(data)
-        rest = np.array([frame.content for frame in frames], np.int64) - self.own
+        data = b"".join(piece.tobytes() for piece in encoded(part.columns for part in parts))
+        lengths: list[int] = []
+        at = metadata_end = 0
+        while at < len(data):
+            length, at = decode_varint(data, at, len(data))
+            lengths.append(length)
+            at += length
+            metadata_end = metadata_end or at
+        rest = np.array(lengths[1:], np.int64) - self.own
         content = rest[self.which] + self.numbered
-        return head.size + int(content.sum() + varint_widths(content.view(np.uint64)).sum())
-
-
-class _FrameSize(NamedTuple):
-    """Size of a message, and of its frame with the length prefix."""
-
-    content: int
-    size: int
-
-
-def _frames(data: NDArray[np.uint8]) -> Iterator[_FrameSize]:
-    at = 0
-    while at < len(data):
-        start, content, shift = at, 0, 0
-        while True:
-            byte = int(data[at])
-            content |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                break
-        at += content
-        yield _FrameSize(content, at - start)
+        return metadata_end + int(content.sum() + varint_widths(content.view(np.uint64)).sum())
 
 
 def _is_plain(graph: OpGraph) -> bool:

@@ -17,14 +17,13 @@ from hespas.schemas.chakra import CURRENT, LATEST_VERSIONS
 
 __all__ = ["score", "score_json"]
 
-
 _FRAMES = 64
 _LENGTH_BYTES = 5
 _CERTAIN, _DIRECTORY, _LIKELY, _ONLY_FRAMED, _NO = 95, 90, 60, 20, 0
 
 
 def score(head: Head) -> int:
-    """Return the probability that the input is a binary trace: 0 (no) .. 100 (certain)."""
+    """Return the confidence that the input is a binary trace: 0 (no) .. 100 (certain)."""
     if head.is_directory:
         return _DIRECTORY if any(RANK_FILE.match(name) for name in head.names) else _NO
     messages: list[bytes] = []
@@ -93,7 +92,7 @@ _NODE_KEYS = frozenset({"id", "name", "type"})
 
 
 def score_json(head: Head) -> int:
-    """Return the probability that the input is a JSON trace: 0 (no) .. 100 (certain). In a directory, check
+    """Return the confidence that the input is a JSON trace: 0 (no) .. 100 (certain). In a directory, check
     the first rank file.
     """
     if head.is_directory:

@@ -263,13 +263,9 @@ class _ContractionText(NamedTuple):
         text = f"{self.batch}x{self.m}x{self.n}x{self.k} "
         text += f"{_name(self.lhs)}*{_name(self.rhs)}>{_name(self.accumulator)}"
         text += f" flops={self.flops!r}" if self.flops != self.usual_flops else ""
-        text += (
-            f" useful={self.useful_flops!r}"
-            if (
-                self.useful_flops != self.flops and not (np.isnan(self.useful_flops) and np.isnan(self.flops))
-            )
-            else ""
-        )
+        both_unknown = np.isnan(self.useful_flops) and np.isnan(self.flops)
+        if self.useful_flops != self.flops and not both_unknown:
+            text += f" useful={self.useful_flops!r}"
         return text + (f" products={self.products}" if self.products != 1 else "")
 
     @classmethod

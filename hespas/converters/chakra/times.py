@@ -29,17 +29,13 @@ __all__ = [
 
 _COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 
-
 UNKNOWN = -1
-
 
 LONGEST_NS = 1 << 62
 """Limit of times in ns (146 years); longer ones are stated in microseconds only."""
 
-
 LARGEST_MICROS = np.uint64((1 << 63) - 1)
 """Largest stated time: readers of signed numbers would read a larger one as negative."""
-
 
 _LARGEST_CAST = float((1 << 63) - 1024)
 """Largest number below 2**63 that a float holds."""
@@ -57,8 +53,8 @@ class WrittenTimes(NamedTuple):
     def of(
         cls, duration_ns: FloatArray, kind: NDArray[np.integer], place: tuple[NDArray[np.integer], ...]
     ) -> WrittenTimes:
-        """Return the times that a trace states for durations (ns, NaN if unknown). ``lanes`` are resource and
-        stream, along which remainders are carried. Computations have lanes of their own, because a simulator
+        """Return the times that a trace states for durations (ns, NaN if unknown). ``place`` is resource and
+        stream, along which remainders are carried. Computations carry theirs separately, because a simulator
         replays only their times.
         """
         resource, stream = place

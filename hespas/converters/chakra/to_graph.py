@@ -37,7 +37,7 @@ from hespas.converters.chakra.preserve import (
 from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
 from hespas.converters.chakra.spelling import parse_contractions, parse_io
 from hespas.converters.chakra.times import LARGEST_MICROS, WrittenTimes, micros_as_ns
-from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words, node_numbers, offsets_of
+from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words, node_numbers, offsets_of
 from hespas.graph import (
     DTYPES,
     CollectiveKind,
@@ -157,15 +157,6 @@ def _counted(reader: _AttributeReader, name: str, totals: FloatArray) -> Attribu
     true_counts = true_counts.where((totals[true_counts.node] == 1) & (true_counts.value == 0))
     reader.modelled[true_counts.row] = True
     return true_counts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _NodeTypes:
-    """Operand and result types of all nodes, and the texts that are not of a known form."""
-
-    operands: RaggedArray
-    results: RaggedArray
-    foreign: tuple[IoColumns, IoColumns]
 
 
 def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:

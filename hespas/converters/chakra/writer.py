@@ -4,10 +4,11 @@ file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,18 +21,31 @@ from hespas.converters.chakra.comm_groups import (
     render_groups,
 )
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
-from hespas.converters.chakra.job_traces import RankTraces, TraceAccount
+from hespas.converters.chakra.expansion import RankValues
+from hespas.converters.chakra.job_traces import RankTraces, RankVariant, TraceAccount
 from hespas.converters.chakra.losses import report
 from hespas.converters.chakra.lowering import unrolled
 from hespas.converters.chakra.own_metadata import texts_of_job, with_label, with_metadata
 from hespas.converters.chakra.rank_files import RankFolder, write_ranks
-from hespas.converters.chakra.rank_map import MAX_RANKS, write_classes
+from hespas.converters.chakra.rank_map import FILE_NAME as MAP_NAME
+from hespas.converters.chakra.rank_map import (
+    MAX_RANKS,
+    ClassDocument,
+    RankMapDocument,
+    groups_document,
+    permutation_document,
+)
+from hespas.converters.chakra.wire import Longs
 from hespas.converters.format import Value, WriteOptions
+from hespas.files.documents import encode_json
 from hespas.files.streams import open_output
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import ABSENT, Diagnostics, GroupSet, NodeKind, OpGraph, Permutation, Workload
+from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 
 __all__ = ["chosen_ranks", "rank_file_name", "share_of", "write_chakra"]
+
+_Entry = TypeVar("_Entry", bound=Hashable)
 
 _MOST_FILES = 1 << 20
 _MANY_FILES = 16
@@ -154,7 +168,7 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
         if document:
             (folder.path / FILE_NAME).write_bytes(document)
         if options.only_classes:
-            return write_classes(job, ranks, folder)
+            return _write_classes(job, ranks, folder)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(folder.path)) from error
 
@@ -182,3 +196,73 @@ def rank_file_name(workload: Workload, options: WriteOptions) -> str:
 def share_of(count: int, number: int, shares: int) -> slice:
     """Return the slice of the ``number``-th (from 1) of ``shares`` contiguous shares of ``count`` ranks."""
     return slice((number - 1) * count // shares, number * count // shares)
+
+
+def _write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAccount:
+    """Write one file per class, that of its lowest rank, and ``rank_map.json``. Costs one encoding per class.
+
+    Raises ``OSError`` if the system refuses.
+    """
+    account = TraceAccount()
+    representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
+    classes = _MappedClasses(job, folder)
+    for runs, members in job.rank_variants(ranks):
+        representative[members] = classes.first(runs, members)
+        account.add(runs, len(members))
+    document = RankMapDocument(
+        num_ranks=job.workload.num_ranks,
+        representative=representative.tolist(),
+        classes=[classes.documents[rank] for rank in sorted(classes.documents)],
+        group_sets=[groups_document(groups) for groups in classes.group_sets],
+        permutations=[permutation_document(way) for way in classes.permutations],
+    )
+    (folder.path / MAP_NAME).write_bytes(encode_json(document) + b"\n")
+    return account
+
+
+class _MappedClasses:
+    """Classes written so far, and the tables that they index."""
+
+    def __init__(self, job: RankTraces, folder: RankFolder) -> None:
+        self._job, self._folder = job, folder
+        self._first: dict[tuple[int, bytes], int] = {}
+        self.documents: dict[int, ClassDocument] = {}
+        self.group_sets: dict[GroupSet, int] = {}
+        self.permutations: dict[Permutation, int] = {}
+
+    def first(self, runs: RankVariant, members: Longs) -> int:
+        """Return the representative of the ranks; write its file if it is new."""
+        key = (runs.of_class, runs.pattern)
+        if key in self._first:
+            return self._first[key]
+        rank = self._first[key] = int(members[0])
+        graph = runs.writer.graph
+        variables = RankValues.of(graph, members[:1], self._job.groups, {}).variables(0)
+        self._folder.put_pieces(rank, lambda: runs.writer.pieces(variables))
+        collective = graph.kind == NodeKind.COLLECTIVE
+        message = (graph.kind == NodeKind.SEND) | (graph.kind == NodeKind.RECV)
+        sets = _of_nodes(graph, graph.collectives.node, graph.collectives.group_set)[collective]
+        ways = _of_nodes(graph, graph.p2p.node, graph.p2p.permutation)[message]
+        self.documents[rank] = ClassDocument(
+            rank=rank,
+            collectives=_numbered(sets, graph.group_sets, self.group_sets),
+            messages=_numbered(ways, graph.permutations, self.permutations),
+        )
+        return rank
+
+
+def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
+    """Return the row of each node, -1 for none."""
+    column = np.full(len(graph), -1, np.int64)
+    column[nodes] = rows
+    return column
+
+
+def _numbered(rows: Longs, table: Sequence[_Entry], job_rows: dict[_Entry, int]) -> list[int]:
+    """Return rows of a graph's table as rows of the job's table, which grows in order of use."""
+    numbers = np.full(len(table) + 1, -1, np.int64)  # the last entry belongs to row -1
+    used: list[int] = rows[rows >= 0].tolist()
+    for row in dict.fromkeys(used):
+        numbers[row] = job_rows.setdefault(table[row], len(job_rows))
+    listed: list[int] = numbers[rows].tolist()
+    return listed

@@ -96,7 +96,7 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
             "an Arrow file, but not an op graph: its metadata has no op-graph schema",
             path=str(path),
             position="schema metadata",
-            hint="files of this format are written by hespas-convert --to op-graph-arrow",
+            hint="write an op graph with hespas-convert --to op-graph-arrow",
         )
     if stated_schema != ARROW_SCHEMA_ID:
         raise UnsupportedError(

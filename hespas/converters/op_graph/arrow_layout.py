@@ -131,7 +131,6 @@ COLUMNS: tuple[ColumnSpec, ...] = (
 )
 """All fields in file order."""
 
-
 _SHOWN_CHARACTERS = 120
 
 

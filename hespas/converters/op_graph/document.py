@@ -96,13 +96,12 @@ _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Byte = Annotated[int, Meta(ge=0, le=255)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
-
 GroupRows = str | tuple[tuple[Count, ...], ...]
 """Groups: iota text, or one row of ranks per group."""
 
 
 class CommunicatorGroups(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Group set of ranks that have several: its number, from 1 on (0 is the first and is not stated)."""
+    """Group set with a communicator number of 1 or more: an earlier group set has the same ranks."""
 
     groups: GroupRows
     communicator: Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -325,7 +324,7 @@ def escape_text(text: str) -> str:
 
 
 def unescape_text(text: str) -> str:
-    """Return the inverse of :func:`escape_text`."""
+    """Invert :func:`escape_text`."""
     if not text.startswith(_ESCAPE):
         return text
     return b64decode(text[1:], validate=True).decode("utf-8", "surrogatepass")
@@ -341,7 +340,7 @@ def spell_number(value: float) -> Number:
 
 
 def parse_number(value: Number) -> float:
-    """Return the inverse of :func:`spell_number`."""
+    """Invert :func:`spell_number`."""
     if value is None:
         return nan
     if isinstance(value, str):
@@ -433,7 +432,7 @@ def spell_groups(groups: GroupSet) -> GroupSpec:
 
 
 def parse_groups(value: GroupSpec) -> GroupSet:
-    """Return the inverse of :func:`spell_groups`; an iota that cuts through a dimension is accepted too."""
+    """Invert :func:`spell_groups`; an iota that cuts through a dimension is accepted too."""
     if isinstance(value, CommunicatorGroups):
         return replace(_parsed_rows(value.groups), communicator=value.communicator)
     return _parsed_rows(value)
@@ -452,7 +451,16 @@ def _parsed_rows(value: GroupRows) -> GroupSet:
         raise ValueError(f"{_shown(value)}: the dimensions do not fill the groups")
     if base + groups * size > MAX_DEVICES:
         raise ValueError(f"{_shown(value)} names ranks past {MAX_DEVICES:,}, the limit")
-    return _cut(dims, order, groups, size, base) or _listed(dims, order, groups, size, base)
+    strided = _cut(dims, order, groups, size, base)
+    if strided is not None:
+        return strided
+    # Any other iota may have to be listed, so its length is bounded.
+    if groups * size > _MAX_LISTED:
+        raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
+    group_set = StridedGroups.from_iota(groups, size, dims, order)
+    if isinstance(group_set, StridedGroups):
+        return StridedGroups(group_set.group_digits, group_set.member_digits, base)
+    return ExplicitGroups.from_rows([[base + rank for rank in row] for row in group_set.rows])
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -476,16 +484,6 @@ def _cut(
     return StridedGroups(tuple(digits[:cut]), tuple(digits[cut:]), base)
 
 
-def _listed(dims: Sequence[int], order: Sequence[int], groups: int, size: int, base: int) -> GroupSet:
-    """Return the groups of any other iota, which may have to be listed, so its length is bounded."""
-    if groups * size > _MAX_LISTED:
-        raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
-    groups_found = StridedGroups.from_iota(groups, size, dims, order)
-    if isinstance(groups_found, StridedGroups):
-        return StridedGroups(groups_found.group_digits, groups_found.member_digits, base)
-    return ExplicitGroups.from_rows([[base + rank for rank in row] for row in groups_found.rows])
-
-
 def spell_permutation(permutation: Permutation) -> PermutationSpec:
     """Return a permutation for the document."""
     if permutation.pairs is not None:
@@ -499,7 +497,7 @@ def spell_permutation(permutation: Permutation) -> PermutationSpec:
 
 
 def parse_permutation(spec: PermutationSpec) -> Permutation:
-    """Return the inverse of :func:`spell_permutation`; listed pairs stay listed."""
+    """Invert :func:`spell_permutation`; listed pairs stay listed."""
     if (spec.pairs is None) == (spec.digit is None):
         raise ValueError("a permutation has either a digit or pairs")
     if spec.pairs is not None:

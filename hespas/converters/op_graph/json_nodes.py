@@ -415,11 +415,25 @@ class _SideTables:
 
     def add_collective(self, node: int, entry: DocumentCollective) -> None:
         """Add a node's ``collective``."""
+        kind = parse_enum(CollectiveKind, entry.kind)
+        if entry.groups is None:
+            row = _checked(
+                "group_set", -1 if entry.group_set is None else entry.group_set, -1, len(self.group_sets)
+            )
+        else:
+            if entry.group_set is not None:
+                raise ValueError("a collective has either group_set or groups")
+            groups = parse_groups(entry.groups)
+            if isinstance(groups, ExplicitGroups) and groups.group_size > 0:
+                groups = compress_groups(np.array(groups.rows, np.int64))
+            row = self._group_rows.setdefault(groups, len(self.group_sets))
+            if row == len(self.group_sets):
+                self.group_sets.append(groups)
         self.collectives.append(
             (
                 node,
-                parse_enum(CollectiveKind, entry.kind),
-                self._group_id(entry),
+                kind,
+                row,
                 parse_number(entry.comm_bytes),
                 parse_number(entry.operand_bytes),
                 parse_number(entry.result_bytes),
@@ -428,33 +442,18 @@ class _SideTables:
             )
         )
 
-    def _group_id(self, entry: DocumentCollective) -> int:
-        if entry.groups is None:
-            row = -1 if entry.group_set is None else entry.group_set
-            return _checked("group_set", row, -1, len(self.group_sets))
-        if entry.group_set is not None:
-            raise ValueError("a collective has either group_set or groups")
-        groups = parse_groups(entry.groups)
-        if isinstance(groups, ExplicitGroups) and groups.group_size > 0:
-            groups = compress_groups(np.array(groups.rows, np.int64))
-        row = self._group_rows.setdefault(groups, len(self.group_sets))
-        if row == len(self.group_sets):
-            self.group_sets.append(groups)
-        return row
-
     def add_p2p(self, node: int, entry: P2pEntry) -> None:
         """Add a node's ``p2p``."""
         if entry.pairs is None:
-            permutation_row = -1 if entry.permutation is None else entry.permutation
-            row = _checked("permutation", permutation_row, -1, len(self.permutations))
+            row = -1 if entry.permutation is None else entry.permutation
+            _checked("permutation", row, -1, len(self.permutations))
         else:
             if entry.permutation is not None:
                 raise ValueError("a p2p has either permutation or pairs")
             permutation = Permutation.from_pairs(entry.pairs, self._num_ranks)
-            permutation_row = self._permutation_rows.setdefault(permutation, len(self.permutations))
-            if permutation_row == len(self.permutations):
+            row = self._permutation_rows.setdefault(permutation, len(self.permutations))
+            if row == len(self.permutations):
                 self.permutations.append(permutation)
-            row = permutation_row
         self.p2p.append((node, row, parse_number(entry.comm_bytes), entry.tag, entry.host))
 
     def add_contraction(self, node: int, entry: ContractionEntry) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["read_json"]
 
-_HINT = "the format is described in hespas/schemas/op_graph.schema.json"
+_HINT = "compare the document with hespas/schemas/op_graph.schema.json"
 _TRUNCATED = "Input data was truncated"
 """Message of msgspec, which has no position."""
 _PROGRESS_NODES = 1 << 14
@@ -68,7 +69,8 @@ class _JsonGraphReader:
             _OUTLINE.decode(self._data)
             document = _DOCUMENT.decode(self._data)
         except _DECODE_ERRORS as error:
-            self._check_schema(self._stated_schema())
+            with suppress(*_DECODE_ERRORS):  # another version of the format explains the error
+                self._check_schema(_VERSION.decode(self._data).schema)
             raise self._decode_error(error, self._data, 0, "$") from error
         self._check_schema(document.schema)
         classes = self._classes(document)
@@ -90,13 +92,6 @@ class _JsonGraphReader:
             raise FormatError(str(error), path=self._path, position="header", hint=_HINT) from error
         graphs = tuple(self._graph(where, fields, len(ranks)) for where, fields in classes)
         return Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
-
-    def _stated_schema(self) -> str:
-        """Return the version of a document that does not fit; this version if it is not stated."""
-        try:
-            return _VERSION.decode(self._data).schema
-        except _DECODE_ERRORS:
-            return SCHEMA_ID
 
     def _check_schema(self, schema: str) -> None:
         if schema != SCHEMA_ID:

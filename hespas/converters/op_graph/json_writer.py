@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan
@@ -91,7 +92,7 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
         raise UsageError(
             "an op graph holds all ranks in one file: groups and peers refer to them",
             path=str(path),
-            hint="drop `ranks`; rank classes make a file of 65,536 ranks as small as one of 8",
+            hint="omit `ranks`: rank classes make a file of 65,536 ranks as small as one of 8",
         )
     for graph in value.classes:
         row = oversized_type(graph.types)
@@ -167,7 +168,13 @@ class _JsonGraphWriter:
             6, "carried", list(zip(regions.carried_region.tolist(), producers, consumers, strict=True))
         )
         self._list(6, "extra", speller.extras(-1, 0)[0])
-        self._attachments(graph)
+        if graph.attachments:
+            self._stream.write(b'      "attachments": {')
+            for index, (name, content) in enumerate(graph.attachments.items()):
+                key = _ENCODER.encode(escape_text(name))
+                self._stream.write(b",\n        " if index else b"\n        ")
+                self._stream.write(key + b": " + _ENCODER.encode(content))
+            self._stream.write(b"\n      },\n")
         if speller.by_position:
             self._field(6, "deps_by", "position")
         self._stream.write(b'      "nodes": [')
@@ -193,16 +200,6 @@ class _JsonGraphWriter:
     def _items(self, indent: int, items: Iterable[_Entry]) -> None:
         pad = b" " * indent
         self._stream.write(b",\n".join(pad + _ENCODER.encode(item) for item in items))
-
-    def _attachments(self, graph: OpGraph) -> None:
-        if not graph.attachments:
-            return
-        self._stream.write(b'      "attachments": {')
-        for index, (name, content) in enumerate(graph.attachments.items()):
-            key = _ENCODER.encode(escape_text(name))
-            self._stream.write(b",\n        " if index else b"\n        ")
-            self._stream.write(key + b": " + _ENCODER.encode(content))
-        self._stream.write(b"\n      },\n")
 
 
 def _types(graph: OpGraph) -> list[str | TensorTypeEntry]:
@@ -405,25 +402,18 @@ class _NodeSpeller:
         table = self._graph.extra
         bounds = np.searchsorted(table.node, np.arange(start, end + 1))
         rows = range(int(bounds[0]), int(bounds[-1]))
-        entries = [
-            _extra(
-                escape_text(self._graph.strings[int(table.key[row])]), int(table.tag[row]), table.value(row)
-            )
-            for row in rows
-        ]
+        entries: list[ExtraEntry] = []
+        for row in rows:
+            key = escape_text(self._graph.strings[int(table.key[row])])
+            entry = ExtraEntry(key=key, tag=int(table.tag[row]))
+            value = table.value(row)
+            with suppress(UnicodeDecodeError):
+                text = value.decode()
+                if text.translate(_LINE_BREAKS).isprintable():
+                    entry.text, value = text, b""
+            entry.value = value
+            entries.append(entry)
         return _rows(entries, bounds)
-
-
-def _extra(key: str, tag: int, value: bytes) -> ExtraEntry:
-    """Return an attribute as text if it is readable, else as bytes."""
-    try:
-        readable = value.decode()
-    except UnicodeDecodeError:
-        return ExtraEntry(key=key, tag=tag, value=value)
-    is_plain = readable.translate(_LINE_BREAKS).isprintable()
-    return (
-        ExtraEntry(key=key, tag=tag, text=readable) if is_plain else ExtraEntry(key=key, tag=tag, value=value)
-    )
 
 
 def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Item, ...]]:

@@ -31,7 +31,6 @@ __all__ = [
     "repeated_ids",
 ]
 
-
 _Run = tuple[int, int]
 
 
@@ -60,7 +59,7 @@ def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: in
         raise ValueError(f"{total} ranks; the supported range is 1 to {MAX_DEVICES:,}")
     wrong = [index for index, _ in runs if not ABSENT <= index < classes]
     if wrong:
-        raise ValueError(f"rank_class names class {wrong[0]}, but there are {classes}")
+        raise ValueError(f"rank_class names class {wrong[0]}, but the last class is {classes - 1}")
     if all(index == ABSENT or not count for index, count in runs):
         raise ValueError("rank_class names no class: the file has no rank of the job")
     if len(runs) == 1:
@@ -139,8 +138,8 @@ _NODE_COSTS = (
     "duration_ns",
     "executions",
 )
-_COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) is unknown"
-_EXTENT_HINT = "extents are 0 or more; -1 is unknown"
+_COST_HINT = "use finite costs, sizes and trip counts of 0 or more; null (NaN) means unknown"
+_EXTENT_HINT = "use extents of 0 or more; -1 means unknown"
 _SHAPE_HINT = "correct the shape: no machine can hold such a tensor"
 _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in a group set"
 
@@ -198,7 +197,7 @@ def oversized_type(types: TensorTypes) -> int:
 
 
 def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
-    """Check that a type has one size: formats that spell types at each tensor have no rows."""
+    """Check that equal types have one size: other formats repeat types at each tensor, without rows."""
     types = graph.types
     sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}
     for type_row, (code, size) in enumerate(zip(types.dtype.tolist(), types.bytes.tolist(), strict=True)):
@@ -229,12 +228,12 @@ def _check_carried(graph: OpGraph, fault: FaultReporter) -> None:
     fault.report(
         f"node {user}",
         f"loop {label or region} carries a value from node {maker} to node {user}, but does not contain both",
-        "carried values join nodes of one loop: correct the regions of the nodes, or drop the entry",
+        "correct the regions of the nodes, or remove the entry: carried values join nodes of one loop",
     )
 
 
 def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
-    """Check that described collectives and messages belong to such nodes, and streams, channels and tags."""
+    """Check that only communicating nodes have collectives or messages, and the ranges of their numbers."""
     tables = (
         ("a collective", graph.collectives.node, (NodeKind.COLLECTIVE,)),
         ("a message", graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)),

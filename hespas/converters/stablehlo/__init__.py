@@ -64,7 +64,6 @@ _LOSSES = {
 }
 """Columns that a program does not keep, by the code of the writer's report."""
 
-
 CLASS_MARK = "// Rank class"
 """Start of the line that identifies the rank class of a program."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,7 @@ from hespas.graph.builder import region_executions
 from hespas.graph.columns import FloatArray, SmallIntArray, StringTableBuilder, constant
 from hespas.graph.errors import FormatError
 
-if TYPE_CHECKING:
-    from hespas.converters.stablehlo.walker import ModuleContext
-
 __all__ = ["DeviceCounts", "assemble"]
-
 
 _Small = TypeVar("_Small", np.int64, np.int16, np.uint8)
 

@@ -143,9 +143,7 @@ class CostAttributeReader:
         }
 
     def _plan(self, name: str) -> tuple[str, bool, bool]:
-        """Return for a full operation name: the table's name, if its cost needs attributes, if it
-        communicates.
-        """
+        """Return the table's name of an operation, if its cost needs attributes, and if it communicates."""
         canonical = table_name(name)
         return canonical, canonical in self._readers, canonical in COMMUNICATION
 
@@ -439,16 +437,14 @@ def _text(attribute: MlirAttribute) -> str:
 
 _MAX_CALL_DEPTH = 32
 
-
 CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", "mhlo.iota"})
 """Operations whose results are part of the program text."""
-
 
 _FUNCTION = "func.func"
 
 
 class BufferLifetimes:
-    """Lifetimes of the buffers of one module, to decide if an update can happen in position.
+    """Lifetimes of the buffers of one module, to decide if an update can happen in place.
 
     An operand's buffer dies at an operation if the program produces the value (or a loop carries it, or it is
     a donated argument) and nothing reads it later. An argument of a private function dies if it dies at every

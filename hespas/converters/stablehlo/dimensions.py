@@ -25,26 +25,19 @@ from hespas.graph.errors import UnsupportedError, UsageError
 
 __all__ = ["with_dims"]
 
-
 _TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)+)(\w[^,<>]*)>")
 """Ranked type without bounds or another encoding; dimensions with bounds are not symbols."""
 
-
 _SPECIFICATION = re.compile(r"\.shape = \(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 
-
 _TERM = re.compile(r"\s*([+-]?)\s*((?:[A-Za-z_]\w*|\d{1,18})(?:\s*\*\s*(?:[A-Za-z_]\w*|\d{1,18}))*)\s*")
-
 
 _NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
 """Name of a dimension, not of a function such as ``max(b, 4)``."""
 
-
 _BETWEEN = re.compile(r",(?![^()]*\))")
 
-
 _MOST_EXTENT = 1 << 62
-
 
 _MOST_LISTED = 12
 
@@ -83,7 +76,7 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
             listed_names = [*names, *positions][:_MOST_LISTED]
             raise UsageError(
                 f"`dims={quoted(name, 60)}`: the program has no such dimension",
-                hint=f"it has {', '.join(listed_names)}",
+                hint=f"bind one of its dimensions: {', '.join(listed_names)}",
             )
     extents = {(dimension.argument, dimension.dim): _extent(dimension, dims) for dimension in dimensions}
     bound_types: list[str] = []
@@ -91,8 +84,9 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
         tensor = _TENSOR.fullmatch(text)
         if tensor is not None:
             shape = [str(extents.get((number, dim), size)) for dim, size in enumerate(_extents_of(text))]
-            text = f"tensor<{'x'.join(shape)}x{tensor[2]}>"  # noqa: PLW2901
-        bound_types.append(text)
+            bound_types.append(f"tensor<{'x'.join(shape)}x{tensor[2]}>")
+        else:
+            bound_types.append(text)
     try:
         return bindings.refined(module, bound_types)
     except ParseFailure as error:

@@ -14,10 +14,8 @@ from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["FunctionLibrary"]
 
-
 _MAX_ACTIVE = 20
 """Limit of nested reads of functions; deeper call chains are read without nesting, callees first."""
-
 
 _FEW_NODES = 1 << 16
 """Size of a function after inlining that starts the check of the total size."""
@@ -64,7 +62,7 @@ class FunctionLibrary:
             raise UnsupportedError(
                 f"@{name} has several blocks",
                 position=f"function @{name}",
-                hint="StableHLO has while, if and case; lift other control flow to them first",
+                hint="convert other control flow to while, if and case first",
             )
         self._active[name] = None
         # Arguments of the entry have no producers in the program.
@@ -129,5 +127,5 @@ def _cycle(active: Sequence[str], callee: str) -> FormatError:
     return FormatError(
         f"functions call one another in a cycle: {' -> '.join(f'@{name}' for name in cycle[:20])}",
         position=f"function @{callee}",
-        hint="StableHLO has no recursion; write the repetition as a while loop",
+        hint="write the repetition as a while loop: StableHLO has no recursion",
     )

@@ -61,7 +61,6 @@ __all__ = [
     "unescaped",
 ]
 
-
 MlirAttribute: TypeAlias = "ir.Attribute"
 MlirLocation: TypeAlias = "ir.Location"
 MlirType: TypeAlias = "ir.Type"

@@ -31,7 +31,7 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 
 
 class ModuleHeader(NamedTuple):
-    """Facts that a module states outside of its operations.
+    """Properties that a module states outside of its operations.
 
     ``num_replicas`` and ``num_partitions`` are 0 if not stated. ``donated`` are positions of entry arguments
     whose buffers may be overwritten. ``ranks`` are the ranks of the job that a replay of one rank class
@@ -95,6 +95,11 @@ def read_header(module: MlirModule, bindings: Bindings, end: str) -> ModuleHeade
         )
     entry = _entry(functions, end)
     arguments = [cast("ir.DictAttr", row) for row in members_of(functions[entry], "arg_attrs")]
+    marks = top.attributes.get("hespas.replay")
+    ranks: object = b""  # of a replay of one rank class; the text may hold any bytes
+    if marks is not None and hasattr(marks, "__contains__"):
+        entries = cast("ir.DictAttr", marks)
+        ranks = getattr(entries["ranks"], "value_bytes", b"") if "ranks" in entries else b""
     return ModuleHeader(
         text_of(top, "sym_name") or entry,
         functions,
@@ -104,12 +109,12 @@ def read_header(module: MlirModule, bindings: Bindings, end: str) -> ModuleHeade
         _positive(top, "mhlo.num_replicas"),
         _positive(top, "mhlo.num_partitions"),
         "hespas.replay" in top.attributes,
-        _ranks(top),
+        ranks.decode("utf-8", "backslashreplace") if isinstance(ranks, bytes) else "",
     )
 
 
 def _positive(top: MlirOperation, name: str) -> int:
-    hint = "it must be at least 1"
+    hint = "write an integer of at least 1"
     try:
         count = int_of(top, name, 0)
     except (AttributeError, ValueError) as error:
@@ -117,16 +122,6 @@ def _positive(top: MlirOperation, name: str) -> int:
     if count < 0 or (name in top.attributes and count == 0):
         raise FormatError(f"{name} = {count}", position=_header_position(top), hint=hint)
     return count
-
-
-def _ranks(top: MlirOperation) -> str:
-    """Return the ranks of a replay of one rank class, empty if not stated. The text may hold any bytes."""
-    marks = top.attributes.get("hespas.replay")
-    if marks is None or not hasattr(marks, "__contains__"):
-        return ""
-    entries = cast("ir.DictAttr", marks)
-    ranks = getattr(entries["ranks"], "value_bytes", b"") if "ranks" in entries else b""
-    return ranks.decode("utf-8", "backslashreplace") if isinstance(ranks, bytes) else ""
 
 
 def _header_position(top: MlirOperation) -> str:
@@ -145,7 +140,7 @@ def _entry(functions: Mapping[str, MlirOperation], end: str) -> str:
         raise FormatError(
             "the module has no function with a body",
             position=end,
-            hint="expected a StableHLO module with a function @main; check the export",
+            hint="check the export: a StableHLO module needs a function @main",
         )
     listed = ", ".join(f"@{quoted(name, 60)}" for name in (public or list(bodies))[:8])
     raise FormatError(

@@ -125,9 +125,7 @@ class SignatureTable:
 
 _NAME = r'loc\((?:callsite\()?(?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)'
 
-
 _FILE = r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)'
-
 
 _UNKNOWN_FILE = "-"
 

@@ -53,7 +53,7 @@ _QUANTISED_BYTECODE = b"quant\0"
 _SKEW = re.compile(r"unregistered|unknown|not registered|to be one of")
 """Words in MLIR's message about an unknown name."""
 
-_INVALID = "the program is invalid at this position: correct the program that wrote it"
+_INVALID = "correct the program that wrote it: the program is invalid at this position"
 _TOO_NEW = (
     "this jaxlib does not know the name: check that the producer's StableHLO version is not newer than "
     "jaxlib's, or export the program as a portable artifact (stablehlo.serialize_portable_artifact), which "
@@ -166,8 +166,7 @@ def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
         raise FormatError(
             f"broken bytecode: {shortened(failure.message)}",
             position=where,
-            hint=f"it was written by {producer or 'an unknown producer'}; "
-            "copy the file again, or print it as text",
+            hint=f"copy the file again, or print it as text; {producer or 'an unknown producer'} wrote it",
         ) from None
     form = ProgramForm.EXPORT if start else ProgramForm.ARTIFACT if is_artifact else ProgramForm.BYTECODE
     return ParsedProgram(module, form, producer, has_locations=True)
@@ -180,7 +179,7 @@ def _embedded(data: bytes, start: int) -> bytes:
         raise FormatError(
             f"the header announces a program of {length} bytes, but {len(data) - start} follow",
             position=f"byte {start}",
-            hint="the file is truncated, or is not a jax.export file",
+            hint="copy the file again: it is truncated or not a jax.export file",
         )
     if _is_cut(data):
         raise FormatError(
@@ -219,7 +218,7 @@ def _parse_text(data: bytes, bindings: Bindings) -> ParsedProgram:
         raise FormatError(
             "neither MLIR text (UTF-8) nor bytecode",
             position=f"byte {error.start}",
-            hint="expected a StableHLO module as text, bytecode or jax.export file",
+            hint="name a StableHLO module as text, bytecode or jax.export file",
         ) from None
     depth = nesting_depth(data)
     if depth > _MAX_NESTING:
@@ -337,9 +336,7 @@ def excerpt(line: str, column: int) -> str:
 
 _BINARY = {".mlirbc", ".bc"}
 
-
 _EXPORT = {".jaxexport", ".jax_export"}
-
 
 _KNOWN_PLACE = re.compile(r'loc\((?!unknown\)|#loc|"-":\d)')
 """Location other than the lines of an anonymous text."""
@@ -385,9 +382,9 @@ def in_form(data: bytes, own: ProgramForm, form: ProgramForm, version: str, bind
             try:
                 return bindings.artifact(module, version)
             except ValueError as error:
+                writer = f"StableHLO {version}" if version else "this jaxlib"
                 raise UnsupportedError(
-                    f"no portable artifact of StableHLO {version or 'of this jaxlib'} can hold the program "
-                    f"({error})",
+                    f"no portable artifact of {writer} can hold the program ({error})",
                     hint="name a newer `target_version`, or write bytecode: FILE.mlirbc",
                 ) from None
         case ProgramForm.EXPORT:

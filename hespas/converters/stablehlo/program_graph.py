@@ -35,19 +35,14 @@ from hespas.graph.passes import materialise
 
 __all__ = ["parsing", "read_here"]
 
-
 _MAX_ATTACHED_TEXT = 8 << 20
 
-
 _NEWLINE = b"\n"
-
 
 _NO_CLASS = "incompatible function arguments"
 """Message of the bindings for a location in place of an attribute: they have no class for it."""
 
-
 _SHARDING = b"sharding"
-
 
 _LONGEST_REASON = 200
 
@@ -88,17 +83,20 @@ def _stopped(error: Exception, data: bytes) -> FormatError | None:
     whole = f"within {len(data):,} bytes"
     is_text = BYTECODE_MAGIC not in data
     if isinstance(error, RecursionError):
-        message, hint = "types or regions nest too deep", "no compiler writes such programs"
+        message, hint = (
+            "types or regions nest too deep",
+            "reduce the nesting: no compiler writes such programs",
+        )
         return FormatError(message, position=whole, hint=hint)
     if isinstance(error, TypeError):
         if _NO_CLASS not in str(error):
             return None
         message = "a location is used in place of an attribute"
-        hint = "no compiler writes such programs: remove the attribute"
+        hint = "remove the attribute: no compiler writes such programs"
         return FormatError(message, position=whole, hint=hint)
     position = undecodable_place(data) if is_text else ""
     if position:
-        hint = "arbitrary bytes are allowed in string attributes and in names of functions only"
+        hint = "use UTF-8: only string attributes and names of functions may hold other bytes"
         return FormatError("a name or type is not UTF-8 text", position=position, hint=hint)
     if not isinstance(error, RuntimeError):
         return None
@@ -107,7 +105,7 @@ def _stopped(error: Exception, data: bytes) -> FormatError | None:
     message = f"jaxlib's bindings stop with {type(error).__name__}: {reason}"
     hint = "write or copy the file again"
     if is_text:
-        hint = "a type, an attribute or a location may take gigabytes to print: remove it"
+        hint = "remove types, attributes and locations that take gigabytes to print"
     return FormatError(f"a damaged program: {message}", position=whole, hint=hint)
 
 
@@ -127,7 +125,7 @@ def _read(
     )
     if (stated_header.num_replicas, stated_header.num_partitions) != (1, 1) or mesh_devices <= 1:
         header = stated_header
-    else:
+    else:  # JAX states 1 device for programs lowered on an abstract mesh without sharded arguments
         mesh_message = f"the module states 1 device, but its mesh has {mesh_devices:,}: using the mesh"
         diagnostics.warning("stablehlo.devices-of-mesh", path, mesh_message, path=path)
         header = stated_header._replace(num_partitions=mesh_devices)
@@ -176,9 +174,7 @@ def _read(
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Disable the garbage collector: reading makes no cyclic garbage, and the search costs a fifth of the
-    time.
-    """
+    """Disable the garbage collector: reading makes no cyclic garbage, and collection takes a fifth of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -207,7 +203,7 @@ def _check_devices(header: ModuleHeader, options: ReadOptions) -> None:
     if replicas is not None and not is_stated and devices is not None and devices % replicas:
         raise UsageError(
             f"{devices} devices cannot be divided into {replicas} replicas of equal size",
-            hint=f"`num_devices={-(-devices // replicas) * replicas}`",
+            hint=f"choose `num_devices={-(-devices // replicas) * replicas}`",
         )
     if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
         raise UsageError(f"{options.num_devices} devices requested", hint=f"choose 1 to {MAX_DEVICES:,}")
@@ -288,7 +284,7 @@ def _warn_if_global(
         context.path,
         f"the program is sharded over {max(devices.num_partitions, parts)} partitions but not partitioned: "
         f"{which}shapes and costs count the whole job ({flops / 1e9:,.4g} GFLOP, loops once), "
-        "without collectives. Partition it first: hespas-convert does, with `mesh=AXIS=N,...`",
+        "without collectives. Partition it first with hespas-convert and `mesh=AXIS=N,...`",
         path=context.path,
     )
     return parts

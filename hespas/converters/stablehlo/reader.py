@@ -124,7 +124,6 @@ def _misfit(path: Path, message: str) -> FormatError:
 
 _RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 
-
 _SHORTEST = 3
 """Smallest number of ranks that are written as a run with a step."""
 
@@ -135,12 +134,9 @@ def ranks_text(ranks: IntArray) -> str:
     listed: list[int] = ranks.tolist()
     start = 0
     while start < len(listed):
-        behind = min(start + 2, len(listed))
-        while (
-            behind < len(listed) and listed[behind] - listed[behind - 1] == listed[start + 1] - listed[start]
-        ):
-            behind += 1
-        end = behind
+        end = min(start + 2, len(listed))
+        while end < len(listed) and listed[end] - listed[end - 1] == listed[start + 1] - listed[start]:
+            end += 1
         first, last = listed[start], listed[end - 1]
         step = listed[start + 1] - first if end - start > 1 else 1
         if end - start < _SHORTEST and step > 1:

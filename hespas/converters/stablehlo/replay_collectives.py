@@ -95,7 +95,7 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
         raise UnsupportedError(
             f"{graph.name}: groups and messages of {devices:,} devices are too many to list {lists:,} times",
             position="all group sets and permutations",
-            hint="StableHLO lists them rank by rank; keep jobs of this size as op graphs",
+            hint="write jobs of this size as op graphs: StableHLO lists groups rank by rank",
         )
     return devices
 
@@ -133,38 +133,26 @@ def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
     if link.kind is CollectiveKind.BARRIER:
         return _all_reduce(node, link, (Tensor(F32, ()),)) or []
     operands = node.operands[: len(node.results)] if node.results else node.operands
-    if operands:
-        results = node.results
-        if link.kind is CollectiveKind.ALL_REDUCE:
-            made = _all_reduce(node, link, operands) if results == operands else None
-        else:
-            pairs = [
-                pair
-                for pair in zip(operands, results, strict=False)
-                if pair[0].elements and not pair[0].is_complex
-            ]
-            if not link.groups.even or not pairs or len(pairs) != max(len(operands), len(results)):
-                made = None
-            elif link.kind is CollectiveKind.ALL_GATHER:
-                axes = [
-                    scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)
-                ]
-                if axes[0] is None or set(axes) != {axes[0]}:
-                    made = None
-                else:
-                    made = _written(
-                        node,
-                        link,
-                        "all_gather",
-                        operands,
-                        node.results,
-                        f"all_gather_dim = {axes[0]} : i64",
-                    )
-            else:
-                made = _single(node, link, *pairs[0]) if len(pairs) == 1 else None
-        if made is not None:
-            return made
-    return _sized(node, link)
+    made = _typed(node, link, operands) if operands else None
+    return _sized(node, link) if made is None else made
+
+
+def _typed(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:
+    """Emit a collective of the given operands; return None if the node's types do not fit its kind."""
+    results = node.results
+    if link.kind is CollectiveKind.ALL_REDUCE:
+        return _all_reduce(node, link, operands) if results == operands else None
+    pairs = [
+        pair for pair in zip(operands, results, strict=False) if pair[0].elements and not pair[0].is_complex
+    ]
+    if not link.groups.even or not pairs or len(pairs) != max(len(operands), len(results)):
+        return None
+    if link.kind is CollectiveKind.ALL_GATHER:
+        axes = [scaled_axis(*pair, link.groups.size) for pair in zip(operands, results, strict=True)]
+        if axes[0] is None or set(axes) != {axes[0]}:
+            return None
+        return _written(node, link, "all_gather", operands, results, f"all_gather_dim = {axes[0]} : i64")
+    return _single(node, link, *pairs[0]) if len(pairs) == 1 else None
 
 
 def _single(node: ReplayNode, link: ReplayCollective, operand: Tensor, result: Tensor) -> list[Value] | None:
@@ -191,7 +179,11 @@ def _written(
     bound = node.bound(operands)
     reducer = ""
     if op in {"all_reduce", "reduce_scatter"}:
-        reducer = f" {_reducer(link, operands[0])}"
+        combine, scalar = _reduction(link, operands[0]), operands[0].scalar
+        reducer = (
+            f" ({{\n    ^bb0(%x: {scalar}, %y: {scalar}):\n      %z = stablehlo.{combine} %x, %y : {scalar}\n"
+            f"      stablehlo.return %z : {scalar}\n    }})"
+        )
         node.emitter.work(flops=sum(tensor.elements for tensor in results))
     names, kinds, made = (", ".join(map(str, items)) for items in (bound, operands, results))
     parts = [f"replica_groups = {link.groups.attribute}", *attributes]
@@ -237,16 +229,6 @@ def _reduction(link: ReplayCollective, element: Tensor) -> str:
     if (op in {"and", "or", "xor"} and not logical) or (op in {"maximum", "minimum"} and element.is_complex):
         return "add"
     return op
-
-
-def _reducer(link: ReplayCollective, element: Tensor) -> str:
-    """Return the region that combines two scalars."""
-    op = _reduction(link, element)
-    scalar = element.scalar
-    return (
-        f"({{\n    ^bb0(%x: {scalar}, %y: {scalar}):\n      %z = stablehlo.{op} %x, %y : {scalar}\n"
-        f"      stablehlo.return %z : {scalar}\n    }})"
-    )
 
 
 def _all_reduce(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:

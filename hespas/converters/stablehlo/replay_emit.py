@@ -152,7 +152,7 @@ class ReplayEmitter:
         self.transcendentals += transcendentals
 
     def seed(self) -> Value:
-        """Return a number that equals no other value for the compiler, to make twins differ."""
+        """Return a number that no compiler can prove equal to another value, to make twins differ."""
         position = self._seeds % _SEEDS
         if self._seed_argument is None or position == 0:
             self._seed_argument = self.argument(Tensor(F32, (_SEEDS,)))
@@ -216,8 +216,8 @@ class ReplayEmitter:
         return self.add(f"stablehlo.{op} {left}, {right} : {left.type}", left.type)
 
     def put(self, target: Value, number: Value) -> Value:
-        """Return ``target`` with one element overwritten, so that it waits for ``number``; in position if
-        possible.
+        """Return ``target`` with one element overwritten, in place if possible, so that it waits for
+        ``number``.
 
         ``number`` is a scalar of any type. A target without elements is returned unchanged.
         """
@@ -313,7 +313,6 @@ class ReplayNode(NamedTuple):
 
 Recipe = Callable[[ReplayNode], "list[Value] | None"]
 """Function that emits a node and returns its results; None, without output, if the types do not fit."""
-
 
 _MatchKey = Callable[[Tensor], Hashable]
 """Property that results and operands must have in common."""
@@ -421,7 +420,7 @@ class OperandBinder:
         return self.emitter.put(value, self.emitter.joined(scalars, element))
 
     def release(self, values: Sequence[Value]) -> list[Value]:
-        """Undo that operands are used whole. Return an element of each operand that a producer made."""
+        """Mark operands as not used whole, and return an element of each operand that a producer made."""
         made = [value for value in values if value.name in self._origins]
         self.whole.difference_update(self._origins[value.name] for value in made)
         return [self.emitter.first(value) for value in made if value.type.elements]
@@ -515,12 +514,11 @@ class ReplayTypes:
         types = self._graph.types
         changes: list[str] = []
         code = int(types.dtype[row])
-        declared = supported_dtype(code)
+        element = supported_dtype(code)
         if code < 0:
             changes.append("unknown element types, taken as f32")
-        elif declared.code != code:
-            changes.append(f"{DTYPES[code].name}, taken as {declared.name}")
-        element = declared
+        elif element.code != code:
+            changes.append(f"{DTYPES[code].name}, taken as {element.name}")
         if element.kind in _VALUELESS:
             return None, ("tokens",)
         extents = types.shape(row)

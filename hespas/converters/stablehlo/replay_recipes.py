@@ -205,7 +205,6 @@ _MOVES: dict[str, Recipe] = {
     **dict.fromkeys(_VIEWS.split(), passed_on),
 }
 
-
 _Kinds = frozenset[DTypeKind]
 _FLOAT = frozenset({DTypeKind.FLOAT})
 _INTEGER = frozenset({DTypeKind.SIGNED, DTypeKind.UNSIGNED})
@@ -301,7 +300,6 @@ RECIPES: dict[str, Recipe] = {
     "reduce": _reduce,
 }
 """Operation name -> recipe."""
-
 
 _MOST_EXPANSION = 4.0
 """Largest ratio between the memory of emitted products and the bytes that the node moves."""

@@ -29,7 +29,7 @@ __all__ = ["SandboxedProgram", "parse_in_child", "parse_in_sandbox"]
 class SandboxedProgram(msgspec.Struct, frozen=True):
     """Program that a child process has read, or the reason for its refusal.
 
-    ``form`` is that of :class:`~hespas.converters.stablehlo.program.ParsedProgram`.
+    ``form`` is a value of :class:`~hespas.converters.stablehlo.program.ProgramForm`.
     """
 
     form: str = ""
@@ -56,7 +56,11 @@ def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> SandboxedP
         answer = run_sandboxed(f"{__name__}:parse_in_child", data, "jaxlib's parser", settings)
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
-        hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
+        hint = (
+            "write or copy the file again"
+            if is_binary
+            else "check the program: no compiler writes such programs"
+        )
         hint = parser_hint(hint)
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
@@ -98,9 +102,8 @@ def parse_in_child(data: bytes, parser_bytes: int, settings: str) -> bytes:
     except HespasError as error:  # reported, after earlier findings, when this process reads the program
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        if isinstance(
-            error.__cause__, RuntimeError
-        ):  # the child's memory limit, which this process does not have
+        # The child has a memory limit that this process does not have.
+        if isinstance(error.__cause__, RuntimeError):
             return _refusal(error)
     return msgspec.msgpack.encode(
         SandboxedProgram(parsed.form.value, parsed.producer, parsed.has_locations, bytecode)

@@ -24,10 +24,8 @@ from hespas.converters.stablehlo.template import FunctionTemplate
 
 __all__ = ["EVERY_AXIS", "Shardings", "entered_axes", "global_nodes", "manual_axes"]
 
-
 EVERY_AXIS = "*"
 """Placeholder for all axes of an unnamed mesh; ``*4`` is a part of four devices."""
-
 
 _SHARDING_ATTRIBUTES = (
     "sdy.sharding",
@@ -40,24 +38,18 @@ _SHARDING_ATTRIBUTES = (
     "res_attrs",
 )
 
-
 _SHARDING_CALLS = frozenset({"SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"})
-
 
 _DIMENSIONS = re.compile(r"(?:@[^,<>\[\]{}]+|mesh<[^<>]*>), ?\[((?:\{[^{}\[\]]*\}(?:p\d+)?(?:, ?)?)+)\]")
 """Dimensions of a Shardy sharding after its mesh: ``@mesh, [{"x", "y"}, {?}]``. Attribute lists of arguments
 and results hold other names: ``[{jax.result_info = "result"}]``.
 """
 
-
 _NAME = re.compile(r'"([^"]+)"')
-
 
 _INLINE_AXIS = re.compile(r'"([^"]+)"=(\d{1,9})')
 
-
 _MANUAL = re.compile(r"manual_axes\{([^{}]*)\}")
-
 
 _TILES = re.compile(
     r"devices=\[([\d,]{1,200})\](?:<=\S+)?( last_tile_dim_replicate| last_tile_dims=\{[^}]*\})?"

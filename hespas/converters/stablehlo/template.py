@@ -31,7 +31,6 @@ __all__ = [
     "flatten",
 ]
 
-
 Flow = tuple[int, ...]
 """Producers of a value: nodes (>= 0), arguments and slots (< 0). Empty: a constant."""
 

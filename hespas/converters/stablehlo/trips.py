@@ -164,20 +164,12 @@ class TripCounter:
         returned = terminator(condition)
         op = defining_op(returned.operands[0]) if returned is not None and len(returned.operands) else None
         if op is None or short_name(op.name) != "compare":
-            compare = None
-        else:
-            lhs, rhs = (self._affine(value, condition) for value in op.operands)
-            if lhs is None or rhs is None:
-                compare = None
-            else:
-                dialects = (self._bindings.stablehlo, self._bindings.mhlo)
-                comparison = enum_name(
-                    op.attributes.get("comparison_direction"), "ComparisonDirectionAttr", *dialects
-                )
-                compare = comparison, lhs, rhs
-        if compare is None:
             return nan
-        direction, left, right = compare
+        left, right = (self._affine(value, condition) for value in op.operands)
+        if left is None or right is None:
+            return nan
+        dialects = (self._bindings.stablehlo, self._bindings.mhlo)
+        direction = enum_name(op.attributes.get("comparison_direction"), "ComparisonDirectionAttr", *dialects)
         limit = self._constant(loop, body, right)
         if limit is None:
             direction, left, right = _FLIPPED.get(direction, ""), right, left

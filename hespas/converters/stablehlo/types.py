@@ -27,7 +27,6 @@ _MAX_ELEMENTS = 2**63 - 1
 _MAX_PARTS = 1 << 20
 """Limit of values of a tuple: nested tuples that name each element twice double with every level."""
 
-
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 

@@ -121,7 +121,7 @@ class Walker:
         if depth > MAX_REGION_DEPTH:
             raise FormatError(
                 f"regions nest more than {MAX_REGION_DEPTH} deep",
-                hint="no compiler writes such programs: check that the file is intact",
+                hint="check that the file is intact: no compiler writes such programs",
             )
         handlers, environment = _HANDLERS, self.environment
         for view in block.operations:

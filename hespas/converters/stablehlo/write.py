@@ -45,9 +45,8 @@ _OMISSIONS: dict[str, str] = {
     "attachments": "attachments of other formats are not in a StableHLO program",
 }
 
-
 _CHANGES: dict[str, str] = {
-    "synthesised": ("operations of unknown attributes are replaced by others of the same types and FLOPs: "),
+    "synthesised": "operations of unknown attributes are replaced by others of the same types and FLOPs: ",
     "substituted": "collectives without a StableHLO equivalent are replaced: ",
     "comm-bytes": "payloads that differ from the graph: ",
     "reduction": "reductions that differ from the graph: ",
@@ -273,21 +272,19 @@ def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | Non
         what = _ANNOTATIONS.get(difference.column)
         if table in {"extra", "contractions"}:
             what = "extra" if table == "extra" else "costs"
-        if what is None or (difference.column == "regions.trips" and not _only_new_trips(graph, source)):
+        is_structure = what is None
+        if difference.column == "regions.trips":  # trip counts that the program states are structure
+            is_stated = ~np.isnan(source.regions.trips)
+            is_structure = len(graph.regions) != len(source.regions) or bool(
+                (graph.regions.trips[is_stated] != source.regions.trips[is_stated]).any()
+            )
+        if is_structure:
             changed.append(difference.column)
         elif what:
             beyond[what] = beyond.get(what, 0) + difference.count
     if changed:
         return None, f"passes or edits changed the program that it was read from: {', '.join(changed)}"
     return _OriginalProgram(data, ProgramForm(again.metadata["form"]), beyond, again.metadata), ""
-
-
-def _only_new_trips(graph: OpGraph, source: OpGraph) -> bool:
-    """Return True if trip counts differ only where the program does not state them."""
-    if len(graph.regions) != len(source.regions):
-        return False
-    is_stated = ~np.isnan(source.regions.trips)
-    return bool((graph.regions.trips[is_stated] == source.regions.trips[is_stated]).all())
 
 
 def _module_text(

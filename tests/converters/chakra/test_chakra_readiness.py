@@ -243,8 +243,8 @@ def test_lists_of_another_tool_are_kept_and_checked(tmp_path: Path, reference: A
         ({"inputs": ["a", "4"], "outputs": ["b", "4"]}, ""),
         ({"inputs": ["a", "4"], "outputs": ["b", "0"]}, ""),
         ({"inputs": ["a", "4"]}, "no list 'outputs'"),
-        ({"inputs": ["a"], "outputs": []}, "does not consist of (name, size) pairs"),
-        ({"inputs": ["a", "four"], "outputs": []}, "does not consist of (name, size) pairs"),
+        ({"inputs": ["a"], "outputs": []}, "is not a list of (name, size) pairs"),
+        ({"inputs": ["a", "four"], "outputs": []}, "is not a list of (name, size) pairs"),
         ({"inputs": [], "outputs": ["a", "4"]}, "written before"),
     ):
         _foreign(reference, path, good, second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,14 @@ def test_values_of_all_ranks_are_those_of_each(
         assert spelled == b"".join(
             value if isinstance(value, bytes) else bytes([value]) for value in variables.values()
         )
+
+
+def test_reading_does_not_import_the_writer() -> None:
+    """The writer needs recorded steps and operator costs, whose import takes longer than a small trace."""
+    script = (
+        "import sys, hespas.converters.chakra.reader\n"
+        "writer = {'hespas.converters.chakra.lowering', 'hespas.converters.measured_ops', 'hespas.costs'}\n"
+        "print(sorted(writer & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert finished.stdout == "[]\n"

@@ -78,9 +78,19 @@ def test_extents_that_are_expressions(
 @pytest.mark.parametrize(
     ("text", "dims", "message", "hint"),
     [
-        (UNNAMED, {"b": 4}, "`dims=b`: the program has no such dimension", "it has arg0.0, arg1.0"),
+        (
+            UNNAMED,
+            {"b": 4},
+            "`dims=b`: the program has no such dimension",
+            "bind one of its dimensions: arg0.0, arg1.0",
+        ),
         (UNNAMED, {"arg0.0": 4}, "dimension arg1.0 is not bound", "`dims=arg1.0=N`"),
-        (UNNAMED, {"arg0.1": 4}, "`dims=arg0.1`: the program has no such dimension", "it has arg0.0"),
+        (
+            UNNAMED,
+            {"arg0.1": 4},
+            "`dims=arg0.1`: the program has no such dimension",
+            "bind one of its dimensions: arg0.0",
+        ),
         (UNNAMED.replace("?", "4"), {"b": 4}, "no symbolic dimensions", "leave `dims` out"),
         (ASSERTED.format(shape="b, s"), {"s": 4}, "dimension b is not bound", "`dims=b=N`"),
         (ASSERTED.format(shape="b, s*2"), {"b": 4}, "dimension s is not bound (arg0.1 is s*2)", "`dims=s=N`"),

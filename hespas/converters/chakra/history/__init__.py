@@ -203,7 +203,7 @@ def _fitting(
 
 
 def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
-    """Return True if a version of proto2 has all fields of the nodes, for values of their range and type."""
+    """Return True if a proto2 version has all fields of the nodes and allows their values and types."""
     if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG} or not _fits_fields(version, evidence):
         return False
     types, kinds = len(version.declared), len(version.comm_types)
@@ -216,9 +216,7 @@ def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool)
 
 
 def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
-    """Return True if a version has all fields of the nodes, for values of their range, and requires no other
-    field.
-    """
+    """Return True if a version has all fields of the nodes, allows their values, and requires no others."""
     fields = version.node.fields
     for tag, largest in evidence.largest.items():
         spec = fields.get(tag >> 3)
@@ -321,7 +319,7 @@ def resolve(
             code="ET003",
             path=path,
             position="byte 0",
-            hint="is this a Chakra trace? Its frames may come from several versions",
+            hint="check that the file is a Chakra trace, and that one version wrote all its frames",
         )
     wanted = remaining & NAMED[named] if named else remaining
     if not wanted:
@@ -339,7 +337,7 @@ def resolve(
             code="ET003",
             path=path,
             position="byte 0",
-            hint=f"name it if you know it: `source_version={_oldest(wanted)}`",
+            hint=f"name the version that wrote it, such as `source_version={_oldest(wanted)}`",
         )
     meaning = meanings[_oldest(wanted)]
     alike = {label for label in remaining if meanings[label] == meaning}

@@ -253,8 +253,7 @@ class _AttributeDecoder:
             is_time = values.key == self.keys.find(_RUN_TIME_KEY)
             time_rows = np.flatnonzero(is_time & integer & (values.bits.view(np.int64) >= 0))
             once = np.bincount(owner[time_rows], minlength=owners)[owner[time_rows]] == 1
-            found: Longs = time_rows[once & ~np.isin(time_rows, values.doc_row)]
-            rows = found
+            rows: Longs = time_rows[once & ~np.isin(time_rows, values.doc_row)]
             run_time[owner[rows]] = values.bits[rows]
             remaining[rows] = False
         new_row = offsets_of(remaining.astype(np.int64))
@@ -314,7 +313,7 @@ def _list_message(content: bytes) -> bytes:
 
 _ID, _NAME, _TYPE, _PARENT = 1, 2, 3, 4
 _ATTRIBUTE = 11
-_DAMAGED = "the file is damaged, or its frames come from several versions; write it again with one"
+_DAMAGED = "write the trace again with one version of Chakra: the file is damaged or mixes versions"
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ SCHEMA_KEY, METADATA_KEY = "schema", "global_metadata"
 _VERSION = "0.0.4"
 _KNOWN_BYTES = 64 << 20
 """Memory for the texts and messages of nodes that recur in the files of other ranks."""
-_HINT = "compare it with the output of chakra_jsonizer or of hespas-convert --to chakra-json"
+_HINT = "compare the file with the output of chakra_jsonizer or of hespas-convert --to chakra-json"
 _OLD_FIELDS = frozenset(
     {"parent", "attribute", "inputShapes", "input_shapes", "inputTypes", "input_types", "simulatedRunTime"}
 )
@@ -139,7 +139,7 @@ class JsonFrames:
                 f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
                 code="ET003",
                 path=self._path,
-                hint="was it written by a newer version?",
+                hint="read it with the version of hespas that wrote it",
             )
         self._count_unknown(list(stream.header))
 
@@ -248,7 +248,7 @@ _LARGEST_OBJECT = 64 << 20
 _LIST_START = re.compile(rb'(?<!\\)"workload_graph"\s*:\s*\[')
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
-_DAMAGED = "the file is damaged or cut off; write or copy it again"
+_DAMAGED = "write or copy the file again: it is damaged or cut off"
 
 
 class _TextObject(NamedTuple):

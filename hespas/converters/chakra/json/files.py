@@ -112,7 +112,7 @@ class _TraceCopies:
                 "the folder contains no rank files",
                 code="ET022",
                 path=str(path),
-                hint="rank files are called NAME.0.json, NAME.1.json, ...",
+                hint="name rank files NAME.0.json, NAME.1.json, ...",
             )
         for done, file in enumerate(files):
             if f"{bare_name(file.name)}.et" in self._sources:
@@ -410,7 +410,6 @@ def _new_line(data: bytes) -> _NodeLine:
 
 
 _short_line = lru_cache(maxsize=1 << 14)(_new_line)
-
 
 _OTHER_FIELDS = {
     NodeField.CTRL_DEPS: "ctrl_deps",

@@ -175,22 +175,18 @@ def _attribute(key: str, value: JsonValue) -> JsonValue:
         if len(kinds) != 1 or "" in kinds:
             return None
         return {"name": key, f"{kinds.pop()}_list": {"values": value}}
-    if field is not None:
+    if field is not None:  # convert to the type of the contract if that is exact
         kind = VALUE_FIELDS[field]
-        return {"name": key, f"{kind.proto}_val": _as_stated(kind, value)}
+        is_bool = isinstance(value, bool)
+        if kind is ProtoKind.BOOL and not is_bool and value in (0, 1):
+            value = value == 1
+        elif kind is ProtoKind.STRING and isinstance(value, int) and not is_bool:
+            value = str(value)
+        elif kind in _INTEGERS and isinstance(value, bool):
+            value = int(value)
+        return {"name": key, f"{kind.proto}_val": value}
     kind_name = _kind_of(value)
     return {"name": key, f"{kind_name}_val": value} if kind_name else None
-
-
-def _as_stated(kind: ProtoKind, value: JsonValue) -> JsonValue:
-    """Return a value in the type that the contract gives its name, if the conversion is exact."""
-    if kind is ProtoKind.BOOL and not isinstance(value, bool) and value in (0, 1):
-        return value == 1
-    if kind is ProtoKind.STRING and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if kind in _INTEGERS and isinstance(value, bool):
-        return int(value)
-    return value
 
 
 def _kind_of(value: JsonValue) -> str:

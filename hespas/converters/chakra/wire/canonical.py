@@ -138,7 +138,7 @@ class _CanonicalReader:
             code="ET001",
             path=self.path,
             position=f"byte {self.base + at}",
-            hint="the file is damaged or is not a Chakra trace; write or download it again",
+            hint="write or download the file again: it is damaged or is not a Chakra trace",
         )
 
     def varint(self, at: int, end: int) -> tuple[int, int]:

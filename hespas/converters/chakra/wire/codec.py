@@ -54,7 +54,7 @@ __all__ = ["iter_columns", "read_columns", "write_columns"]
 
 _WITHOUT_CONVERTER = "0.0.1"
 """Schema that predates the first converter that wrote microseconds."""
-_INTERRUPTED = "was the writing program interrupted?"
+_INTERRUPTED = "write the trace again: the program may have been interrupted"
 
 
 def iter_columns(
@@ -201,7 +201,7 @@ def _is_recovered(error: FormatError, faults: Faults) -> bool:
 
 
 _PROBED_NODES = 64
-_NO_TRACE = "is this a Chakra trace? Its first frame would be a GlobalMetadata message"
+_NO_TRACE = "check that this is a Chakra trace, whose first frame is a GlobalMetadata message"
 
 
 class _ReadRequest(NamedTuple):

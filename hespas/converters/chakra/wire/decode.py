@@ -61,7 +61,7 @@ _LENGTH_BYTES = 5
 _MAX_EMPTY_FRAMES = 1 << 16
 _FIXED_BYTES = {1: 8, 5: 4}
 """Size of fixed values by wire type."""
-_DAMAGED = "the file is damaged or is not a Chakra trace; write or download it again"
+_DAMAGED = "write or download the file again: it is damaged or is not a Chakra trace"
 
 
 class CutOffError(FormatError):
@@ -188,7 +188,10 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
             rest = block[behind:size]
             offset += behind
             block_bytes = max(block_bytes, len(rest))
-            _check_declared(rest, source, offset)
+            if source.size is not None and rest:  # a length beyond the end of the file is refused at once
+                declared, start_of_rest = _long_length(rest, 0, source.name, offset)
+                if start_of_rest and start_of_rest + declared > source.size - offset:
+                    raise _cut_off(rest, source.name, offset)
         if rest:
             raise _cut_off(rest, source.name, offset)
     finally:
@@ -262,17 +265,8 @@ def _refuse_crowded(batch: FrameBatch, name: str) -> None:
                 code="ET001",
                 path=name,
                 position=f"byte {int(batch.frame_byte[index])}",
-                hint="is this a Chakra trace? A node has a few attributes, and packed lists of dependencies",
+                hint="check that this is a Chakra trace: nodes have few attributes and packed dependencies",
             )
-
-
-def _check_declared(rest: bytes, source: TraceSource, offset: int) -> None:
-    """Refuse a length beyond the end of a file whose size is known."""
-    if source.size is None or not rest:
-        return
-    length, start = _long_length(rest, 0, source.name, offset)
-    if start and start + length > source.size - offset:
-        raise _cut_off(rest, source.name, offset)
 
 
 def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
