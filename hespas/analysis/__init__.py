@@ -1,7 +1,7 @@
 """Analyses of measured profiles: pure functions of device events that return tables of columns.
 
-Definitions are those of the field's tools where they exist (Holistic Trace Analysis, TraceLens, XProf);
-each module names its source.
+Definitions are from Holistic Trace Analysis, TraceLens or XProf where these define a figure; each module
+names its source.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def device_of(profiles: Sequence[Profile], hardware: str, diagnostics: Diagnosti
     if measured:
         message = f"measured on several devices ({', '.join(measured)}): no common roofline"
     elif names:
-        message = f"{', '.join(map(repr, names))} is not in the catalogue: no roofline (give `hardware`)"
+        message = f"the catalogue does not have {', '.join(map(repr, names))}: no roofline (give `hardware`)"
     else:
         message = "the trace does not name its device: no roofline (give `hardware`)"
     diagnostics.warning("analysis.no-device", source, message)

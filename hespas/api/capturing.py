@@ -219,7 +219,7 @@ def capture(
     sink = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
     if arguments and args is not None:
-        raise UsageError("arguments are given and described", hint="leave `args` out")
+        raise UsageError("`args` describes arguments that are also given as values", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
     job = _CaptureJob(

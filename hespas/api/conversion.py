@@ -375,8 +375,10 @@ def _rescaled(
     """
     if not rescale:
         return workload, lambda account: account
+    from hespas.generators.rescale import Rescale, parse_sizes  # most conversions keep their ranks
+
     rescaling = rescale if isinstance(rescale, Rescaling) else Rescaling(sizes=rescale)
-    sizes = rescaling.sizes
+    sizes = parse_sizes(rescaling.sizes) if isinstance(rescaling.sizes, str) else dict(rescaling.sizes)
     others = tuple(
         other
         if isinstance(other, Workload)
@@ -384,13 +386,7 @@ def _rescaled(
         for other in rescaling.others
     )
     own = Diagnostics()
-    from hespas.generators.rescale import Rescale, parse_sizes  # most conversions keep their ranks
-
-    scaled = Rescale(
-        sizes=parse_sizes(sizes) if isinstance(sizes, str) else dict(sizes),
-        mesh=rescaling.mesh,
-        others=others,
-    )(workload, own)
+    scaled = Rescale(sizes=sizes, mesh=rescaling.mesh, others=others)(workload, own)
     diagnostics.extend(own)
     before = rank_totals(workload.classes, workload.class_sizes)
     after = rank_totals(scaled.classes, scaled.class_sizes)
@@ -409,7 +405,7 @@ def _ranks_to_write(workload: Workload, ranks: range | None) -> range:
     if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
         raise UsageError(
             f"`ranks={ranks.start}-{ranks.stop - 1}` is outside the job's ranks 0-{workload.num_ranks - 1}",
-            hint="`num_devices` states the number of ranks where the program does not",
+            hint="give the number of ranks with `num_devices` if the program does not state it",
         )
     available = sum(workload.sizes_within(ranks))
     if available < len(ranks):

@@ -231,6 +231,7 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     numbers = None if estimated is None else estimated.estimator
     runs = graph.executions
+    times_ns = durations * runs
     is_work = (runs != 0) & ~is_recorded_wait(graph)
     rows: list[ClassTotals] = []
     for code in np.unique(graph.op_class).tolist():
@@ -238,9 +239,9 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
         executions = runs[of_class]
         shares: list[EstimatorShare] = []
         for number, name in enumerate(() if estimated is None else estimated.estimators):
-            own = of_class & (durations * runs > 0) & (numbers == number)
+            own = of_class & (times_ns > 0) & (numbers == number)
             if own.any():
-                time_ns = float((durations * runs)[own].sum())
+                time_ns = float(times_ns[own].sum())
                 shares.append(EstimatorShare(estimator=name, nodes=int(own.sum()), duration_ns=time_ns))
         rows.append(
             ClassTotals(

@@ -136,7 +136,14 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
                 hint=f"one of {', '.join(AXES)}",
             )  # fmt: skip
         if isinstance(value, list):
-            axes[key] = _checked_values(path, key, cast("list[object]", value), estimator)
+            items = enumerate(cast("list[object]", value))
+            values = tuple(
+                _checked_value(path, key, item, estimator, f"{key}[{index}]") for index, item in items
+            )
+            if not values or len(set(values)) < len(values):
+                fault = "lists a value twice" if values else "lists nothing"
+                raise FormatError(f"{key} {fault}", path=str(path), position=key, hint=_EXAMPLE)
+            axes[key] = values
         else:
             shared[key] = _checked_value(path, key, value, estimator, key)
     if estimator is not None:
@@ -157,19 +164,6 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
     if count > _MAX_ROWS:
         raise FormatError(f"{count:,} rows are more than {_MAX_ROWS:,}", path=str(path), hint="fewer values")
     return Grid(str(path), axes, shared)
-
-
-def _checked_values(
-    path: Path, key: str, items: list[object], estimator: str | None
-) -> tuple[GridValue, ...]:
-    """Return the values of an axis. Raises ``FormatError`` for an empty list, and for equal values."""
-    values = tuple(
-        _checked_value(path, key, item, estimator, f"{key}[{index}]") for index, item in enumerate(items)
-    )
-    if not values or len(set(values)) < len(values):
-        fault = "lists a value twice" if values else "lists nothing"
-        raise FormatError(f"{key} {fault}", path=str(path), position=key, hint=_EXAMPLE)
-    return values
 
 
 def _checked_value(path: Path, key: str, value: object, estimator: str | None, position: str) -> GridValue:
@@ -260,7 +254,10 @@ def _in_precision(
     workload: Workload, name: str, settings: Mapping[str, GridValue], diagnostics: Diagnostics
 ) -> Workload:
     if "hardware" not in settings and "system" not in settings:
-        raise UsageError("precision needs `hardware`", hint="recorded times are of one precision")
+        raise UsageError(
+            "precision needs `hardware`",
+            hint="add `hardware`: recorded times cannot change with the precision",
+        )
     convert_graph = InPrecision.of(name)
     facts = step_facts(workload.metadata)
     return replace(
@@ -310,6 +307,6 @@ def _with_scaled_links(arguments: Mapping[str, Any], factor: float, folder: Path
         )
         changed["system"] = replace(system, dimensions=dimensions)
     if not changed:
-        hint = "or `system`, or `network_config`"
-        raise UsageError("link_bandwidth needs `hardware`", hint=hint)
+        message = "link_bandwidth needs `hardware`, `system` or `network_config`"
+        raise UsageError(message, hint="add one of them, or remove link_bandwidth")
     return changed

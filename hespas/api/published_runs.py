@@ -104,7 +104,9 @@ def league(
     from hespas.validators.league.predict import predicted_rows
 
     if factors is not None and calibrate != "none":
-        raise UsageError(f"`factors` and `calibrate={calibrate}`", hint="one of both")
+        raise UsageError(
+            f"`factors` cannot be combined with `calibrate={calibrate}`", hint="leave one of them out"
+        )
     fitted = [] if factors is None else read_factors(Path(factors), estimator)
     rows = predicted_rows(
         Path(table), estimator=estimator, jobs=jobs, progress=progress, diagnostics=diagnostics

@@ -243,6 +243,9 @@ class _StepJob:
             rates = throughput_of(workload.metadata, period_ns, self._device_of_times(workload))
         columns["throughput"] = rates
         warn_of_rates(rates, source, self.diagnostics)
+        network = None
+        if self.system is not None and astra is None:
+            network = network_utilization(workload, simulation.timeline, self.system, self.diagnostics)
         memory: tuple[RankMemory, ...] = ()
         if astra is None:
             capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
@@ -252,9 +255,6 @@ class _StepJob:
             beyond = sum(workload.class_sizes[row.rank_class] for row in memory if row.fits is False)
             message = f"ranks need more memory than {self.hardware} has ({capacity / 1e9:,.1f} GB)"
             self.diagnostics.warning("simulate.beyond-memory", workload.name, message, count=beyond)
-        network = None
-        if self.system is not None and astra is None:
-            network = network_utilization(workload, simulation.timeline, self.system, self.diagnostics)
         return SimulationResult(
             source=source,
             hardware=self.hardware or "",

@@ -1,1 +1,1 @@
-"""The shared floor for bytes: atomic output, bounded input, processes that contain native parsers."""
+"""Access to files: atomic output, limited input, and child processes for native parsers."""

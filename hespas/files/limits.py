@@ -110,7 +110,7 @@ def _limits_for(text: str) -> Limits:
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text)):
         raise UsageError(
             f"{INPUT_BYTES_VARIABLE} is {text[:60]!r}, which is not a number of bytes",
-            hint=f"{INPUT_BYTES_VARIABLE}=8000000000, for example",
+            hint=f"set a number of bytes, as in {INPUT_BYTES_VARIABLE}=8000000000",
         )
     size, own = int(text), Limits()
     names = [field.name for field in fields(own) if field.name.endswith("_bytes")]
@@ -174,7 +174,7 @@ def command_budget(used_s: float | None = None) -> Generator[None]:
     left_s = bounds.cpu_s - (process_time() if used_s is None else used_s)
     error = BudgetError(
         f"takes more than {bounds.cpu_s:g} s of processor time, the limit of untrusted inputs",
-        hint=f"`limit=cpu_s={2 * bounds.cpu_s:g}`, for example",
+        hint=f"raise the limit with `limit=cpu_s={2 * bounds.cpu_s:g}`",
     )
     with _bounded_memory(bounds.memory_bytes), _bounded_time(max(left_s, 0.01), error):
         yield
@@ -197,7 +197,8 @@ def reading_budget(path: Path) -> Generator[None]:
     error = BudgetError(
         f"takes more than {seconds:.0f} s of processor time to read, the limit of an input of its size",
         path=str(path),
-        hint=f"is it damaged? `max_input_bytes={4 * max(size, 1 << 20)}` raises the limit",
+        hint="check that the input is intact, or raise the limit with "
+        f"`max_input_bytes={4 * max(size, 1 << 20)}`",
     )
     with _reading_memory(path, size), _bounded_time(seconds, error):
         yield
@@ -220,7 +221,7 @@ def _reading_memory(path: Path, size: float) -> Generator[None]:
             raise BudgetError(
                 f"takes more than {most:,} bytes of memory to read, the limit of an input of its size",
                 path=str(path),
-                hint=f"is it damaged? `max_input_bytes={enough}` doubles the limit",
+                hint=f"check that the input is intact, or double the limit with `max_input_bytes={enough}`",
             ) from None
 
 
@@ -242,13 +243,13 @@ def memory_error(source: str) -> FormatError:
         return BudgetError(
             f"takes more than {bounds.memory_bytes:,} bytes of memory, the limit of untrusted inputs",
             path=source or None,
-            hint=f"`limit=memory_bytes={2 * bounds.memory_bytes}`, for example",
+            hint=f"raise the limit with `limit=memory_bytes={2 * bounds.memory_bytes}`",
         )
     return FormatError(
         "needs more memory than is available",
         path=source or None,
         position="the input as a whole",
-        hint="convert a part of it, or use a machine with more memory; is the file damaged?",
+        hint="check that the file is intact, convert a part of it, or use a machine with more memory",
     )
 
 
@@ -273,7 +274,7 @@ def refuse_comparison(num_ranks: int, path: str) -> None:
             f"{num_ranks:,} ranks of several kinds are more than {most // _RANK_BYTES:,}, which are compared "
             "one by one at most",
             path=path or None,
-            hint=f"`max_input_bytes={wanted}` raises the limit",
+            hint=f"raise the limit with `max_input_bytes={wanted}`",
         )
 
 

@@ -222,7 +222,7 @@ def write_atomically(
     check_destination(destination, overwrite=overwrite, share=share)
     target = _resolved(destination)
     if target.exists() and target.is_dir() != directory:
-        kind = "a file, and several ranks are as many files" if directory else "a directory"
+        kind = "a file, and several ranks need a folder" if directory else "a directory"
         remedy = (
             "name a folder, or choose one rank with `ranks`"
             if directory
@@ -449,35 +449,27 @@ def _replace_directory(temporary: Path, target: Path) -> None:
     if any(_RANK_FILE.match(file.name) for file in replaced):
         obsolete = [file for file in others if _belongs_to_ranks(file.name)]
         others = [file for file in others if not _belongs_to_ranks(file.name)]
-    are_linked = _link_all(others, temporary)
+    are_linked = True
+    try:
+        for file in others:
+            os.link(file, temporary / file.name, follow_symlinks=False)
+    except OSError:
+        are_linked = False
     shutil.copymode(target, temporary)
     if are_linked and exchange(temporary, target):
-        _rescue_new_files(temporary, target)
-        return  # the temporary name now has the old folder, which is removed
+        # The temporary name now has the old folder, which is removed. Files that appeared in it after the
+        # listing are moved back, except rank files of another set.
+        for entry in temporary.iterdir():
+            of_a_set = _RANK_FILE.match(entry.name) or _belongs_to_ranks(entry.name)
+            if not of_a_set and not os.path.lexists(target / entry.name):
+                entry.rename(target / entry.name)
+        return
     for file in others:
         (temporary / file.name).unlink(missing_ok=True)
     for file in sorted(temporary.iterdir()):
         file.replace(target / file.name)
     for file in obsolete:
         file.unlink(missing_ok=True)
-
-
-def _link_all(files: list[Path], folder: Path) -> bool:
-    """Link files into a folder; return False if one cannot be linked."""
-    try:
-        for file in files:
-            os.link(file, folder / file.name, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
-
-
-def _rescue_new_files(old: Path, target: Path) -> None:
-    """Move files that appeared in the old folder after its listing; not rank files of another set."""
-    for entry in old.iterdir():
-        of_a_set = _RANK_FILE.match(entry.name) or _belongs_to_ranks(entry.name)
-        if not of_a_set and not os.path.lexists(target / entry.name):
-            entry.rename(target / entry.name)
 
 
 def _belongs_to_ranks(name: str) -> bool:

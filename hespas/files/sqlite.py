@@ -138,7 +138,12 @@ class SqliteDatabase:
         stored = self.columns(table)
         numbers = [name for name in integers if fold_name(name) in stored]
         labels = [name for name in texts if fold_name(name) in stored]
-        self._refuse_generated(table, [name for name in (*integers, *texts) if fold_name(name) not in stored])
+        missing = [name for name in (*integers, *texts) if fold_name(name) not in stored]
+        if missing and self.has(table):
+            rows = self.connection.execute(f"PRAGMA table_xinfo({_quoted(table)})")
+            present = {fold_name(_decoded(row[1])) for row in rows}
+            generated = [name for name in missing if fold_name(name) in present]
+            self.refused.extend(f"{table}.{name}: the column is generated" for name in generated)
         if not numbers and not labels:
             no_integers, no_texts = _missing_integers(0), _missing_texts(0)
             return SqliteTable(0, dict.fromkeys(integers, no_integers), dict.fromkeys(texts, no_texts), [])
@@ -155,15 +160,6 @@ class SqliteDatabase:
                 raise self.malformed(message, f"table {table}, row {reader.rows}")
         self.reading = f"after table {table}"
         return reader.table(integers, texts)
-
-    def _refuse_generated(self, table: str, missing: Sequence[str]) -> None:
-        """Record the missing columns that exist in the table but are generated."""
-        if not missing or not self.has(table):
-            return
-        cursor = self.connection.execute(f"PRAGMA table_xinfo({_quoted(table)})")
-        names = {fold_name(_decoded(row[1])) for row in cursor}
-        generated = [name for name in missing if fold_name(name) in names]
-        self.refused.extend(f"{table}.{name}: the column is generated" for name in generated)
 
     def malformed(self, message: str, position: str) -> FormatError:
         """Return the error for invalid content."""

@@ -249,12 +249,12 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     with open_regular(path) as stream:
         magic = stream.read(len(GZIP_MAGIC))
         if not magic:
-            hint = "was the writing program interrupted?"
+            hint = "write the file again: the program that wrote it may have been interrupted"
             raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
         if magic == GZIP_MAGIC:
             return _decompressed(stream, path, max_bytes)
         stream.seek(0)
-        return _content(stream, path, max_bytes, hint="does the file have the expected format?")
+        return _content(stream, path, max_bytes, hint="check that the file has the expected format")
 
 
 def read_start(path: Path, size: int) -> bytes:
@@ -310,7 +310,7 @@ def read_document(path: Path, max_bytes: int, what: str) -> bytes:
     Raises ``FormatError`` if it is not a regular file, cannot be read, or has more than ``max_bytes``.
     """
     with open_regular(path) as stream:
-        return _content(stream, path, max_bytes, hint=f"is this {what}?")
+        return _content(stream, path, max_bytes, hint=f"check that this is {what}")
 
 
 def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> bytes:
@@ -331,7 +331,7 @@ def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> byte
             f"{max(size, total):,} bytes, more than the limit of {max_bytes:,}",
             path=str(path),
             position=f"byte {max_bytes}",
-            hint=f"{hint} {INPUT_BYTES_VARIABLE} raises the limit",
+            hint=f"{hint}, or raise the limit with {INPUT_BYTES_VARIABLE}",
         )
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

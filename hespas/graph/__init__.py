@@ -1,4 +1,4 @@
-"""The hub: the values everything travels in. It imports nothing else of this package."""
+"""Types that all other packages exchange: graphs, workloads, profiles and timelines. Imports none of them."""
 
 from __future__ import annotations
 

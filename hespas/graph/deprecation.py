@@ -27,7 +27,7 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 class RenamedAttribute:
     """Descriptor that forwards a deprecated attribute to its new name.
 
-    Assign it without an annotation, so that a dataclass does not take it for a field::
+    Assign it without an annotation, so that a dataclass does not make it a field::
 
         path = RenamedAttribute("critical_path")
     """

@@ -99,18 +99,14 @@ def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object
                 if isinstance(bound, AtLeast) and not cast("float", value) >= bound.least:
                     yield name, value, bound.least
         elif isinstance(origin, type) and issubclass(cast("type[object]", origin), Mapping):
-            for key, entry in _entries_of(value).items():
+            entries = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
+            for key, entry in entries.items():
                 yield from _below(f"{name}[{key!r}]", entry, inside[1])
 
 
 @cache
 def _hints_of(kind: Hashable) -> Mapping[str, object]:
     return get_type_hints(kind, include_extras=True)
-
-
-def _entries_of(value: object) -> Mapping[object, object]:
-    """Return a mapping, or an empty one for any other value."""
-    return cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
 
 
 def _fits(value: object, hint: object) -> bool:

@@ -301,22 +301,17 @@ def _weights_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | 
         if name not in values:
             return name, f"missing: a fit of form '{form}' with {', '.join(values)} needs it"
     for name, value in values.items():
-        fault = _value_fault(name, value) if name in allowed else f"unknown: use one of {', '.join(allowed)}"
-        if fault:
-            return name, fault
+        if name not in allowed:
+            return name, f"unknown: use one of {', '.join(allowed)}"
+        if name in _ARRAY and not (1 <= value <= _LARGEST_ARRAY and value == value // 1):
+            return name, f"expected a whole number from 1 to {_LARGEST_ARRAY}, got {value!r}"
+        if not (isfinite(value) and value >= 0):
+            return name, f"expected a finite number that is 0 or more, got {value!r}"
     for prefix in ("", _LONG):
         line = [values[prefix + name] for name in weights if prefix + name in values]
         if line and not any(line):
             return prefix + wanted[0], "expected at least one weight of the line above 0"
     return None
-
-
-def _value_fault(name: str, value: float) -> str:
-    if name in _ARRAY and not (1 <= value <= _LARGEST_ARRAY and value == value // 1):
-        return f"expected a whole number from 1 to {_LARGEST_ARRAY}, got {value!r}"
-    if not (isfinite(value) and value >= 0):
-        return f"expected a finite number that is 0 or more, got {value!r}"
-    return ""
 
 
 _MOST = 1e60
@@ -410,6 +405,15 @@ def decode_fits(rows: tuple[FitRow, ...], path: Path) -> tuple[Fit, ...]:
 
 
 def _decode_fit(row: FitRow, where: str, path: Path) -> Fit:
+    for name, (value, error) in row.parameters.items():
+        if not abs(value) <= _MOST or error < 0:
+            expected = "expected [value, standard error], a finite number and one that is 0 or more"
+            raise toml_error(path, f"{where}.parameters.{name}", expected, _REMEDY)
+    if not row.parameters:
+        raise toml_error(path, f"{where}.parameters", "expected at least one parameter", _REMEDY)
+    wrong = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
+    if wrong:
+        raise toml_error(path, f"{where}.parameters.{wrong[0]}", wrong[1], _REMEDY)
     for name, (low, high) in row.support.items():
         if not low <= high:
             hint = "write the smaller size first"
@@ -424,27 +428,14 @@ def _decode_fit(row: FitRow, where: str, path: Path) -> Fit:
         expected = "expected the last band to reach up to inf"
         raise toml_error(path, f"{where}.bands", expected, "end with [inf, low, high]")
     values: dict[str, Any] = structs.asdict(row)
-    values["parameters"] = _parameters(row, f"{where}.parameters", path)
+    values["parameters"] = tuple(
+        FitParameter(name=name, value=value, std_error=error)
+        for name, (value, error) in row.parameters.items()
+    )
     values["support"] = tuple(FitRange(name=n, low=low, high=high) for n, (low, high) in row.support.items())
     values["bands"] = tuple(FitBand(up_to_ns=up_to, low=low, high=high) for up_to, low, high in row.bands)
     values["seed"] = int(row.seed)
     return Fit(**values)
-
-
-def _parameters(row: FitRow, where: str, path: Path) -> tuple[FitParameter, ...]:
-    for name, (value, error) in row.parameters.items():
-        if not abs(value) <= _MOST or error < 0:
-            expected = "expected [value, standard error], a finite number and one that is 0 or more"
-            raise toml_error(path, f"{where}.{name}", expected, _REMEDY)
-    if not row.parameters:
-        raise toml_error(path, where, "expected at least one parameter", _REMEDY)
-    wrong = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
-    if wrong:
-        raise toml_error(path, f"{where}.{wrong[0]}", wrong[1], _REMEDY)
-    return tuple(
-        FitParameter(name=name, value=value, std_error=error)
-        for name, (value, error) in row.parameters.items()
-    )
 
 
 def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:

@@ -324,7 +324,8 @@ def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
         target = Path(os.path.realpath(card_path))
         if target in cards_by_target:
             raise toml_error(path, where, f"'{clipped(card)}' is stated already", "name each card once")
-        cards_by_target[target] = os.path.normpath(Path.cwd() / card_path)
+        own_path = card_path if card_path.is_absolute() else Path.cwd() / card_path
+        cards_by_target[target] = os.path.normpath(own_path)
     return tuple(cards_by_target.values())
 
 
@@ -373,7 +374,7 @@ def _check_main(file: _DeviceFile, path: Path) -> None:
     if len(main) != 1:
         wrong = f"expected exactly one row of level 'main', got {len(main)}"
         hint = (
-            "level = 'main' is the memory that programs and their data lie in; others are 'cache' or the like"
+            "write level = 'main' for the memory with programs and their data, and level = 'cache' for caches"
         )
         raise toml_error(path, "memories", wrong, hint)
 

@@ -313,9 +313,9 @@ def _check_dimension(dimension: Dimension, row: Mapping[str, object], where: str
         hint = 'write both, as reduction = "NVLS", reduction_share = 0.85, or neither'
         raise toml_error(path, f"{where}reduction_share", "a reduction and its share go together", hint)
     if dimension.topology != "switch" and dimension.links_per_device < 1:
-        hint = "2 for a ring of links both ways, or 7 among eight that are fully connected"
+        hint = "write 2 for a ring with links in both directions, or 7 for eight fully connected devices"
         raise toml_error(
-            path, f"{where}links_per_device", "expected how many links share the bandwidth", hint
+            path, f"{where}links_per_device", "expected the number of links that share the bandwidth", hint
         )
     if dimension.topology != "ring" and ("closes_at" in row or "closes_from" in row):
         raise toml_error(path, f"{where}closes_at", "only a ring closes", "leave it out")

@@ -295,7 +295,7 @@ def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str,
     """Raise ``FormatError`` for a source that is not a key of the sources table."""
     for name, key in row.items():
         if name.endswith("source") and key not in known:
-            hint = f"the file's sources are {', '.join(sorted(known))}"
+            hint = f"use one of the file's sources: {', '.join(sorted(known))}"
             raise toml_error(path, where + name, f"'{key}' is not a key of the sources table", hint)
 
 

@@ -283,7 +283,7 @@ def test_names_that_lead_nowhere_are_told(tmp_path: Path) -> None:
 
 def test_several_ranks_do_not_replace_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
-    with pytest.raises(OutputError, match="several ranks are as many files") as caught:
+    with pytest.raises(OutputError, match="several ranks need a folder") as caught:
         write_atomically(tmp_path / "out", _fill_set, overwrite=True, directory=True)
     assert "`ranks`" in (caught.value.hint or "")
 

@@ -142,7 +142,12 @@ def test_both_directions_of_a_link_may_differ(tmp_path: Path) -> None:
         ("size = 4", 'size = "any"', "dimensions[0].size", "expected a whole number"),
         ('"switch"', '"star"', "dimensions[1].topology", "one of ring, fully_connected, switch"),
         ("3e11", "-3e11", "dimensions[0].bandwidth_bytes_per_s", "positive number"),
-        ("links_per_device = 3", "links_per_device = -1", "dimensions[0].links_per_device", "how many links"),
+        (
+            "links_per_device = 3",
+            "links_per_device = -1",
+            "dimensions[0].links_per_device",
+            "number of links",
+        ),
         ('latency_source = "here" }', 'latency_source = "x" }', "dimensions[0].latency_source", "not a key"),
         ("H100-SXM", "H1000", "device", "no device"),
         ("outside", "inside", "dimensions[1]", "stated already"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.graph.columns import (
     DTYPES,
@@ -103,25 +102,22 @@ class InPrecision:
         own = (table.accumulator == table.lhs) | (table.accumulator == table.rhs)
         wider = ~own & (bits[table.accumulator] > self.dtype.bits)
         lhs, rhs = (np.where(floats[operand], code, operand) for operand in (table.lhs, table.rhs))
+        # Primitive products of a multiplication, for operands that are floats.
+        f32, products = dtype("f32").code, np.ones(len(table), np.uint8)
+        if self.dtype.code == f32 and self.products is not None:
+            products = np.full(len(table), self.products, np.uint8)
+        elif self.dtype.code == f32:
+            names = (graph.strings[row] for row in graph.op_id[table.node].tolist())
+            default = np.array([FULL_F32_PRODUCTS if name.startswith("aten::") else 1 for name in names])
+            was_f32 = (table.lhs == f32) & (table.rhs == f32)
+            products = np.where(was_f32, table.products, default).astype(np.uint8)
         return replace(
             table,
             lhs=lhs,
             rhs=rhs,
             accumulator=np.where(floats[table.accumulator] & ~wider, code, table.accumulator),
-            products=np.where(floats[table.lhs] & floats[table.rhs], self._products(graph), table.products),
+            products=np.where(floats[table.lhs] & floats[table.rhs], products, table.products),
         )
-
-    def _products(self, graph: OpGraph) -> NDArray[np.uint8]:
-        """Return the primitive products of a multiplication in each row, for operands that are floats."""
-        table, f32 = graph.contractions, dtype("f32").code
-        if self.dtype.code != f32:
-            return np.ones(len(table), np.uint8)
-        if self.products is not None:
-            return np.full(len(table), self.products, np.uint8)
-        names = (graph.strings[row] for row in graph.op_id[table.node].tolist())
-        default = np.array([FULL_F32_PRODUCTS if name.startswith("aten::") else 1 for name in names])
-        was_f32 = (table.lhs == f32) & (table.rhs == f32)
-        return np.where(was_f32, table.products, default).astype(np.uint8)
 
 
 _NARROW_BITS = 16
