@@ -95,7 +95,7 @@ class _Selection:
     devices: set[str] = field(default_factory=set[str])
 
     def batches(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
-        """Yield the selected rows with their devices, in batches. Raises ``UsageError`` for no row."""
+        """Yield the selected rows and their devices, in batches. Raises ``UsageError`` without any."""
         device = canonical_name(self.hardware) or self.hardware
         for columns in _table_batches(path):
             dialect = _dialect(columns)
@@ -112,7 +112,7 @@ class _Selection:
             self.count += len(rows)
             if len(rows) or not len(columns):  # the caller reports a table without rows
                 yield columns.take(rows), dialect, devices.take(rows)
-        if self.count:
+        if self.count or not (self.split or self.hardware):
             return
         if self.split and self.split not in self.splits:
             error = f"no row of {path.name} has split {self.split!r}"
@@ -206,7 +206,7 @@ def _dialect(columns: Columns) -> Dialect:
         "the columns do not match any known table of measured operations",
         path=str(columns.path),
         position=f"columns {', '.join(sorted(columns.names)[:12])}",
-        hint=f"known tables: {listed}",
+        hint=f"use the columns of a known table: {listed}",
     )
 
 

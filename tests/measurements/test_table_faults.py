@@ -32,6 +32,12 @@ def written(tmp_path: Path, text: str, name: str = "t.csv") -> Path:
     return path
 
 
+def test_a_table_without_rows_is_malformed_and_not_a_wrong_request(tmp_path: Path) -> None:
+    path = written(tmp_path, "hardware,dtype,batch,m,n,k,n_entries,tflops,latency_us\n")
+    with pytest.raises(FormatError, match=r"no row is a measured operation .the table is empty"):
+        read_measurements(path)
+
+
 @pytest.mark.parametrize(
     ("text", "position", "message"),
     [
