@@ -167,16 +167,16 @@ def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
     return result
 
 
-def match_rows(rows: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
+def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
     """Return the first row of ``known`` columns with the wanted numbers, -1 without a match.
 
     A number below 0 in the last column matches nothing.
     """
-    count, questions = len(rows[0]), len(wanted[0])
+    count, questions = len(known[0]), len(wanted[0])
     if not count or not questions:
         return np.full(questions, -1, np.int64)
     key = np.zeros(count + questions, np.int64)
-    for ours, theirs in zip(rows, wanted, strict=True):
+    for ours, theirs in zip(known, wanted, strict=True):
         values = np.concatenate((ours, theirs))
         lowest, highest = int(values.min()), int(values.max())
         if highest - lowest < 1 << 31:

@@ -188,7 +188,7 @@ def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_part
 
 def _check_listed(count: int) -> None:
     if count > _MAX_LISTED:
-        raise ValueError(f"ids of all replicas and partitions come to {count:,} (limit {_MAX_LISTED:,})")
+        raise ValueError(f"ids of all replicas and partitions are {count:,} (limit {_MAX_LISTED:,})")
 
 
 def check_groups(groups: GroupSet, num_ids: int) -> None:

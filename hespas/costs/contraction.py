@@ -356,7 +356,7 @@ def convolution_cost(
     M is output positions, N output features per group, K input features per group times kernel positions. A
     dimension in which each output has its own input and kernel position is a batch dimension, as TPU
     compilers write batched products. ``useful_flops`` excludes positions on padding and dilation holes.
-    The traffic is that of ``op``, whose operands may stand in another order (gradients).
+    The traffic is that of ``op``, whose operands may have another order (gradients).
     """
     sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]
     outputs = [output.shape[dim] for dim in attributes.output_spatial]

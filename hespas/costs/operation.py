@@ -96,7 +96,7 @@ class Tensor(NamedTuple):
 class Body(NamedTuple):
     """Computation on scalars with the cost of one application (NaN unknown).
 
-    ``name`` is the operation where the body is a single one (``add``), ``""`` for a mere return of an
+    ``name`` is the operation where the body is a single one (``add``), ``""`` if it only returns an
     argument and otherwise ``custom``. ``reads_first`` is False where the first argument is not used: a
     scatter that replaces.
     """
@@ -144,7 +144,7 @@ class RaggedDotAttributes(NamedTuple):
 
 
 class EinsumAttributes(NamedTuple):
-    """The equation of an einsum, ``ij,jk->ik``."""
+    """Equation of an einsum, ``ij,jk->ik``."""
 
     equation: str
 
@@ -191,14 +191,14 @@ class BodyAttributes(NamedTuple):
 
 
 class WindowAttributes(NamedTuple):
-    """A windowed reduction; ``window`` has one entry for each dimension of the operand."""
+    """Windowed reduction; ``window`` has one entry for each dimension of the operand."""
 
     body: Body
     window: tuple[WindowDim, ...]
 
 
 class SelectScatterAttributes(NamedTuple):
-    """The gradient of a windowed selection; ``window_elements`` is the product of the window's extents."""
+    """Gradient of a windowed selection; ``window_elements`` is the product of the window's extents."""
 
     select: Body
     scatter: Body
@@ -206,14 +206,15 @@ class SelectScatterAttributes(NamedTuple):
 
 
 class TopKAttributes(NamedTuple):
-    """The ``k`` largest along the last dimension."""
+    """Selection of the ``k`` largest elements along the last dimension."""
 
     k: int
 
 
 class ScatterAttributes(NamedTuple):
-    """``num_inputs`` operands, then the indices, then as many updates. ``in_place``: the operand's buffer
-    dies.
+    """Scatter of ``num_inputs`` operands, the indices, and as many updates.
+
+    ``in_place``: the operands are not read later, so that only the updates are written.
     """
 
     body: Body
@@ -222,7 +223,7 @@ class ScatterAttributes(NamedTuple):
 
 
 class UpdateAttributes(NamedTuple):
-    """``in_place``: the operand's buffer dies here, so that only the update is written."""
+    """Update of a slice. ``in_place``: the operand is not read later, so that only the update is written."""
 
     in_place: bool
 
@@ -234,8 +235,8 @@ class BroadcastAttributes(NamedTuple):
 
 
 class FftAttributes(NamedTuple):
-    """``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths`` are the transformed extents, last
-    fastest.
+    """Fourier transform. ``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths`` are the
+    transformed extents, the last one fastest.
     """
 
     kind: str
@@ -243,15 +244,13 @@ class FftAttributes(NamedTuple):
 
 
 class SolveAttributes(NamedTuple):
-    """``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
+    """Triangular solve. ``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
 
     left_side: bool = True
 
 
 class CustomAttributes(NamedTuple):
-    """A custom call: its target, its backend configuration as text, and its window where the format states
-    one.
-    """
+    """Custom call: its target, its backend configuration as text, and its window (None: not stated)."""
 
     target: str
     config: str = ""
@@ -301,7 +300,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown.
+    """Row of :class:`hespas.graph.ContractionTable`: ``batch`` products of M x K by K x N; -1 unknown.
 
     ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.costs.operation.Precision`.
     """

@@ -42,7 +42,7 @@ _BATCH_CELLS = 1 << 21
 _ROW_BYTES = 256
 """Approximate memory of a row during evaluation or fitting [bytes]."""
 _MOST_CHARACTERS = 1 << 20
-_HINT = "CSV, CSV.gz or Parquet with one header row"
+_HINT = "use CSV, CSV.gz or Parquet with one header row"
 
 _TEXTS = frozenset(
     (

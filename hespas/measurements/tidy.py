@@ -102,7 +102,7 @@ def check_amounts(name: str, amounts: FloatArray, columns: Columns) -> None:
             f"{name} is {amounts[index]:g}",
             path=str(columns.path),
             position=f"row {columns.row(index)}",
-            hint="sizes are 0 or more, and at most 2^63",
+            hint="use sizes from 0 to 2^63",
         )
 
 
@@ -296,7 +296,7 @@ def tidy_operations(columns: Columns) -> Operations:
             f"unknown kind in column 'kind': {clipped(', '.join(map(repr, unknown[:5])))}",
             path=str(columns.path),
             position=f"row {columns.row(int(kind.where(*unknown)[0]))}",
-            hint=f"known kinds: {', '.join(_KIND_RULES)}",
+            hint=f"use one of: {', '.join(_KIND_RULES)}",
         )
     rows = _TidyRows(columns, scheme_of(columns), columns.texts("variant", ""))
     ops: Operations | None = None

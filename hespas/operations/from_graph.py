@@ -361,9 +361,8 @@ def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
     """Return candidate fusions that write as many elements as an operand has, in another order.
 
     Broadcasts and reshapes cost a fusion nothing: broadcast operands come from caches, and the compiler
-    vectorizes where rows end at the same elements. Two shapes have the same order where the row ends of one,
-    the products of its extents from the last on, include
-    all row ends of the other: rows are only joined or cut.
+    vectorizes where rows end at the same elements. The row ends of a shape are the products of its last, its
+    last two, ... extents. Two shapes have the same order if the row ends of one include those of the other.
     """
     operands, results = graph.operands, graph.results
     node = operands.row_ids
@@ -417,5 +416,5 @@ def _order(layout: str, rank: int) -> tuple[int, ...]:
     if not text or not text[0].isdecimal():
         return () if text.startswith("strides") else usual
     numbers = text.split(",")
-    order = tuple(map(int, numbers)) if all(text.isdecimal() for text in numbers) else usual
+    order = tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else usual
     return order if sorted(order) == list(range(rank)) else usual

@@ -327,7 +327,7 @@ class ParallelGroups:
         inner = text.model_ranks if sharded else 1
         count = num_devices or inner
         if num_devices is not None and num_devices > MAX_DEVICES:
-            raise UsageError(f"{num_devices:,} devices requested", hint=f"1 to {MAX_DEVICES:,}")
+            raise UsageError(f"{num_devices:,} devices requested", hint=f"use 1 to {MAX_DEVICES:,}")
         if inner > MAX_DEVICES:
             raise UnsupportedError(
                 f"a copy of the model on {inner:,} ranks (limit {MAX_DEVICES:,})",

@@ -140,7 +140,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
             "the file is not UTF-8 text",
             path=str(path),
             position=f"byte {error.start}",
-            hint="is this a workload of ASTRA-sim 1.0?",
+            hint="use a text workload of ASTRA-sim 1.0",
         ) from error
     groups = ParallelGroups.of(text, options.num_devices, str(path))
     name = path.name.removesuffix(".gz").removesuffix(".txt")

@@ -316,7 +316,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             f"malformed JSON around the events: {error}",
             path=str(path),
             position="header",
-            hint="was the file cut off? export the trace again",
+            hint="export the trace again; the file may be cut off",
         ) from error
     try:
         other_data = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
@@ -332,7 +332,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
             path=str(path),
             position="list 'traceEvents'",
-            hint="was the profiler stopped before anything ran?",
+            hint="record again, and stop the profiler after the work",
         )
     findings = diagnostics.about(str(path), "chrome-trace")
     report_repairs(stream.repairs, findings)

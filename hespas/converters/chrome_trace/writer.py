@@ -163,7 +163,11 @@ def _spelled_slices(chunk: SliceChunk, threads: _ThreadNames) -> Iterator[str]:
     tracks, part, identity = chunk.tracks, chunk.part, threads.identity
     exact_ns = tracks.start_ns[part], np.nan_to_num(tracks.duration_ns[part], nan=0.0)
     start, duration = map(_microseconds, shown_ns(*exact_ns))
-    names, arguments = [_name(label) for label in chunk.labels], [_arguments(label) for label in chunk.labels]
+    names = [
+        f'"name":{_text(label.name)}' + (f',"cat":{_text(label.category)}' if label.category else "")
+        for label in chunk.labels
+    ]
+    arguments = [_arguments(label) for label in chunk.labels]
     whole = is_whole(*exact_ns)
     exactly = [""] * len(whole)
     partial: list[int] = np.flatnonzero(~whole).tolist()
@@ -180,11 +184,6 @@ def _spelled_slices(chunk: SliceChunk, threads: _ThreadNames) -> Iterator[str]:
 
 def _text(text: str) -> str:
     return msgspec.json.encode(shown(text)).decode()
-
-
-def _name(label: SliceLabel) -> str:
-    category = f',"cat":{_text(label.category)}' if label.category else ""
-    return f'"name":{_text(label.name)}{category}'
 
 
 def _arguments(label: SliceLabel) -> str:

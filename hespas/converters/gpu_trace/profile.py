@@ -93,8 +93,7 @@ class _RangeLabels:
 def to_profile(
     path: Path, source: str, trace: GpuTrace, metadata: Mapping[str, str], diagnostics: Diagnostics
 ) -> Profile:
-    """Link and convert a recording. ``source`` is the name of the format, which prefixes the codes of
-    diagnostics.
+    """Link and convert a recording. ``source``, the name of its format, prefixes the codes of diagnostics.
 
     The operation of an event is the innermost range around its cause that states shapes or is an instruction
     of XLA, else the innermost range. Ranks number the pairs of device and process, in order. Raises
@@ -106,7 +105,7 @@ def to_profile(
             "the recording has neither device work nor ranges on the host",
             path=str(path),
             position="all tables and records of work and ranges",
-            hint="did the profiler record anything? trace CUDA or HIP, and ranges (NVTX, roctx)",
+            hint="record again, with traces of CUDA or HIP and of ranges (NVTX, roctx)",
         )
     _check_times(trace, path)
     nesting, labels = nesting_of(ranges), _RangeLabels.of(trace)
@@ -138,6 +137,7 @@ def to_profile(
     returned = (calls.end_ns >= calls.start_ns) & (calls.end_ns < _LARGEST_NS)
     call_end_ns = np.where(returned, np.where(returned, calls.end_ns, base_ns) - base_ns, np.nan)
     call_threads = _thread_rows(calls.process, calls.thread, strings)
+    rank = _ranks(trace, links, findings)
     _report(trace, links, findings)
     return Profile.of(
         path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
@@ -150,7 +150,7 @@ def to_profile(
         shapes_id=at_rows(labels.shapes_id, cause, 0),
         op_class=op_class,
         device_index=work.device,
-        rank=_ranks(trace, links, findings),
+        rank=rank,
         stream=work.stream,
         run=at_rows(labels.step, step, -1),
         start_ns=work.start_ns - base_ns,

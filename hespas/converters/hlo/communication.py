@@ -321,7 +321,10 @@ class Communication:
         key = (text, mode)
         group = self._groups.get(key)
         if group is None:
-            devices, meshes = self.num_devices, self._header_meshes(place)
+            header, devices = self.emitter.program.module.attributes, self.num_devices
+            if self._meshes is None:
+                self._meshes = self._checked(place, lambda: header_meshes(header))
+            meshes = self._meshes
             written = self._checked(place, lambda: parse_groups(text, devices, meshes))
             groups = self._checked(
                 place, lambda: normalise_groups(written, mode, self.num_replicas, self.num_partitions)
@@ -364,12 +367,6 @@ class Communication:
                 place,
                 "sizes are run-time values; the result buffer bounds them",
             )
-
-    def _header_meshes(self, place: tuple[Computation, int]) -> dict[str, Mesh]:
-        if self._meshes is None:
-            header = self.emitter.program.module.attributes
-            self._meshes = self._checked(place, lambda: header_meshes(header))
-        return self._meshes
 
     def _message(
         self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int

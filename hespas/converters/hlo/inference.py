@@ -179,10 +179,6 @@ def _elementwise(op: TypedInstruction) -> Shape:
     return first
 
 
-def _compare(op: TypedInstruction) -> Shape:
-    return with_dims(array_of(_elementwise(op), "operand 0"), op.array(0).dims, "pred")
-
-
 def _complex(op: TypedInstruction) -> Shape:
     first = array_of(_elementwise(op), "operand 0")
     return with_dims(first, first.dims, "c128" if first.element == "f64" else "c64")
@@ -468,7 +464,7 @@ ARRAY_RULES: dict[str, Rule] = {
     "real": _real,
     "imag": _real,
     "complex": _complex,
-    "compare": _compare,
+    "compare": lambda op: with_dims(array_of(_elementwise(op), "operand 0"), op.array(0).dims, "pred"),
     "is-finite": lambda op: with_dims(op.array(0), op.array(0).dims, "pred"),
     "convert": _converted,
     "stochastic-convert": _converted,

@@ -357,10 +357,10 @@ class Inference:
         return tuple_of((tuple_of(operands), made, *elements[2:]))
 
 
-_HINT = "was an extent edited by hand? dump the module again; XLA refuses these shapes too"
+_HINT = "dump the module again; an extent may have been edited, and XLA refuses these shapes too"
 _GROUPS_HINT = (
-    "was an extent edited by hand, or replica_groups, replica_count or num_partitions? dump the module "
-    "again; XLA refuses shards that are not one for each device of a group"
+    "dump the module again; an extent, replica_groups, replica_count or num_partitions may have been edited, "
+    "and XLA refuses shards that are not one for each device of a group"
 )
 _GROUPS = ("replica_groups", "channel_id", "use_global_device_ids", "dimensions")
 _CALLED = ("to_apply", "calls", "dimensions", "window")

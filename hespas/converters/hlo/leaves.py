@@ -129,7 +129,10 @@ def leaves_of(module: HloModule) -> Leaves:
     )
     inside: dict[str, tuple[int, ...]] = {}
     for computation in ordered:
-        opened = [_opened(computation, index) for index in range(len(computation))]
+        opened = [
+            callee_names(attributes) if opcode in _OPENED else ()
+            for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True)
+        ]
         own = walk.own[computation.name]
         carried = [
             tuple(dict.fromkeys((*own[index], *(leaf for name in opened[index] for leaf in inside[name]))))
@@ -159,13 +162,6 @@ def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]
                 if opcode in _OPENED or opcode in _ENTERED:
                     names.update(callee_names(attributes))
     return [computation for computation in ordered if computation.name in names]
-
-
-def _opened(computation: Computation, index: int) -> tuple[str, ...]:
-    """Return the computations that an instruction runs as a part of itself."""
-    if computation.opcodes[index] not in _OPENED:
-        return ()
-    return callee_names(computation.attributes[index])
 
 
 def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:

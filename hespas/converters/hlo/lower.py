@@ -121,7 +121,7 @@ class GraphLowering:
                 f"calls, loops and branches nested more than {_MAX_CALL_DEPTH} deep",
                 path=self.program.module.source.path,
                 position=f"computation {frame.computation.name}",
-                hint="compilers do not write such programs; is the file damaged?",
+                hint="dump the module again; compilers do not write such programs",
             )
         handlers = self._handlers
         for index, opcode in enumerate(frame.computation.opcodes):

@@ -50,8 +50,8 @@ _PAYLOAD_CHARACTERS = 64
 _MAX_PARAMETER_DIGITS = 7
 _PARAMETER_HINT = "number the parameters of a computation 0, 1, 2, ..."
 _SHAPE_HINT = "state the shape of the result in front of the operation"
-_REPEATED_HINT = "was a shape edited by hand? dump the module again"
-_OPERANDS_HINT = "was an operand lost? dump the module again"
+_REPEATED_HINT = "dump the module again; a shape may have been edited"
+_OPERANDS_HINT = "dump the module again; an operand may be lost"
 _MAX_NESTED = 50
 """Maximum nesting of operands in operands and computations in attributes; tools write one level."""
 
@@ -231,7 +231,7 @@ class _HloParser:
             self.frames.frames[number] = fields.get("file_location_id", -1)
 
     def _computation(self, position: int) -> tuple[Computation, int]:
-        """``[ENTRY] name [(parameters) -> shape] { instructions }[, attributes]``."""
+        """Parse ``[ENTRY] name [(parameters) -> shape] { instructions }[, attributes]``."""
         text, source = self.text, self.source
         entry = _ENTRY.match(text, position)
         named = _NAME.match(text, source.skip_space(entry.end()) if entry else position)
@@ -268,7 +268,7 @@ class _HloParser:
         return computation, cursor
 
     def _body(self, computation: Computation, position: int) -> int:
-        """Instructions up to the closing brace; the last one is the root where none says ``ROOT``."""
+        """Parse instructions up to the closing brace; without a ``ROOT`` the last one is the root."""
         text, source = self.text, self.source
         numbers: dict[str, int] = {}
         while True:

@@ -331,7 +331,7 @@ def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
             raise UsageError(
                 f"{wanted} devices cannot be divided into {replicas} replicas",
                 path=module.source.path,
-                hint=f"`num_devices={-(-wanted // replicas) * replicas}`",
+                hint=f"use `num_devices={-(-wanted // replicas) * replicas}`",
             )
         header_counts[1] = wanted // replicas
     return [replicas, header_counts[1]]

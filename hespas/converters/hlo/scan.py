@@ -43,8 +43,8 @@ __all__ = [
     "unquote",
 ]
 
-_PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
-TRUNCATED_HINT = "the text ends early: copy or dump the file again"
+_PRINTED_HINT = "use the text that XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)"
+TRUNCATED_HINT = "copy or dump the file again; the text ends early"
 
 STRING = r""""[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'"""
 """Pattern of a quoted string, which may contain line ends (``re.DOTALL``)."""

@@ -98,20 +98,17 @@ def with_instruction_costs(
             op_class[node[events]] = program_class
         rate[node[events]] = program.rate_dtype[source]
         executions = instruction.executions
-        by_duration = events[
-            np.lexsort((profile.start_ns[events], profile.run[events], profile.rank[events]))
-        ]
-        _, run = distinct_rows(profile.rank[by_duration], profile.run[by_duration])
+        order = np.lexsort((profile.start_ns[events], profile.run[events], profile.rank[events]))
+        main = events[order]
+        _, run = distinct_rows(profile.rank[main], profile.run[main])
         sizes = np.bincount(run)
-        if (profile.run[by_duration] < 0).any() or (sizes % executions).any():
-            main = by_duration
-        else:
-            within = np.arange(len(by_duration)) - (np.cumsum(sizes) - sizes)[run]
+        if (profile.run[main] >= 0).all() and not (sizes % executions).any():
+            # The longest event of each execution has the cost.
+            within = np.arange(len(main)) - (np.cumsum(sizes) - sizes)[run]
             part = run.astype(np.int64) * executions + within // (sizes[run] // executions)
-            by_time = np.lexsort((-np.arange(len(by_duration)), profile.duration_ns[by_duration], part))
+            by_time = np.lexsort((-np.arange(len(main)), profile.duration_ns[main], part))
             last = np.flatnonzero(np.append(np.diff(part[by_time]) > 0, True))
-            longest: IntArray = by_duration[by_time[last]]
-            main = longest
+            main = main[by_time[last]]
         for name in _FIGURES:
             columns[name][node[events]] = 0.0
             columns[name][node[main]] = getattr(program, name)[source]

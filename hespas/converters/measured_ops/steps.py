@@ -114,15 +114,15 @@ def recorded_steps(
     number = step[order[first]]
     steps = StepRanges.empty() if ranges is None else ranges
     if len(number) == 1:
-        rows = steps.number == number[0]
-        begin = float(steps.start_ns[rows].min(initial=begins[0]))
-        end = steps.start_ns[rows] + steps.duration_ns[rows]
-        period_ns = float(end.max(initial=begins[0] + spans[0])) - begin
+        of_step = steps.number == number[0]
+        step_begin = float(steps.start_ns[of_step].min(initial=begins[0]))
+        step_end = steps.start_ns[of_step] + steps.duration_ns[of_step]
+        period_ns = float(step_end.max(initial=begins[0] + spans[0])) - step_begin
     else:
-        first, last = (steps.start_ns[steps.number == step] for step in (number[0], number[-1]))
-        if len(first) and len(last):
+        of_first, of_last = (steps.start_ns[steps.number == end] for end in (number[0], number[-1]))
+        if len(of_first) and len(of_last):
             # The time includes steps between the two that were not recorded.
-            period = float(last.min() - first.min()) / int(number[-1] - number[0])
+            period = float(of_last.min() - of_first.min()) / int(number[-1] - number[0])
         else:
             period = (max(begins) - min(begins)) / (len(number) - 1)
         period_ns = period if period > 0 else -1.0

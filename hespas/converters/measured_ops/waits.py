@@ -237,7 +237,7 @@ class _WaitBuilder:
         self.order.append(node)
 
     def build(self, graph: OpGraph) -> OpGraph:
-        """Return the graph with the added nodes, in the order of the self."""
+        """Return the graph with the added nodes, in the order of ``order``."""
         count = len(self.order)
         rows = np.array(self.order, np.int64)
         position = np.empty(count, np.int64)

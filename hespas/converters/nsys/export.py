@@ -59,7 +59,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
                     "a report of Nsight Systems must be exported before it can be read",
                     path=str(path),
                     position="byte 0",
-                    hint=f"nsys export --type sqlite {path.name}",
+                    hint=f"run nsys export --type sqlite {path.name}",
                 )
     with open_database(path, options.max_bytes) as database:
         if database.has("StringTable") and not database.has("StringIds"):

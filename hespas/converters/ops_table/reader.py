@@ -150,7 +150,10 @@ def _profile(path: Path, chosen: _ChosenColumns, table: _TableColumns, diagnosti
     rows = table.rows
     if not rows:
         raise FormatError(
-            "the table has no rows", path=str(path), position="row 1", hint="was the measurement interrupted?"
+            "the table has no rows",
+            path=str(path),
+            position="row 1",
+            hint="check that the measurement was not interrupted",
         )
     column = table.number(chosen.duration)
     factor = DURATIONS[chosen.duration]
@@ -167,7 +170,7 @@ def _profile(path: Path, chosen: _ChosenColumns, table: _TableColumns, diagnosti
                 f"column {name} holds a time too large for 64 bits of nanoseconds",
                 path=str(path),
                 position=f"row {int(wrong[0]) + 1}",
-                hint="is the unit of the column as its name says?",
+                hint="check that the column has the unit in its name",
             )
     devices, device_index = table.devices()
     op_class, unknown = table.op_class()
@@ -179,7 +182,7 @@ def _profile(path: Path, chosen: _ChosenColumns, table: _TableColumns, diagnosti
             f"rank {int(rank.max())} is too large",
             path=str(path),
             position="column 'rank'",
-            hint="ranks count from 0",
+            hint="number ranks from 0",
         )
     return Profile.of(
         path.name.removesuffix(".gz").rsplit(".", 1)[0],
@@ -390,14 +393,14 @@ def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperati
 
 _CLASSES = {member.name.lower(): int(member) for member in OpClass} | {"": 0}
 _MOST_CHARACTERS = 1 << 20
-"""Of one text; the longest names of kernels have some ten thousand."""
+"""Maximum number of characters of a text; the longest kernel names have about ten thousand."""
 
 
 class _TableColumns:
     """Columns of all batches; a column that the table does not have is unknown everywhere."""
 
     def __init__(self, path: str, read: Callable[[str], str] = str) -> None:
-        """``read`` gives the text of a cell."""
+        """Start without rows; ``read`` converts the text of a cell."""
         self.rows = 0
         self._read = read
         self.strings = StringTableBuilder()

@@ -42,7 +42,7 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
         raise UsageError(
             "a table of measured operations holds a profile, not a workload",
             path=name,
-            hint="hespas estimate SOURCE --hardware NAME --out FILE.csv writes a table of estimates",
+            hint="write estimates with hespas estimate SOURCE --hardware NAME --out FILE.csv",
         )
     if name.endswith(".parquet.gz"):
         raise UsageError("Parquet files are already compressed", path=name, hint="drop .gz")
@@ -58,7 +58,7 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
                     _write(value, rows, options, _utf8)
             else:
                 with csv.CSVWriter(stream, schema) as rows:
-                    _write(value, rows, options, _cell)
+                    _write(value, rows, options, lambda text: escape_formula(_utf8(text)))
     except MemoryError:  # ArrowMemoryError is an ArrowException, too
         raise
     except pa.ArrowException as error:
@@ -138,11 +138,6 @@ def _texts(
     used, inverse = np.unique(rows, return_inverse=True)
     listed: list[int] = used.tolist()
     return pa.array([spell(texts[row]) for row in listed], pa.string()).take(pa.array(inverse, pa.int64()))
-
-
-def _cell(text: str) -> str:
-    """Escape a text for CSV, so that a spreadsheet does not evaluate it as a formula."""
-    return escape_formula(_utf8(text))
 
 
 def _whole(column: NDArray[np.integer]) -> pa.Array[Any]:

@@ -63,7 +63,7 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
             f"not a Perfetto trace: {error}",
             path=str(path),
             position=f"byte {error.position}",
-            hint="was the recording interrupted? record it again",
+            hint="record the trace again; it may be incomplete",
         ) from error
     except UnsupportedError as error:
         error.path = str(path)
@@ -173,7 +173,7 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
             "the trace holds neither slices nor stages of a GPU",
             path=str(facts.path),
             position="all packets",
-            hint="was a source of track events or of GPU render stages recorded?",
+            hint="record a source of track events or of GPU render stages",
         )
     owners = [facts.descriptions.owner(key, number) for number, key in enumerate(facts.columns.tracks)]
     strings, category = facts.columns.strings, _column(facts.columns.category_id)[slices.event]

@@ -86,7 +86,7 @@ def _check_times(scene: TrackSet, path: str) -> None:
             "an event ends too late for 63 bits of nanoseconds",
             path=path,
             position=f"{last_ns:.6g} ns",
-            hint="is the time of one event wrong? a trace cannot last for centuries",
+            hint="check the times of events; a trace cannot last for centuries",
         )
 
 

@@ -188,8 +188,7 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     that ran nothing are one graph. Graphs of one family are captured for one size: until the named range
     around them changes, or, without such ranges, until the first graph of the family comes again.
     """
-    calls, strings = trace.launch, trace.strings
-
+    calls = trace.launch
     kind = _call_kinds(trace)
     did_not_run = (kind != _OTHER) & ~np.isin(calls.correlation, trace.device.correlation)
     launches = np.flatnonzero(did_not_run)
@@ -200,47 +199,13 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     names = _kernel_names(trace, nesting, launches, host)
     kinds: list[int] = kind[launches].tolist()
     starts = calls.start_ns[launches]
-    # A capture without an end lasts to the end of the trace.
-    strings = trace.strings
-    is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
-    thread = thread_key(calls)
-    open_spans: list[tuple[int, int]] = []
-    for key in np.unique(thread[is_begin]).tolist():
-        end_ns = np.sort(calls.start_ns[is_end & (thread == key)])
-        begin_ns: list[int] = np.sort(calls.start_ns[is_begin & (thread == key)]).tolist()
-        for begin in begin_ns:
-            index = int(np.searchsorted(end_ns, begin))
-            open_spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
-    spans = sorted(open_spans)
+    spans = _capture_spans(trace)
     ends = [(int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, end))) for begin, end in spans]
     bounds = [(first, last) for first, last in ends if last > first]
     if not spans and len(launches):
         bounds = [(0, len(launches))]
-    sizes: frozenset[int] = frozenset()
-    details = path.parent / _DETAILS_FILE
-    if details.is_file() and details.stat().st_size <= _MAX_DETAILS_BYTES:
-        try:
-            entries = msgspec.json.decode(details.read_bytes(), type=list[_CaptureDetail])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(
-                f"malformed list of captures: {error}",
-                path=str(details),
-                position="document",
-                hint='expected [{"file": NAME, "batch_size": N}, ...]; remove the file to read without it',
-            ) from error
-        named = (entry.batch_size for entry in entries if entry.file == path.name)
-        sizes = frozenset(size for size in named if size is not None)
-    times_ns = [int(starts[first]) for first, _ in bounds]
-    note, strings = trace.annotation, trace.strings
-    rows = np.flatnonzero(mapped(note.name_id, lambda row: "capture" in strings[row].lower(), np.bool_))
-    rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
-    start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
-    label_names: list[int] = note.name_id[rows].tolist()
-    labels: list[str] = []
-    for at_ns in times_ns:
-        last = int(np.searchsorted(start_ns, at_ns, side="right"))
-        around = np.flatnonzero(end_ns[:last] >= at_ns).tolist()
-        labels.append("\n".join(strings[label_names[index]] for index in around))
+    sizes = _listed_sizes(path)
+    labels = _range_labels(trace, [int(starts[first]) for first, _ in bounds])
     graphs: list[CapturedGraph] = []
     family, head, head_label = first_family - 1, None, None
     for (first, last), label in zip(bounds, labels, strict=True):
@@ -258,6 +223,53 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
             )
         )
     return Capture(path, trace, nesting, tuple(graphs))
+
+
+def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
+    """Return start and end of each capture [ns]; a capture without an end lasts to the end of the trace."""
+    calls, thread = trace.launch, thread_key(trace.launch)
+    is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
+    spans: list[tuple[int, int]] = []
+    for key in np.unique(thread[is_begin]).tolist():
+        end_ns = np.sort(calls.start_ns[is_end & (thread == key)])
+        begin_ns: list[int] = np.sort(calls.start_ns[is_begin & (thread == key)]).tolist()
+        for begin in begin_ns:
+            index = int(np.searchsorted(end_ns, begin))
+            spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
+    return sorted(spans)
+
+
+def _listed_sizes(path: Path) -> frozenset[int]:
+    """Return the batch sizes that the serving engine lists for a trace in the same folder, if it does."""
+    details = path.parent / _DETAILS_FILE
+    if not details.is_file() or details.stat().st_size > _MAX_DETAILS_BYTES:
+        return frozenset()
+    try:
+        entries = msgspec.json.decode(details.read_bytes(), type=list[_CaptureDetail])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"malformed list of captures: {error}",
+            path=str(details),
+            position="document",
+            hint='write [{"file": NAME, "batch_size": N}, ...], or remove the file',
+        ) from error
+    sizes = (entry.batch_size for entry in entries if entry.file == path.name)
+    return frozenset(size for size in sizes if size is not None)
+
+
+def _range_labels(trace: KinetoTrace, times_ns: list[int]) -> list[str]:
+    """Return the names of the ranges around each time that mention a capture, one per line."""
+    note, strings = trace.annotation, trace.strings
+    rows = np.flatnonzero(mapped(note.name_id, lambda row: "capture" in strings[row].lower(), np.bool_))
+    rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
+    start_ns, end_ns = note.start_ns[rows], note.end_ns[rows]
+    names: list[int] = note.name_id[rows].tolist()
+    labels: list[str] = []
+    for at_ns in times_ns:
+        last = int(np.searchsorted(start_ns, at_ns, side="right"))
+        around = np.flatnonzero(end_ns[:last] >= at_ns).tolist()
+        labels.append("\n".join(strings[names[index]] for index in around))
+    return labels
 
 
 def is_capture(trace: KinetoTrace) -> bool:

@@ -310,7 +310,7 @@ class _TraceCommunicationTables:
                     f"the process groups have more than {_MAX_LISTED:,} members",
                     path=self.rank.path,
                     position=f"used process group {len(self._rows) + 1}",
-                    hint="was the trace edited? record it again",
+                    hint="record the trace again; its groups may have been edited",
                 )
             row = self._rows[members] = self.group_sets.setdefault(group_set, len(self.group_sets))
         return row

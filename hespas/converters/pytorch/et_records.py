@@ -181,7 +181,7 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
             f"not an execution trace: {error}",
             path=str(path),
             position="the document",
-            hint="was the observer stopped before the program ended?",
+            hint="record again, and stop the observer before the program ends",
         ) from error
     if document.nodes is None:
         raise FormatError(

@@ -288,7 +288,7 @@ def read_events(path: Path, max_bytes: int, *, recover: bool = False) -> KinetoT
             f"malformed header: {error}",
             path=str(path),
             position="header",
-            hint="is this a trace of PyTorch's profiler?",
+            hint="use a trace of PyTorch's profiler",
         ) from error
     stream.repairs["overflowed-duration"] = reader.overflowed
     return reader.trace(header, dict(stream.repairs))

@@ -184,7 +184,7 @@ def _paired(path: Path, files: list[_TraceFile], diagnostics: Diagnostics) -> di
             "the folder has no PyTorch profile and no execution trace",
             path=str(path),
             position="the names and first bytes of its files",
-            hint="one file of torch.profiler and one of ExecutionTraceObserver per rank, .json or .json.gz",
+            hint="add a file of torch.profiler or ExecutionTraceObserver per rank (.json or .json.gz)",
         )
     kinds = [[file for file in files if file.is_profile is kind] for kind in (True, False)]
     if all(len(kind) <= 1 for kind in kinds):
@@ -243,7 +243,7 @@ def _read_measured(
             "the trace has neither device events nor host operations",
             path=path,
             position="list 'traceEvents'",
-            hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
+            hint="record again with torch.profiler.profile(activities=[...])",
         )
     options = replace(options, capture=(*options.capture, *files.captures))
     joined = join_captures(kineto, options, diagnostics, path)

@@ -409,12 +409,10 @@ def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, TraceCommu
 
 
 def requested_devices(options: ReadOptions, path: str) -> int:
-    """Return the number of devices in the options, 1 by default. Raises ``UsageError`` if it is out
-    of range.
-    """
+    """Return the number of devices in the options, 1 by default. Raises ``UsageError`` outside the limits."""
     requested = 1 if options.num_devices is None else options.num_devices
     if not 1 <= requested <= MAX_DEVICES:
-        raise UsageError(f"{requested:,} devices requested", path=path, hint=f"expected 1 to {MAX_DEVICES:,}")
+        raise UsageError(f"{requested:,} devices requested", path=path, hint=f"use 1 to {MAX_DEVICES:,}")
     return requested
 
 
@@ -472,7 +470,7 @@ def ranks_here(
             f"the trace is of a job of {size:,} ranks",
             path=path,
             position="the largest rank of a group or a message",
-            hint=f"expected 1 to {MAX_DEVICES:,} ranks",
+            hint=f"use a trace of at most {MAX_DEVICES:,} ranks",
         )
     ranks = np.full(size, ABSENT, np.int32)
     ranks[numbers] = np.arange(len(numbers), dtype=np.int32)

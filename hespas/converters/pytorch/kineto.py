@@ -56,7 +56,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             "the trace has neither device events nor host operations",
             path=str(path),
             position="list 'traceEvents'",
-            hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
+            hint="record again with torch.profiler.profile(activities=[...])",
         )
     joined = join_captures(trace, options, diagnostics, str(path))
     trace = joined.trace

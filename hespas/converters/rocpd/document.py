@@ -222,7 +222,7 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
             f"this is not a document of rocprofv3: {_POSITION.sub('', message)}",
             path=str(path),
             position=position,
-            hint="was the profiler interrupted? record again with --output-format json",
+            hint="record again with --output-format json; the profiler may have been interrupted",
         ) from error
     builder = RocmTraceBuilder(str(path))
     number = 0
@@ -475,7 +475,7 @@ def array_elements(
                 f"malformed record: {_ELEMENT_POSITION.sub('', message)}",
                 path=path,
                 position=position,
-                hint="was the profiler interrupted? record again",
+                hint="record again; the profiler may have been interrupted",
             ) from error
 
     begin, scan = opening + 1, BracketScan()

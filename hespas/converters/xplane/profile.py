@@ -241,7 +241,7 @@ def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             f"not an XSpace: {fault}",
             path=str(path),
             position=f"byte {fault.position}",
-            hint="was the profiler interrupted? record again, or read whole planes with `recover`",
+            hint="record again, or read whole planes with `recover`",
         ) from fault
     return profile_of(RecordedTrace("xplane", collected, reader.facts, strings), path, options, diagnostics)
 
@@ -256,7 +256,7 @@ def profile_of(
             "the trace holds neither device events nor host operations",
             path=str(path),
             position="all planes and lines",
-            hint="did the program run between start_trace and stop_trace?",
+            hint="run the program between start_trace and stop_trace",
         )
     on = ranked(collected, facts.planes, options.num_devices)
     member = _membership(replace(collected, device=on.device), facts.programs, strings)
@@ -280,8 +280,8 @@ def profile_of(
     wrapping = f"operations enclose others; each counts its exclusive time: {share(device.is_wrapper)}"
     findings.info("wrapper", wrapping, int(device.is_wrapper.sum()))
     unnamed = (trace.labels.op_id == 0) | (trace.label_id == 0)
-    no_op = f"device events without an operation or program: {share(unnamed)}, kept by kernel and stream"
-    findings.warning("no-op", no_op, int(unnamed.sum()))
+    no_op = f"device events without an operation or program: {share(unnamed)}"
+    findings.warning("no-op", f"{no_op}, identified by kernel and stream only", int(unnamed.sum()))
     kinds = np.array([line.kind for line in trace.collected.lines], np.int64)[device.line]
     unlaunched = (kinds == LineKind.STREAM) & (trace.host_event < 0)
     no_launch = f"device events have no launch record: {share(unlaunched)}"

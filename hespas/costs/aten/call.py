@@ -3,7 +3,7 @@
 Kineto writes each of the four as a JSON list with one entry per argument, in the order of the schema. A
 tensor has its extents and its element type, a list of tensors a list of extents and the type ``TensorList``,
 anything else empty extents and a type such as ``Scalar``, with its value as a text. Traces before 2024
-leave strides and values out, and the tensors of lists too. Texts are untrusted: invalid ones become
+lack strides, values and the tensors of lists. Texts are untrusted: invalid ones become
 unknown arguments, and numbers are limited to the size of an address space.
 """
 
@@ -248,7 +248,7 @@ def _per_argument(text: str) -> list[_Extents]:
 
 def _numbers(entry: _Extents) -> tuple[int, ...] | None:
     """Return plain numbers; None for a nested or too long list."""
-    numbers = tuple(tensor for tensor in entry if isinstance(tensor, int))
+    numbers = tuple(number for number in entry if isinstance(number, int))
     if len(numbers) != len(entry) or len(numbers) > _MOST_DIMENSIONS:
         return None
     return numbers
@@ -319,21 +319,18 @@ def _argument(kind: str | list[str], extents: _Extents, strides: _Extents | None
     return Argument(kind, None if tensor is None else (tensor,), value)
 
 
-def _value(value: object) -> str:
-    return "" if value is None else str(value)
-
-
 def read_call(
     name: str, shapes: str, types: str, *, strides: str = "", values: str = "", hint: DType | None = None
 ) -> Call:
-    """Return the operation that JSON texts describe; absent ones are empty."""
+    """Return the operation that JSON texts describe; a text that the trace lacks is empty."""
     extents, steps = _per_argument(shapes), _per_argument(strides)
     try:
         kinds = _types.decode(types) if types else []
     except _UNREADABLE:
         kinds = []
     try:
-        texts = [_value(tensor) for tensor in _values.decode(values)] if values else []
+        decoded = _values.decode(values) if values else []
+        texts = ["" if value is None else str(value) for value in decoded]
     except _UNREADABLE:
         texts = []
     args = [
@@ -454,7 +451,7 @@ def matrix_product(
     useful: float | None = None,
 ) -> Contraction:
     """Return ``batch`` products of M x K by K x N: 2 x batch x M x N x K FLOPs (``useful``: None for all)."""
-    codes = [-1 if tensor is None else tensor.code for tensor in types]
+    codes = [-1 if dtype is None else dtype.code for dtype in types]
     flops = 2.0 * prod(extents)
     if types[2] is not None and types[2].kind is DTypeKind.COMPLEX:
         flops *= 4
@@ -489,7 +486,7 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
     numbers = [tensor.dtype for tensor in tensors if not tensor.shape]
     if not ranked or None in ranked:
         return None
-    result = _widest([tensor for tensor in ranked if tensor is not None])
+    result = _widest([dtype for dtype in ranked if dtype is not None])
     for number in numbers:
         if number is not None and _CATEGORY.get(number.kind, 0) > _CATEGORY.get(result.kind, 0):
             result = (INT64 if is_integral(number) else FLOAT32) or result
@@ -497,8 +494,8 @@ def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | No
 
 
 def _widest(types: list[DType]) -> DType:
-    highest = max(_CATEGORY.get(tensor.kind, 0) for tensor in types)
-    same = [tensor for tensor in types if _CATEGORY.get(tensor.kind, 0) == highest]
-    widest = max(same, key=lambda tensor: tensor.bits)
-    different_halves = {tensor.name for tensor in same} >= {"bf16", "f16"} and widest.bits == 16
+    highest = max(_CATEGORY.get(dtype.kind, 0) for dtype in types)
+    same = [dtype for dtype in types if _CATEGORY.get(dtype.kind, 0) == highest]
+    widest = max(same, key=lambda dtype: dtype.bits)
+    different_halves = {dtype.name for dtype in same} >= {"bf16", "f16"} and widest.bits == 16
     return FLOAT32 if different_halves and FLOAT32 else widest

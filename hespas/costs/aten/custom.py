@@ -121,13 +121,13 @@ class _FormulaRule:
                 return value
             fault = f"{value:g} is below 0" if value < 0 else f"{value:g} is more than {largest:g}"
         name = f"{self.source}, {key}"
-        told = f"{name}: no count for {clipped(call.name)!r}, which stays unknown: {fault}"
-        report_plugin_error("rule for costs", name, told)
+        message = f"{name}: no count for {clipped(call.name)!r}, which stays unknown: {fault}"
+        report_plugin_error("rule for costs", name, message)
         return nan
 
     def _product(self, call: Call) -> Contraction | None:
         extents = [self._count("product", formula, call, _LARGEST_EXTENT) for formula in self.product]
-        if len(extents) != 4 or not all(tensor.is_integer() for tensor in extents):
+        if len(extents) != 4 or not all(extent.is_integer() for extent in extents):
             return None
         batch, m, n, k = map(int, extents)
         types = [tensor.dtype for tensor in call.tensors[:2]]
@@ -148,7 +148,7 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
             f"rules cannot be read: {error.strerror or 'no file'}",
             path=source,
             position=VARIABLE,
-            hint=f"{VARIABLE} names TOML files of rules for costs",
+            hint=f"set {VARIABLE} to TOML files of cost rules",
         ) from error
     if len(text) > _MOST_BYTES:
         raise FormatError(
@@ -158,7 +158,7 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
         document = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of integers of thousands of digits
         raise FormatError(
-            f"not TOML: {error}", path=source, position="file", hint="rules are [[op]]"
+            f"not TOML: {error}", path=source, position="file", hint="write each rule as [[op]]"
         ) from error
     listed = document.get("op", [])
     rows = cast("list[object]", listed) if isinstance(listed, list) else None
@@ -167,36 +167,36 @@ def read_rules(path: Path) -> tuple[UserRule, ...]:
         fault = (
             f"{clipped(others[0])!r} is not known"
             if others
-            else f"[[op]] stands for up to {_MOST_RULES} rules"
+            else f"expected a list of at most {_MOST_RULES} [[op]]"
         )
-        raise FormatError(fault, path=source, position="top level", hint="each rule begins with [[op]]")
+        raise FormatError(fault, path=source, position="top level", hint="write each rule as [[op]]")
     return tuple(_rule(row, number, source) for number, row in enumerate(rows, 1))
 
 
 def _rule(entry: object, number: int, path: str) -> UserRule:
     fault = partial(_fault, number=number, path=path)
     if not isinstance(entry, dict):
-        raise fault("is no table", "op")
+        raise fault("is not a table", "op")
     row = cast("dict[str, object]", entry)
     strange = sorted(row.keys() - _KEYS)
     if strange:
         raise fault(f"{clipped(strange[0])!r} is not known: there are {', '.join(sorted(_KEYS))}", strange[0])
     name, composite = row.get("name"), row.get("composite", False)
     if not isinstance(name, str) or not 0 < len(name) <= 1000:
-        raise fault("a text is expected: the operation as traces name it", "name")
+        raise fault("expected a text: the operation as traces name it", "name")
     if not isinstance(composite, bool):
-        raise fault("true or false is expected", "composite")
+        raise fault("expected true or false", "composite")
     listed = str(row.get("class", "custom")).upper()
     if listed not in OpClass.__members__:
         raise fault(
-            f"no class {clipped(listed.lower())!r}: {', '.join(tensor.name.lower() for tensor in OpClass)}",
+            f"no class {clipped(listed.lower())!r}: {', '.join(entry.name.lower() for entry in OpClass)}",
             "class",
         )
     formulas = {key: _formula(row[key], key, fault) for key in _FIGURES if key in row}
     product = row.get("product", [])
     if not isinstance(product, list) or len(cast("list[object]", product)) not in (0, 4):
-        raise fault("four formulas are expected: batch, M, N, K", "product")
-    extents = tuple(_formula(tensor, "product", fault) for tensor in cast("list[object]", product))
+        raise fault("expected four formulas: batch, M, N, K", "product")
+    extents = tuple(_formula(entry, "product", fault) for entry in cast("list[object]", product))
     parsed = _FormulaRule(f"{path}: [[op]] {number}", OpClass[listed], formulas, extents)
     return UserRule(tuple(name.split("*")), parsed.price, composite)
 
@@ -207,7 +207,7 @@ def _formula(text: object, key: str, fault: partial[FormatError]) -> Formula:
             raise fault(f"a count is at most {_LARGEST:g}", key)
         text = str(text)
     if not isinstance(text, str):
-        raise fault("a formula is expected, as text", key)
+        raise fault("expected a formula, as text", key)
     try:
         return parse_formula(text)
     except FormulaError as error:
@@ -219,13 +219,13 @@ def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:
         message,
         path=path,
         position=f"[[op]] {number}, {clipped(key)}",
-        hint="docs/user-guide.md has an example",
+        hint="see the example in docs/user-guide.md",
     )
 
 
 @lru_cache(maxsize=8)
 def _rules_of(value: str) -> tuple[UserRule, ...]:
-    paths = [tensor for tensor in value.split(os.pathsep) if tensor]
+    paths = [path for path in value.split(os.pathsep) if path]
     if len(paths) > _MOST_FILES:
         raise FormatError(
             f"names {len(paths):,} files of rules, more than {_MOST_FILES}",
@@ -239,7 +239,7 @@ def user_rule(name: str) -> UserRule | None:
     """Return the first user rule for an operation. Raises ``FormatError`` for invalid files."""
     value = os.environ.get(VARIABLE, "")
     rules = _rules_of(value) if value else ()
-    return next((tensor for tensor in rules if tensor.answers(name)), None)
+    return next((rule for rule in rules if rule.answers(name)), None)
 
 
 def forget_rules() -> None:
@@ -250,13 +250,13 @@ def forget_rules() -> None:
 
 @lru_cache(maxsize=1)
 def _plugin_rules() -> tuple[UserRule, ...]:
-    position: list[UserRule] = []
+    rules: list[UserRule] = []
     for name in sorted(_PLUGINS.plugins()):
         try:
-            position.extend(_PLUGINS.guarded(name, partial(_registered, name)))
+            rules.extend(_PLUGINS.guarded(name, partial(_registered, name)))
         except HespasError:  # a failing plug-in must not stop others
             continue
-    return tuple(position)
+    return tuple(rules)
 
 
 def _registered(name: str) -> tuple[UserRule, ...]:
@@ -279,4 +279,4 @@ def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
 
 def plugin_rule(name: str) -> UserRule | None:
     """Return the rule that another package registers for an operation."""
-    return next((tensor for tensor in _plugin_rules() if tensor.answers(name)), None)
+    return next((rule for rule in _plugin_rules() if rule.answers(name)), None)

@@ -199,7 +199,7 @@ def pointwise(name: str) -> AtenRule:
 
 @needs(OpClass.MOVE, 0, 1)
 def copy_into(call: Call, target: Strided, source: Strided) -> AtenCost:
-    """``copy_``: the source, expanded to the target's shape; a change of type is one FLOP an element."""
+    """Cost ``copy_``: reads the source, writes the target; a type conversion is one FLOP per element."""
     return _moved(source, target.dense)
 
 
@@ -216,7 +216,7 @@ def _moved(source: Strided, result: Strided) -> AtenCost:
 
 @needs(OpClass.MOVE, 0)
 def cast(call: Call, source: Strided, *, position: int) -> AtenCost | None:
-    """``_to_copy``, ``to``, ``clone``: a copy, of the type at ``place`` if any; its ``copy_`` costs it."""
+    """Cost the copy of ``_to_copy``, ``to`` or ``clone``; ``position`` is that of the type (-1: none)."""
     explicit = scalar_type(call.integer(position)) if position >= 0 else None
     if position >= 0 and explicit is None and not call.has_values:
         return None
@@ -224,7 +224,7 @@ def cast(call: Call, source: Strided, *, position: int) -> AtenCost | None:
 
 
 def concatenate(call: Call) -> AtenCost:
-    """``cat``: every listed tensor read and written once. Along which dimension only changes the shape."""
+    """Cost ``cat``: every tensor of the list is read and written once, for any dimension."""
     tensors = call.listed(0)
     if tensors is None:
         return unknown(call, OpClass.MOVE)
@@ -252,18 +252,18 @@ def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
 
 @needs(OpClass.GENERATE, 0)
 def fill(call: Call, target: Strided) -> AtenCost:
-    """``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
+    """Cost ``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
     answer = simple([], [target], rate=target.dtype)
     return answer._replace(operands=(target.plain,))
 
 
 def generate(call: Call) -> AtenCost:
-    """``arange``, whose ``out=`` may be resized by it: its length is that of the range."""
+    """Cost ``arange``. The range gives the number of elements, because ``out=`` may be resized."""
     out = call.last_output(0)
     if out is None:
         return unknown(call, OpClass.GENERATE)
     numbers = [call.real(position) for position in range(3)]
-    valid = [tensor for tensor in numbers if tensor is not None]
+    valid = [number for number in numbers if number is not None]
     count = float(out.elements) if out.elements else nan
     if len(valid) == 3 and valid[2]:
         length = (valid[1] - valid[0]) / valid[2]
@@ -276,14 +276,14 @@ def generate(call: Call) -> AtenCost:
 
 
 def foreach(name: str) -> AtenRule:
-    """``_foreach_NAME``: the elementwise operation over every tensor of the lists; lists have no type."""
+    """Return the rule of ``_foreach_NAME``, the elementwise operation over lists of tensors."""
     base = name.removeprefix("_foreach_")
     in_place = base.endswith("_")
     row = POINTWISE.get(base.rstrip("_"), Pointwise(3, nan, nan))
 
     def rule(call: Call) -> AtenCost:
         lists = [call.listed(position) for position in range(max(row.inputs, 1))]
-        present = [tensor for tensor in lists if tensor is not None]
+        present = [tensors for tensors in lists if tensors is not None]
         if lists[0] is None or (in_place and base in ("zero_", "copy_") and not present):
             return unknown(call, OpClass.ELEMENTWISE)
         elements = sum(tensor.elements for tensor in lists[0])
@@ -312,7 +312,7 @@ def optimizer(call: Call) -> AtenCost:
     except the gradients are written.
     """
     lists = [call.listed(position) for position in range(4)]
-    present = [tensor for tensor in lists if tensor is not None]
+    present = [tensors for tensors in lists if tensors is not None]
     if lists[0] is None or lists[1] is None:
         return unknown(call, OpClass.ELEMENTWISE)
     elements = float(sum(tensor.elements for tensor in lists[0]))
@@ -336,30 +336,27 @@ def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCo
     return simple([source, indices], [result], op_class=OpClass.GATHER, read=read)
 
 
-def _dim(call: Call, position: int, rank: int) -> int | None:
-    dim = call.integer(position)
-    return dim % rank if dim is not None and rank and -rank <= dim < rank else None
-
-
 @needs(OpClass.GATHER, 0, 2)
 def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | None:
-    """(source, dim, indices). Where the trace does not say which dimension, a vector's is known."""
-    dim = 0 if len(source.shape) == 1 else _dim(call, 1, len(source.shape))
-    if dim is None:
+    """Cost (source, dim, indices). A missing ``dim`` is 0 for a vector."""
+    rank = len(source.shape)
+    dim = 0 if rank == 1 else call.integer(1)
+    if dim is None or not -rank <= dim < rank:
         return None
+    dim %= rank
     return _picked(source, indices, (*source.shape[:dim], indices.elements, *source.shape[dim + 1 :]))
 
 
 @needs(OpClass.GATHER, 0)
 def gather(call: Call, source: Strided, *, indices_at: int) -> AtenCost | None:
-    """``gather`` (source, dim, indices, ...) and ``take`` (source, indices): as many as there are indices."""
+    """Cost ``gather`` (source, dim, indices, ...) and ``take`` (source, indices): one element per index."""
     indices = call.tensor(indices_at)
     return None if indices is None else _picked(source, indices, indices.shape)
 
 
 @needs(OpClass.GATHER, 0, 1)
 def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
-    """(weight, indices): a row for each index."""
+    """Cost (weight, indices): one row per index."""
     if len(weight.shape) != 2:
         return None
     return _picked(weight, indices, (*indices.shape, weight.shape[1]))
@@ -367,7 +364,7 @@ def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
 
 @needs(OpClass.GATHER, 0)
 def index(call: Call, source: Strided) -> AtenCost | None:
-    """``index``: advanced indices are a list, which traces seldom spell out; unknown without."""
+    """Cost ``index``. The cost is unknown if the trace lacks the list of index tensors, as most do."""
     lists = call.listed(1)
     if not lists or len(lists) > len(source.shape):
         return None
@@ -382,9 +379,9 @@ def index(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.SCATTER, 0, 2)
 def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = False) -> AtenCost | None:
-    """``index_put_``: values read and written, read first where they add up; indices as in ``index``.
+    """Cost ``index_put_``: values are read and written, or added to the target; indices are as in ``index``.
 
-    ``copies``: not in place, so the whole target is copied besides.
+    ``copies``: not in place, so the whole target is also copied.
     """
     lists = call.listed(1)
     if not lists or len(lists) > len(target.shape):
@@ -405,9 +402,9 @@ def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = Fa
 
 @needs(OpClass.SCATTER, 0, 2)
 def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies: bool = False) -> AtenCost:
-    """(target, dim, indices, source or value): touched elements written, read first where they are added to.
+    """Cost (target, dim, indices, source or value): writes one element per index; ``adds`` reads it first.
 
-    ``copies``: not in place, so the whole target is copied besides.
+    ``copies``: not in place, so the whole target is also copied.
     """
     source = call.tensor(3)
     touched = float(indices.elements) * target.width
@@ -428,9 +425,9 @@ def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies
 def place_along(
     call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool, copies: bool = False
 ) -> AtenCost:
-    """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target.
+    """Cost ``index_add_`` and ``index_copy_`` (target, dim, indices, source): writes slices of the target.
 
-    ``copies``: not in place, so the whole target is copied besides.
+    ``copies``: not in place, so the whole target is also copied.
     """
     touched = float(source.elements) * target.width
     copied = target.bytes if copies else 0.0
@@ -445,7 +442,7 @@ def place_along(
 
 @needs(OpClass.SCATTER, 0, 1)
 def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
-    """``embedding_dense_backward`` (gradient, indices, rows): a table, zero but where indices point."""
+    """Cost ``embedding_dense_backward`` (gradient, indices, rows): adds gradients to rows of a table."""
     rows = call.integer(2)
     if rows is None or not grad.shape or rows < 0:
         return None
@@ -455,7 +452,7 @@ def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost 
 
 @needs(OpClass.GATHER, 0, 1, 2)
 def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Strided) -> AtenCost | None:
-    """(weight, indices, offsets, ...): rows picked and summed by bag."""
+    """Cost (weight, indices, offsets, ...): rows are gathered and summed per bag."""
     if len(weight.shape) != 2 or not offsets.shape:
         return None
     head = weight.shape[1]
@@ -476,7 +473,7 @@ def masked_select(call: Call) -> AtenCost:
 
 @needs(OpClass.REDUCTION, 0, 1)
 def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
-    """(log-probabilities, targets, weight, reduction): one of each row is read; reduction 0 keeps rows."""
+    """Cost (log-probabilities, targets, weight, reduction): reads one element per row; 0 is no reduction."""
     reduction = call.integer(3)
     if reduction is None:
         return None
@@ -492,20 +489,20 @@ def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
 
 @needs(OpClass.SCATTER, 0, 1, 2)
 def nll_loss_backward(call: Call, grad: Strided, source: Strided, target: Strided) -> AtenCost:
-    """(gradient, log-probabilities, targets, ...): the input's shape, zero but for the targets."""
+    """Cost (gradient, log-probabilities, targets, ...): writes a tensor of the input's shape."""
     return simple([grad, target], [source.dense], flops=float(target.elements))
 
 
 @needs(OpClass.ELEMENTWISE, 0)
 def dropout(call: Call, source: Strided) -> AtenCost:
-    """``native_dropout``: the kept elements scaled, and the mask, one byte each."""
+    """Cost ``native_dropout``: writes scaled elements, and a mask of one byte per element."""
     results = [source.dense, dense(_BOOL, source.shape)]
     return simple([source], results, flops=2.0 * source.elements)
 
 
 @needs(OpClass.MOVE, 0)
 def repeat(call: Call, source: Strided) -> AtenCost | None:
-    """``repeat``: the source read, the tiled result written; ``copy_`` inside it usually costs it."""
+    """Cost ``repeat``: the source is read, the tiled result is written."""
     times = call.integers(1)
     if times is None or len(times) < len(source.shape) or min(times, default=0) < 0:
         return None
@@ -516,7 +513,7 @@ def repeat(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.UPDATE, 0)
 def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
-    """(gradient, input sizes, ...): zeros of the input's size with the gradient in them."""
+    """Cost (gradient, input sizes, ...): writes zeros of the input's size, with the gradient in them."""
     sizes = call.integers(1)
     if sizes is None or min(sizes, default=0) < 0:
         return None

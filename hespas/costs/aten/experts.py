@@ -76,8 +76,8 @@ def _experts_cost(
     if up is None or down is None:
         return None
     products = tuple(
-        matrix_product((1, rows, weights_of.out, weights_of.depth), (x.dtype, weights_of.dtype, FLOAT32))
-        for weights_of in (up, down)
+        matrix_product((1, rows, matrix.out, matrix.depth), (x.dtype, matrix.dtype, FLOAT32))
+        for matrix in (up, down)
     )
     reached = min(up.experts, rows)
     between = rows * down.depth * x.width
@@ -88,9 +88,9 @@ def _experts_cost(
         [x, first, second, *extra],
         [x.dense],
         op_class=OpClass.CONTRACTION,
-        flops=sum(weights_of.flops for weights_of in products) + _FLOPS_OF_GATE * inner + combined,
+        flops=sum(product.flops for product in products) + _FLOPS_OF_GATE * inner + combined,
         transcendentals=inner,
-        read=x.bytes + weights + between + sum(weights_of.bytes for weights_of in extra),
+        read=x.bytes + weights + between + sum(tensor.bytes for tensor in extra),
         written=x.bytes + between,
         rate=x.dtype,
         contractions=products,
@@ -140,9 +140,9 @@ def _moe_forward(call: Call) -> AtenCost:
         return unknown(call, OpClass.CONTRACTION)
     seen = [part.tensor(0) for part in call.parts if part.name == _VIEW]
     weights = [
-        weights_of
-        for weights_of in seen
-        if weights_of is not None and len(weights_of.shape) == 3 and weights_of.shape[0] == logits.shape[1]
+        tensor
+        for tensor in seen
+        if tensor is not None and len(tensor.shape) == 3 and tensor.shape[0] == logits.shape[1]
     ]
     for position, first in enumerate(weights):
         for second in weights[position + 1 :]:

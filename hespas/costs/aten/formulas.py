@@ -47,27 +47,11 @@ Raises ``ArithmeticError`` or ``ValueError`` where the value is undefined: ``1 /
 """
 
 
-def _elements(tensor: Strided) -> float:
-    return float(tensor.elements)
-
-
-def _bytes(tensor: Strided) -> float:
-    return tensor.bytes
-
-
-def _width(tensor: Strided) -> float:
-    return tensor.width
-
-
-def _rank(tensor: Strided) -> float:
-    return float(len(tensor.shape))
-
-
 _OF_TENSORS: dict[str, Callable[[Strided], float]] = {
-    "elements": _elements,
-    "bytes": _bytes,
-    "width": _width,
-    "rank": _rank,
+    "elements": lambda tensor: float(tensor.elements),
+    "bytes": lambda tensor: tensor.bytes,
+    "width": lambda tensor: tensor.width,
+    "rank": lambda tensor: float(len(tensor.shape)),
 }
 _OF_NUMBERS: dict[str, tuple[int, Callable[..., float]]] = {
     "min": (2, min),
@@ -101,7 +85,7 @@ def _tokens(text: str) -> list[_FormulaToken]:
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
             at = position + len(text[position:]) - len(text[position:].lstrip())
-            raise FormulaError(f"{text[at]!r} is nothing that a formula is made of", at)
+            raise FormulaError(f"{text[at]!r} is not allowed in a formula", at)
         kind = match.lastgroup
         formula.append(_FormulaToken(kind, match[kind], match.start(kind)))
         position = match.end()

@@ -1,10 +1,10 @@
-"""Costs of attention kernels of every library.
+"""Costs of attention kernels of all libraries.
 
-Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head
-where pairs are (query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide).
-Backward: five such products, of which the scores are computed again. ``flops`` counts all pairs,
-``useful_flops`` only those that a causal mask leaves. Queries, keys and values are read once; the scores
-never reach memory.
+Forward: scores = q x k^T and out = weights x v. Each head takes 2 x pairs x (head + value head) FLOPs, where
+pairs are (query, key) positions, and per pair one exponential and four FLOPs (scale, shift, sum, divide).
+Backward: five such products, because the scores are computed again. ``flops`` counts all pairs,
+``useful_flops`` only the pairs of a causal mask. Queries, keys and values are read once; the scores
+are never written to memory.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FLOPS_A_PAIR = 4.0
 class AttentionLayout:
     """Positions of arguments; -1: no such argument.
 
-    ``heads_first``: (batch, heads, length, head), else (batch, length, heads, head); with ``ragged`` given,
-    (tokens, heads, head) and there offsets of the sequences of queries, then of keys, then how long the
-    longest of each are. ``paged``: keys are (slots, heads, head) of a cache, and the number of used
-    tokens follows the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
-    top left, 2 from the bottom right). ``top_left``: a causal mask starts at the top left.
+    ``heads_first``: tensors are (batch, heads, length, head), else (batch, length, heads, head). With
+    ``ragged`` they are (tokens, heads, head). The arguments from that position on are the sequence offsets of
+    queries and of keys, then the maximum lengths of both. ``paged``: keys are (slots, heads, head) of a
+    cache, and the number of used tokens follows the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0
+    none, 1 from the top left, 2 from the bottom right). ``top_left``: a causal mask starts at the top left.
     ``logsumexp``: the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
     """
 
@@ -227,18 +227,14 @@ def _pairs(sizes: _AttentionSizes, causal: bool, top_left: bool) -> float:
     return float(seen + max(0, rows - max(last, first)) * columns)
 
 
-def _has_window(call: Call, layout: AttentionLayout) -> bool:
-    """Return True for a sliding window, which this table does not count."""
-    left = call.integer(layout.window)
-    return left is not None and left >= 0
-
-
 def _attention_cost(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], sizes: _AttentionSizes
 ) -> AtenCost:
     q, k, v = qkv
     causal = _is_causal(call, layout)
-    pairs = nan if causal is None or _has_window(call, layout) else _pairs(sizes, *causal)
+    window = call.integer(layout.window)
+    has_window = window is not None and window >= 0  # the pairs of a sliding window are not counted
+    pairs = nan if causal is None or has_window else _pairs(sizes, *causal)
     groups = sizes.batch * sizes.heads
     m, n = sizes.length_q, sizes.length_k
     head, value_head = sizes.head, sizes.value_head
@@ -266,7 +262,7 @@ def _attention_cost(
     results = [out, logsumexp] if layout.logsumexp and has_logsumexp is not False else [out]
     if layout.backward:
         read += 2 * out.bytes + logsumexp.bytes
-        results = [product.dense for product in qkv]
+        results = [tensor.dense for tensor in qkv]
     return simple(
         [q, k, v] if bias is None else [q, k, v, bias],
         results,

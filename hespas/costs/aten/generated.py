@@ -14,7 +14,6 @@ unknown where a part of the name is not an operation of the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from math import isnan, nan, prod
 from typing import NamedTuple
 
@@ -157,7 +156,7 @@ class _LoopSizes(NamedTuple):
 
 
 def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _LoopSizes:
-    """Find the extents of the loops among the numbers behind the tensors.
+    """Find the extents of the loops among the numbers after the tensors.
 
     Sizes of dynamic shapes come before them, so the loops are the longest run of last numbers whose product
     is the size of a tensor. Unknown where no tensor has as many elements as any of them.
@@ -171,8 +170,8 @@ def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _LoopS
     sizes = {tensor.elements for tensor in tensors}
     runs = [numbers[-count:] for count in range(min(3, len(numbers)), 1 if reduces else 0, -1)]
     loops = [_LoopSizes(prod(run), prod(run[:-1]) if reduces else prod(run)) for run in runs]
-    reached = next((tensor for tensor in loops if tensor.total in sizes), None)
-    return reached or next((tensor for tensor in loops if tensor.outer in sizes), _LoopSizes())
+    whole = next((size for size in loops if size.total in sizes), None)
+    return whole or next((size for size in loops if size.outer in sizes), _LoopSizes())
 
 
 class _TensorUse(NamedTuple):
@@ -185,11 +184,6 @@ class _TensorUse(NamedTuple):
     guessed: bool = False
 
 
-def _suffix_of(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return True if a shape is broadcast along leading dimensions of another."""
-    return len(shape) < len(other) and other[len(other) - len(shape) :] == shape
-
-
 def _updates_first(
     tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None, *, reduces: bool
 ) -> bool:
@@ -200,11 +194,14 @@ def _updates_first(
         return needed > 0
     if not loops.known:
         is_largest = first.elements == max(tensor.elements for tensor in tensors)
-        return is_largest and _suffix_of(last.shape, first.shape)
+        leading = len(first.shape) - len(last.shape)
+        is_broadcast = leading > 0 and first.shape[leading:] == last.shape
+        return is_largest and is_broadcast
     if not loops.is_output(first):
         return False
     if not loops.is_output(last):
-        return last.elements < loops.total or not _writes_part(steps)
+        writes_part = any(name in _PLACES.split() or name in ("cat", "copy") for name in steps or ())
+        return last.elements < loops.total or not writes_part
     if not reduces:
         return len(others) < needed
     # A reduction reads a tensor of all its iterations.
@@ -236,20 +233,14 @@ def _keeps_mask(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str
     return is_mask and not _MASKED.isdisjoint(steps or ())
 
 
-def _writes_part(steps: list[str] | None) -> bool:
-    return any(name in _PLACES.split() or name in ("cat", "copy") for name in steps or ())
-
-
-def _sub_kernels(call: Call) -> list[int]:
-    """Return iterations of the kernels that a foreach kernel joins, where the trace has them."""
-    values = [call.integer(position) for position in range(len(call.args)) if call.tensor(position) is None]
-    return [value for value in values if value is not None and value > 0]
-
-
 def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: str) -> _TensorUse:
     tensors = call.tensors
     if kind == "for":
-        sizes = _sub_kernels(call)
+        # A foreach kernel joins kernels; the trace may have the iterations of each.
+        values = [
+            call.integer(position) for position in range(len(call.args)) if call.tensor(position) is None
+        ]
+        sizes = [value for value in values if value is not None and value > 0]
         leading = sorted(tensor.elements for tensor in tensors[: len(sizes)])
         if sizes and tensors[-1].elements not in sizes and leading == sorted(sizes):
             return _TensorUse(tensors, tensors[: len(sizes)])
@@ -263,7 +254,7 @@ def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: st
 
 
 def generated_kernel(call: Call) -> AtenCost:
-    """Cost a kernel that Inductor generated, or one that a user wrote and named alike."""
+    """Cost a kernel that Inductor generated, or a user's kernel with such a name."""
     tensors = call.tensors
     if not tensors:
         return unknown(call, OpClass.FUSION)
@@ -276,17 +267,19 @@ def generated_kernel(call: Call) -> AtenCost:
     loops = _loops(call, tensors, reduces=reduces) if reduces or kind == "poi" else _LoopSizes()
     use = _tensor_use(call, loops, steps, kind)
     flops, transcendentals = _work(steps, loops, use, reduces=reduces)
-    reached = simple(
+    picks = any(name in _PICKS.split() for name in steps or ())
+    inputs = [tensor for tensor in use.read if tensor.shape]
+    cost = simple(
         use.read,
         [tensor.dense for tensor in use.written],
         op_class=OpClass.FUSION,
         flops=flops,
         transcendentals=transcendentals,
-        read=_bytes_read(use.read, loops, steps),
+        read=sum(_part_bytes(tensor, loops) if picks else tensor.bytes for tensor in inputs),
         written=sum(_part_bytes(tensor, loops) for tensor in use.written),
         rate=tensors[0].dtype,
     )
-    return reached._replace(guessed=use.guessed)
+    return cost._replace(guessed=use.guessed)
 
 
 def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
@@ -294,12 +287,6 @@ def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
     if not loops.known or tensor.elements <= loops.total:
         return tensor.bytes
     return tensor.bytes * loops.total / tensor.elements
-
-
-def _bytes_read(tensors: Iterable[Strided], loops: _LoopSizes, steps: list[str] | None) -> float:
-    picks = any(name in _PICKS.split() for name in steps or ())
-    inputs = [tensor for tensor in tensors if tensor.shape]
-    return sum(_part_bytes(tensor, loops) if picks else tensor.bytes for tensor in inputs)
 
 
 def _work(
@@ -328,7 +315,7 @@ def _template(call: Call, steps: str) -> AtenCost:
     another size than that of a product: then the first one is, updated in place.
     """
     tensors = call.tensors
-    op_class = next((reached for pattern, reached in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
+    op_class = next((kind for pattern, kind in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
     row = _product(tensors) if op_class is OpClass.CONTRACTION else None
     results = tensors[-1:]
     if row is not None and tensors[-1].elements != row.batch * row.m * row.n:

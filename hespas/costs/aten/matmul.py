@@ -66,15 +66,15 @@ def _product_cost(
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """``mm``, ``mv``, ``dot``, ``bmm``, ``matmul`` with its broadcasting: 2 x batch x M x N x K."""
+    """Cost ``mm``, ``mv``, ``dot``, ``bmm`` and ``matmul`` with broadcasting: 2 x batch x M x N x K."""
     return _matmul(lhs, rhs)
 
 
 @needs(OpClass.CONTRACTION, 0, 1, 2)
 def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """``addmm``, ``baddbmm``, ``addmv``: beta x bias + alpha x (lhs x rhs).
+    """Cost ``addmm``, ``baddbmm`` and ``addmv``: beta x bias + alpha x (lhs x rhs).
 
-    Each of the bias, and an alpha or beta that is not 1, adds one FLOP for each result element. With beta 0
+    The bias, an alpha other than 1 and a beta other than 1 each add one FLOP per result element. With beta 0
     the bias is not read.
     """
     plain = _matmul(lhs, rhs)
@@ -95,27 +95,24 @@ def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> Aten
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """``_scaled_mm``: 8-bit operands with their scales, bias, and the type of the result at place 6."""
+    """Cost ``_scaled_mm``: 8-bit operands with scales, a bias, and the result type at position 6."""
     bias = call.tensor(4)
     plain = _matmul(lhs, rhs)
     explicit = scalar_type(call.integer(6))
     if plain is None or (explicit is None and not call.has_values):
         return None
     result = dense(explicit or lhs.dtype, plain.results[0].shape)
-    extra = [row for row in (call.tensor(2), call.tensor(3), bias) if row is not None and row.shape]
+    extra = [tensor for tensor in call.present(2, 3, 4) if tensor.shape]
     added = 0.0 if bias is None else float(result.elements)
-    row = matrix_product(_extents(plain), (lhs.dtype, rhs.dtype, FLOAT32))
+    product = plain.cost.contractions[0]
+    extents = (product.batch, product.m, product.n, product.k)
+    row = matrix_product(extents, (lhs.dtype, rhs.dtype, FLOAT32))
     return simple([lhs, rhs, *extra], [result], flops=row.flops + added, contractions=(row,))
-
-
-def _extents(answer: AtenCost) -> tuple[int, int, int, int]:
-    row = answer.cost.contractions[0]
-    return row.batch, row.m, row.n, row.k
 
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """``_grouped_mm``: the rows of (tokens, K) are cut in groups, each multiplied with its own K x N."""
+    """Cost ``_grouped_mm``: each group of rows of (tokens, K) is multiplied with its own K x N."""
     if len(lhs.shape) != 2 or len(rhs.shape) != 3 or lhs.shape[1] != rhs.shape[1]:
         return None
     tokens, k = lhs.shape
@@ -126,7 +123,7 @@ def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def linear(call: Call, x: Strided, weight: Strided) -> AtenCost | None:
-    """``linear``: x (..., K) by the transpose of weight (N, K), plus bias (N)."""
+    """Cost ``linear``: x (..., K) by the transpose of weight (N, K), plus bias (N)."""
     bias = call.tensor(2)
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         return None
@@ -176,7 +173,7 @@ class _ConvolutionArguments(NamedTuple):
         if position < 0:
             return (default,) * rank
         answer = call.integers(position)
-        if answer is None or max((abs(row) for row in answer), default=0) > _LARGEST_PADDING:
+        if answer is None or max((abs(number) for number in answer), default=0) > _LARGEST_PADDING:
             return None
         return answer * rank if len(answer) == 1 else answer if len(answer) == rank else None
 
@@ -221,7 +218,7 @@ _LAYOUTS: dict[str, _ConvolutionArguments] = {
 def _forward(
     call: Call, layout: _ConvolutionArguments, source: Strided, kernel: Strided
 ) -> tuple[Cost, Strided] | None:
-    """Cost and result of a convolution of dense tensors; None where a number is missing."""
+    """Return cost and result of a convolution of dense tensors; None where a number is missing."""
     rank = len(kernel.shape) - 2
     if rank < 1 or len(source.shape) != rank + 2:
         return None
@@ -285,7 +282,7 @@ def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) ->
 
 @needs(OpClass.CONVOLUTION, 0, 1, 2)
 def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Strided) -> AtenCost | None:
-    """Gradients of input and weight, each as many products as forward, and of the bias as sums.
+    """Cost gradients of input and weight (each as many products as forward) and of the bias (sums).
 
     ``output_mask``, the last argument, selects the gradients; the cost is unknown without it.
     """
@@ -312,8 +309,8 @@ def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Str
     return simple(
         inputs,
         results,
-        flops=sum(row.flops for row in rows) + added,
-        useful_flops=sum(row.useful_flops for row in rows) + added,
+        flops=sum(product.flops for product in rows) + added,
+        useful_flops=sum(product.useful_flops for product in rows) + added,
         rate=source.dtype,
         contractions=tuple(rows),
     )

@@ -53,16 +53,16 @@ def batch_lengths(step: str) -> BatchLengths | None:
     match = _STEP.search(step[:1000])
     if match is None:
         return None
-    numbers = [int(product) for product in match.groups()]
+    numbers = [int(number) for number in match.groups()]
     sums = BatchLengths(*(prompt + rest for prompt, rest in zip(numbers[:4], numbers[4:], strict=True)))
     return sums if sums.queries <= sums.keys and sums.squares <= sums.pairs <= _LARGEST else None
 
 
 def _paged(call: Call, *, q_at: int, k_at: int, v_at: int) -> AtenCost:
-    """Attention of queries (tokens, heads, head) over as many cached keys as the step states.
+    """Cost attention of queries (tokens, heads, head) over the number of cached keys in the step name.
 
-    ``flops`` counts all pairs of a sequence, ``useful_flops`` those of a causal mask; a window over the last
-    keys is no argument, and not counted. Keys and values are read once for each head of theirs.
+    ``flops`` counts all pairs of a sequence, ``useful_flops`` those of a causal mask; a sliding
+    window is not recorded, and not counted. Keys and values are read once per key head.
     """
     q, k, v = (call.tensor(position) for position in (q_at, k_at, v_at))
     lengths = batch_lengths(call.step)

@@ -37,7 +37,7 @@ __all__ = [
 
 _BOOL = find_dtype("i1")
 _NORM_FLOPS, _NORM_BACKWARD_FLOPS = 6.0, 11.0
-"""An element: mean, deviation, square, sum, shift and scale; scale and offset of the affine form apart."""
+"""FLOPs per element: mean, deviation, square, sum, shift and scale, without the affine scale and offset."""
 
 
 def _statistics(dtype: DType | None) -> DType | None:
@@ -82,10 +82,10 @@ def reduction(
     results: int = 1,
     finish: float = 0.0,
 ) -> AtenCost | None:
-    """``flops`` for each element that is reduced away, ``finish`` for each result (a division).
+    """Cost a reduction: ``flops`` per step (elements minus results), ``finish`` per result (a division).
 
     A call with at most ``full_from`` arguments reduces everything. ``result``: ``same``, ``sum`` (whole
-    numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the place of an explicit type.
+    numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the position of an explicit type.
     """
     shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
     out = call.last_output(max(full_from, 1))
@@ -115,7 +115,7 @@ def _result(kind: str, dtype: DType | None) -> DType | None:
 
 @needs(OpClass.NORMALIZATION, 0)
 def layer_norm(call: Call, source: Strided) -> AtenCost | None:
-    """``native_layer_norm`` (input, normalised shape, weight, bias): result, mean and deviation of a row."""
+    """Cost ``native_layer_norm`` (input, normalised shape, weight, bias), with mean and deviation per row."""
     weight = call.tensor(2)
     inner = call.integers(1) or (None if weight is None else weight.shape)
     if inner is None or source.shape[-len(inner) :] != inner:
@@ -146,7 +146,7 @@ def rms_norm(
     residual_out_at: int = -1,
     out_at: int = -1,
 ) -> AtenCost | None:
-    """x / sqrt(mean(x^2)) * weight: four FLOPs an element. With a residual, x + residual is written too.
+    """Cost x / sqrt(mean(x^2)) * weight: four FLOPs per element. A residual is added and written.
 
     Tensors that the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
@@ -164,7 +164,7 @@ def rms_norm(
 
 @needs(OpClass.NORMALIZATION, 0)
 def group_norm(call: Call, source: Strided) -> AtenCost | None:
-    """``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
+    """Cost ``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
     batch, groups = call.integer(3), call.integer(6)
     if batch is None or groups is None or min(batch, groups) < 1:
         return None
@@ -173,8 +173,8 @@ def group_norm(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.NORMALIZATION, 0)
 def batch_norm(call: Call, source: Strided) -> AtenCost | None:
-    """(input, weight, bias, running mean, running variance, training): eight FLOPs an element to train, four
-    to infer, as in the table of StableHLO.
+    """Cost (input, weight, bias, running mean, running variance, training): eight FLOPs per element in
+    training, four in inference, as in the table of StableHLO.
     """
     training = call.flag(5)
     if len(source.shape) < 2 or training is None:
@@ -193,7 +193,7 @@ def batch_norm(call: Call, source: Strided) -> AtenCost | None:
 def normalisation_backward(
     call: Call, *, read_at: tuple[int, ...], weight_at: int, source_at: int = 1, mask: bool = True
 ) -> AtenCost | None:
-    """Gradients of input, weight and bias. With ``mask``, the last argument selects them;
+    """Cost the gradients of input, weight and bias. With ``mask``, the last argument selects the gradients;
     a trace without values counts all.
     """
     source, weight = call.tensor(source_at), call.tensor(weight_at)
@@ -209,7 +209,7 @@ def normalisation_backward(
 
 @needs(OpClass.NORMALIZATION, 0)
 def softmax(call: Call, source: Strided) -> AtenCost:
-    """(input, dim, half to float): maximum, subtract, sum, divide, and one exponential an element."""
+    """Cost (input, dim, half to float): maximum, subtract, sum, divide and one exponential per element."""
     dim = call.integer(1)
     widened = call.flag(2) is True and "backward" not in call.name
     result = dense(FLOAT32 if widened else source.dtype, source.shape)
@@ -227,7 +227,7 @@ def softmax(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.NORMALIZATION, 0, 1)
 def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
-    """(gradient, output, ...): a product, a sum, and a product and a difference for each element."""
+    """Cost (gradient, output, ...): two products, a sum and a difference per element."""
     is_log = "log" in call.name
     return simple(
         [grad, output],
@@ -239,7 +239,7 @@ def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
 
 @needs(OpClass.REDUCTION, 0)
 def scan(call: Call, source: Strided) -> AtenCost:
-    """``cumsum``, ``cumprod``: one FLOP an element."""
+    """Cost ``cumsum`` and ``cumprod``: one FLOP per element."""
     out = call.last_output(1)
     explicit = out.dtype if out is not None else scalar_type(call.integer(2))
     result = dense(explicit or _result("sum", source.dtype), source.shape)
@@ -248,7 +248,7 @@ def scan(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.SORT, 0)
 def sort(call: Call, source: Strided) -> AtenCost | None:
-    """(input, dim): n log2(extent) comparisons; values and 64-bit places are written."""
+    """Cost (input, dim): n log2(extent) comparisons; values and 64-bit indices are written."""
     dim = call.integer(1)
     if dim is None or not -len(source.shape) <= dim < len(source.shape):
         return None
@@ -259,7 +259,7 @@ def sort(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.SORT, 0)
 def top_k(call: Call, source: Strided) -> AtenCost | None:
-    """(input, k, dim): every element compared once, and log2(k) times more."""
+    """Cost (input, k, dim): 1 + log2(k) comparisons per element."""
     k = call.integer(1)
     if k is None or not source.shape or not 0 <= k <= max(source.shape):
         return None
@@ -280,13 +280,13 @@ def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: i
     if size is None or padding is None or dilation is None or len(source.shape) < rank:
         return None
     stride = stride or size
-    parts = [tensor * rank if len(tensor) == 1 else tensor for tensor in (size, stride, padding, dilation)]
-    if any(len(tensor) != rank for tensor in parts) or min(*parts[1], *parts[3]) < 1:
+    parts = [part * rank if len(part) == 1 else part for part in (size, stride, padding, dilation)]
+    if any(len(part) != rank for part in parts) or min(*parts[1], *parts[3]) < 1:
         return None
     up = call.flag(ceil_at) is True
     extents: list[int] = []
     for position, extent in enumerate(source.shape[-rank:]):
-        kernel, step, pad, spread = (tensor[position] for tensor in parts)
+        kernel, step, pad, spread = (part[position] for part in parts)
         room = extent + 2 * pad - spread * (kernel - 1) - 1
         count = (-(-room // step) if up else room // step) + 1
         if up and (count - 1) * step >= extent + pad:
@@ -306,7 +306,7 @@ def pool(
     indices: bool = False,
     adaptive: bool = False,
 ) -> AtenCost | None:
-    """A window over the last ``rank`` dimensions: one FLOP for each position of each window."""
+    """Cost windows over the last ``rank`` dimensions: one FLOP per position of each window."""
     if len(source.shape) < rank:
         return None
     if adaptive:
@@ -326,17 +326,18 @@ def pool(
 
 @needs(OpClass.WINDOW, 0, 1)
 def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
-    """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written. Each
-    gradient is added at its maximum; without indices of maxima the FLOPs are unknown.
+    """Cost (gradient, input, ..., indices of maxima): each gradient is added at its maximum.
+
+    The FLOPs are unknown without indices.
     """
-    places = call.last_output(2)
-    inputs = [grad] if places is None else [grad, places]
-    return simple(inputs, [source.dense], flops=nan if places is None else float(grad.elements))
+    maxima = call.last_output(2)
+    inputs = [grad] if maxima is None else [grad, maxima]
+    return simple(inputs, [source.dense], flops=nan if maxima is None else float(grad.elements))
 
 
 @needs(OpClass.WINDOW, 0)
 def upsample(call: Call, source: Strided, *, rank: int, flops: float) -> AtenCost | None:
-    """(input, output size, ...): ``flops`` for each result element; what is picked is read."""
+    """Cost (input, output size, ...): ``flops`` per result element. Without FLOPs only the result is read."""
     size = call.integers(1)
     if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
         return None

@@ -51,7 +51,7 @@ def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCo
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
-    """(positions, query, key, head size, table of cosines and sines): three FLOPs an element, in place.
+    """Cost (positions, query, key, head size, table of cosines and sines): three FLOPs per element, in place.
 
     The table has one row of ``rotated`` columns per position; only so many elements of a head are rotated.
     """
@@ -94,7 +94,7 @@ def _update_cache(call: Call, key: Strided, value: Strided) -> AtenCost:
 def _quantize(
     call: Call, *, source_at: int, out_at: int, scale_at: int, given: bool = False
 ) -> AtenCost | None:
-    """Values over their scale, rounded: two FLOPs an element, and two more to find scales not ``given``."""
+    """Cost a quantisation: two FLOPs per element, and two more unless scales are ``given``."""
     source, out, scale = (call.tensor(position) for position in (source_at, out_at, scale_at))
     if source is None or out is None or scale is None:
         return None
@@ -107,7 +107,7 @@ def _quantize(
 def _norm_and_quantize(
     call: Call, out: Strided, source: Strided, weight: Strided, *, residual_at: int = -1
 ) -> AtenCost:
-    """(out, in, [residual,] weight, scale): a norm whose result is quantized, and the sum kept."""
+    """Cost (out, in, [residual,] weight, scale): a norm with a quantised result."""
     residual = call.tensor(residual_at)
     inputs = call.present(1, 2, 3) if residual_at == 2 else call.present(1, 2, residual_at)
     results = [out.dense] if residual is None else [out.dense, residual.dense]
@@ -117,25 +117,25 @@ def _norm_and_quantize(
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _activation(call: Call, out: Strided, source: Strided) -> AtenCost:
-    """``gelu_new``, ``gelu_fast``: (out, in)."""
+    """Cost ``gelu_new`` and ``gelu_fast``: (out, in)."""
     return simple([source], [out.dense], flops=8.0 * out.elements, transcendentals=float(out.elements))
 
 
 @needs(OpClass.MOVE, 0)
 def _column_permutation(call: Call, source: Strided) -> AtenCost:
-    """``permute_pooled_embs``: the pooled embeddings in another order of columns."""
+    """Cost ``permute_pooled_embs``: pooled embeddings are copied to another order of columns."""
     return simple(call.tensors, [source.dense])
 
 
 @needs(OpClass.ELEMENTWISE, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
-    """(rows of each table, indices, offsets, ...): every index is compared with two bounds."""
+    """Cost (rows of each table, indices, offsets, ...): every index is compared with two bounds."""
     return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
 
 
 @needs(OpClass.REDUCTION, 0)
 def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
-    """``asynchronous_complete_cumsum``: running sums with a 0 in front."""
+    """Cost ``asynchronous_complete_cumsum``: running sums after a leading 0."""
     if len(source.shape) != 1:
         return None
     result = dense(source.dtype, (source.shape[0] + 1,))
@@ -157,10 +157,10 @@ def _weighted(
     type_at: int = -1,
     packed: bool = False,
 ) -> AtenCost | None:
-    """x (..., K) by a weight (N, K), or (K, N), with scales of either and a bias.
+    """Cost x (..., K) by a weight (N, K) or (K, N), with scales of either and a bias.
 
-    The type of the result is that of ``out_at``, or what the value at ``type_at`` numbers, else bf16 for
-    operands of 8 bits or less. ``packed``: two values of 4 bits to a byte along K.
+    The result has the type of the tensor at ``out_at``, or the ``c10::ScalarType`` code at ``type_at``, else
+    bf16 for operands of at most 8 bits. ``packed``: two 4-bit values per byte along K.
     """
     x, weight, bias, out = (call.tensor(position) for position in (x_at, weight_at, bias_at, out_at))
     if x is None or weight is None or not x.shape or len(weight.shape) != 2:
@@ -188,7 +188,7 @@ def _result_type(call: Call, x: Strided, out: Strided | None, type_at: int) -> D
 
 @needs(OpClass.NORMALIZATION, 0, 1, 3)
 def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -> AtenCost | None:
-    """``_LayerNormLinear`` (x, norm weight, norm bias, weight, bias): the norm, then the product."""
+    """Cost ``_LayerNormLinear`` (x, norm weight, norm bias, weight, bias): the norm, then the product."""
     product = _weighted(call, x_at=0, weight_at=3, bias_at=4)
     if not product.results:
         return None
@@ -205,8 +205,9 @@ def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -
 
 @needs(OpClass.SORT)
 def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) -> AtenCost | None:
-    """A softmax over the experts of each token, and its largest: four FLOPs and one exponential an expert,
-    one comparison for each of the chosen.
+    """Cost a softmax over the experts of each token and the selection of the largest.
+
+    Each expert takes four FLOPs, one exponential, and one comparison per chosen expert.
     """
     logits, ids = call.tensor(logits_at), call.tensor(ids_at)
     if logits is None or len(logits.shape) != 2:
@@ -221,14 +222,14 @@ def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) 
 
 @needs(OpClass.SORT, 0, 1)
 def _sort_tokens(call: Call, weights: Strided, experts: Strided) -> AtenCost:
-    """``SortTokens`` (weights, experts, count): the rows of tokens by expert; each is counted and placed."""
+    """Cost ``SortTokens`` (weights, experts, count): tokens are counted and sorted by expert."""
     places = dense(find_dtype("i32"), (2 * experts.elements,))
     return simple([weights, experts], [weights.dense, places], flops=2.0 * experts.elements)
 
 
 @needs(OpClass.REDUCTION, 0, 1)
 def _sum_of_experts(call: Call, source: Strided, out: Strided) -> AtenCost:
-    """``moe_sum`` (results of each expert, out)."""
+    """Cost ``moe_sum`` (results of each expert, out)."""
     return simple([source], [out.dense], flops=float(max(source.elements - out.elements, 0)))
 
 

@@ -61,7 +61,7 @@ def _flash3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kerne
     Blocks loop over tiles.
     """
     facts = type_in_text(facts, name, match)
-    shape = next((extent for extent in cute_shapes(name.text) if min(extent) > 2), None)
+    shape = next((extents for extents in cute_shapes(name.text) if min(extents) > 2), None)
     if shape is None:
         return facts
     return replace(facts, tile=shape[:2], sizes=(("head", shape[2]),))

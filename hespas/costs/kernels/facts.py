@@ -130,7 +130,7 @@ def widest_type(text: str) -> float:
     """Return the bytes of the widest element type in a text, 0 for none."""
     words = {*_TYPE_WORD.findall(text), *_WHOLE_NUMBER.findall(text)}
     types = (find_dtype(spelled_type(word)) for word in words)
-    return max((float(word.storage_bytes(1)) for word in types if word is not None), default=0.0)
+    return max((float(dtype.storage_bytes(1)) for dtype in types if dtype is not None), default=0.0)
 
 
 _CUTE_EXTENT = r"(?:cute::)?(?:C|constant<int,) ?<?(?:\(int\))?(\d{1,5})>?"

@@ -12,7 +12,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hespas.costs.kernels.facts import Cover, KernelFacts, KernelPattern, any_of, element_type, spelled_type
+from hespas.costs.kernels.facts import (
+    Cover,
+    KernelFacts,
+    KernelPattern,
+    KernelReader,
+    any_of,
+    element_type,
+    spelled_type,
+)
 from hespas.costs.kernels.names import KernelName
 from hespas.graph import OpClass
 
@@ -133,12 +141,9 @@ elements of a vector.
 """
 
 
-def _loops(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    return replace(facts, cover=Cover.AT_MOST, per_thread=_MOST_UNROLLED)
-
-
-def _tiles(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    return replace(facts, cover=Cover.AT_MOST, per_thread=_MOST_IN_TILE)
+def _per_thread(elements: float) -> KernelReader:
+    """Return a reader that limits the elements per thread."""
+    return lambda facts, name, match: replace(facts, cover=Cover.AT_MOST, per_thread=elements)
 
 
 _HEAVY = any_of("exponential log tanh sqrt rsqrt logistic sine cosine power cbrt erf")
@@ -168,10 +173,14 @@ GENERATED: tuple[KernelPattern, ...] = (
         "XLA",
         "transpose fusion",
         OpClass.FUSION,
-        read=_tiles,
+        read=_per_thread(_MOST_IN_TILE),
     ),
     KernelPattern(
-        r"^loop_\w{0,200}fusion(?:[._]\w{1,30}){0,3}$", "XLA", "loop fusion", OpClass.FUSION, read=_loops
+        r"^loop_\w{0,200}fusion(?:[._]\w{1,30}){0,3}$",
+        "XLA",
+        "loop fusion",
+        OpClass.FUSION,
+        read=_per_thread(_MOST_UNROLLED),
     ),
     KernelPattern(r"^(?:\w{1,80}_)?fusion(?:[._]\w{1,30}){0,3}$", "XLA", "fusion", OpClass.FUSION),
     KernelPattern(

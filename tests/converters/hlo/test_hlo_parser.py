@@ -272,7 +272,7 @@ def test_the_last_computation_is_the_entry_where_none_says_so() -> None:
 def test_a_printed_module_without_its_entry_is_cut() -> None:
     with pytest.raises(FormatError, match="expected an ENTRY computation") as caught:
         _parse("HloModule m, entry_computation_layout={()->f32[]}\na {\n  x = f32[] parameter(0)\n}\n")
-    assert caught.value.hint == "the text ends early: copy or dump the file again"
+    assert caught.value.hint == "copy or dump the file again; the text ends early"
 
 
 def test_a_splat_constant_and_a_listed_one() -> None:
