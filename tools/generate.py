@@ -177,7 +177,7 @@ def _severity(severity: Severity | None) -> str:
 def formats_document() -> str:
     """Return ``formats.md``."""
     formats = _table(
-        ("format", "what", "suffixes", "can", "flat", "needs", "specification"),
+        ("format", "content", "suffixes", "can", "flat", "needs", "specification"),
         (_format_row(load_format(name)) for name in format_names()),
     )
     attributes = _table(
@@ -197,7 +197,7 @@ def formats_document() -> str:
         ),
     )
     codes = _table(
-        ("code", "error", "what"),
+        ("code", "error", "meaning"),
         [
             ["0", "-", "Done and valid."],
             *(

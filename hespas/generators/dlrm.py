@@ -127,7 +127,15 @@ class _DlrmWriter:
     def run(self) -> None:
         step = self.step
         indices = self._exchange("indices", "ids", -1)
-        rows, ids, sums = self._tables()
+        # The rows that this rank looks up for the whole batch, their indices, and their sums.
+        samples = step.batch * step.ranks
+        tables = step.tables // step.ranks if step.sharding == "table" else step.tables
+        width = step.width // step.ranks if step.sharding == "column" else step.width
+        picked = samples * tables * step.lookups
+        if step.sharding == "row":
+            picked = -(-picked // step.ranks)
+        rows, ids = TensorSpec((picked, width), step.element), TensorSpec((picked,), "i64")
+        sums = TensorSpec((samples * tables, width), step.element)
         lookup = self.kernels.node(
             "lookup",
             "aten::_embedding_bag",
@@ -224,14 +232,3 @@ class _DlrmWriter:
             name, kind, groups, value, after=after, control=[self.last_collective]
         )
         return self.last_collective
-
-    def _tables(self) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        """Return the rows that this rank looks up for the whole batch, their indices, and their sums."""
-        step, samples = self.step, self.step.batch * self.step.ranks
-        tables = step.tables // step.ranks if step.sharding == "table" else step.tables
-        width = step.width // step.ranks if step.sharding == "column" else step.width
-        picked = samples * tables * step.lookups
-        if step.sharding == "row":
-            picked = -(-picked // step.ranks)
-        pooled = TensorSpec((samples * tables, width), step.element)
-        return TensorSpec((picked, width), step.element), TensorSpec((picked,), "i64"), pooled

@@ -377,7 +377,13 @@ class EagerLayers:
             for layer in range(model.layers):
                 ops.module = f"{part}.{layer}"
                 for _ in range(1 if part == "encoder" else 2):
-                    self._t5_attention()
+                    self._root_mean_square()
+                    for joins in False, True, True:
+                        ops.linear(self.rows, model.hidden, model.inner, bias=False, joins=joins)
+                    self._copy_heads()
+                    self._attend(lambda scores: ops.binary("aten::add_", scores))
+                    ops.linear(self.rows, model.inner, model.hidden, bias=False)
+                    self._residual()
                 if layer % 2:
                     self._experts()
                 else:
@@ -411,16 +417,6 @@ class EagerLayers:
             ops.accumulate((self.model.hidden,))
 
         ops.record(backward)
-
-    def _t5_attention(self) -> None:
-        model, ops = self.model, self.ops
-        self._root_mean_square()
-        for joins in False, True, True:
-            ops.linear(self.rows, model.hidden, model.inner, bias=False, joins=joins)
-        self._copy_heads()
-        self._attend(lambda scores: ops.binary("aten::add_", scores))
-        ops.linear(self.rows, model.inner, model.hidden, bias=False)
-        self._residual()
 
     def _feed_forward(self, rows: int) -> None:
         model, ops = self.model, self.ops

@@ -174,7 +174,8 @@ def _value(name: str, tokens: list[str], sizes: Mapping[str, int]) -> Fraction:
         else:
             values.append(Fraction(int(token) if token.isdigit() else sizes[token]))
             wants_value = False
-    _expect(name, "the end", fits=not wants_value and not function)
+    if wants_value or function:
+        raise ExpressionError(f"{name}: the expression is incomplete")
     while pending:
         _apply(name, pending.pop(), values)
     return values[0]

@@ -31,7 +31,6 @@ from hespas.generators.llm.model_file import model_in_table, named_model
 from hespas.generators.llm.settings import (
     LAYER_INPUT,
     MODULES,
-    ModelPrecision,
     Overlap,
     Recompute,
     Style,
@@ -376,6 +375,27 @@ _STYLES: Mapping[str, Style] = {
 }
 
 
+_PRECISIONS = (
+    ("nvfp4; attention", "nvfp4-attention"),
+    ("nvfp4", "nvfp4"),
+    ("mxfp8", "mxfp8"),
+    ("fp8 attention", "fp8-attention"),
+    ("rowwise", "fp8-rowwise"),
+    ("delayed", "fp8-delayed"),
+    ("tensorwise", "fp8-current"),
+    ("fp8-te", "fp8-delayed"),  # Composer selects delayed scaling of Transformer Engine
+    ("block", "fp8-block"),
+    ("fp8", "fp8-current"),
+    ("int8", "int8"),
+    ("fp16", "fp16"),
+    ("bf16", "bf16"),
+    ("tf32", "tf32"),
+    ("f32", "f32"),
+    ("fp32", "f32"),
+)
+"""Words of the column and the precision that they name; the first one in the text counts."""
+
+
 def _training(cells: _RunCells, layout: Layout) -> Training:
     batch = cells.count("global_batch", layout.dp)
     micro = _micro_batch(cells, batch, layout.dp)
@@ -384,7 +404,11 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
     framework = cells.text("framework").casefold()
     style = _STYLES.get(source, "maxtext" if "maxtext" in framework else "megatron")
     optimizer = cells.text("optimizer").casefold()
-    precision = _precision(cells)
+    text = cells.text("precision").casefold()
+    precision_name = next((name for word, name in _PRECISIONS if word in text), "")
+    if not precision_name:
+        cells.report("precision", f"precision {clipped(text)!r} is not known: bf16 assumed")
+    precision = precision_of(precision_name or "bf16")
     if "mode pure" in optimizer or (source == "MLPerf-Training" and precision.compute == "bf16"):
         # Composer's mode PURE reduces gradients in 16 bits, submissions to MLPerf accumulate them in 16 bits.
         precision = replace(precision, gradient="bf16")
@@ -476,36 +500,6 @@ def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
         tensor=layout.tp > 1 and (tensor_overlap == "yes" or is_recipe),
         experts=cells.text("expert_overlap") == "yes",
     )
-
-
-_PRECISIONS = (
-    ("nvfp4; attention", "nvfp4-attention"),
-    ("nvfp4", "nvfp4"),
-    ("mxfp8", "mxfp8"),
-    ("fp8 attention", "fp8-attention"),
-    ("rowwise", "fp8-rowwise"),
-    ("delayed", "fp8-delayed"),
-    ("tensorwise", "fp8-current"),
-    ("fp8-te", "fp8-delayed"),  # Composer selects delayed scaling of Transformer Engine
-    ("block", "fp8-block"),
-    ("fp8", "fp8-current"),
-    ("int8", "int8"),
-    ("fp16", "fp16"),
-    ("bf16", "bf16"),
-    ("tf32", "tf32"),
-    ("f32", "f32"),
-    ("fp32", "f32"),
-)
-"""Words of the column and the precision that they name; the first one in the text counts."""
-
-
-def _precision(cells: _RunCells) -> ModelPrecision:
-    text = cells.text("precision").casefold()
-    for word, name in _PRECISIONS:
-        if word in text:
-            return precision_of(name)
-    cells.report("precision", f"precision {clipped(text)!r} is not known: bf16 assumed")
-    return precision_of("bf16")
 
 
 _MODULES: Mapping[str, str] = {

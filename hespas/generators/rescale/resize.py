@@ -107,7 +107,16 @@ class Rescale:
                 position=workload.name,
                 hint="compile it, or lower it under shard_map, and rescale that",
             )
-        mesh = self._mesh_of(workload)
+        if self.mesh:
+            mesh = parse_mesh(self.mesh, workload.num_ranks)
+        else:
+            mesh = named_by_traffic(workload, find_mesh(workload), self.sizes)
+        unknown = [name for name in self.sizes if name not in mesh.names]
+        if unknown:
+            raise UsageError(
+                f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
+                hint=f"choose from {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
+            )
         target = mesh.resized(self.sizes)
         if target.num_ranks > _MAX_RANKS:
             raise UsageError(
@@ -135,10 +144,8 @@ class Rescale:
         if unused is not None:
             raise UnsupportedError(
                 f"the second trace ({unused.name}, {unused.num_ranks:,} ranks) is not this program ({mesh}) "
-                "at "
-                f"another size of one changed axis ({', '.join(seconds)}): its groups differ, or there is "
-                "another "
-                "second trace of that axis",
+                f"at another size of one changed axis ({', '.join(seconds)}): its groups differ, or there is "
+                "another second trace of that axis",
                 position=unused.name,
                 hint="give one trace for each axis, in which only that axis has another size",
             )
@@ -156,19 +163,6 @@ class Rescale:
             rank_class=source.rank_class(diagnostics),
             metadata=_metadata(workload, target.num_ranks),
         )
-
-    def _mesh_of(self, workload: Workload) -> RankMesh:
-        if self.mesh:
-            mesh = parse_mesh(self.mesh, workload.num_ranks)
-        else:
-            mesh = named_by_traffic(workload, find_mesh(workload), self.sizes)
-        unknown = [name for name in self.sizes if name not in mesh.names]
-        if unknown:
-            raise UsageError(
-                f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
-                hint=f"choose from {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
-            )
-        return mesh
 
     def _check_traffic(
         self, mesh: RankMesh, traffic: Mapping[str, Traffic], changed: tuple[str, ...]

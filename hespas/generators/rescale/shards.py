@@ -289,22 +289,20 @@ class _ShardFlow:
                 dims = self.marks.get((node, slot))
                 if dims is None:
                     continue
-                if slot < count:
-                    self._mark_producer(node, slot, dims)
-                else:
+                if slot >= count:
                     self._mark_consumers(node, slot, dims)
-
-    def _mark_producer(self, node: int, slot: int, dims: Dims) -> None:
-        source = self._source(node, slot)
-        if source is not None:
-            self._mark(*source, dims)
-        elif dims and any(not self._shares_type(node, dep) for dep in self._deps[node]):
-            raise self._refusal(node, "the results of its dependencies do not have the type of that operand")
+                    continue
+                source = self._source(node, slot)
+                if source is not None:
+                    self._mark(*source, dims)
+                elif dims and any(not self._shares_type(node, dep) for dep in self._deps[node]):
+                    reason = "the results of its dependencies do not have the type of that operand"
+                    raise self._refusal(node, reason)
 
     def _mark_consumers(self, node: int, slot: int, dims: Dims) -> None:
         for consumer in self._consumers[node]:
             if canonical_name(self._graph.op_name(consumer)) == "return":
-                continue  # of the program around the part of one device: its types are those of the whole
+                continue  # of the program around the part of one device, with whole types
             if dims and not self._shares_type(consumer, node):
                 raise self._refusal(
                     consumer, f"it has no operand with a type of {node_text(self._graph, node)}"

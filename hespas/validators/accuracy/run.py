@@ -241,7 +241,12 @@ def end_to_end(
     times.
     """
     cases = source.cases
-    shares = {prediction.estimator: _covered_share(cases, prediction) for prediction in cases.predictions}
+    total_ns = float(cases.weights_ns.sum()) + cases.outside_ns
+    shares: dict[str, float] = {}
+    for prediction in cases.predictions:
+        is_covered = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
+        covered_ns = float(cases.weights_ns[is_covered].sum())
+        shares[prediction.estimator] = covered_ns / total_ns if total_ns else nan
     step = _measured_step(source)
     if source.program is not None and step.is_simulated:
         # A recording may contain several steps, and work outside of them.
@@ -292,10 +297,3 @@ def _measured_step(source: CaseSource) -> MeasuredStep:
         busy = float(np.median(source.recorded.busy_ns))
     is_timed = source.profile is not None or source.recorded is not None
     return MeasuredStep(span_ns=span, busy_ns=busy, is_simulated=is_timed and source.program is not None)
-
-
-def _covered_share(cases: Cases, prediction: CasePrediction) -> float:
-    """Return the share of the device time that a prediction covers; NaN if no time was measured."""
-    is_covered = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
-    total = float(cases.weights_ns.sum()) + cases.outside_ns
-    return float(cases.weights_ns[is_covered].sum()) / total if total else nan

@@ -126,7 +126,7 @@ def join_by_structure(
         if structure.fits is False:
             why = "its arguments, results or devices differ from the program"
         text = f"module {module or '(unnamed)'}: {why}; it is not matched"
-        if has_match:  # further modules beside the one that is the program are normal
+        if has_match:  # a recording usually contains other modules too
             diagnostics.info(OTHER_PROGRAM, profile.name, text)
         else:
             diagnostics.warning(OTHER_PROGRAM, profile.name, f"{text}: is it the program that ran?")

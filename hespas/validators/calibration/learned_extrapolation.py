@@ -4,7 +4,7 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -88,7 +88,15 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
         return TransferTrees(None, (), ())
     errors: list[LeftOutError] = []
     residuals: dict[str, list[FloatArray]] = {}
-    for held_out, has_siblings in _held_out_devices(rows):
+    families: dict[str, list[str]] = {}
+    for name, device in sorted(rows.devices.items()):
+        families.setdefault(family_name(device), []).append(name)
+    # Single devices with siblings that stay in the fit, then whole families.
+    tests: list[tuple[tuple[str, ...], bool]] = [
+        ((name,), True) for members in families.values() if len(members) > 1 for name in members
+    ]
+    tests += [(tuple(members), False) for members in families.values()]
+    for held_out, has_siblings in tests:
         test = rows.of_devices(held_out)
         fitted = _drawn(~test, _MOST_ROWS, seed)
         if not len(fitted):
@@ -126,18 +134,6 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
     fitted = _drawn(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
     forest = grow(table[fitted], rows.ratio[fitted], TRANSFER_FORM, seed=seed, rising=rising_columns)
     return TransferTrees(forest, tuple(unseen), tuple(errors))
-
-
-def _held_out_devices(rows: TrainingRows) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield single devices with siblings that stay, then whole families."""
-    families: dict[str, list[str]] = {}
-    for name, device in sorted(rows.devices.items()):
-        families.setdefault(family_name(device), []).append(name)
-    for members in families.values():
-        if len(members) > 1:
-            yield from (((name,), True) for name in members)
-    for members in families.values():
-        yield tuple(members), False
 
 
 def _ratio_of_references(

@@ -177,7 +177,7 @@ def test_a_file_with_expressions(tmp_path: Path) -> None:
     ("change", "where", "wrong", "hint"),
     [
         ("hiden = 3", "hiden", "unknown key", "did you mean 'hidden'"),
-        ('heads = "8 *"', "heads", "unexpected 'the end'", "name ="),
+        ('heads = "8 *"', "heads", "the expression is incomplete", "name ="),
         ('ffn = "4 * hiden"', "ffn", "unknown size 'hiden'; did you mean 'hidden'", ""),
         ("heads = 8.5", "heads", "expected a whole number or an expression, got 8.5", "4 \\* hidden"),
         ("heads = 7", "head_dim", "is not a whole number", ""),
