@@ -52,7 +52,7 @@ from hespas.estimators.collective_links import (
     tuned_times,
 )
 from hespas.estimators.interface import Prediction, estimate_by_operation, with_bands
-from hespas.estimators.rates import collective_time_ns
+from hespas.estimators.rates import COLLECTIVE_KINDS, collective_time_ns
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, load_device
@@ -69,7 +69,6 @@ _SAME_TRAFFIC: Mapping[str, str] = {
     "reduce_scatter_block": "reduce_scatter",
 }
 """Collectives that move the same bytes as another."""
-_KINDS: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}
 
 MEASURED = (
     "A100-PCIe-80GB",
@@ -414,7 +413,7 @@ def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Devi
     if lines.op == "permute" and out is not None:
         model = np.nan_to_num(out.latency_ns) + size / out.bandwidth_bytes_per_s * 1e9
     elif np.isnan(model).any():
-        kind = _KINDS.get(lines.op, CollectiveKind.UNKNOWN)
+        kind = COLLECTIVE_KINDS.get(lines.op, CollectiveKind.UNKNOWN)
         beyond = np.array([layout.nodes > 1])
         model = collective_time_ns(np.array([int(kind)]), ranks, size, device, beyond_node=beyond)
     measured = float(lines.by_layout[layout].time_ns(size)[0])
@@ -565,7 +564,7 @@ def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
 
 def _by_data_sheet(request: _CollectiveRequest) -> _CollectiveTimes | None:
     """Return latencies plus bytes over the bandwidth of the links."""
-    kind, count = _KINDS.get(request.op, CollectiveKind.UNKNOWN), len(request.message_bytes)
+    kind, count = COLLECTIVE_KINDS.get(request.op, CollectiveKind.UNKNOWN), len(request.message_bytes)
     time = collective_time_ns(
         np.full(count, int(kind)),
         np.full(count, float(request.layout.ranks)),

@@ -61,7 +61,7 @@ figure, chosen on the development rows of docs/league.md.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Configuration by which the time of a step is predicted.
+    """Settings for the prediction of a step time.
 
     ``estimator`` is a spelling of the registry, with options. ``host_issue_ns`` is the time in which the
     host launches one kernel (0: it launches the step as a whole). ``beside`` is the share by which kernels

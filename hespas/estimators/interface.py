@@ -77,7 +77,7 @@ class Availability(NamedTuple):
 
 @runtime_checkable
 class Probed(Protocol):
-    """An estimator that needs more than this package and reports if that is installed."""
+    """Estimator that needs other software and reports if it is installed."""
 
     def available(self) -> Availability:
         """Probe the installation without a long run."""

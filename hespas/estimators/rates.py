@@ -15,6 +15,7 @@ for all of its bytes; contention and hierarchy are left to a simulator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
@@ -53,6 +54,7 @@ from hespas.operations import (
 )
 
 __all__ = [
+    "COLLECTIVE_KINDS",
     "Algorithm",
     "Efficiencies",
     "NetworkCosts",
@@ -74,6 +76,9 @@ __all__ = [
     "unit_rate",
     "within_roof",
 ]
+
+COLLECTIVE_KINDS: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}
+"""Collective kinds by their names in tables of operations."""
 
 _BYTE = 8
 

@@ -15,7 +15,7 @@ as in a graph; a group larger than its node leaves the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 from typing import ClassVar
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hespas.estimators.interface import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
+    COLLECTIVE_KINDS,
     Algorithm,
     Efficiencies,
     NetworkCosts,
@@ -40,7 +41,6 @@ from hespas.estimators.rates import (
 from hespas.graph import (
     DTYPES,
     UNKNOWN_DTYPE,
-    CollectiveKind,
     Diagnostics,
     Estimate,
     NodeKind,
@@ -187,7 +187,7 @@ class Roofline:
         rows = ops.kind.where("collective")
         if len(rows):
             part = ops.take(rows)
-            codes = [int(_COLLECTIVES.get(name, -1)) for name in part.op.names]
+            codes = [int(COLLECTIVE_KINDS.get(name, -1)) for name in part.op.names]
             kinds = np.array(codes, np.int64)[part.op.row]
             ranks = part.dim("ranks")
             network_ns = collective_time_ns(
@@ -358,6 +358,3 @@ def _report(graph: OpGraph, code: str, message: str, nodes: BoolArray, diagnosti
         location = graph.strings[int(graph.source_id[node])] or f"node {int(graph.id[node])}"
         operation = graph.strings[row] or "unnamed node"
         diagnostics.warning(code, location, f"{operation}: no duration, {message}", count=count)
-
-
-_COLLECTIVES: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}

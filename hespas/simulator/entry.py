@@ -26,15 +26,10 @@ from hespas.simulator.job import JobScheduler
 from hespas.simulator.launches import Launches, launches_of, unrolled
 from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.results import Simulation, Simulator, throughput_of
+from hespas.simulator.streams import COMMUNICATION_KINDS
 
 __all__ = ["simulate"]
 
-_COMMUNICATION_KINDS = (
-    int(NodeKind.COLLECTIVE),
-    int(NodeKind.SEND),
-    int(NodeKind.RECV),
-    int(NodeKind.PERMUTE),
-)
 _MOST_TRIPS = 2.0**53
 """Largest integer below which all integers are exact in float64."""
 
@@ -204,7 +199,7 @@ def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     queues of communicators if no other node names a stream: these belong to a generated step, not to a
     recording.
     """
-    communicates = np.isin(graph.kind, _COMMUNICATION_KINDS)
+    communicates = np.isin(graph.kind, COMMUNICATION_KINDS)
     if (graph.stream[~communicates] < 0).all():
         return graph
     named = np.unique(graph.stream[(graph.stream >= 0) & (graph.resource == int(Resource.DEVICE))])
@@ -213,7 +208,7 @@ def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     diagnostics.info(
         "simulate.streams-merged",
         graph.name,
-        "streams of the device are merged into one per kind of work, since their work is estimated alone",
+        "device streams are merged into one per kind of work: an estimate assumes that nothing else runs",
         count=len(named) - 1,
     )
     keeps = is_delay(graph) | (graph.resource == int(Resource.HOST))

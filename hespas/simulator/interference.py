@@ -26,7 +26,7 @@ from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGrap
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.hardware import Device
 from hespas.hardware.kernel_shares import held_units, interference_factor
-from hespas.simulator.streams import COMMUNICATION, COMPUTE, kinds_of, stream_codes
+from hespas.simulator.streams import COMMUNICATION, COMMUNICATION_KINDS, COMPUTE, kinds_of, stream_codes
 
 __all__ = ["ConstantPace", "ContentionPace", "Pressure", "pressures_of", "uniform_pressures"]
 
@@ -289,13 +289,6 @@ _MOST_TAKEN = 0.5
 it.
 """
 
-_COMMUNICATION_KINDS = (
-    int(NodeKind.COLLECTIVE),
-    int(NodeKind.SEND),
-    int(NodeKind.RECV),
-    int(NodeKind.PERMUTE),
-)
-
 _TIMES = {
     CollectiveKind.ALL_REDUCE: 2.0,
     CollectiveKind.ALL_GATHER: 1.0,
@@ -352,7 +345,7 @@ def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
     estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
     kinds = kinds_of(stream_codes(graph))
     computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
-    return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, _COMMUNICATION_KINDS)
+    return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, COMMUNICATION_KINDS)
 
 
 def _from(source: str, distance: str) -> str:

@@ -16,6 +16,7 @@ from hespas.graph.timeline import layers_of
 
 __all__ = [
     "COMMUNICATION",
+    "COMMUNICATION_KINDS",
     "COMPUTE",
     "COPY",
     "DELAY",
@@ -39,7 +40,8 @@ DELAY = -2
 POSTED = -3
 """Code of communication that waits for other ranks and occupies no stream: a posted receive."""
 
-_COMMUNICATION_KINDS = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+COMMUNICATION_KINDS = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+"""Kinds of nodes that communicate."""
 _STORAGE_KINDS = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _COMMUNICATION_CLASSES = (OpClass.COLLECTIVE, OpClass.P2P)
 """Classes of communication, also for trace nodes that are computation because their size is unknown."""
@@ -58,7 +60,7 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
     kinds[graph.resource == int(Resource.HOST)] = HOST
     copies = np.isin(graph.op_class, _COPY_CLASSES) | np.isin(graph.kind, _STORAGE_KINDS)
     kinds[copies | ((kinds == COMPUTE) & runtime_copies(graph))] = COPY
-    kinds[np.isin(graph.kind, _COMMUNICATION_KINDS) | np.isin(graph.op_class, _COMMUNICATION_CLASSES)] = (
+    kinds[np.isin(graph.kind, COMMUNICATION_KINDS) | np.isin(graph.op_class, _COMMUNICATION_CLASSES)] = (
         COMMUNICATION
     )
     kinds[graph.p2p.node[graph.p2p.host]] = COPY

@@ -1,8 +1,8 @@
 """Operands that a product reads in another order than they are stored in, and the work fused into their copy.
 
-A compiler brings several contracted dimensions together by a copy (XLA's ``DotDecomposer``; a single one is
-read in place, ``TransposeFolding``), and fuses cheap work into that copy, however slow its access to memory
-is: gradients of weights are such products.
+A compiler copies an operand to bring several contracted dimensions together (XLA's ``DotDecomposer``; a
+single one is read in place, ``TransposeFolding``). It fuses cheap work into that copy, however slow the copy
+accesses memory. Products for gradients of weights have such operands.
 """
 
 from __future__ import annotations

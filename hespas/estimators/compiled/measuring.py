@@ -269,7 +269,7 @@ class WorkerSession:
 
 class TimingJob(msgspec.Struct, frozen=True, kw_only=True):
     """Programs to time: the loop with the work and without it, and the types of their arguments. Programs
-    that are not ``looped`` are called as many times instead.
+    that are not ``looped`` are called repeatedly.
     """
 
     program: str

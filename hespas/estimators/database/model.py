@@ -379,7 +379,7 @@ def _times_of_class(
         for source, description in _SOURCES.items():
             text = f"{description} in {table.name} ({table.provenance}), {variant or 'no variant named'}"
             text += f", of {other}" if other != scheme else ""
-            text += ", for gaps of the others" if position else ""
+            text += ", where the other measurements have gaps" if position else ""
             findings.info("database.said", location, text, count=int((result.source == source).sum()))
     count = int(np.isnan(times[0]).sum())
     if not candidates:

@@ -485,7 +485,7 @@ class JointSimulator:
             diagnostics.info(
                 "simulate.recorded-starts",
                 job.sim_ranks[0].graph.name,
-                f"recordings start up to {begin_ns.max() / 1e6:,.3f} ms apart, to end collectives together",
+                f"ranks start up to {begin_ns.max() / 1e6:,.3f} ms apart, to end collectives together",
                 count=int((begin_ns > 0).sum()),
             )
         done = joint_schedule(

@@ -13,7 +13,7 @@ classes are split between ranks with different times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import nan, prod
@@ -25,6 +25,7 @@ from msgspec import structs
 from hespas.estimators.collective_links import RankLayout, fill_ns
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.interface import takes_no_time
+from hespas.estimators.rates import COLLECTIVE_KINDS
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -57,8 +58,6 @@ _MODEL_SPREAD = (0.6, 2.0)
 """Bounds of the interval of the algorithms alone, relative to the time; as for data sheets in the estimator
 of collectives.
 """
-
-_KINDS: Mapping[str, CollectiveKind] = {kind.name.lower(): kind for kind in CollectiveKind}
 
 _DATA_SHEET = "collectives.data-sheet"
 
@@ -147,7 +146,7 @@ class Network:
         """
         if footprint.ranks <= 1:
             return np.zeros((3, len(message_bytes)))
-        kind, levels = _KINDS.get(op, CollectiveKind.UNKNOWN), levels_of(self.system, footprint)
+        kind, levels = COLLECTIVE_KINDS.get(op, CollectiveKind.UNKNOWN), levels_of(self.system, footprint)
         own = _TimeParts.of(partial(fastest_ns, kind, levels), message_bytes)
         case = _CollectiveCase(op, scheme, footprint.ranks, footprint.members[0])
         measured = self._measured(case, message_bytes, diagnostics)
@@ -184,7 +183,9 @@ class Network:
         message_bytes: FloatArray,
         diagnostics: Diagnostics | None = None,
     ) -> FloatArray:
-        """Return the same for messages from one rank to another at distance ``away`` along each dimension."""
+        """Return times and intervals like :meth:`collectives`, for messages from one rank to another;
+        ``away`` is their distance along each dimension.
+        """
         if not any(away):
             return np.zeros((3, len(message_bytes)))
         own = _TimeParts.of(partial(message_ns, self.system, away), message_bytes)
@@ -320,8 +321,9 @@ class _TimeParts(NamedTuple):
 
 
 def _scaled(measured: FloatArray, own: _TimeParts, theirs: _TimeParts) -> FloatArray:
-    """Return measured times on other links: scaled by the transfer time on the system's links over that on
-    the device's own, plus the difference of latencies. Unchanged if both agree or no rule is known.
+    """Return measured times on other links: multiplied by the ratio of transfer times (system's links over
+    the device's own links), plus the difference of latencies. They stay unchanged if both links agree, or
+    without a rule.
     """
     later_ns = np.nan_to_num(own.latency_ns - theirs.latency_ns)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -7,14 +7,14 @@ need only a few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import GroupSet, Permutation, StridedGroups
+from hespas.graph import GroupSet, Permutation
 from hespas.graph.columns import IntArray
+from hespas.graph.groups import member_rows
 from hespas.hardware import System
 
 __all__ = ["Footprint", "PlacedGroups", "footprint_of", "place_groups", "place_messages"]
@@ -56,7 +56,16 @@ def place_groups(groups: GroupSet, system: System, num_ranks: int) -> PlacedGrou
     """
     which = np.full(num_ranks, -1, np.int64)
     index_of: dict[Footprint, int] = {}
-    matrices = list(_matrices(groups))
+    # The members of all groups, as one matrix per group size.
+    members = member_rows(groups)
+    matrices: list[IntArray] = []
+    if isinstance(members, tuple):
+        by_size: dict[int, list[tuple[int, ...]]] = {}
+        for listed in members:
+            by_size.setdefault(len(listed), []).append(listed)
+        matrices += [np.array(same, np.int64) for size, same in by_size.items() if size]
+    else:
+        matrices.append(members)
     empty: IntArray = np.empty(0, np.int64)
     inside = np.concatenate([empty, *(rows[rows < num_ranks] for rows in matrices)])
     busy = _busy(np.unique(inside), system)
@@ -87,25 +96,6 @@ def place_messages(permutation: Permutation, system: System, num_ranks: int) -> 
         has_peer = (peers >= 0) & (peers < num_ranks)
         away.append(_apart(ranks, np.where(has_peer, peers, ranks), system))
     return away[0], away[1]
-
-
-def _matrices(groups: GroupSet) -> Iterator[IntArray]:
-    """Return the members of all groups, as one matrix per group size."""
-    if isinstance(groups, StridedGroups):
-        starts = groups.base + _spread(groups.group_digits)
-        yield starts[:, None] + _spread(groups.member_digits)[None, :]
-        return
-    by_size: dict[int, list[tuple[int, ...]]] = {}
-    for row in groups.rows:
-        by_size.setdefault(len(row), []).append(row)
-    yield from (np.array(rows, np.int64) for size, rows in by_size.items() if size)
-
-
-def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
-    values: IntArray = np.zeros(1, np.int64)
-    for size, stride in digits:
-        values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
-    return values
 
 
 def _units(system: System) -> list[int]:
