@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.contract import (
-    INTEGER_FIELDS,
-)
+from hespas.converters.chakra.contract import INTEGER_FIELDS
 from hespas.converters.chakra.wire import (
     SLACK,
     AttributeColumns,

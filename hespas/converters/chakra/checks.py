@@ -11,13 +11,7 @@ import numpy as np
 
 from hespas.converters.chakra.contract import INTEGER_FIELDS, IS_INTEGER, LINTED, AttributeFacts
 from hespas.converters.chakra.times import LARGEST_MICROS
-from hespas.converters.chakra.wire import (
-    Bools,
-    EtColumns,
-    Longs,
-    Words,
-    node_numbers,
-)
+from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words, node_numbers
 from hespas.graph import OpGraph
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError

@@ -155,8 +155,8 @@ class RankTraces:
             expanded = expand(host_transfers(flat, self.diagnostics))
             report_refused(expanded.graph, self.diagnostics)
             message = (
-                "permutes are written as SEND and RECV; their time is that of the SEND, "
-                "on a rank that only receives of the RECV"
+                "permutes are written as SEND and RECV; the SEND has their time, "
+                "or the RECV on ranks that only receive"
             )
             self.diagnostics.info("chakra.permute", flat.name, message, count=len(expanded.halves))
             self._expanded[number] = expanded

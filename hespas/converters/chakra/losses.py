@@ -14,14 +14,7 @@ from hespas.converters.chakra.preserve import foreign_texts
 from hespas.converters.chakra.readiness import LARGEST_COUNT
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, nodes_of_odd_sizes
 from hespas.converters.chakra.times import LONGEST_NS
-from hespas.graph import (
-    PROGRAM_BYTES,
-    CollectiveKind,
-    Diagnostics,
-    NodeKind,
-    OpGraph,
-    Workload,
-)
+from hespas.graph import PROGRAM_BYTES, CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = ["report", "report_refused"]
@@ -89,7 +82,9 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         message = "operations have no duration; a trace cannot distinguish unknown from 0"
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
         large = int((graph.p2p.tag >= _TAG_SPACE).sum())
-        diagnostics.warning("chakra.large-tag", graph.name, "message tags >= 5e8 alias", count=large)
+        diagnostics.warning(
+            "chakra.large-tag", graph.name, "ASTRA-sim confuses message tags of 5e8 and more", count=large
+        )
         matmuls = graph.contractions
         past = np.zeros(len(matmuls), np.bool_)
         for extents in (matmuls.batch, matmuls.m, matmuls.n, matmuls.k):

@@ -291,8 +291,8 @@ _ROW_BYTES = 16
 
 
 def _preserved_micros(graph: OpGraph) -> tuple[Longs, Words]:
-    """Return nodes and the microseconds that their trace stated, if the duration is still the one
-    read there.
+    """Return the nodes whose duration is unchanged since it was read, and the microseconds that their trace
+    stated.
     """
     table = graph.extra
     rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))

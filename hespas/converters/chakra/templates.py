@@ -1,4 +1,4 @@
-"""Recognition by their bytes of rank files that differ only in process groups and message peers.
+"""Rank files that differ only in process groups and message peers, recognised by their bytes.
 
 The positions of these values are known for a file that was decoded. Another file of the same length that
 differs only there has equal columns except for these values, and is not decoded again.

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.wire import Bools, Longs, Words
-from hespas.graph import (
-    NodeKind,
-)
+from hespas.graph import NodeKind
 from hespas.graph.columns import FloatArray
 
 __all__ = [

@@ -93,7 +93,7 @@ class _NodeCosts:
     conflicts: int
     """Number of nodes whose two times differ by more than rounding."""
     bare: Bools
-    """Nodes that state a count of 0 directly, and know the other count."""
+    """Nodes with a directly stated count of 0 whose other count is known."""
     counted_ops: AttributeValues
     counted_bytes: AttributeValues
     """Counts of 0 that are stated as 1."""

@@ -11,14 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from hespas.converters.stablehlo.mlir import (
-    Bindings,
-    MlirBlock,
-    MlirModule,
-    ParseFailure,
-    quoted,
-    text_of,
-)
+from hespas.converters.stablehlo.mlir import Bindings, MlirBlock, MlirModule, ParseFailure, quoted, text_of
 from hespas.converters.stablehlo.module import read_header
 from hespas.converters.stablehlo.program import shortened
 from hespas.graph.errors import UnsupportedError, UsageError

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hespas.converters.stablehlo.mlir import (
-    Bindings,
-)
+from hespas.converters.stablehlo.mlir import Bindings
 from hespas.converters.stablehlo.module import ModuleHeader, function_calls
 from hespas.converters.stablehlo.template import FunctionTemplate, check_size
 from hespas.converters.stablehlo.walker import ModuleContext, Walker

@@ -322,7 +322,7 @@ _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
 
 
 class ParseFailure(Exception):  # noqa: N818 - the reader converts it to a FormatError with the path
-    """Refusal of the input by the parser.
+    """Error of the parser about its input.
 
     ``line`` and ``column`` count from 1; 0 if MLIR does not know them. Then ``place`` is MLIR's text of the
     location, if there is one. ``is_verdict``: the input was parsed, but an operation in it is invalid.

@@ -15,11 +15,7 @@ from hespas.converters.stablehlo.assembly import DeviceCounts, assemble
 from hespas.converters.stablehlo.attributes import BufferLifetimes, CostAttributeReader
 from hespas.converters.stablehlo.communication import Communication, CommunicationReader, ProgramCollective
 from hespas.converters.stablehlo.functions import FunctionLibrary
-from hespas.converters.stablehlo.mlir import (
-    Bindings,
-    MlirOperation,
-    load_bindings,
-)
+from hespas.converters.stablehlo.mlir import Bindings, MlirOperation, load_bindings
 from hespas.converters.stablehlo.module import ModuleHeader, call_sites, read_header
 from hespas.converters.stablehlo.node_rows import LocationTable, SignatureTable
 from hespas.converters.stablehlo.program import ParsedProgram, ProgramForm, undecodable_place

@@ -15,10 +15,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.converters.stablehlo import class_files
-from hespas.converters.stablehlo.mlir import (
-    Bindings,
-    load_bindings,
-)
+from hespas.converters.stablehlo.mlir import Bindings, load_bindings
 from hespas.converters.stablehlo.program import ParsedProgram, ProgramForm, parse_program
 from hespas.converters.stablehlo.program_graph import read_here
 from hespas.converters.stablehlo.sandbox import parse_in_sandbox

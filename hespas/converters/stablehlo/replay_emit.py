@@ -328,9 +328,9 @@ class OperandBinder:
     """Binder of operands: makes an operation wait for its producers through data, which compilers may not
     reorder.
 
-    A producer's result of the operand's type is the operand; one of as many elements is reshaped. Of other
-    results one element is written into an operand or argument: XLA drops barriers and removes twins and dead
-    code, but not that. ``whole`` holds the names of values whose elements are all used.
+    A result of the operand's type becomes the operand, and a result with as many elements is reshaped. For
+    any other result, one element is written into an operand or argument. XLA drops barriers, twins and dead
+    code, but it keeps such a write. ``whole`` holds the names of values whose elements are all used.
     """
 
     def __init__(self, emitter: ReplayEmitter) -> None:

@@ -1,9 +1,9 @@
 """Recipes: operations of a replay for each operation of a graph, and extra work up to the graph's counts.
 
-Attributes follow from types (:mod:`hespas.programs`); operations whose attributes do not are copies, without
-arithmetic. A few FLOPs per element become passes over the result. More become a separate matmul. It takes one
-element of the result and the result takes one of its elements, so that it is on the same path and cannot be
-removed.
+Attributes follow from types (:mod:`hespas.programs`). An operation whose types do not determine its
+attributes becomes a copy, without arithmetic. A few missing FLOPs per element become passes over the result.
+More become a separate matmul, which uses one element of the result and then changes one. The matmul is
+therefore on the same path, and no compiler can remove it.
 """
 
 from __future__ import annotations
@@ -505,7 +505,7 @@ def _with_extra_work(node: ReplayNode, made: list[Value], op: str, count: int) -
 def _extra_matmul(node: ReplayNode, start: Value, count: int) -> tuple[Value, int]:
     """Return a product ``s x k by k x s`` of about ``count`` FLOPs that waits for ``start``, and the rest.
 
-    Its size in memory is what the node moves beyond its own tensors.
+    It moves as many bytes as the node moves beyond its own tensors.
     """
     typed = sum(tensor.size_bytes for tensor in (*node.operands, *node.results))
     spare = node.bytes_moved - typed if not isnan(node.bytes_moved) else 0.0

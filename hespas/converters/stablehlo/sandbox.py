@@ -13,9 +13,7 @@ import msgspec
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo import BYTECODE_MAGIC
 from hespas.converters.stablehlo.dimensions import with_dims
-from hespas.converters.stablehlo.mlir import (
-    load_bindings,
-)
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import ProgramForm, parse_program
 from hespas.converters.stablehlo.program_graph import parsing, read_here
 from hespas.files.limits import parser_hint

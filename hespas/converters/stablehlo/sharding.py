@@ -1,10 +1,10 @@
 """Shardings of a program, and the operations whose shapes still span the whole job.
 
-Shardings state over which mesh axes data is split. Within manual computations (``shard_map``) shapes are
-those of one device for the manual axes. An operation is global where an axis in use is not manual. There are
-two spellings: Shardy names axes, GSPMD states tiles without names. For GSPMD a manual part counts by its
-number of devices (:data:`EVERY_AXIS` for all). A partitioned program may keep its shardings, but it
-communicates outside of manual computations.
+Shardings state over which mesh axes data is split. Within manual computations (``shard_map``) the shapes are
+per device along the manual axes. An operation is global if an axis in use is not manual. There are two
+spellings: Shardy names axes, and GSPMD states tiles without names. A manual part of a GSPMD sharding is
+identified by its number of devices (:data:`EVERY_AXIS` for all). A partitioned program may keep its
+shardings, but it communicates outside of manual computations.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from collections.abc import Mapping
 from math import prod
 
 from hespas.converters.stablehlo.communication import Communication, DeviceMesh, ProgramMessage
-from hespas.converters.stablehlo.mlir import (
-    MlirOperation,
-    defining_op,
-    text_of,
-)
+from hespas.converters.stablehlo.mlir import MlirOperation, defining_op, text_of
 from hespas.converters.stablehlo.node_rows import StablehloSignature
 from hespas.converters.stablehlo.template import FunctionTemplate
 
@@ -118,7 +114,7 @@ class Shardings:
                         self.tiles = max(self.tiles, tiles[0] * tiles[1])
 
     def split_within(self, manual: frozenset[str]) -> int:
-        """Return the number of parts that data is still to be split into inside ``manual`` axes; 1: none."""
+        """Return the number of parts that data must still be split into in ``manual`` axes, 1 for none."""
         if EVERY_AXIS in manual:
             return 1
         num_parts = prod(self._extents.get(name, 2) for name in self.axes - manual)

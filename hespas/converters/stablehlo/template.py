@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hespas.graph import (
-    RegionKind,
-)
+from hespas.graph import RegionKind
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
@@ -116,8 +114,8 @@ class FunctionTemplate:
 
 
 MAX_NODES = 4_000_000
-"""Limit of inlined operations. Functions that call two others each double a program per level, so the copy is
-refused before it is made.
+"""Limit of inlined operations. A program doubles per level if each function calls the next one twice, so a
+copy is refused before it is made.
 """
 
 

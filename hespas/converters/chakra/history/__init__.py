@@ -203,20 +203,11 @@ def _fitting(
 
 
 def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
-    """Return True if a proto2 version has all fields of the nodes and allows their values and types."""
-    if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG} or not _fits_fields(version, evidence):
+    """Return True if a proto2 version has all fields of the nodes, allows their values, and requires no
+    others.
+    """
+    if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG}:
         return False
-    types, kinds = len(version.declared), len(version.comm_types)
-    if max(evidence.valueless, default=-1) >= types or max(evidence.comm_types, default=-1) >= kinds:
-        return False
-    return all(
-        _explains(version.declared, type_and_tag, seen, texts_are_lists)
-        for type_and_tag, seen in evidence.values.items()
-    )
-
-
-def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
-    """Return True if a version has all fields of the nodes, allows their values, and requires no others."""
     fields = version.node.fields
     for tag, largest in evidence.largest.items():
         spec = fields.get(tag >> 3)
@@ -225,7 +216,15 @@ def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
         too_large = spec.largest is not None and largest > spec.largest
         if too_large or (spec.kind is ProtoKind.STRING and tag in evidence.not_text):
             return False
-    return not any(spec.required and spec.number in evidence.lacking for spec in fields.values())
+    if any(spec.required and spec.number in evidence.lacking for spec in fields.values()):
+        return False
+    types, kinds = len(version.declared), len(version.comm_types)
+    if max(evidence.valueless, default=-1) >= types or max(evidence.comm_types, default=-1) >= kinds:
+        return False
+    return all(
+        _explains(version.declared, type_and_tag, seen, texts_are_lists)
+        for type_and_tag, seen in evidence.values.items()
+    )
 
 
 def _has_wire(spec: FieldSpec, wire: int) -> bool:
