@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isnan, nan
 from typing import Any
@@ -63,11 +63,18 @@ from hespas.graph.deprecation import warn_renamed
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
 
-__all__ = ["AnalysisTables", "analysis_tables", "changed_text", "device_of", "step_ns_of", "summary_line"]
+__all__ = [
+    "AnalysisTables",
+    "analysis_tables",
+    "changed_text",
+    "device_of",
+    "step_ns_of",
+    "summary_line",
+    "world_size_of",
+]
 
 _NOTABLE_SHARE = 0.2
 """Share of the device time, or of the events, from which missing data is worth a note."""
-_MAX_DIGITS = 10
 _UNCLASSIFIED_LIMIT = 0.1
 """Share of the device time of kernels of unknown class from which communication is a lower bound."""
 _UNITS = ("ns", "us", "ms", "s")
@@ -239,10 +246,9 @@ def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iter
             f"the launches of {unknown_launches / events:.1%} of the device events are not recorded: the "
             "cause of idle time before them is unknown (record the runtime, from the first launch on)"
         )
-    texts = [profile.metadata.get("world_size", "") for profile in profiles]
-    sizes = [int(text) for text in texts if text.isdecimal() and len(text) < _MAX_DIGITS]
-    if len(recordings) <= 1 and max(sizes, default=0) > 1:
-        yield f"one of {max(sizes):,} ranks: the files of other ranks add stragglers and transfer times"
+    ranks = world_size_of(profiles)
+    if len(recordings) <= 1 and ranks > 1:
+        yield f"one of {ranks:,} ranks: the files of other ranks add stragglers and transfer times"
     if any(profile.metadata.get("format") == "kineto" for profile in profiles):
         has_modules = any(
             any(
@@ -256,6 +262,12 @@ def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iter
             missing.append("memory (profile_memory=True)")
         if missing:
             yield f"not recorded: {' and '.join(missing)}"
+
+
+def world_size_of(profiles: Iterable[Profile]) -> int:
+    """Return the largest number of ranks that the profiles state for their job; 0 if none states one."""
+    texts = [profile.metadata.get("world_size", "") for profile in profiles]
+    return max((int(text) for text in texts if text.isdecimal() and len(text) < 10), default=0)
 
 
 def _time_text(duration_ns: float) -> str:

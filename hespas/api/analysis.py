@@ -35,6 +35,7 @@ from hespas.analysis.run import (
     device_of,
     step_ns_of,
     summary_line,
+    world_size_of,
 )
 from hespas.analysis.table import Table
 from hespas.analysis.tree import TreeRow
@@ -207,14 +208,12 @@ def analyze(
     # the host may take longer for a step than the span of its device events
     period_ns = step_ns_of(tables) if isnan(tables.period_ns) else tables.period_ns
     # the job has as many ranks as its profiles state, or as were recorded
-    world_sizes = [profile.metadata.get("world_size", "") for profile in profiles]
-    sizes = [int(text) for text in world_sizes if text.isdecimal() and len(text) < 10]
     recorded = int((tables.breakdown["step"] == ALL_STEPS).sum())
     facts = StepFacts(
         kind="training",
         tokens=nan if tokens is None else tokens,
         model_flops=nan if model_flops is None else model_flops,
-        ranks=max(recorded, *sizes, 0),
+        ranks=max(recorded, world_size_of(profiles)),
         dtype=tables.product_dtype,
     )
     rates = rates_of(facts, period_ns, device)

@@ -87,7 +87,7 @@ def _builtin(value: object) -> object:
         return plain
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(f"a {type(value).__name__} has no JSON form")
+    raise NotImplementedError(f"values of type {type(value).__name__} have no JSON form")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_builtin)

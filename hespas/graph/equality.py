@@ -267,5 +267,5 @@ def _digest_value(value: object, digest: _Digest) -> list[object]:
             digest.update(f"{type(value).__name__}\n".encode())
             parts = [getattr(value, entry.name) for entry in fields(value) if entry.compare]
         case _:
-            raise TypeError(f"a {type(value).__name__} has no checksum")
+            raise TypeError(f"values of type {type(value).__name__} have no checksum")
     return parts

@@ -526,10 +526,11 @@ def membership_of(
 def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
     """Return the peers of all ranks of a job in one permutation. O(ranks)."""
     if permutation.pairs is None:
-        return PermutationPeers(
-            _shifted_ranks(permutation, permutation.shift, num_ranks),
-            _shifted_ranks(permutation, -permutation.shift, num_ranks),
-        )
+        ranks = np.arange(num_ranks, dtype=np.int64)
+        targets, sources = permutation.targets_of(ranks), permutation.sources_of(ranks)
+        targets[targets >= num_ranks] = -1
+        sources[sources >= num_ranks] = -1
+        return PermutationPeers(targets, sources)
     target = np.full(num_ranks, -1, np.int64)
     source = np.full(num_ranks, -1, np.int64)
     pairs = np.array(permutation.pairs, np.int64).reshape(-1, 2)
@@ -537,16 +538,6 @@ def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
     target[pairs[inside, 0]] = pairs[inside, 1]
     source[pairs[inside, 1]] = pairs[inside, 0]
     return PermutationPeers(target, source)
-
-
-def _shifted_ranks(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:
-    size, stride = permutation.digit
-    rank = np.arange(num_ranks, dtype=np.int64)
-    digit = rank // stride % size
-    shifted = (digit + shift) % size if permutation.wraps else digit + shift
-    other = rank + (shifted - digit) * stride
-    has_none = (shifted < 0) | (shifted >= size) | (rank >= permutation.num_ranks)
-    return np.where(has_none | (other >= num_ranks), -1, other)
 
 
 def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""What kernels of a training step are taken to reach, by family of devices."""
+"""Rates of the kernels of a training step, by family of devices."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ def test_what_stands_where_counts() -> None:
 
 
 def test_other_types_are_refused() -> None:
-    with pytest.raises(TypeError, match="a object has no checksum"):
+    with pytest.raises(TypeError, match="values of type object have no checksum"):
         content_key(object())

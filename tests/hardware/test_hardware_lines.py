@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -94,13 +95,17 @@ def test_learned_models_are_named_relative_to_the_file(tmp_path: Path) -> None:
     path = write_device(replace(V4, learned_models=(card,)), tmp_path / "mine.toml")
     assert 'learned_models = ["mine.learned/matmul-bf16.json"]' in path.read_text("utf-8").splitlines()
     assert load_device(path).learned_models == (card,)
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path / "gone"):
+        (tmp_path / "gone").rmdir()
+        assert load_device(path).learned_models == (card,)  # an absolute path needs no working folder
     (tmp_path / "elsewhere").mkdir()
     moved = path.rename(tmp_path / "elsewhere" / "mine.toml")
     assert load_device(moved).learned_models == (
         str(tmp_path / "elsewhere" / "mine.learned" / "matmul-bf16.json"),
     )
     far = tmp_path / "elsewhere" / "far.toml"
-    with pytest.raises(OutputError, match="within its own folder"):
+    with pytest.raises(OutputError, match="can only name learned models within its own folder"):
         write_device(replace(V4, learned_models=(card,)), far)
     assert not far.exists()
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hespas
+from hespas.api.conversion import Rescaling
 from hespas.cli.convert import app
 from hespas.generators.rescale import RankMesh, Rescale, find_mesh, parse_sizes
 from hespas.graph import (
@@ -306,6 +307,9 @@ def test_options_of_rescaling_that_stand_alone_are_wrong_usage(tmp_path: Path) -
     target = str(tmp_path / "x.json")
     with pytest.raises(UsageError):
         hespas.convert(RUNS / "dp2.mlir.gz", target, rescale="dp")
+    rescaling = Rescaling(sizes="dp", others=(tmp_path / "absent",))
+    with pytest.raises(UsageError):  # before the other traces are read
+        hespas.convert(RUNS / "dp2.mlir.gz", target, rescale=rescaling)
     code, said = run(str(RUNS / "dp2.mlir.gz"), target, "--with", str(RUNS / "dp8.mlir.gz"))
     assert code == 2
     assert "--with requires --rescale" in said
