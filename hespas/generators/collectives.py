@@ -185,7 +185,7 @@ def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
 
 
 class _BenchmarkNodes:
-    """Adds nodes, each after the one before unless they are separate."""
+    """Writer of nodes, each after the one before unless they are separate."""
 
     def __init__(self, bench: CollectiveBenchmark, builder: GraphBuilder, groups: GroupSet) -> None:
         self.builder = builder

@@ -117,7 +117,7 @@ class DlrmStep(Bounded):
 
 
 class _DlrmWriter:
-    """Adds the nodes of a step."""
+    """Writer of the nodes of a step."""
 
     def __init__(self, step: DlrmStep, kernels: KernelWriter) -> None:
         self.step, self.kernels = step, kernels

@@ -142,7 +142,7 @@ class _ClassProgram:
 
 
 class _RandomJobBuilder:
-    """Draws the events of the programs of all classes."""
+    """Builder that draws the events of the programs of all classes."""
 
     def __init__(self, settings: RandomJob, random: Random) -> None:
         self.settings, self.random = settings, random

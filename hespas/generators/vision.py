@@ -186,7 +186,7 @@ _Backward = Callable[[], None]
 
 @dataclass(slots=True)
 class _VisionWriter:
-    """Writes a step; the forward pass records the backward pass on a tape.
+    """Writer of a step. The forward pass records the backward pass on a tape.
 
     ``current`` is the current value or gradient, ``condition`` the conditioning value, ``weight_gradients``
     the gradients of weights of the current unit.

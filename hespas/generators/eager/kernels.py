@@ -25,7 +25,10 @@ _TRANSPOSED = "{1,3,2,0}"
 
 @dataclass(slots=True)
 class EagerOperators:
-    """Adds operators to a graph. ``compiled``: operators between products are fused, as in TorchInductor."""
+    """Writer of operators to a graph.
+
+    ``compiled``: operators between products are fused, as in TorchInductor.
+    """
 
     builder: GraphBuilder
     training: bool

@@ -139,7 +139,7 @@ _ROUTING = ("aten::max", "aten::argmax", "aten::one_hot", "aten::cumsum", "aten:
 
 @dataclass(frozen=True, slots=True)
 class EagerLayers:
-    """Writes the operators of a model for ``batch`` sequences of ``length`` tokens."""
+    """Writer of the operators of a model for ``batch`` sequences of ``length`` tokens."""
 
     model: EagerModel
     ops: EagerOperators
@@ -199,7 +199,7 @@ class EagerLayers:
         ops.record(backward)
 
     def _residual(self, *, norm: bool = False) -> None:
-        """Add a result to the stream; ``norm``: and normalise it."""
+        """Add a result to the stream. With ``norm``, also normalise it."""
         self.ops.dropout(self.value)
         if not (norm and self.ops.compiled):
             self.ops.add(self.value)

@@ -334,7 +334,7 @@ def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str
             "choose a number that divides heads",
         )
     if size["experts"] and size["topk"] > size["experts"]:
-        yield "topk", f"a token uses {size['topk']} of {size['experts']} experts", "at most experts"
+        yield "topk", f"a token uses {size['topk']} of {size['experts']} experts", "choose at most experts"
     if size["mamba_heads"] % (size["mamba_groups"] or 1):
         message = f"{size['mamba_heads']} heads do not divide into {size['mamba_groups']} groups"
         yield "mamba_groups", message, "choose a number that divides mamba_heads"
@@ -360,7 +360,10 @@ def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[La
         return
     if set(file.windows) - set("LG"):
         raise toml_error(
-            path, "windows", f"{clipped(file.windows)} has letters other than L and G", 'windows = "LLLG"'
+            path,
+            "windows",
+            f"{clipped(file.windows)} has letters other than L and G",
+            'write windows = "LLLG"',
         )
     for layer in range(size["layers"]):
         after_dense = layer - size["dense_layers"]
@@ -369,7 +372,7 @@ def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[La
 
 
 class _BlockBuilder:
-    """Makes the blocks of a model file."""
+    """Builder of the blocks of a model file."""
 
     def __init__(self, file: ModelFile, size: Mapping[str, int]) -> None:
         self.file, self.size = file, size

@@ -549,8 +549,8 @@ class ServingStage:
         )
 
     def absorbs(self, block: Attention | LatentAttention, group: SequenceBatch) -> bool:
-        """Return True if queries are projected to the latents instead of latents to keys: few queries read
-        many.
+        """Return True if queries are projected to the latents, not the latents to keys. This is
+        cheaper if few queries read many latents.
         """
         return isinstance(block, LatentAttention) and group.queries < 32 and group.context > 0
 

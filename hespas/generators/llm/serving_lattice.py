@@ -166,7 +166,7 @@ _KEY_KERNELS = ("kv_up.quantize", "kv_up", "kv_join")
 
 @dataclass
 class _LatticeWriter:
-    """Writes the kernels of grid points into one graph."""
+    """Writer of the kernels of grid points into one graph."""
 
     step: ServingStep
     builder: GraphBuilder

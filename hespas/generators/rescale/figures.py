@@ -244,7 +244,7 @@ def recount(
 
 
 class _CostRecount:
-    """Recounts the costs of nodes."""
+    """Recount of the costs of nodes."""
 
     def __init__(self, graph: OpGraph, old: GraphFigures, new: GraphFigures) -> None:
         self._graph, self._old, self._new = graph, old, new
@@ -440,7 +440,7 @@ def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> Unsuppor
 
 
 class _FigureFit:
-    """Fits the columns of one graph. Types must be fitted first: they determine the form of the work of a
+    """Fit of the columns of one graph. Types must be fitted first: they determine the form of the work of a
     node.
     """
 
@@ -453,7 +453,7 @@ class _FigureFit:
         self._rises: BoolArray = np.zeros(len(graph), np.bool_)
 
     def types(self, name: str) -> RaggedArray:
-        """Return operands or results with their new types. A Python call for each distinct pair of types."""
+        """Return operands or results with their new types. O(distinct pairs of types) Python calls."""
         one: RaggedArray = getattr(self._graph, name)
         now: RaggedArray = getattr(self._now, name)
         has_row = np.zeros(len(self._graph), np.bool_)

@@ -189,7 +189,7 @@ def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> Grap
 
 
 class _ShardFlow:
-    """Marks the dimensions of tensors that the axis splits."""
+    """Marks on the dimensions of tensors that the axis splits."""
 
     def __init__(self, graph: OpGraph, change: AxisChange) -> None:
         self._graph, self._change = graph, change

@@ -69,8 +69,8 @@ _Labels = tuple[str, str, str, str]
 class Adaptable:
     """Rows of a ``part`` that the model of the card at ``path`` covers, and the class that it uses for each.
 
-    The part is without its layers if there are too few of them. The model does not cover ``unknown`` other
-    rows.
+    The part has no layers if there are too few of them. ``unknown`` counts the rows that the model does not
+    cover.
     """
 
     part: LearnedPart

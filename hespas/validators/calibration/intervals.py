@@ -2,8 +2,8 @@
 
 Shapes of one recording are similar, and recordings of one device are more similar than recordings of two. The
 error of a fit on other shapes of the same program is therefore smaller than its error on the next program or
-device. So whole recordings are held out, and exactly what will be missing when the fit is used: the program,
-on all devices, for a recorded device; program and device for a device without recordings.
+device. So whole recordings are held out, with everything that is unknown when the fit is used. For a recorded
+device that is the program, on all devices; for a device without recordings it is program and device.
 
 The interval lies between order statistics of measured / predicted that hold one more value of the same kind
 with a probability of 90 % (split conformal prediction: Papadopoulos et al. 2002; weights of dissimilar
@@ -33,9 +33,9 @@ from hespas.validators.calibration.fit_device import error_of, rounded
 __all__ = ["ENOUGH", "HeldOutRecording", "held_out_recording", "with_fits", "with_intervals"]
 
 ENOUGH = 60.0
-"""Rows that are enough for an interval. If a device has fewer, rows of other devices are added; of one
-recording, no more rows count in full. One width is used for all kinds, because each kind has too few
-recordings.
+"""Rows that are enough for an interval. If a device has fewer, rows of other devices are added. A recording
+has at most the weight of this number of rows. One width is used for all kinds, because each kind has too
+few recordings.
 """
 _FEWEST = 10.0
 """Least rows for an interval of 90 %."""

@@ -103,8 +103,8 @@ def fit_learned(part: LearnedPart, table: Measurements, *, seed: int = 0) -> Lea
 def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = False) -> LearnedModel:
     """Fit the model of some rows, all of which may be used.
 
-    ``own``: they are a user's rows, and may be few: all folds have as many groups, the interval of a part
-    needs at least :data:`FEWEST_MARGINS` rows, and the errors in the card are the errors of the folds.
+    ``own`` marks rows of a user, which may be few. All folds then have equal numbers of groups, the interval
+    of a part needs at least :data:`FEWEST_MARGINS` rows, and the card has the errors of the folds.
     """
     plain = rows
     rows, bases = with_bases(part, plain, seed=seed)

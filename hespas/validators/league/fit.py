@@ -46,7 +46,7 @@ class Effect:
     """Effect shared by rows that are equal in ``columns``.
 
     ``spread`` is the standard deviation of the logarithm of a component's factor, relative to the component's
-    own in :data:`_SPREAD`. ``whole`` is that of one factor for all components.
+    own in :data:`_SPREAD`. ``whole`` is the spread of one factor for all components.
     """
 
     name: str
