@@ -168,7 +168,7 @@ class _AnnotatedProgram:
                 raise UsageError(
                     f"the program is sharded in tiles over {partitions} devices, but the mesh "
                     f"{_axes_text(axes)} has {prod(axes.values())}",
-                    hint="tiles have no axes that could be resized: lower the program for the other mesh",
+                    hint="lower the program for the other mesh, because tiles have no axes to resize",
                 )
             return _checked_devices(partitions)
         own_axes = [dict(mesh.axes) for mesh in meshes.values()]

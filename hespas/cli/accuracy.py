@@ -323,8 +323,9 @@ def _matching_rules(coverage: Coverage) -> str:
 
 
 def print_summary(done: Accuracy) -> None:
-    """Print the errors per device, estimator and class, with each distinct shape once; of the baselines, only
-    those over all classes. Classes with families are split by them.
+    """Print the errors per device, estimator and class; each distinct shape counts once.
+
+    Baselines are printed over all classes only. Classes with families are split by family.
     """
     shown = {"all", *(name for cases in done.cases for name in cases.families or cases.classes)}
     rows = [

@@ -369,8 +369,10 @@ def _print_operations(tables: AnalysisTables, top: int) -> None:
 
 
 def _print_calls(tables: AnalysisTables, top: int) -> None:
-    """Print the calls with most device time. Of a chain of calls that only forward it, the last is printed,
-    with the name of the innermost module in the chain.
+    """Print the calls with most device time.
+
+    If a call only makes one other call, just the last call of this chain is printed, with the name of the
+    innermost module in the chain.
     """
     rows = tables.tree.rows()
     largest_child_ns: dict[int, float] = {}

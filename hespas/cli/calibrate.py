@@ -413,7 +413,7 @@ def _suggest_shapes(
         if fit_options:
             raise UsageError(
                 f"--suggest excludes {' and '.join(fit_options)}",
-                hint="leave that out; measurements go to --table",
+                hint="leave it out, and give measurements with --table",
             )
         if out.suffix != ".csv":
             raise UsageError("--out: expected a .csv file", path=str(out), hint="--out shapes.csv")

@@ -233,7 +233,7 @@ def llm(
         is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_ROW_DIGITS
         if not table or not is_number:
             raise UsageError(
-                f"invalid --row {row}: expected TABLE.csv:N", hint="--row runs.csv:0 is the first row"
+                f"invalid --row {row}: expected TABLE.csv:N", hint="give --row runs.csv:0 for the first row"
             )
         return row_of(Path(table), int(number), given.diagnostics).step()
     layout = Layout(

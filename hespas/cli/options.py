@@ -201,8 +201,10 @@ def parts_of(shard: str, cluster: str, *, only_classes: bool, resume: bool) -> W
 
 
 def workload_format(destination: Path | None, target_format: str) -> str | None:
-    """Return the format of a workload that is written to ``destination``: the given one, else traces for a
-    folder and None (by suffix) for a file. Raises :class:`UsageError` for standard output.
+    """Return the format of a workload that is written to ``destination``: ``target_format`` if it is given.
+
+    Otherwise a folder gets Chakra traces, and None means that the suffix of the file decides. Raises
+    :class:`UsageError` for standard output.
     """
     if destination == Path("-"):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Life of a command: start, signals, standard input, and errors as messages and exit codes."""
+"""Execution of a command: start, signals, standard input, and errors as messages and exit codes."""
 
 from __future__ import annotations
 

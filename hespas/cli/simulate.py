@@ -366,7 +366,7 @@ def _scheduler(
     interference: bool,
     launches: bool,
 ) -> Simulator | None:
-    """Return the scheduler for the options; None if all of them have their defaults."""
+    """Return the scheduler for the options; None if no option is given."""
     from hespas.simulator import JobScheduler, ListScheduler
 
     values = {

@@ -663,7 +663,7 @@ def test_a_file_of_process_groups_is_named_on_the_command_line(tmp_path: Path) -
     assert (tmp_path / "out" / "comm_group.json").read_text() == '{"1": [0, 1]}'
     check = _validate("check", steps, *stated)
     assert "ET018" in check.output
-    assert "is no group" not in check.output
+    assert "is not a group" not in check.output
 
 
 def test_the_list_of_rules_is_written_as_json_too(tmp_path: Path) -> None:

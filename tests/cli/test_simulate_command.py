@@ -68,7 +68,7 @@ def test_a_step_with_its_document(tmp_path: Path) -> None:
     assert found.interference_ns > 0
     assert "contention between kernels and collectives: +" in done.stdout
     plain = run(STEP, "--hardware", "H100-SXM", "--no-interference")
-    assert "beside each other" not in plain.stdout
+    assert "contention" not in plain.stdout
     without = api.simulate(workload, "H100-SXM", simulator=JobScheduler(interference=False))
     assert without.step_ns < expected.step_ns
     assert plain.stdout.startswith(time_text(without.step_ns))

@@ -22,8 +22,8 @@ __all__ = ["CUDNN", "GPUS", "TPUS", "GpuModel", "Target", "TpuGeneration", "targ
 
 @dataclass(frozen=True, slots=True)
 class TpuGeneration:
-    """TPU generation: ``topology`` is libtpu's name, ``device`` the file of the chip, ``limits`` the chips of
-    a whole pod along each axis, ``devices_per_chip`` JAX's count.
+    """TPU generation: ``topology`` is its name in libtpu, ``device`` its hardware file, ``limits`` the number
+    of chips of a whole pod along each axis, ``devices_per_chip`` the number of JAX devices per chip.
     """
 
     topology: str

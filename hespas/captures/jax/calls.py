@@ -155,7 +155,7 @@ def step_call(
     raise UsageError(
         "a function of the mesh must return the step and its arguments, but it returns "
         f"{name_of(type(built))}",
-        hint="def build(mesh): return step, (parameters, batch)",
+        hint="write def build(mesh): return step, (parameters, batch)",
     )
 
 

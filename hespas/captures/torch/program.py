@@ -67,7 +67,7 @@ def capture_torch(
     if tensors not in {"fake", "real"}:
         raise UsageError(f"tensors: {tensors!r} is neither fake nor real")
     if compiled and tensors != "real":
-        raise UsageError("compiled graphs need real tensors", hint="add `tensors=real`")
+        raise UsageError("compiled graphs need real tensors", hint="add `real_tensors`")
     diagnostics = Diagnostics() if diagnostics is None else diagnostics
     title = name or getattr(function, "__name__", "step")
     run = partial(record_rank, function, mesh, tensors=tensors, compiled=compiled)
@@ -123,8 +123,8 @@ class _RecordedRanks:
                 raise UsageError(
                     f"{self._title} fails on rank {rank}: {reason}",
                     position=failing_line(error),
-                    hint="run it unchanged with one rank first; operations that depend on values need "
-                    "`real_tensors`",
+                    hint="run it unchanged with one rank first; add `real_tensors` if its operations depend "
+                    "on values",
                 ) from error
 
         if rank not in self.recordings:

@@ -51,8 +51,9 @@ class RankMessage(NamedTuple):
 
 
 def node_messages(graph: OpGraph, rank: int, num_ranks: int) -> dict[int, RankMessage]:
-    """Return the message of each communicating node for one rank. Nodes that do nothing on the rank are left
-    out: its groups or its permutation do not contain the rank.
+    """Return the message of each communicating node for one rank.
+
+    Nodes whose groups or permutation do not contain the rank are omitted, because they do nothing on it.
     """
     messages: dict[int, RankMessage] = {}
     table = graph.collectives

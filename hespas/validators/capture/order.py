@@ -115,8 +115,10 @@ def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int]
 
 
 def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, FloatArray]) -> float:
-    """Return how much too early the target begins, 0 if in time: its k-th event against the k-th of the
-    source, or only the first ones if their numbers differ.
+    """Return how much too early the target begins; 0 if it begins in time.
+
+    The k-th event of the target is compared with the k-th of the source, or only the first ones if their
+    numbers differ.
     """
     (begins, ends), (starts, stops) = source, target
     if len(begins) != len(starts):

@@ -31,7 +31,7 @@ def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnosti
             raise UnsupportedError(
                 f"process groups are named {shown}: ASTRA-sim requires integers from 1 on",
                 code="ET018", path=FILE_NAME,
-                hint="hespas-convert TRACES NEW writes the same traces with numbered groups",
+                hint="run hespas-convert TRACES NEW, which writes the same traces with numbered groups",
             )  # fmt: skip
     ids = GroupIds.of(workload)
 

@@ -317,8 +317,8 @@ class RuleReport:
         *,
         rank: int | None = None,
     ) -> None:
-        """Add a violation per node of one class, given by mask or number. ``rank`` is the rank at fault; by
-        default all ranks of the class are, and the first is reported.
+        """Add a violation per node of one class, given by mask or number. ``rank`` is the rank at fault;
+        None means all ranks of the class, of which the first is reported.
         """
         graph = self.job.classes[index]
         ranks = self.job.class_sizes[index]

@@ -28,7 +28,7 @@ _MAX_PATTERNS = 24
 
 @dataclass(frozen=True, slots=True)
 class GroupChannel:
-    """Equivalent groups: the ``members`` of one of them, and the ``kinds`` of its ranks.
+    """Groups that no rule can distinguish: ``members`` of one group, and the ``kinds`` of these ranks.
 
     ``absent`` are members that the job does not have.
     """

@@ -122,7 +122,7 @@ class BlockedNode:
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayOutcome:
     """Result of a replay, by task: ``issued`` collectives and sends in issue order, and the number of
-    ``unfinished`` nodes. ``blocked`` are those of them that were issued.
+    ``unfinished`` nodes. ``blocked`` lists the unfinished nodes that were issued.
     """
 
     issued: list[list[int]]

@@ -1,8 +1,8 @@
 """Comparison of the columns of a workload before and after a conversion.
 
-A column is exact, changed in some rows, or lost. A conversion may split a rank class, because ranks at the
-end of a pipeline have no receive, and list groups otherwise: so the classes of a rank are compared with
-groups and peers as that rank sees them.
+A column is exact, changed in some rows, or lost. A conversion can split a rank class (ranks at the end of a
+pipeline have no receive) and write groups in another form. Therefore the comparison is by rank: the class of
+a rank before and after, with groups and peers as that rank sees them.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
 
 
 def _groups_of(groups: GroupSet, ranks: Sequence[int], num_ranks: int) -> GroupSet:
-    """Return the groups of ``ranks``. A group of all ranks in another order always has a name: the first."""
+    """Return the groups of ``ranks``. An unnamed group of all ranks in another order gets communicator 1."""
     is_reordered = groups.num_groups == 1 and groups.max_group_size == num_ranks
     is_named = is_reordered and not groups.is_world(num_ranks)
     numbers = dict.fromkeys(groups.group_of(rank) for rank in ranks)

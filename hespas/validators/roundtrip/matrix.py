@@ -214,9 +214,7 @@ def _pairs_of(entry: tuple[Path, bool], formats: Sequence[str], options: ReadOpt
 def _all_pairs(
     inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions, jobs: int
 ) -> Iterator[FilePairs]:
-    """Yield the pairs of each input, in order. Processes are spawned: to fork a threaded process is
-    unsafe.
-    """
+    """Yield the pairs of each input, in order. Processes are spawned, because forking threads is unsafe."""
     pairs_of = partial(_pairs_of, formats=tuple(formats), options=options)
     try:
         Path.cwd()  # a spawned process starts in the current folder, which must exist

@@ -185,7 +185,7 @@ def remote_memory_there(job: CheckedJob, report: RuleReport) -> None:
 
 
 def few_groups_on_1d(job: CheckedJob, report: RuleReport) -> None:
-    """ET031: on a 1-D network at most one group uses a collective, else ASTRA-sim aborts at its end."""
+    """ET031: on a 1-D network at most one group uses a collective; with more, ASTRA-sim aborts at the end."""
     if len(_network(job).npus) != 1:
         return
     for kind, group_sets in _used_collectives(job).items():

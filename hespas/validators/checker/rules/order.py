@@ -41,8 +41,10 @@ class _CollectiveSequences:
             self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
     def runs(self, kind: int, channel: int, order_name: str) -> list[_Run]:
-        """Return the collectives that the representative of a kind issues on a channel, in the named order.
-        Equal neighbours are one, with the sum of their executions.
+        """Return the collectives that the representative of a kind issues on a channel.
+
+        ``order_name`` is a field of :class:`IssueOrder`. Equal neighbours are merged, and their executions
+        are added.
         """
         index = int(self.job.workload.rank_class[self.job.equivalence.representatives[kind]])
         collectives = self.collectives[index]
