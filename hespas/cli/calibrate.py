@@ -503,6 +503,6 @@ def _calibrate_end_to_end(
             for row in done.after.factors
             if row.accelerator == done.hardware
         ]  # fmt: skip
-        titles = ("stack", "component", "factor", "std error", "prior", "share", "rows")
+        titles = ("source", "component", "factor", "std error", "prior", "share", "rows")
         emit(table_text(titles, rows, left=(0, 1)))
         emit(done.headline())

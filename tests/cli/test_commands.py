@@ -617,7 +617,7 @@ def test_devices_and_replicas_are_those_asked_for(tmp_path: Path) -> None:
         assert "8 ranks in 1 class" in done.output
     refused = _convert(program, tmp_path / "new", "--num-devices", "7", "--num-replicas", "2")
     assert refused.exit_code == 2
-    assert "try: --num-devices 8" in refused.output
+    assert "try: use --num-devices 8" in refused.output
 
 
 def _silent_trace(path: Path) -> Path:

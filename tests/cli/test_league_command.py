@@ -266,7 +266,7 @@ def test_factors_are_of_an_estimator(tmp_path: Path) -> None:
     other = run(*with_them)
     assert other.exit_code == 2
     assert "the factors are for the estimator roofline, not for composite" in other.stderr
-    assert "try: --estimator roofline, or fit them again" in other.stderr
+    assert "try: set --estimator roofline, or fit them again" in other.stderr
     assert run(*with_them, "--estimator", "roofline").exit_code == 0
 
 
@@ -615,7 +615,7 @@ def test_factors_and_a_calibration_contradict_each_other(tmp_path: Path) -> None
     runs, factors = table(tmp_path, {}), tmp_path / "factors.json"
     done = run("league", "--table", runs, "--factors", factors, "--calibrate", "leave-group-out")
     assert done.exit_code == 2
-    assert "--factors and --calibrate leave-group-out" in done.stderr
+    assert "--factors cannot be combined with --calibrate leave-group-out" in done.stderr
 
 
 def test_without_a_table_the_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

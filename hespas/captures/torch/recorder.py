@@ -253,12 +253,9 @@ class StepRecorder:
                     filled += tensors_at(arguments, position)
                 if not is_written or not (name in _OVERWRITES or name in _WRITES or argument == "out"):
                     read += tensors_at(arguments, position)
-        read_storages = dict.fromkeys(tensor.storage for tensor in read if tensor.storage >= 0)
-        written_storages = dict.fromkeys(tensor.storage for tensor in filled if tensor.storage >= 0)
-        reads, writes = (
-            tuple(read_storages),
-            tuple(written_storages | dict.fromkeys(storage for storage in fresh if storage >= 0)),
-        )
+        written = [*(tensor.storage for tensor in filled), *fresh]
+        reads = tuple(dict.fromkeys(tensor.storage for tensor in read if tensor.storage >= 0))
+        writes = tuple(dict.fromkeys(storage for storage in written if storage >= 0))
         origin = self._origins.current()
         self.record.calls.append(
             RecordedCall(
