@@ -226,7 +226,7 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
     if estimated is not None and len(estimated) != len(graph):
         raise UsageError(
             f"an estimate of {len(estimated)} nodes does not belong to a graph of {len(graph)}",
-            hint="the graphs that were estimated are in the estimates' own workload",
+            hint="pass a graph of the `workload` of the estimates",
         )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     numbers = None if estimated is None else estimated.estimator

@@ -295,7 +295,7 @@ def check_sharding(options: WriteOptions, chosen: Format) -> None:
         if not 1 <= number <= shares:
             raise UsageError(
                 f"`shard={number}/{shares}`: shares are counted from 1 to {max(shares, 1)}",
-                hint="the first of four is 1/4, the last 4/4",
+                hint="write the first of four shares as 1/4, and the last as 4/4",
             )
 
 
@@ -334,7 +334,7 @@ def _placement(value: Value, chosen: Format, options: WriteOptions) -> _Placemen
         raise UsageError(
             f"{shares:,} shares of {len(ranks):,} ranks: some would be empty",
             path=options.name,
-            hint=f"`shard` with at most {len(ranks):,} shares",
+            hint=f"use `shard` with at most {len(ranks):,} shares",
         )
     ranks_of_shares = [ranks[share_of(len(ranks), index, shares)] for index in range(1, shares + 1)]
     spans = tuple((int(share_ranks[0]), int(share_ranks[-1])) for share_ranks in ranks_of_shares)

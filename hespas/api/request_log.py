@@ -93,7 +93,7 @@ def requests_of(spelling: str | Path) -> Requests:
     if not arrival[-1] <= _MAX_SPAN_S * 1e9:
         raise UsageError(
             f"at a rate of {process.rate:g} the last of {count:,} requests comes after {_MAX_SPAN_S:,.0f} s",
-            hint="a larger `rate`, or fewer `requests`",
+            hint="use a larger `rate`, or fewer `requests`",
         )
     return Requests(arrival_ns=arrival, prompt=prompt, output=output)
 
@@ -129,7 +129,7 @@ def _read_log(path: Path) -> Requests:
     """Read a log; requests are sorted by arrival, and the first one arrives at 0."""
     rows = _log_rows(path)
     if not rows:
-        raise FormatError("no requests", path=str(path), hint="a log has a row for each request")
+        raise FormatError("no requests", path=str(path), hint="write one row per request")
     present = {name.strip().casefold(): name for name in rows[0]}
     names: list[str] = []
     for quantity, candidates in _COLUMNS.items():

@@ -229,7 +229,7 @@ class Server:
         if tokens < 1:
             raise UnsupportedError(
                 f"the weights of {step.model.name} leave no memory for a KV cache in {memory / 1e9:,.0f} GB",
-                hint="a larger `tp`, a narrower `precision`, or `kv_cache_tokens`",
+                hint="use a larger `tp`, a narrower `precision`, or `kv_cache_tokens`",
             )
         return float(int(tokens))
 

@@ -320,7 +320,7 @@ class _AstraRequest:
         elif self.system_config or self.network_config or self.memory_config:
             raise UsageError(
                 "`system` and configuration files of ASTRA-sim cannot be combined",
-                hint="`hespas hardware system NAME --to astra-sim DIR` writes files to change",
+                hint="leave one out; `hespas hardware system NAME --to astra-sim DIR` writes files to edit",
             )
         binary = None
         if self.astra_bin is not None:
@@ -342,7 +342,9 @@ class _AstraRequest:
                 )
             return None
         if simulator:
-            raise UsageError("`simulator` belongs to mode hespas", hint="ASTRA-sim has options of its own")
+            raise UsageError(
+                "`simulator` belongs to mode hespas", hint="leave `simulator` out, or use mode hespas"
+            )
         if not self.system_config or not self.network_config:
             missing = "network_config" if self.system_config else "system_config"
             raise UsageError(

@@ -150,7 +150,7 @@ def sized_for(source: str | os.PathLike[str] | System | None, ranks: int) -> Sys
     if system.devices < ranks:
         raise UsageError(
             f"{system.name} is sized to {system.devices:,} devices, and the job has {ranks:,} ranks",
-            hint=f"a system of {ranks:,}",
+            hint=f"use a system of {ranks:,} devices",
         )
     return system
 

@@ -260,7 +260,7 @@ def refuse_ranks(num_ranks: int, path: str) -> None:
         raise BudgetError(
             f"{num_ranks:,} ranks are more than {bounds.ranks:,}, the limit of untrusted inputs",
             path=path or None,
-            hint=f"`limit=ranks={num_ranks}`",
+            hint=f"raise the limit with `limit=ranks={num_ranks}`",
         )
 
 

@@ -142,7 +142,7 @@ def _shipped(folder: Path, name: str) -> Device:
             f"is {device.name!r} in a file named {path.name}",
             path=str(path),
             position="name",
-            hint="a shipped device is named as its file",
+            hint="give the file the name of its device",
         )
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 

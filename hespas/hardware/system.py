@@ -236,7 +236,7 @@ class System:
         most = self.most if self.most > 0 else _MOST_DEVICES
         return UsageError(
             f"{self.name} has 1 to {most:,} devices, not {devices:,}",
-            hint="`hespas hardware list` names systems and the most devices that each has",
+            hint="choose a size or a system from `hespas hardware list`",
         )
 
 
@@ -355,7 +355,7 @@ def _shipped(name: str) -> System:
             f"is {system.name!r} in a file named {path.name}",
             path=str(path),
             position="name",
-            hint="a shipped system is named as its file",
+            hint="give the file the name of its system",
         )
     return system
 
