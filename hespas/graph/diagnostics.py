@@ -7,6 +7,7 @@ objects.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -117,6 +118,16 @@ class Diagnostics:
     def count(self, severity: Severity) -> int:
         """Return the exact number of findings of one severity."""
         return sum(n for (_, entry), n in self._counts.items() if entry is severity)
+
+    def tallies(self) -> list[tuple[Diagnostic, int]]:
+        """Return the stored findings with counts: :meth:`record` of them makes an equal collector.
+
+        Findings that were not stored are counted with the last one of their code.
+        """
+        stored = Counter((entry.code, entry.severity) for entry in self._stored)
+        left = {key: count - stored[key] for key, count in self._counts.items()}
+        counted = [(entry, 1 + left.pop((entry.code, entry.severity), 0)) for entry in reversed(self._stored)]
+        return counted[::-1]
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(self._stored)

@@ -43,6 +43,7 @@ __all__ = [
     "MlirView",
     "ParseFailure",
     "argument_block",
+    "check_installation",
     "defining_op",
     "enum_name",
     "int_array",
@@ -492,12 +493,7 @@ def _parse_failure(diagnostic: ir.Diagnostic) -> ParseFailure:
 @cache
 def load_bindings() -> Bindings:
     """Import jaxlib's bindings. Raises ``MissingExtraError`` if jaxlib is absent, too old or too new."""
-    try:
-        version = str(import_module("jaxlib.version").__version__)
-    except ImportError as error:
-        raise _missing(f"jaxlib is not installed; {PINNED} is needed") from error
-    if tuple(version.split(".")[:2]) != _TESTED:
-        raise _missing(f"jaxlib {version} is installed; its private bindings are tested with {PINNED} only")
+    version = check_installation()
     try:
         # The extension modules, not `jaxlib.mlir.dialects`: those make a Python class for every operation,
         # which takes longer than parsing a small program.
@@ -516,6 +512,19 @@ def load_bindings() -> Bindings:
         )
     except (ImportError, AttributeError) as error:
         raise _missing(f"jaxlib {version} lacks a binding ({error}); {PINNED} is needed") from error
+
+
+def check_installation() -> str:
+    """Return the version of jaxlib without loading its bindings. Raises ``MissingExtraError`` as
+    :func:`load_bindings` does.
+    """
+    try:
+        version = str(import_module("jaxlib.version").__version__)
+    except ImportError as error:
+        raise _missing(f"jaxlib is not installed; {PINNED} is needed") from error
+    if tuple(version.split(".")[:2]) != _TESTED:
+        raise _missing(f"jaxlib {version} is installed; its private bindings are tested with {PINNED} only")
+    return version
 
 
 def _missing(detail: str) -> HespasError:

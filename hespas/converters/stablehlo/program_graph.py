@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
@@ -15,7 +15,10 @@ from hespas.converters.stablehlo.assembly import DeviceCounts, assemble
 from hespas.converters.stablehlo.attributes import BufferLifetimes, CostAttributeReader
 from hespas.converters.stablehlo.communication import Communication, CommunicationReader, ProgramCollective
 from hespas.converters.stablehlo.functions import FunctionLibrary
-from hespas.converters.stablehlo.mlir import Bindings, MlirOperation, load_bindings
+from hespas.converters.stablehlo.mlir import (
+    Bindings,
+    MlirOperation,
+)
 from hespas.converters.stablehlo.module import ModuleHeader, call_sites, read_header
 from hespas.converters.stablehlo.node_rows import LocationTable, SignatureTable
 from hespas.converters.stablehlo.program import ParsedProgram, ProgramForm, undecodable_place
@@ -29,7 +32,7 @@ from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["parsing", "read_here"]
+__all__ = ["ATTACHMENT", "parsing", "read_parsed"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
 
@@ -43,18 +46,21 @@ _SHARDING = b"sharding"
 _LONGEST_REASON = 200
 
 
-def read_here(
+ATTACHMENT = "stablehlo"
+"""Name of the attached program."""
+
+
+def read_parsed(
     data: bytes,
+    parsed: ParsedProgram,
+    bindings: Bindings,
+    *,
     path: str,
     options: ReadOptions,
     diagnostics: Diagnostics,
-    *,
-    parse: Callable[[Bindings], ParsedProgram],
 ) -> Workload:
-    """Read a program that ``parse`` parses in this process; ``data`` is the program as stored."""
-    bindings = load_bindings()
+    """Read a parsed program; ``data`` is the program as stored."""
     with parsing(data, path), _without_collector():
-        parsed = parse(bindings)
         return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
 
 
@@ -153,7 +159,7 @@ def _read(
     devices = _devices(header, context.communications.rows, options, path, diagnostics)
     parts = _warn_if_global(data, header, entry, context, devices)
     is_long_text = parsed.form is ProgramForm.TEXT and len(data) > _MAX_ATTACHED_TEXT
-    attachments = {"stablehlo": bindings.bytecode(parsed.module) if is_long_text else data}
+    attachments = {ATTACHMENT: bindings.bytecode(parsed.module) if is_long_text else data}
     graph = materialise(assemble(header.name, entry, context, devices, attachments))
     metadata = {
         "format": "stablehlo",

@@ -15,10 +15,8 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.converters.stablehlo import class_files
-from hespas.converters.stablehlo.mlir import Bindings, load_bindings
-from hespas.converters.stablehlo.program import ParsedProgram, ProgramForm, parse_program
-from hespas.converters.stablehlo.program_graph import read_here
-from hespas.converters.stablehlo.sandbox import parse_in_sandbox
+from hespas.converters.stablehlo.mlir import check_installation
+from hespas.converters.stablehlo.sandbox import read_in_sandbox
 from hespas.files.streams import read_bytes
 from hespas.graph import PROGRAM_BYTES, Diagnostics, GraphBuilder, Workload
 from hespas.graph.columns import IntArray, SmallIntArray
@@ -36,16 +34,8 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a program from memory after a child process has read it; ``path`` appears in messages."""
-    load_bindings()  # fail before a child process starts
-    program = parse_in_sandbox(data, path, options)
-
-    def parse(bindings: Bindings) -> ParsedProgram:
-        module = parse_program(program.bytecode, bindings).module
-        return ParsedProgram(module, ProgramForm(program.form), program.producer, program.has_locations)
-
-    # Binding dimensions changes the program.
-    source = program.bytecode if options.dims else data
-    return read_here(source, path, options, diagnostics, parse=parse)
+    check_installation()  # fail before a child process starts
+    return read_in_sandbox(data, path, options, diagnostics)
 
 
 _PROGRAMS = (".mlir", ".mlir.gz", ".mlirbc", ".stablehlo", ".vhlo", ".bc")

@@ -14,14 +14,23 @@ import pytest
 from hespas import api
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.program import parse_program
+from hespas.converters.stablehlo.program_graph import read_parsed
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.sandbox import parse_in_sandbox
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError
 
+ROOT = Path(__file__).parents[3]
 FOUND = Path(__file__).parents[2] / "fuzzing" / "found"
 LEVELS, CALLS = 5, 12
 VECTOR = "tensor<8xf32>"
+_CALL = f"  %R = stablehlo.custom_call @x(%a) : ({VECTOR}) -> {VECTOR}\n"
+_UNKNOWN = (
+    f"func.func @main(%a: {VECTOR}) -> {VECTOR} {{\n"
+    + "".join(_CALL.replace("R", str(number)) for number in range(5))
+    + f"  return %4 : {VECTOR}\n}}"
+)
 
 
 class _StableHlo(Protocol):
@@ -63,20 +72,32 @@ def test_a_parser_that_asks_for_gigabytes_is_told(name: str, tmp_path: Path) -> 
         api.read(path, format="stablehlo")
 
 
-def test_what_else_is_wrong_is_told_by_whoever_reads() -> None:
-    """What the parser says is the child's word, what stands in the program is found by its reader."""
+def test_errors_of_the_parser_and_of_the_reader_name_the_file() -> None:
     with pytest.raises(FormatError, match=r"x.mlirbc: .*bytecode"):
-        parse_in_sandbox(b"ML\xefR", "x.mlirbc", ReadOptions())
-    empty = parse_in_sandbox(b"module {}", "x.mlir", ReadOptions())
-    assert empty.form == "text"
-    assert empty.bytecode.startswith(b"ML\xefR")
+        read_program(b"ML\xefR", "x.mlirbc", ReadOptions(), Diagnostics())
     with pytest.raises(FormatError, match=r"x.mlir: .*no function"):
         read_program(b"module {}", "x.mlir", ReadOptions(), Diagnostics())
 
 
-# --- a few hundred bytes that stand for gigabytes or minutes
+def test_a_child_reads_what_this_process_would_read() -> None:
+    """Graph, findings and their counts of a program with findings of several codes."""
+    path = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+    programs = [path.read_bytes(), _UNKNOWN.encode(), _UNKNOWN.encode().replace(b"@x", b'@"\xc3\xa9"')]
+    for data in programs:
+        here, there, bindings = Diagnostics(2), Diagnostics(2), load_bindings()
+        parsed = parse_program(data, bindings)
+        expected = read_parsed(
+            data, parsed, bindings, path="x\udcff.mlir", options=ReadOptions(), diagnostics=here
+        )
+        workload = read_program(data, "x\udcff.mlir", ReadOptions(), there)
+        assert workloads_equal(workload, expected) == []
+        assert list(workload.classes[0].strings) == list(expected.classes[0].strings)
+        assert workload.metadata == expected.metadata
+        assert workload.classes[0].attachments == expected.classes[0].attachments
+        assert (list(there), there.counts()) == (list(here), here.counts())
+    assert here.counts()["stablehlo.unknown-custom-call"] == 5
 
-ROOT = Path(__file__).parents[3]
+
 VALUE = "tensor<4xf32>"
 MAIN = f"func.func @main(%a: {VALUE}) -> {VALUE}"
 
