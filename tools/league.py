@@ -15,10 +15,10 @@ import numpy as np
 
 from hespas import api
 from hespas.generators.llm.published import SETTINGS
-from hespas.validators.league.document import League
-from hespas.validators.league.evaluation import CALIBRATIONS, SHARED
-from hespas.validators.league.steps import COMPONENTS
-from hespas.validators.league.summaries import NOISE_FLOOR, RowGroupErrors
+from hespas.studies.league.document import League
+from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
+from hespas.studies.league.steps import COMPONENTS
+from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT
 
 __all__ = ["league_page", "main"]

@@ -25,15 +25,15 @@ from hespas.api.systems import DevicesDocument, EstimatorsDocument, SystemDocume
 from hespas.api.table_estimation import TableDocument
 from hespas.api.what_if import GridDocument, RunDifferenceDocument
 from hespas.converters.chakra.rank_map import RankMapDocument
+from hespas.studies.league.document import FactorsDocument, LeagueDocument
+from hespas.studies.serving.evaluation import ServingAccuracyDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.calibration.suggest import SuggestionDocument
 from hespas.validators.capture.result import CaptureCheckDocument
 from hespas.validators.checker.job import CheckDocument
-from hespas.validators.league.document import FactorsDocument, LeagueDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
-from hespas.validators.serving.evaluation import ServingAccuracyDocument
 from tools.documents import document_command
 
 __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]

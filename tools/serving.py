@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from hespas.validators.serving import (
+from hespas.studies.serving import (
     CALIBRATIONS,
     EngineFit,
     RunReplay,

@@ -35,7 +35,7 @@ from hespas.estimators.step_intervals import (
 )
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.validators.league.predict import predicted_rows
+from hespas.studies.league.predict import predicted_rows
 from tools.goals import family_left_out, shipped_cards
 
 __all__ = [

@@ -18,9 +18,9 @@ from hespas.graph.hints import PositiveInt
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.validators.league.document import League
-    from hespas.validators.league.evaluation import CalibrateBy, Calibration, EvaluatedRow
-    from hespas.validators.serving import Calibrate, RunReplay, ServingErrors
+    from hespas.studies.league.document import League
+    from hespas.studies.league.evaluation import CalibrateBy, Calibration, EvaluatedRow
+    from hespas.studies.serving import Calibrate, RunReplay, ServingErrors
 
 __all__ = [
     "FactorsReport",
@@ -56,7 +56,7 @@ class LeagueReport(Result):
 
     def to_json(self) -> bytes:
         """Return the document of ``--json``: ``hespas.league/1``."""
-        from hespas.validators.league.document import league_json
+        from hespas.studies.league.document import league_json
 
         return league_json(self.details)
 
@@ -70,12 +70,12 @@ class LeagueReport(Result):
         """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them
         exists, without ``overwrite``.
         """
-        from hespas.validators.league.report import write_report
+        from hespas.studies.league.report import write_report
 
         write_report(self.details, Path(folder), overwrite=overwrite)
 
 
-@checked(CalibrateBy="hespas.validators.league.evaluation:CalibrateBy")
+@checked(CalibrateBy="hespas.studies.league.evaluation:CalibrateBy")
 def league(
     table: str | Path,
     *,
@@ -100,8 +100,8 @@ def league(
     broken table, impossible measured figures and a file without factors, and if no row can be predicted
     (``UnsupportedError`` if no row has a fault).
     """
-    from hespas.validators.league.document import evaluate_league, read_factors
-    from hespas.validators.league.predict import predicted_rows
+    from hespas.studies.league.document import evaluate_league, read_factors
+    from hespas.studies.league.predict import predicted_rows
 
     if factors is not None and calibrate != "none":
         raise UsageError(
@@ -155,7 +155,7 @@ class FactorsReport(Result):
 
     def to_json(self) -> bytes:
         """Return the document of ``--json``: ``hespas.league_factors/1``."""
-        from hespas.validators.league.document import factors_json
+        from hespas.studies.league.document import factors_json
 
         return factors_json(self.before, self.after, self.hardware)
 
@@ -182,8 +182,8 @@ def calibrate_end_to_end(
     Raises ``UsageError`` if the table has no measured row of the device, and what :func:`league` raises.
     """
     from hespas.hardware import load_device
-    from hespas.validators.league.document import evaluate_league
-    from hespas.validators.league.predict import predicted_rows
+    from hespas.studies.league.document import evaluate_league
+    from hespas.studies.league.predict import predicted_rows
 
     name = load_device(hardware).name
     rows = predicted_rows(
@@ -226,7 +226,7 @@ class ServingAccuracyReport(Result):
 
     def to_json(self) -> bytes:
         """Return the document of ``--json``: ``hespas.serving_accuracy/1``."""
-        from hespas.validators.serving import serving_json
+        from hespas.studies.serving import serving_json
 
         return serving_json(self.errors, self.recorded, self.inputs, self.diagnostics)
 
@@ -238,7 +238,7 @@ class ServingAccuracyReport(Result):
         return pd.json_normalize(document["rows"] or document["recorded"])
 
 
-@checked(Calibrate="hespas.validators.serving:Calibrate")
+@checked(Calibrate="hespas.studies.serving:Calibrate")
 def validate_serving(
     table: str | Path | None = None,
     *,
@@ -266,7 +266,7 @@ def validate_serving(
     Raises ``UsageError`` for another mode, a split without rows and if there is nothing to evaluate,
     ``FormatError`` for a broken table.
     """
-    from hespas.validators.serving import (
+    from hespas.studies.serving import (
         ServingErrors,
         ServingPredictor,
         evaluate_runs,

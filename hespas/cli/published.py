@@ -18,7 +18,7 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from hespas.validators.league.document import League
+    from hespas.studies.league.document import League
 
 __all__ = ["league", "serving"]
 
@@ -75,7 +75,7 @@ def league(
         taken = {"--table": reads, "--estimator": estimator_files(estimator)}
         check_reports({"--json": json_file}, taken, overwrite=overwrite)
         if report:
-            from hespas.validators.league.report import REPORT_FILES, check_folder
+            from hespas.studies.league.report import REPORT_FILES, check_folder
 
             taken["--json"] = [json_file] if json_file else []
             for name in REPORT_FILES:
@@ -103,7 +103,7 @@ def league(
 
 def _print_league(done: League) -> None:
     """Print the rows that are not predicted, the errors by group, memory, and the choice of layouts."""
-    from hespas.validators.league.document import refusals
+    from hespas.studies.league.document import refusals
 
     for reason, position, count in refusals(done.rows):
         first = position if count == 1 else f"the first is {position}"
@@ -253,7 +253,7 @@ def serving(
             )
             emit(table_text(heads, lines, left=(0, 1)))
         if done.recorded:
-            from hespas.validators.serving import capacity_of
+            from hespas.studies.serving import capacity_of
 
             replays = [
                 (

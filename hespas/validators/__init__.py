@@ -1,1 +1,1 @@
-"""Five products: the checker, the round trip, the accuracy of estimates, calibration, and servers."""
+"""Five products: the checker, the round trip, the accuracy of estimates, calibration, and captures."""

@@ -20,9 +20,9 @@ from hespas.cli.validate import app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, MissingExtraError, OutputError, UnsupportedError, UsageError
 from hespas.hardware import device_to_toml, load_device, load_system, system_to_toml
-from hespas.validators.league import predict
-from hespas.validators.league.evaluation import CalibrateBy
-from hespas.validators.league.rows import StepPrediction
+from hespas.studies.league import predict
+from hespas.studies.league.evaluation import CalibrateBy
+from hespas.studies.league.rows import StepPrediction
 
 SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"
 ROW = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hespas.validators.league.document import evaluate_league
-from hespas.validators.league.evaluation import CALIBRATIONS
-from hespas.validators.league.rows import LeagueRow, Refusal, StepPrediction
+from hespas.studies.league.document import evaluate_league
+from hespas.studies.league.evaluation import CALIBRATIONS
+from hespas.studies.league.rows import LeagueRow, Refusal, StepPrediction
 from tools.league import league_page
 
 

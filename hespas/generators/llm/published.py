@@ -3,7 +3,7 @@
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
 sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator``, and the
 columns of :data:`SETTINGS`. Missing settings are assumed and reported. Columns of measurements, and
-``network``, a system's name or file, are for :mod:`hespas.validators.league`.
+``network``, a system's name or file, are for :mod:`hespas.studies.league`.
 
 Code that depends on the settings of a run reads the columns of :data:`SETTINGS`. If a table lacks such a
 column, it is derived from fixed phrases of the free text when the table is read; if a table has the column,

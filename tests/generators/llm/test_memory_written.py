@@ -18,7 +18,7 @@ from hespas.generators.llm.settings import recompute_of
 from hespas.generators.llm.step import LlmStep
 from hespas.generators.spec import Generator
 from hespas.graph import PROGRAM_BYTES
-from hespas.validators.league.rows import StepPrediction
+from hespas.studies.league.rows import StepPrediction
 from tests.generators.llm.small_models import DENSE, MIXTURE, training
 
 SHORT = replace(DENSE, layers=DENSE.layers[:4])

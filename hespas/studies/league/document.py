@@ -17,18 +17,17 @@ from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
-from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.league.evaluation import (
+from hespas.studies.league.evaluation import (
     Calibration,
     EvaluatedRow,
     Status,
     evaluate_rows,
     fit_rows_of,
 )
-from hespas.validators.league.fit import ComponentFactor, factors_of
-from hespas.validators.league.rows import LeagueRow
-from hespas.validators.league.steps import COMPONENTS
-from hespas.validators.league.summaries import (
+from hespas.studies.league.fit import ComponentFactor, factors_of
+from hespas.studies.league.rows import LeagueRow
+from hespas.studies.league.steps import COMPONENTS
+from hespas.studies.league.summaries import (
     NOISE_FLOOR,
     AcceleratorSpeedup,
     BaselineErrors,
@@ -42,6 +41,7 @@ from hespas.validators.league.summaries import (
     scaling_points,
     speedups,
 )
+from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "FactorsDocument",

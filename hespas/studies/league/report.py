@@ -15,10 +15,10 @@ from hespas._version import __version__
 from hespas.files.documents import escape_cell
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph.errors import clipped
-from hespas.validators.league.document import League, league_json
-from hespas.validators.league.evaluation import SHARED, EvaluatedRow
-from hespas.validators.league.steps import COMPONENTS
-from hespas.validators.league.summaries import ScalingPoint
+from hespas.studies.league.document import League, league_json
+from hespas.studies.league.evaluation import SHARED, EvaluatedRow
+from hespas.studies.league.steps import COMPONENTS
+from hespas.studies.league.summaries import ScalingPoint
 
 __all__ = ["REPORT_FILES", "check_folder", "league_csv", "league_html", "write_report"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hespas.graph.columns import FloatArray
-from hespas.validators.league.fit import FitRows, central_rows, factors_of, fit_effects
-from hespas.validators.league.steps import COMPONENTS
+from hespas.studies.league.fit import FitRows, central_rows, factors_of, fit_effects
+from hespas.studies.league.steps import COMPONENTS
 
 PRODUCTS, ATTENTION = COMPONENTS.index("products"), COMPONENTS.index("attention")
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
 from hespas.simulator.serving import SHARES, Correction, Requests, policy_of, serve
-from hespas.validators.serving import (
+from hespas.studies.serving import (
     EvaluatedRun,
     ServingPredictor,
     ServingRow,
@@ -23,9 +23,9 @@ from hespas.validators.serving import (
     read_rows,
     replay_runs,
 )
-from hespas.validators.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
-from hespas.validators.serving.predict import MeanTimes, implied_rate
-from hespas.validators.serving.rows import deployment_of, library_of
+from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
+from hespas.studies.serving.predict import MeanTimes, implied_rate
+from hespas.studies.serving.rows import deployment_of, library_of
 
 _HEAD = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",

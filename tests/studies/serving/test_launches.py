@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hespas.generators.llm import Layout
-from hespas.validators.serving.launches import ServerStart, launch_of
+from hespas.studies.serving.launches import ServerStart, launch_of
 
 _DEEPSEEK = ServerStart(
     model="DeepSeek-V3", hardware="B200-SXM", engine="trtllm", release="1.2.0rc6.post2", precision="fp4",

@@ -16,7 +16,7 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import InvariantError
-from hespas.validators.league.steps import COMPONENTS
+from hespas.studies.league.steps import COMPONENTS
 
 __all__ = [
     "EFFECTS",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hespas.estimators.step_intervals import step_intervals
-from hespas.validators.league.evaluation import CALIBRATIONS, Calibration, evaluate_rows, fit_rows_of
-from hespas.validators.league.fit import factors_of
-from hespas.validators.league.rows import LeagueRow, Refusal, RowAssumption, StepPrediction
-from hespas.validators.league.summaries import (
+from hespas.studies.league.evaluation import CALIBRATIONS, Calibration, evaluate_rows, fit_rows_of
+from hespas.studies.league.fit import factors_of
+from hespas.studies.league.rows import LeagueRow, Refusal, RowAssumption, StepPrediction
+from hespas.studies.league.summaries import (
     group_errors,
     naive_baselines,
     rank_layouts,

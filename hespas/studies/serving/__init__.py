@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.validators.serving.evaluation import (
+from hespas.studies.serving.evaluation import (
     CALIBRATIONS,
     Calibrate,
     EvaluatedRun,
@@ -12,10 +12,10 @@ from hespas.validators.serving.evaluation import (
     evaluate_runs,
     serving_json,
 )
-from hespas.validators.serving.fit import EngineFit
-from hespas.validators.serving.predict import ServingPredictor, capacity_of
-from hespas.validators.serving.recorded import RunReplay, read_recorded, replay_runs
-from hespas.validators.serving.rows import ServingRow, read_rows, refuse_empty_split
+from hespas.studies.serving.fit import EngineFit
+from hespas.studies.serving.predict import ServingPredictor, capacity_of
+from hespas.studies.serving.recorded import RunReplay, read_recorded, replay_runs
+from hespas.studies.serving.rows import ServingRow, read_rows, refuse_empty_split
 
 __all__ = [
     "CALIBRATIONS",

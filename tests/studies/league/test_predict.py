@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 _LAYOUT = """
 from hespas.generators.llm.published import run_of
 from hespas.graph import Diagnostics
-from hespas.validators.league.predict import layout_text
+from hespas.studies.league.predict import layout_text
 row = dict(model="Qwen3-30B-A3B", accelerator="H100-SXM", num_accelerators="8", ep="8", seq_len="4096",
            global_batch="64", micro_batch="1")
 for modules in ("layernorm+moe_act", "moe_act+layernorm", "mlp"):

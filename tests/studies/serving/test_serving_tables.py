@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators.serving import evaluate_runs, read_rows
+from hespas.studies.serving import evaluate_runs, read_rows
 
 _RUN: dict[str, object] = {
     "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm", "backend": "vllm",

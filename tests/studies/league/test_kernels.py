@@ -14,7 +14,7 @@ from hespas.generators.llm.published import PublishedRun, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.hardware import Device, load_device
-from hespas.validators.league.runs import system_of
+from hespas.studies.league.runs import system_of
 
 
 def run(layout: Layout | None = None, **cells: str) -> PublishedRun:

@@ -24,12 +24,12 @@ from hespas.graph.columns import FloatArray, dtype
 from hespas.hardware import named_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
+from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
+from hespas.studies.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
+from hespas.studies.serving.recorded import RunReplay
+from hespas.studies.serving.rows import ServingRow, deployment_of, engine_of, library_of
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
 from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
-from hespas.validators.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
-from hespas.validators.serving.recorded import RunReplay
-from hespas.validators.serving.rows import ServingRow, deployment_of, engine_of, library_of
 
 __all__ = [
     "CALIBRATIONS",

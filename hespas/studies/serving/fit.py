@@ -21,8 +21,8 @@ from scipy.optimize import least_squares
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.simulator.serving import Correction
-from hespas.validators.serving.predict import MeanTimes, ServingPredictor
-from hespas.validators.serving.rows import ServingRow, deployment_of
+from hespas.studies.serving.predict import MeanTimes, ServingPredictor
+from hespas.studies.serving.rows import ServingRow, deployment_of
 
 __all__ = ["PRIORS", "EngineFit", "fit_engine", "one_point", "point_of"]
 

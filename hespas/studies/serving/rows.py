@@ -20,7 +20,7 @@ from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
 from hespas.measurements.columns import text_batches
 from hespas.simulator.serving import POLICIES, Policy
-from hespas.validators.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
+from hespas.studies.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
     "RunTableRow",

@@ -17,8 +17,8 @@ from hespas.generators.llm.step import training_workload
 from hespas.graph import Diagnostics
 from hespas.hardware import load_device
 from hespas.simulator import simulate
-from hespas.validators.league.runs import TimedRun, settings_of, timed_run
-from hespas.validators.league.steps import BUBBLE, COMPONENTS, HOST, StepTime, simulated_step
+from hespas.studies.league.runs import TimedRun, settings_of, timed_run
+from hespas.studies.league.steps import BUBBLE, COMPONENTS, HOST, StepTime, simulated_step
 
 
 def timed(layout: Layout, micro_batches: int, **settings: Any) -> TimedRun:

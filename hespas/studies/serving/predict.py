@@ -28,8 +28,8 @@ from hespas.simulator.serving import (
     serve,
     step_times,
 )
-from hespas.validators.serving.launches import ServerLaunch
-from hespas.validators.serving.rows import ServingRow
+from hespas.studies.serving.launches import ServerLaunch
+from hespas.studies.serving.rows import ServingRow
 
 __all__ = ["Capacity", "MeanTimes", "ServingPredictor", "capacity_of", "implied_rate", "peak_concurrent"]
 

@@ -29,7 +29,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
 from hespas.hardware import device_files, is_path, load_device, load_system, resolve_reference
-from hespas.validators.league.rows import (
+from hespas.studies.league.rows import (
     NEEDED,
     LeagueRow,
     Refusal,
@@ -37,8 +37,8 @@ from hespas.validators.league.rows import (
     StepPrediction,
     read_runs,
 )
-from hespas.validators.league.runs import RunSettings, settings_of, timed_run
-from hespas.validators.league.steps import COMPONENTS, StepTime, simulated_step
+from hespas.studies.league.runs import RunSettings, settings_of, timed_run
+from hespas.studies.league.steps import COMPONENTS, StepTime, simulated_step
 
 __all__ = [
     "PredictionTask",

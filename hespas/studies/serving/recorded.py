@@ -35,8 +35,8 @@ from hespas.simulator.serving import (
     share_of,
     step_times,
 )
-from hespas.validators.serving.predict import capacity_of, peak_concurrent
-from hespas.validators.serving.rows import RunTableRow, read_cells
+from hespas.studies.serving.predict import capacity_of, peak_concurrent
+from hespas.studies.serving.rows import RunTableRow, read_cells
 
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
 

@@ -11,8 +11,8 @@ from statistics import median
 
 import numpy as np
 
+from hespas.studies.league.evaluation import Calibration, EvaluatedRow
 from hespas.validators.accuracy.statistics import error_figures, kendall_tau
-from hespas.validators.league.evaluation import Calibration, EvaluatedRow
 
 __all__ = [
     "GROUPINGS",

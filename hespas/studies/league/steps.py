@@ -22,7 +22,7 @@ from hespas.simulator import Simulation, Simulator, simulate
 from hespas.simulator.launches import LAUNCH
 from hespas.simulator.schedule import covered
 from hespas.simulator.streams import COMPUTE
-from hespas.validators.league.runs import TimedRun
+from hespas.studies.league.runs import TimedRun
 
 __all__ = ["BUBBLE", "COMPONENTS", "HOST", "OVERLAP", "StepTime", "components_of", "simulated_step"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hespas.estimators.step_intervals import Level, step_intervals
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.validators.league.fit import (
+from hespas.studies.league.fit import (
     ComponentFactor,
     FitRows,
     Posterior,
@@ -24,8 +24,8 @@ from hespas.validators.league.fit import (
     scale_posterior,
     share_from_other_cells,
 )
-from hespas.validators.league.rows import LeagueRow
-from hespas.validators.league.steps import COMPONENTS
+from hespas.studies.league.rows import LeagueRow
+from hespas.studies.league.steps import COMPONENTS
 
 __all__ = [
     "CALIBRATIONS",
@@ -55,7 +55,7 @@ _MIN_RESIDUALS = 20
 """Rows of other groups that an interval needs. With fewer rows, that of all training steps is used."""
 _MIN_DEVIATION = 0.03
 """Standard deviation of the logarithm that every row has: a round figure near the difference between
-submitters with the same layout (:data:`hespas.validators.league.summaries.NOISE_FLOOR`).
+submitters with the same layout (:data:`hespas.studies.league.summaries.NOISE_FLOOR`).
 """
 _SOURCE_POOL = 20.0
 """Number of rows of a source that have the weight of all other sources: a round figure, chosen with the
@@ -68,7 +68,7 @@ class EvaluatedRow:
     """Prediction of a row and its published time, in ms.
 
     ``parts`` are the shares of the components in the predicted step. ``error_parts`` attributes the relative
-    error to components (:func:`hespas.validators.league.fit.attribute_errors`), and to :data:`SHARED`;
+    error to components (:func:`hespas.studies.league.fit.attribute_errors`), and to :data:`SHARED`;
     positive if the prediction is too long.
     """
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from hespas.cli.validate import app
 from hespas.graph import Diagnostics
-from hespas.validators.serving import RunReplay, read_recorded, replay_runs
-from hespas.validators.serving.predict import capacity_of
+from hespas.studies.serving import RunReplay, read_recorded, replay_runs
+from hespas.studies.serving.predict import capacity_of
 
 _RUN: dict[str, object] = {
     "trace": "t", "accelerator": "H100-SXM", "model": "Llama-3.1-8B", "engine": "vLLM 0.19.0", "tp": 1,

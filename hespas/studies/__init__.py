@@ -1,0 +1,1 @@
+"""Published and measured runs against predictions: training steps (league) and servers (serving)."""
