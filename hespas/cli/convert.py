@@ -10,8 +10,9 @@ import typer
 from hespas.api.lowering import STEP_ESTIMATOR, MergedOps
 from hespas.cli import options
 from hespas.cli.destinations import check_reports, list_file
+from hespas.cli.entry import Version
+from hespas.cli.entry import run as run_app
 from hespas.cli.session import command_line
-from hespas.cli.session import run as run_app
 from hespas.cli.terminal import emit, is_verbose, print_info, progress_bar, report_diagnostics
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.files.streams import STANDARD_STREAM
@@ -166,7 +167,7 @@ def convert(
     untrusted: options.Untrusted = False,
     limit: options.UntrustedLimit = None,
     debug: options.Debug = False,
-    show_version: options.Version = False,
+    show_version: Version = False,
 ) -> None:
     """Convert a workload between StableHLO, HLO, op graphs, Chakra traces, profiler traces and drawings.
 

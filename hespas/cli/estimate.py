@@ -12,7 +12,7 @@ import typer
 
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity
 from hespas.cli import options
-from hespas.cli.destinations import check_reports, estimator_files, hardware_files
+from hespas.cli.destinations import check_reports, estimator_files, hardware_files, list_file
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
 from hespas.cli.text import (
@@ -20,6 +20,7 @@ from hespas.cli.text import (
     count_text,
     counted,
     energy_text,
+    flagged,
     flops_text,
     mixed_lines,
     op_class_text,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hespas.api import ClassTotals
     from hespas.graph import Diagnostics
 
-__all__ = ["estimate"]
+__all__ = ["estimate", "estimators"]
 
 
 def estimate(
@@ -303,3 +304,30 @@ def _estimators_text(row: ClassTotals) -> str:
     if len(parts) == 1:
         return parts[0].estimator
     return ", ".join(f"{part.estimator} {part.duration_ns / known_ns:.1%}" for part in parts) or "-"
+
+
+def estimators(
+    json_file: options.ListFile = None,
+    *,
+    as_json: options.AsJson = False,
+    overwrite: options.Overwrite = False,
+    untrusted: options.Untrusted = False,
+    limit: options.UntrustedLimit = None,
+    debug: options.Debug = False,
+) -> None:
+    """List the estimators, their availability on this machine and the packages that they need."""
+    with command_line(debug, writes=[json_file]):
+        destination = list_file(json_file, as_json=as_json, overwrite=overwrite)
+        from hespas.estimators.registry import list_estimators
+
+        rows = list_estimators()
+        if destination:
+            from hespas import api
+
+            api.write_json(api.estimators_document(rows), destination, overwrite=overwrite)
+            return
+        lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
+        emit(table_text(("estimator", "available", "description", "detail"), lines, left=(0, 1, 2, 3)))
+        for row in rows:
+            if row.install and not row.available:
+                emit(f"{row.name}: {flagged(row.install)}")

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from hespas.cli.entry import renamed_options
 from hespas.cli.generate_llm import llm
 from hespas.cli.generating import GivenOptions, generator_command
-from hespas.cli.session import renamed_options
 from hespas.generators.spec import Generator
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]

@@ -15,7 +15,6 @@ import typer
 
 from hespas.api import lowering
 from hespas.api.io import WriteSharding
-from hespas.cli.session import version
 from hespas.cli.terminal import set_verbosity
 from hespas.converters import format as formats
 from hespas.files import trust
@@ -61,7 +60,6 @@ __all__ = [
     "Tokens",
     "Untrusted",
     "UntrustedLimit",
-    "Version",
     "Workload",
     "device_names",
     "estimator_names",
@@ -525,7 +523,4 @@ UntrustedLimit = Annotated[
 ]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
-]
-Version = Annotated[
-    bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and exit.")
 ]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, NoReturn
+from typing import NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from hespas.api.documents import is_standard_output, spooled_input
 from hespas.cli.terminal import (
-    ClosedOutput,
     discard_output,
-    emit,
     flush_output,
+    open_closed_descriptors,
     print_message,
     report_diagnostics,
     results_on_stderr,
@@ -35,15 +32,14 @@ from hespas.files.limits import command_budget, limits, memory_error
 from hespas.files.output import place_together
 from hespas.files.streams import STANDARD_STREAM, first_bytes, read_document, standard_input_in
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
+from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import collect_plugin_errors
 
-__all__ = ["command_line", "redirect_commands", "renamed_options", "run", "version"]
+__all__ = ["command_line"]
 
 _Paths = Sequence[Path | str | None]
 
 _SNIFFED_BYTES = 1 << 16
-_WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class _Interruption:
@@ -52,85 +48,6 @@ class _Interruption:
     """
 
     received = False
-
-
-def run(app: typer.Typer) -> NoReturn:
-    """Run an app as the entry point of a process. Failures to write help and usage texts are reported too."""
-    _open_closed_descriptors()
-    if sys.stdout is None:
-        sys.stdout = ClosedOutput()
-    out: object = sys.stdout
-    if isinstance(out, io.TextIOWrapper):  # file names may hold characters outside the terminal's encoding
-        out.reconfigure(errors="backslashreplace")
-    code: str | int | None = None
-    try:
-        app()
-    except SystemExit as ended:
-        code = ended.code
-    except OSError as error:
-        if error.errno not in _WRITE_FAILURES:
-            raise
-        code = exit_code(OutputError(""))
-        print_message(f"error: standard output cannot be written: {error.strerror}")
-    for stream in (sys.stdout, sys.stderr):
-        if stream is None:
-            continue
-        try:
-            stream.flush()
-        except OSError as error:
-            discard_output(stream)
-            code = code or (0 if isinstance(error, BrokenPipeError) else exit_code(OutputError("")))
-    with suppress(OSError):  # user programs may print while Python exits: keep that out of the results
-        os.dup2(2, 1)
-    sys.exit(code)
-
-
-def redirect_commands(app: typer.Typer, program: str, commands: Mapping[str, str]) -> None:
-    """Add hidden commands that refer to another program: ``hespas convert`` to ``hespas-convert``."""
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
-
-    def add(name: str, replacement: str) -> None:
-        @app.command(name, hidden=True, context_settings=anything)
-        def refuse(context: typer.Context) -> None:
-            with command_line(debug=False):
-                hint = " ".join((replacement, *context.args))
-                raise UsageError(f"unknown command '{program} {name}'", hint=hint)
-
-    for name, replacement in commands.items():
-        add(name, replacement)
-
-
-def renamed_options(new_names: Mapping[str, str]) -> type[TyperCommand]:
-    """Return a command class that accepts deprecated options, which ``--help`` does not list:
-    ``{"--old": "--new"}``. Each one prints a warning with its new name.
-    """
-
-    class RenamingCommand(TyperCommand):
-        """Command that replaces deprecated options by their new names before it parses them."""
-
-        renamed: ClassVar[Mapping[str, str]] = new_names
-
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            """Replace deprecated options in front of ``--``, then parse."""
-            end = args.index("--") if "--" in args else len(args)
-            for index, word in enumerate(args[:end]):
-                old, equals, value = word.partition("=")
-                if new := self.renamed.get(old):
-                    print_message(f"warning: {old} is deprecated: use {new}")
-                    args[index] = f"{new}{equals}{value}"
-            return super().parse_args(ctx, args)
-
-    return RenamingCommand
-
-
-def version(show: bool) -> None:
-    """Print the version and exit."""
-    if show:
-        from hespas._version import __version__
-
-        with command_line(debug=False):
-            emit(f"hespas {__version__}")
-        raise typer.Exit
 
 
 @contextmanager
@@ -155,7 +72,7 @@ def command_line(
     # By default, Arrow reserves a gigabyte of address space: too much if that is limited.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     gc.set_threshold(200_000, 20, 20)  # readers create many objects at once and no cycles
-    _open_closed_descriptors()
+    open_closed_descriptors()
     with results_on_stderr(any(map(is_standard_output, documents))):
         try:
             with (
@@ -309,14 +226,3 @@ def _results_placed_last() -> Generator[None]:
             raise KeyboardInterrupt
     if answer is not None:
         raise answer
-
-
-def _open_closed_descriptors() -> None:
-    """Open the null device as each closed standard stream, so that files do not get their descriptors and
-    receive the messages of libraries.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

@@ -26,6 +26,7 @@ __all__ = [
     "flush_output",
     "is_quiet",
     "is_verbose",
+    "open_closed_descriptors",
     "print_info",
     "print_message",
     "progress_bar",
@@ -214,3 +215,14 @@ def _write(stream: TextIO, text: str) -> None:
             f"standard output cannot be written: {error.strerror or error}",
             hint="free disk space or choose another destination",
         ) from error
+
+
+def open_closed_descriptors() -> None:
+    """Open the null device as each closed standard stream, so that files do not get their descriptors and
+    receive the messages of libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -119,7 +119,7 @@ def test_what_exists_is_replaced_only_when_asked(table: Path, tmp_path: Path) ->
         (["--estimator", "ridge"], "ridge"),
         (["--estimator", "learned", "--report", "mine.learned"], "the folder of learned models"),
         (["--estimator", "learned", "--json", "mine.learned"], "the folder of learned models"),
-        (["--estimator", "learned", "--seed", "4294967296"], "less than or equal to 4294967295"),
+        (["--estimator", "learned", "--seed", "4294967296"], "not in the range 0<=x<=4294967295"),
         (["--estimator", "learned", "--hardware", "H100-SXM"], "choose a device of the tables: TPU-v4"),
         (["--estimator", "learned", "--split", "devval"], "reserved for testing"),
         (["--estimator", "learned", "--test-by", "hardware"], "no other device"),

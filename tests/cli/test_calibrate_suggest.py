@@ -111,7 +111,7 @@ def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--suggest", "0"], 2, "greater than or equal to 1"),
+        (["--suggest", "0"], 2, "not in the range x>=1"),
         (["--suggest", "many"], 2, "--suggest"),
         (["--suggest", "9", "--kind", "weather"], 2, "try: one of attention.context,"),
         (["--suggest", "9", "--dtype", "weather"], 2, "no number format 'weather'"),

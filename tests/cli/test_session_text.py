@@ -153,10 +153,10 @@ def test_arguments_are_shown_as_options() -> None:
 
 def test_letters_that_a_terminal_does_not_know_are_spelled() -> None:
     program = (
-        "import typer; from hespas.cli import session, terminal\n"
+        "import typer; from hespas.cli import entry, terminal\n"
         "app = typer.Typer()\n"
         "app.command()(lambda: terminal.emit('\\xdcnder'))\n"
-        "session.run(app)\n"
+        "entry.run(app)\n"
     )
     named = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], env=named, capture_output=True, check=False)

@@ -1,0 +1,49 @@
+"""Programs import a command only to run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+import typer
+
+from hespas.cli import main, validate
+
+APPS = {"main": main, "validate": validate}
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_listed_help_is_the_first_line_of_the_command(name: str) -> None:
+    for source in APPS[name].COMMANDS.values():
+        loaded: Any = getattr(import_module(source.module), source.name)
+        text = str(loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__)
+        assert text.splitlines()[0] == source.help
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+@pytest.mark.parametrize("name", APPS)
+def test_version_and_help_import_no_command(name: str, arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        f"from hespas.cli.{name} import main, COMMANDS\n"
+        f"sys.argv = ['hespas', *{arguments}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as ended:\n    assert ended.code == 0\n"
+        "modules = {source.module for source in COMMANDS.values()} | {'hespas.api.lowering', 'pandas'}\n"
+        "print(sorted(modules & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    assert "hespas" in done.stdout
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_groups_list_and_find_all_commands(name: str) -> None:
+    group: Any = typer.main.get_command(APPS[name].app)
+    visible = [word for word, command in group.commands.items() if not command.hidden]
+    assert visible == list(APPS[name].COMMANDS)
+    assert group.commands.get("no-such-command") is None
+    assert all(command.name == word for word, command in group.commands.items())
