@@ -27,12 +27,12 @@ import numpy as np
 
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import estimate_with
+from hespas.fitting.statistics import error_figures, soft_least_squares
 from hespas.generators.eager import EagerStep, eager_model
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
-from hespas.validators.accuracy.statistics import error_figures, soft_least_squares
 
 __all__ = ["Point", "calibrated", "factors_of", "main", "points_of", "step_of"]
 

@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "estimators": frozenset(
         {"graph", "schemas", "files", "hardware", "costs", "programs", "operations", "measurements"}
     ),
+    "fitting": frozenset({"graph", "files", "hardware", "operations", "measurements", "estimators"}),
     "simulator": frozenset({"graph", "schemas", "files", "hardware", "operations", "estimators"}),
     "validators": frozenset(
         {
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "operations",
             "measurements",
             "estimators",
+            "fitting",
             "simulator",
             "converters",
             "generators",

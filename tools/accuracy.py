@@ -24,12 +24,12 @@ from hespas import api
 from hespas._version import __version__
 from hespas.estimators import estimator_names
 from hespas.estimators.step_intervals import step_intervals
+from hespas.fitting.intervals import with_fits
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from hespas.hardware import Device, find_device, load_device, write_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
-from hespas.validators.calibration.intervals import with_fits
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
 from tools.goals import goals_section, growth_section, left_out_section, shipped_cards
 from tools.kernels import Trace, fits_without, kernel_tables, model_of, recorded_traces

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hespas.fitting.collectives import fit_collectives
 from hespas.hardware import Fit, device_names, load_device
 from hespas.hardware.device_fits import fits_to_toml, read_fits
-from hespas.validators.calibration.collectives import fit_collectives
 from tools.fits import OTHERS, arguments_of, tables_of
 
 __all__ = ["main", "write_collectives"]

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hespas.fitting.device_forms import fit_device
 from hespas.graph.errors import FormatError
 from hespas.hardware import Fit, device_names, load_device
 from hespas.hardware.device_fits import FITS_FOLDER, fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration import fit_device
 
 __all__ = ["arguments_of", "main", "tables_of", "write_fits"]
 

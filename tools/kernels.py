@@ -19,6 +19,16 @@ import numpy as np
 
 from hespas import api
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS, PRODUCTS
+from hespas.fitting.device_forms import may_be_fitted
+from hespas.fitting.intervals import HeldOutRecording, held_out_recording, with_intervals
+from hespas.fitting.kernels import (
+    classes_of_fits,
+    common_kernels,
+    common_products,
+    kernel_fits,
+    products_fit,
+)
+from hespas.fitting.recordings import fit_recordings
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
 from hespas.hardware import Device, Fit, find_device, load_device, named_device
@@ -27,16 +37,6 @@ from hespas.hardware.kernel_shares import KERNELS_FOLDER, scaled_fits
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
-from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.intervals import HeldOutRecording, held_out_recording, with_intervals
-from hespas.validators.calibration.kernels import (
-    classes_of_fits,
-    common_kernels,
-    common_products,
-    kernel_fits,
-    products_fit,
-)
-from hespas.validators.calibration.recordings import fit_recordings
 
 __all__ = [
     "VENDORS",

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from hespas import api
+from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.published import SETTINGS
 from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
-from hespas.studies.league.steps import COMPONENTS
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import load_model, save_model, shipped_folder
+from hespas.fitting.learned import fit_learned, with_errors
+from hespas.fitting.learned_parts import PARTS, LearnedPart
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.learned import fit_learned, with_errors
-from hespas.validators.calibration.learned_parts import PARTS, LearnedPart
 
 __all__ = ["main"]
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import LINES_FOLDER
+from hespas.fitting.systolic import fit_lines
 from hespas.hardware import Device, device_names, load_device
 from hespas.hardware.device_fits import fits_to_toml
 from hespas.measurements import Measurements
-from hespas.validators.calibration.systolic import fit_lines
 from tools.fits import tables_of
 
 __all__ = ["errors", "main"]

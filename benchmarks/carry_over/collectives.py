@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.collective_links import RankLayout
 from hespas.estimators.collectives import MEASURED, RELATIONS, Collectives, reference_devices_of
+from hespas.fitting.collectives import fit_collectives
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, load_device
 from hespas.hardware.device_fits import shipped_fits
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.collectives import fit_collectives
 
 __all__ = ["cases", "main"]
 

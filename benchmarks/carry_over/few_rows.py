@@ -27,20 +27,20 @@ import numpy as np
 from hespas.estimators.forms import form_time_ns
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import LearnedModel, cards_in, save_model
-from hespas.graph.columns import FloatArray
-from hespas.hardware import ANY, Device, device_names, named_device
-from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.adapted import adaptable, adapted
-from hespas.validators.calibration.approaches import known_variants
-from hespas.validators.calibration.fit_device import classes_of, fit_class
-from hespas.validators.calibration.learned import fit_rows
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.adapted import adaptable, adapted
+from hespas.fitting.approaches import known_variants
+from hespas.fitting.device_forms import classes_of, fit_class
+from hespas.fitting.learned import fit_rows
+from hespas.fitting.learned_parts import (
     PARTS,
     LearnedPart,
     family_name,
     rows_for,
     rows_of_part,
 )
+from hespas.graph.columns import FloatArray
+from hespas.hardware import ANY, Device, device_names, named_device
+from hespas.measurements import Measurements, read_measurements
 
 __all__ = ["Curve", "curves", "main"]
 

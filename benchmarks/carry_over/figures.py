@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import FloatArray
-from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = ["Case", "Figures", "figures", "parser_of", "summary", "tell", "text"]
 

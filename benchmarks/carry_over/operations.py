@@ -3,7 +3,7 @@
     python -m benchmarks.carry_over.operations --tables DIR [--part NAME ...] [--rows N] [--json FILE]
                                                [--against FILE]
 
-DIR holds the tables that :data:`~hespas.validators.calibration.learned_parts.PARTS` names. Models are fitted
+DIR holds the tables that :data:`~hespas.fitting.learned_parts.PARTS` names. Models are fitted
 as those that ship, on ``calib`` rows without what is left out (``--rows`` of each device at most, drawn at
 random); figures are of ``devval`` rows:
 
@@ -28,19 +28,19 @@ from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.roofline import Roofline
-from hespas.graph.columns import BoolArray, IntArray
-from hespas.hardware import device_names, named_device
-from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.approaches import known_variants
-from hespas.validators.calibration.learned import fit_rows
-from hespas.validators.calibration.learned_bases import beyond_region, swept
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.approaches import known_variants
+from hespas.fitting.learned import fit_rows
+from hespas.fitting.learned_bases import beyond_region, swept
+from hespas.fitting.learned_parts import (
     PARTS,
     LearnedPart,
     family_name,
     rows_for,
     rows_of_part,
 )
+from hespas.graph.columns import BoolArray, IntArray
+from hespas.hardware import device_names, named_device
+from hespas.measurements import Measurements, read_measurements
 
 __all__ = ["cases", "main"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from hespas.estimators.forms import form_time_ns
+from hespas.fitting.device_forms import ClassRows, fit_class, is_possible
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device, named_device
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.calibration.fit_device import ClassRows, fit_class, is_possible
 from hespas.validators.calibration.known_sizes import known_sizes
 from hespas.validators.calibration.suggest import chosen
 

@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from hespas.fitting.intervals import with_fits
+from hespas.fitting.statistics import ShapeGroups, errors_of
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device, load_device, write_device
 from hespas.validators.accuracy import accuracy
 from hespas.validators.accuracy.baselines import FittingRows
 from hespas.validators.accuracy.cases import Cases
-from hespas.validators.accuracy.statistics import ShapeGroups, errors_of
-from hespas.validators.calibration.intervals import with_fits
 from tools.kernels import Trace, fits_without, is_recorded, kernel_tables, recorded_traces
 
 __all__ = [

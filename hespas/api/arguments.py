@@ -23,7 +23,7 @@ def checked(
     value its type hint does not allow.
 
     ``lazily`` maps names in the hints that are imported only for type checkers to their module and name
-    (``FitMemory="hespas.validators.calibration:FitMemory"``).
+    (``FitMemory="hespas.fitting.approaches:FitMemory"``).
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -21,12 +21,13 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     import pandas
 
+    from hespas.fitting.approaches import FitMemory
     from hespas.hardware import Device
     from hespas.hardware.device_fits import Fit
     from hespas.measurements import Measurements
     from hespas.validators.accuracy import Accuracy, Comparison, Thresholds
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
-    from hespas.validators.calibration import Calibration, FitMemory, Suggestions
+    from hespas.validators.calibration import Calibration, Suggestions
 
 __all__ = [
     "AccuracyReport",
@@ -342,7 +343,7 @@ def check_recorded(profiles: Sequence[object], tables: Sequence[object], workloa
 
 
 @renamed_arguments(measured="profiles")
-@checked(FitMemory="hespas.validators.calibration:FitMemory")
+@checked(FitMemory="hespas.fitting.approaches:FitMemory")
 def calibrate(
     hardware: str | os.PathLike[str],
     *,

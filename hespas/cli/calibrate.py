@@ -205,7 +205,7 @@ def calibrate(
     with command_line(debug, diagnostics, settings.first, documents=[json_file], reads=reads, writes=writes):
         settings.check()
         from hespas import api
-        from hespas.validators.calibration import FitMemory
+        from hespas.fitting.approaches import FitMemory
 
         memory = FitMemory.beside(out)
         if memory.folder.is_dir():
@@ -357,7 +357,8 @@ def _percent(share: float | None) -> str:
 def _write(settings: _CalibrationOptions, report: CalibrationReport) -> None:
     """Write the documents, then the hardware file, so that it exists only if all others do."""
     from hespas.files.output import after_placing
-    from hespas.validators.calibration import FitMemory, models_folder
+    from hespas.fitting.approaches import FitMemory
+    from hespas.validators.calibration import models_folder
 
     if settings.json_file:
         write_document(report.to_json(), settings.json_file, overwrite=settings.overwrite)

@@ -7,6 +7,7 @@ so that each distinct operation of a graph is predicted once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import InvariantError, UnsupportedError, clipped
 from hespas.graph.passes import is_recorded_wait
 from hespas.hardware import Device, Fit
@@ -23,6 +24,7 @@ from hespas.operations import Operations, between_ranks, operations_of
 
 __all__ = [
     "Availability",
+    "CasePrediction",
     "Estimator",
     "OperationModel",
     "Prediction",
@@ -32,6 +34,7 @@ __all__ = [
     "for_job",
     "operations_on",
     "predict_with",
+    "prediction_of_rows",
     "takes_no_time",
     "transcendentals",
     "with_bands",
@@ -133,6 +136,16 @@ class Prediction:
         """Check that all columns have one row per operation."""
         if {len(self.low_ns), len(self.high_ns), len(self.estimator)} != {len(self.duration_ns)}:
             raise InvariantError("Prediction: columns differ in length")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CasePrediction:
+    """Times that one estimator predicts for each case [ns]; NaN without a prediction or an interval."""
+
+    estimator: str
+    duration_ns: FloatArray
+    low_ns: FloatArray
+    high_ns: FloatArray
 
 
 @runtime_checkable
@@ -296,3 +309,38 @@ def takes_no_time(graph: OpGraph) -> BoolArray:
     free: BoolArray = compute & (nothing | (structural & ~work))
     free |= graph.kind == int(NodeKind.METADATA)
     return free
+
+
+_OPERATIONS_PER_BLOCK = 1 << 20
+
+
+def prediction_of_rows(
+    model: OperationModel,
+    ops: Operations,
+    device: Device,
+    diagnostics: Diagnostics,
+    distinct: tuple[IntArray, IntArray] | None = None,
+) -> CasePrediction:
+    """Return the prediction of a model for each row.
+
+    Distinct operations are estimated once, in blocks, so that the memory does not grow with the table.
+    ``distinct``, the first rows of equal operations and the index of each row among them, saves time if it is
+    already known.
+    """
+    first, index = distinct or ops.distinct_rows()
+    blocks = [
+        predict_with(model, ops.take(first[start : start + _OPERATIONS_PER_BLOCK]), device, diagnostics)
+        for start in range(0, max(len(first), 1), _OPERATIONS_PER_BLOCK)
+    ]
+
+    def of_all_rows(columns: Sequence[FloatArray]) -> FloatArray:
+        if all(np.isnan(column).all() for column in columns):  # unknown values need no memory
+            return constant(np.nan, len(index))
+        return (columns[0] if len(columns) == 1 else np.concatenate(columns))[index]
+
+    return CasePrediction(
+        estimator=model.name,
+        duration_ns=of_all_rows([block.duration_ns for block in blocks]),
+        low_ns=of_all_rows([block.low_ns for block in blocks]),
+        high_ns=of_all_rows([block.high_ns for block in blocks]),
+    )

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import FloatArray, IntArray, constant, is_every_row, is_one_value, taken
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, UsageError
+from hespas.hardware import Device
 from hespas.operations import Labels, Operations, numbered
 
-__all__ = ["LeftOut", "Measurements", "joined"]
+__all__ = ["LeftOut", "Measurements", "joined", "rows_of_split", "rows_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +226,23 @@ class _LabelColumns:
         """Return the whole column."""
         row = np.asarray(self.columns.pop(name).done(), np.int32)
         return Labels(row, tuple(self.indices[name]))
+
+
+def rows_on(table: Measurements, device: Device) -> IntArray:
+    """Return the numbers of the rows that are of a device, by its name or an alias."""
+
+    def folded(name: str) -> str:
+        return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+    spellings = {folded(name) for name in (device.name, *device.aliases)}
+    return table.hardware.where(*(name for name in table.hardware.names if folded(name) in spellings))
+
+
+def rows_of_split(table: Measurements, split: str) -> IntArray:
+    """Return the numbers of the rows of a split. Raises ``UsageError`` if there are none."""
+    rows = table.split.where(split)
+    if not len(rows):
+        listed = ", ".join(sorted(name for name in table.split.used() if name))
+        hint = f"choose from {listed}" if listed else "leave `split` empty: the table has no splits"
+        raise UsageError(f"no row of {table.name} has split {split!r}", hint=hint)
+    return rows

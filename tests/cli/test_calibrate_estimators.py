@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
 from hespas.cli.validate import app
+from hespas.fitting import own_models
 from hespas.hardware import load_device
-from hespas.validators.calibration import own_models
 from tests.validators.small_tables import products, vectors, write_table
 
 pytest.importorskip("sklearn")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import tools.kernels
+from hespas.fitting.intervals import HeldOutRecording
 from hespas.hardware import Device, Fit, load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, build
-from hespas.validators.calibration.intervals import HeldOutRecording
 from tools.kernels import recordings_left_out
 
 H100, A100, MI300X = (load_device(name) for name in ("H100-SXM", "A100-SXM-40GB", "MI300X"))

@@ -15,6 +15,8 @@ from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
+from hespas.fitting.effects import COMPONENTS, ComponentFactor, factors_of
+from hespas.fitting.statistics import error_figures
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
 from hespas.studies.league.evaluation import (
@@ -24,9 +26,7 @@ from hespas.studies.league.evaluation import (
     evaluate_rows,
     fit_rows_of,
 )
-from hespas.studies.league.fit import ComponentFactor, factors_of
 from hespas.studies.league.rows import LeagueRow
-from hespas.studies.league.steps import COMPONENTS
 from hespas.studies.league.summaries import (
     NOISE_FLOOR,
     AcceleratorSpeedup,
@@ -41,7 +41,6 @@ from hespas.studies.league.summaries import (
     scaling_points,
     speedups,
 )
-from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "FactorsDocument",

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from hespas.estimators.step_intervals import Level, step_intervals
-from hespas.graph.columns import BoolArray, FloatArray
-from hespas.studies.league.fit import (
+from hespas.fitting.effects import (
+    COMPONENTS,
     ComponentFactor,
     FitRows,
     Posterior,
@@ -24,8 +24,8 @@ from hespas.studies.league.fit import (
     scale_posterior,
     share_from_other_cells,
 )
+from hespas.graph.columns import BoolArray, FloatArray
 from hespas.studies.league.rows import LeagueRow
-from hespas.studies.league.steps import COMPONENTS
 
 __all__ = [
     "CALIBRATIONS",
@@ -68,7 +68,7 @@ class EvaluatedRow:
     """Prediction of a row and its published time, in ms.
 
     ``parts`` are the shares of the components in the predicted step. ``error_parts`` attributes the relative
-    error to components (:func:`hespas.studies.league.fit.attribute_errors`), and to :data:`SHARED`;
+    error to components (:func:`hespas.fitting.effects.attribute_errors`), and to :data:`SHARED`;
     positive if the prediction is too long.
     """
 

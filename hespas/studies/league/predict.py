@@ -22,6 +22,7 @@ from hespas.estimators.result_cache import ResultCache, cache_folder, content_ke
 from hespas.estimators.step_intervals import device_level
 from hespas.files.processes import safe_spawning, start_worker, worker_state
 from hespas.files.trust import file_in_folder_of
+from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
 from hespas.generators.llm.published import MODELS, PublishedRun, run_of
@@ -38,7 +39,7 @@ from hespas.studies.league.rows import (
     read_runs,
 )
 from hespas.studies.league.runs import RunSettings, settings_of, timed_run
-from hespas.studies.league.steps import COMPONENTS, StepTime, simulated_step
+from hespas.studies.league.steps import StepTime, simulated_step
 
 __all__ = [
     "PredictionTask",

@@ -14,10 +14,10 @@ from statistics import median
 from hespas._version import __version__
 from hespas.files.documents import escape_cell
 from hespas.files.output import check_report_files, write_report_files
+from hespas.fitting.effects import COMPONENTS
 from hespas.graph.errors import clipped
 from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
-from hespas.studies.league.steps import COMPONENTS
 from hespas.studies.league.summaries import ScalingPoint
 
 __all__ = ["REPORT_FILES", "check_folder", "league_csv", "league_html", "write_report"]

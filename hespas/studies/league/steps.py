@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.fitting.effects import COMPONENTS
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import DTYPES, FloatArray, IntArray
 from hespas.graph.timeline import united
@@ -24,32 +25,8 @@ from hespas.simulator.schedule import covered
 from hespas.simulator.streams import COMPUTE
 from hespas.studies.league.runs import TimedRun
 
-__all__ = ["BUBBLE", "COMPONENTS", "HOST", "OVERLAP", "StepTime", "components_of", "simulated_step"]
+__all__ = ["BUBBLE", "HOST", "OVERLAP", "StepTime", "components_of", "simulated_step"]
 
-COMPONENTS = (
-    "products",
-    "products of 8 bits",
-    "products of 4 bits",
-    "experts",
-    "attention",
-    "vector",
-    "quantize",
-    "optimizer",
-    "tensor",
-    "context",
-    "data",
-    "expert",
-    "pipeline",
-    "copies",
-    "host",
-    "overlap",
-    "bubble",
-)
-"""Components of a step: matmuls by the bits of their operands, grouped matmuls of experts, attention,
-memory-bound kernels, conversions to narrow formats, the optimizer; collectives of tensor, context, data and
-expert parallelism, and messages between pipeline stages; copies to the host; waits for the host; slowdown of
-kernels by concurrent communication; idle time of the last stage to finish, which waits for other stages.
-"""
 _NUMBER_OF = {name: number for number, name in enumerate(COMPONENTS)}
 HOST, OVERLAP, BUBBLE = _NUMBER_OF["host"], _NUMBER_OF["overlap"], _NUMBER_OF["bubble"]
 

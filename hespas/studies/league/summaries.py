@@ -11,8 +11,8 @@ from statistics import median
 
 import numpy as np
 
+from hespas.fitting.statistics import error_figures, kendall_tau
 from hespas.studies.league.evaluation import Calibration, EvaluatedRow
-from hespas.validators.accuracy.statistics import error_figures, kendall_tau
 
 __all__ = [
     "GROUPINGS",

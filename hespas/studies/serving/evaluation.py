@@ -17,6 +17,7 @@ import numpy as np
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
+from hespas.fitting.statistics import error_figures
 from hespas.generators.llm.model import model_parameters
 from hespas.generators.llm.serving import ServingLoad, serving_memory
 from hespas.graph import Diagnostics
@@ -29,7 +30,6 @@ from hespas.studies.serving.predict import Capacity, MeanTimes, ServingPredictor
 from hespas.studies.serving.recorded import RunReplay
 from hespas.studies.serving.rows import ServingRow, deployment_of, engine_of, library_of
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
-from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "CALIBRATIONS",

@@ -19,17 +19,18 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.interface import CasePrediction
 from hespas.estimators.roofline import Roofline
-from hespas.graph import OpGraph
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
-from hespas.hardware import Device
-from hespas.validators.accuracy.cases import CasePrediction, Cases, shared_shapes
-from hespas.validators.accuracy.statistics import (
+from hespas.fitting.statistics import (
     ShapeGroups,
     one_thread,
     soft_least_squares,
     unique_shapes,
 )
+from hespas.graph import OpGraph
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
+from hespas.hardware import Device
+from hespas.validators.accuracy.cases import Cases, shared_shapes
 
 __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.measured_ops.steps import RecordedSteps
+from hespas.estimators.interface import CasePrediction
+from hespas.fitting.statistics import medians_of
 from hespas.graph import DTYPES, OpClass, OpGraph, OptionalEventColumns, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.merge import merge_nodes
 from hespas.validators.accuracy.coverage import Coverage, InstructionJoin, Matching
-from hespas.validators.accuracy.statistics import medians_of
 
 __all__ = [
     "CLASS_NAMES",
     "LEAST_NS",
     "CaseMembers",
-    "CasePrediction",
     "CaseSource",
     "Cases",
     "GroupTimes",
@@ -50,16 +50,6 @@ _EVENT_COLUMNS = (*OptionalEventColumns.__annotations__, "start_ns", "duration_n
 
 LEAST_NS = 1e-6
 """Least measured time: no clock resolves femtoseconds, and errors relative to less overflow."""
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CasePrediction:
-    """Times that one estimator predicts for each case [ns]; NaN without a prediction or an interval."""
-
-    estimator: str
-    duration_ns: FloatArray
-    low_ns: FloatArray
-    high_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True)

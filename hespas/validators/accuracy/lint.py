@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.files.documents import Count, Figure
+from hespas.fitting.statistics import slope_of
 from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import LEAST_NS, Cases
-from hespas.validators.accuracy.statistics import slope_of
 
 __all__ = ["LintFinding", "lint_cases", "lint_profile"]
 

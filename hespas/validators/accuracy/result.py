@@ -10,11 +10,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from hespas.files.documents import Count, Figure
+from hespas.fitting.statistics import ErrorSummary, NoiseFloor
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.coverage import Coverage, InstructionJoin
 from hespas.validators.accuracy.lint import LintFinding
-from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
 
 __all__ = [
     "LEAST_OF_A_STEP",

@@ -10,14 +10,14 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
-from hespas.estimators.interface import estimate_with, for_job
+from hespas.estimators.interface import CasePrediction, estimate_with, for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
-from hespas.validators.accuracy.cases import CasePrediction, Cases, CaseSource, covered_ns
+from hespas.validators.accuracy.cases import Cases, CaseSource, covered_ns
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, MeasuredStep

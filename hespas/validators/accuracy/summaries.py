@@ -13,11 +13,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Diagnostics
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
-from hespas.validators.accuracy.cases import CasePrediction, Cases, shared_shapes
-from hespas.validators.accuracy.result import Accuracy, Contribution, EndToEnd, SpeedUp, SummaryRow, Trend
-from hespas.validators.accuracy.statistics import (
+from hespas.estimators.interface import CasePrediction
+from hespas.fitting.statistics import (
     ErrorSummary,
     NoiseFloor,
     ShapeGroups,
@@ -28,6 +25,10 @@ from hespas.validators.accuracy.statistics import (
     slope_of,
     unique_shapes,
 )
+from hespas.graph import Diagnostics
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
+from hespas.validators.accuracy.cases import Cases, shared_shapes
+from hespas.validators.accuracy.result import Accuracy, Contribution, EndToEnd, SpeedUp, SummaryRow, Trend
 
 __all__ = [
     "SIZES",

@@ -10,16 +10,17 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.interface import OperationModel, predict_with
+from hespas.estimators.interface import OperationModel, prediction_of_rows
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, is_one_value
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
 from hespas.measurements import Measurements
+from hespas.measurements.model import rows_of_split, rows_on
 from hespas.operations import KINDS, Labels, Operations, numbered
 from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, baselines_of_rows
-from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding, lint_cases
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.summaries import accuracy_of_cases
@@ -31,13 +32,9 @@ __all__ = [
     "cases_of_rows",
     "devices_of_tables",
     "model_of_operations",
-    "prediction_of_rows",
-    "rows_of_split",
-    "rows_on",
 ]
 
 _TEXTS_PER_BLOCK = 1 << 16
-_OPERATIONS_PER_BLOCK = 1 << 20
 _Distinct = tuple[IntArray, IntArray]
 """First rows of equal operations, and the index of each row among them."""
 _EXACT = 1e15
@@ -189,37 +186,6 @@ def _shape_texts(ops: Operations) -> list[str]:
     return texts
 
 
-def prediction_of_rows(
-    model: OperationModel,
-    ops: Operations,
-    device: Device,
-    diagnostics: Diagnostics,
-    distinct: _Distinct | None = None,
-) -> CasePrediction:
-    """Return the prediction of a model for each row.
-
-    Distinct operations are estimated once, in blocks, so that the memory does not grow with the table.
-    ``distinct`` saves time if it is already known.
-    """
-    first, index = distinct or ops.distinct_rows()
-    blocks = [
-        predict_with(model, ops.take(first[start : start + _OPERATIONS_PER_BLOCK]), device, diagnostics)
-        for start in range(0, max(len(first), 1), _OPERATIONS_PER_BLOCK)
-    ]
-
-    def of_all_rows(columns: Sequence[FloatArray]) -> FloatArray:
-        if all(np.isnan(column).all() for column in columns):  # unknown values need no memory
-            return constant(np.nan, len(index))
-        return (columns[0] if len(columns) == 1 else np.concatenate(columns))[index]
-
-    return CasePrediction(
-        estimator=model.name,
-        duration_ns=of_all_rows([block.duration_ns for block in blocks]),
-        low_ns=of_all_rows([block.low_ns for block in blocks]),
-        high_ns=of_all_rows([block.high_ns for block in blocks]),
-    )
-
-
 def accuracy_of_tables(
     tables: Sequence[Measurements],
     hardware: Sequence[str] = (),
@@ -332,26 +298,6 @@ def devices_of_tables(
             count=count,
         )
     return shipped
-
-
-def rows_on(table: Measurements, device: Device) -> IntArray:
-    """Return the numbers of the rows that are of a device, by its name or an alias."""
-
-    def folded(name: str) -> str:
-        return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-    spellings = {folded(name) for name in (device.name, *device.aliases)}
-    return table.hardware.where(*(name for name in table.hardware.names if folded(name) in spellings))
-
-
-def rows_of_split(table: Measurements, split: str) -> IntArray:
-    """Return the numbers of the rows of a split. Raises ``UsageError`` if there are none."""
-    rows = table.split.where(split)
-    if not len(rows):
-        listed = ", ".join(sorted(name for name in table.split.used() if name))
-        hint = f"choose from {listed}" if listed else "leave `split` empty: the table has no splits"
-        raise UsageError(f"no row of {table.name} has split {split!r}", hint=hint)
-    return rows
 
 
 def _cases_with_predictions(

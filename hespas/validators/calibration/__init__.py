@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hespas.validators.calibration.approaches import FitMemory
 from hespas.validators.calibration.calibrate import (
     ESTIMATORS,
     Calibration,
@@ -12,9 +11,8 @@ from hespas.validators.calibration.calibrate import (
     models_folder,
     write_calibration,
 )
-from hespas.validators.calibration.fit_device import fit_device
 from hespas.validators.calibration.held_out import TESTS
-from hespas.validators.calibration.recordings import measurements_of
+from hespas.validators.calibration.profiles import measurements_of
 from hespas.validators.calibration.suggest import TIME_COLUMN, Suggestions, suggest, suggestion_json
 
 __all__ = [
@@ -22,12 +20,10 @@ __all__ = [
     "TESTS",
     "TIME_COLUMN",
     "Calibration",
-    "FitMemory",
     "Suggestions",
     "calibrate",
     "calibration_json",
     "check_models_folder",
-    "fit_device",
     "measurements_of",
     "models_folder",
     "suggest",

@@ -17,15 +17,7 @@ from hespas._version import __version__
 from hespas.estimators.learned.serialization import LearnedModel, forget_models, load_model, save_model
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
-from hespas.graph import Diagnostics
-from hespas.graph.errors import OutputError, UsageError
-from hespas.hardware import Device, Fit, named_device, write_device
-from hespas.measurements import Measurements
-from hespas.operations import Labels
-from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, diagnostics_json, summary_json
-from hespas.validators.accuracy.statistics import one_thread
-from hespas.validators.accuracy.tables import rows_of_split, rows_on
-from hespas.validators.calibration.approaches import (
+from hespas.fitting.approaches import (
     Approach,
     CalibratedFits,
     CalibrationRun,
@@ -38,8 +30,17 @@ from hespas.validators.calibration.approaches import (
     has_adaptable,
     merged,
 )
-from hespas.validators.calibration.before import with_before
-from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
+from hespas.fitting.before import with_before
+from hespas.fitting.device_forms import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
+from hespas.fitting.own_models import unused_name
+from hespas.fitting.statistics import one_thread
+from hespas.graph import Diagnostics
+from hespas.graph.errors import OutputError, UsageError
+from hespas.hardware import Device, Fit, named_device, write_device
+from hespas.measurements import Measurements
+from hespas.measurements.model import rows_of_split, rows_on
+from hespas.operations import Labels
+from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, diagnostics_json, summary_json
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOutTest,
@@ -51,7 +52,6 @@ from hespas.validators.calibration.held_out import (
     recordings_left_out,
     sizes_left_out,
 )
-from hespas.validators.calibration.own_models import unused_name
 
 __all__ = [
     "ESTIMATORS",

@@ -11,18 +11,19 @@ from zlib import crc32
 
 import numpy as np
 
+from hespas.estimators.interface import CasePrediction, prediction_of_rows
 from hespas.estimators.roofline import Roofline
+from hespas.fitting.approaches import Approach, OtherDevices
+from hespas.fitting.statistics import ShapeGroups
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations
-from hespas.validators.accuracy.cases import CasePrediction, Cases, text_numbers
+from hespas.validators.accuracy.cases import Cases, text_numbers
 from hespas.validators.accuracy.result import Accuracy
-from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import accuracy_of_cases
-from hespas.validators.accuracy.tables import ShapeTexts, TableClasses, cases_of_rows, prediction_of_rows
-from hespas.validators.calibration.approaches import Approach, OtherDevices
+from hespas.validators.accuracy.tables import ShapeTexts, TableClasses, cases_of_rows
 
 __all__ = [
     "TESTS",

@@ -45,9 +45,9 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 from hespas.measurements import Measurements
+from hespas.measurements.model import rows_on
 from hespas.operations import KINDS, Labels, Operations
 from hespas.validators.accuracy.document import DiagnosticJson, diagnostics_json
-from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.known_sizes import (
     LABELS,
     KnownSizes,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hespas.estimators.step_intervals import step_intervals
+from hespas.fitting.effects import factors_of
 from hespas.studies.league.evaluation import CALIBRATIONS, Calibration, evaluate_rows, fit_rows_of
-from hespas.studies.league.fit import factors_of
 from hespas.studies.league.rows import LeagueRow, Refusal, RowAssumption, StepPrediction
 from hespas.studies.league.summaries import (
     group_errors,

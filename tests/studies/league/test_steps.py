@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hespas import api
+from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.layout import Layout
 from hespas.generators.llm.model_file import load_model
 from hespas.generators.llm.published import PublishedRun
@@ -18,7 +19,7 @@ from hespas.graph import Diagnostics
 from hespas.hardware import load_device
 from hespas.simulator import simulate
 from hespas.studies.league.runs import TimedRun, settings_of, timed_run
-from hespas.studies.league.steps import BUBBLE, COMPONENTS, HOST, StepTime, simulated_step
+from hespas.studies.league.steps import BUBBLE, HOST, StepTime, simulated_step
 
 
 def timed(layout: Layout, micro_batches: int, **settings: Any) -> TimedRun:

@@ -8,13 +8,14 @@ from math import nan
 
 import numpy as np
 
+from hespas.estimators.interface import CasePrediction
+from hespas.fitting.statistics import noise_floor
 from hespas.graph import Diagnostics, OpClass
 from hespas.graph.columns import FloatArray
-from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.coverage import Coverage, UnmatchedName
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Thresholds
-from hespas.validators.accuracy.statistics import noise_floor
 from hespas.validators.accuracy.summaries import contributions, speed_ups, summaries, trends
 
 __all__ = ["HOSTILE", "NO_LIMITS", "Page", "cases", "comparison", "hostile_comparison", "limits", "page_of"]

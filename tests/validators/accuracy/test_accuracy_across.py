@@ -9,8 +9,9 @@ from math import isnan, log, nan
 import numpy as np
 import pytest
 
+from hespas.estimators.interface import CasePrediction
 from hespas.graph import OpClass
-from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.result import EndToEnd
 from hespas.validators.accuracy.summaries import contributions, speed_ups, summaries, trends
 

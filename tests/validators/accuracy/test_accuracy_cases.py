@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hespas.estimators.interface import CasePrediction
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
 from hespas.graph.errors import InvariantError
 from hespas.validators.accuracy.cases import (
-    CasePrediction,
     Cases,
     GroupTimes,
     case_labels,

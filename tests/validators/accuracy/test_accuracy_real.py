@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hespas import api
+from hespas.fitting.statistics import ErrorSummary
 from hespas.graph import OpClass, Profile, Workload
 from hespas.validators.accuracy import Accuracy, accuracy
-from hespas.validators.accuracy.statistics import ErrorSummary
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the shared data are not here")

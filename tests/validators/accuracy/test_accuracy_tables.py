@@ -11,6 +11,7 @@ import pytest
 
 from hespas.estimators.interface import Prediction
 from hespas.estimators.roofline import Roofline
+from hespas.fitting.statistics import errors_of
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
@@ -21,7 +22,6 @@ from hespas.validators.accuracy import accuracy_of_tables, baselines, tables
 from hespas.validators.accuracy import tables as table_cases
 from hespas.validators.accuracy.cases import shared_shapes
 from hespas.validators.accuracy.result import Accuracy
-from hespas.validators.accuracy.statistics import errors_of
 from tests.validators.small_tables import products, vectors, write_table
 
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hespas.estimators.interface import CasePrediction
 from hespas.graph.errors import OutputError
-from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_markdown, speed_up_csv
 from hespas.validators.accuracy.report.figures import NameTable
 from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report

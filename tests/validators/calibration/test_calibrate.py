@@ -11,14 +11,15 @@ import pytest
 
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.composite import Composite
+from hespas.fitting import approaches as calibration_approaches
+from hespas.fitting.approaches import CalibratedFits, CalibrationRun, FitMemory, FitResult, OtherDevices
+from hespas.fitting.device_forms import fit_device
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
-from hespas.validators.calibration import Calibration, FitMemory, calibrate, fit_device
-from hespas.validators.calibration import approaches as calibration_approaches
-from hespas.validators.calibration.approaches import CalibratedFits, CalibrationRun, FitResult, OtherDevices
+from hespas.validators.calibration import Calibration, calibrate
 from hespas.validators.calibration.held_out import device_left_out, operations_left_out, sizes_left_out
 from tests.validators.small_tables import products, vectors, write_table
 

@@ -13,15 +13,16 @@ from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import LearnedModel, model_bytes
 from hespas.estimators.systolic import Systolic
+from hespas.fitting import approaches as fitted_models
+from hespas.fitting.approaches import FitMemory
+from hespas.fitting.learned import FEWEST_MARGINS, fit_rows
+from hespas.fitting.own_models import FEWEST_ROWS, own_parts, unused_name
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, device_to_toml, load_device
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations import Labels
-from hespas.validators.calibration import Calibration, FitMemory, calibrate, models_folder, write_calibration
-from hespas.validators.calibration import approaches as fitted_models
-from hespas.validators.calibration.learned import FEWEST_MARGINS, fit_rows
-from hespas.validators.calibration.own_models import FEWEST_ROWS, own_parts, unused_name
+from hespas.validators.calibration import Calibration, calibrate, models_folder, write_calibration
 from tests.sweeps import swept
 from tests.validators.small_tables import Time, products, vectors, write_table
 

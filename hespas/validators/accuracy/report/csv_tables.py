@@ -11,12 +11,13 @@ from math import isnan
 
 import numpy as np
 
+from hespas.estimators.interface import CasePrediction
 from hespas.files.documents import escape_cell
+from hespas.fitting.statistics import relative_error
 from hespas.graph.columns import FloatArray
 from hespas.validators.accuracy.baselines import BASELINES
-from hespas.validators.accuracy.cases import CasePrediction, Cases
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.result import Accuracy
-from hespas.validators.accuracy.statistics import relative_error
 from hespas.validators.accuracy.summaries import speed_up_rows
 
 __all__ = ["CSV_COLUMNS", "SPEED_UP_COLUMNS", "accuracy_csv", "speed_up_csv"]

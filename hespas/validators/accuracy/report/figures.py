@@ -13,6 +13,7 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.fitting.statistics import relative_error
 from hespas.graph import ABSENT, DTypeKind, Profile, Timeline, Workload, find_dtype
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
@@ -21,7 +22,6 @@ from hespas.hardware.devices import Unit
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.texts import shown
 from hespas.validators.accuracy.result import Accuracy, Contribution
-from hespas.validators.accuracy.statistics import relative_error
 
 __all__ = [
     "MOST_POINTS",

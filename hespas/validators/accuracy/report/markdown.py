@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 
 from hespas._version import __version__
+from hespas.fitting.statistics import ErrorSummary
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.texts import (
     UNKNOWN,
@@ -19,7 +20,6 @@ from hespas.validators.accuracy.report.texts import (
     verdict_of,
 )
 from hespas.validators.accuracy.result import Accuracy, Thresholds
-from hespas.validators.accuracy.statistics import ErrorSummary
 
 __all__ = ["FEW_SHAPES", "accuracy_markdown"]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
+from hespas.fitting.statistics import ErrorSummary, NoiseFloor
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, SummaryRow, Thresholds
-from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
 
 __all__ = [
     "UNKNOWN",

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.graph.columns import FloatArray, IntArray
-from hespas.validators.accuracy.statistics import (
+from hespas.fitting.statistics import (
     ErrorSummary,
     errors_of,
     kendall_tau,
@@ -20,6 +19,7 @@ from hespas.validators.accuracy.statistics import (
     soft_least_squares,
     unique_shapes,
 )
+from hespas.graph.columns import FloatArray, IntArray
 
 
 def _floats(*values: float) -> FloatArray:

@@ -12,14 +12,14 @@ import pytest
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.ensemble import features_of
 from hespas.estimators.learned.serialization import Interval, load_model, save_model
+from hespas.fitting.learned import fit_learned, scored
+from hespas.fitting.learned_parts import BoostingForm, LearnedPart, grow
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations, build
-from hespas.validators.calibration.learned import fit_learned, scored
-from hespas.validators.calibration.learned_parts import BoostingForm, LearnedPart, grow
 
 pytest.importorskip("sklearn")
 

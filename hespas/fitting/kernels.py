@@ -33,13 +33,13 @@ from hespas.estimators.kernels import (
     ragged_share,
 )
 from hespas.estimators.learned.equivalents import runs_on_tf32
+from hespas.fitting.device_forms import error_of, rounded
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
 from hespas.hardware.kernel_shares import start_ratio
 from hespas.measurements import Measurements, joined
 from hespas.operations.model import rows_by_label
-from hespas.validators.calibration.fit_device import error_of, rounded
 
 __all__ = [
     "DEFAULT_PRODUCTS",

@@ -16,13 +16,13 @@ from msgspec.structs import replace as with_fields
 from hespas.estimators.composite import KINDS_BY_MODELS, Composite, least_better
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import Card, ErrorRow, LearnedModel, cards_in, shipped_folder
+from hespas.fitting.approaches import FitResult
+from hespas.fitting.device_forms import rounded, rows_to_fit
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
 from hespas.operations import Labels
-from hespas.validators.calibration.approaches import FitResult
-from hespas.validators.calibration.fit_device import rounded, rows_to_fit
 
 __all__ = ["with_before"]
 

@@ -29,15 +29,8 @@ from hespas.estimators.learned.serialization import (
     LearnedModel,
 )
 from hespas.files.limits import limits
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.errors import UnsupportedError, UsageError
-from hespas.hardware import device_names, named_device
-from hespas.measurements import Measurements
-from hespas.operations import Operations
-from hespas.operations.model import numbered, rows_by_label
-from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.calibration.learned_bases import form_share, with_bases
-from hespas.validators.calibration.learned_extrapolation import (
+from hespas.fitting.learned_bases import form_share, with_bases
+from hespas.fitting.learned_extrapolation import (
     TAIL,
     TRANSFER_FORM,
     TransferTrees,
@@ -46,7 +39,7 @@ from hespas.validators.calibration.learned_extrapolation import (
     reach_of,
     region_of,
 )
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.learned_parts import (
     BoostingForm,
     LearnedPart,
     TrainingRows,
@@ -57,6 +50,13 @@ from hespas.validators.calibration.learned_parts import (
     rows_of_part,
     transferable,
 )
+from hespas.fitting.statistics import error_figures
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.hardware import device_names, named_device
+from hespas.measurements import Measurements
+from hespas.operations import Operations
+from hespas.operations.model import numbered, rows_by_label
 
 __all__ = [
     "FEWEST_MARGINS",

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators.kernels import KERNELS
-from hespas.graph.columns import FloatArray
-from hespas.hardware import ANY, load_device
-from hespas.measurements import Measurements, joined
-from hespas.operations import STRIDED, Labels, build
-from hespas.validators.calibration.kernels import (
+from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
     benchmark_ns,
     common_kernels,
@@ -23,6 +19,10 @@ from hespas.validators.calibration.kernels import (
     moved_from_expected,
     time_of_kernels,
 )
+from hespas.graph.columns import FloatArray
+from hespas.hardware import ANY, load_device
+from hespas.measurements import Measurements, joined
+from hespas.operations import STRIDED, Labels, build
 
 H100, A100 = load_device("H100-SXM"), load_device("A100-SXM-40GB")
 SIZES = np.array([1.0, 30.0, 300.0, 3000.0, 10000.0, 50000.0])

@@ -14,11 +14,8 @@ from hespas.estimators.learned.bases import NEARNESS_LEVELS, FittedDevice, combi
 from hespas.estimators.learned.ensemble import Forest
 from hespas.estimators.learned.inference import octaves_beyond
 from hespas.estimators.learned.serialization import LeftOutError, NewDeviceInterval, Region
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.operations import Operations
-from hespas.validators.accuracy.statistics import error_figures
-from hespas.validators.calibration.learned_bases import Bases, beyond_region, form_share, with_bases
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.learned_bases import Bases, beyond_region, form_share, with_bases
+from hespas.fitting.learned_parts import (
     BoostingForm,
     LearnedPart,
     TrainingRows,
@@ -27,6 +24,9 @@ from hespas.validators.calibration.learned_parts import (
     rising,
     transferable,
 )
+from hespas.fitting.statistics import error_figures
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.operations import Operations
 
 __all__ = ["TAIL", "TRANSFER_FORM", "TransferTrees", "devices_of", "fit_transfer", "reach_of", "region_of"]
 

@@ -21,13 +21,13 @@ from hespas.estimators.learned.serialization import (
     shipped_folder,
 )
 from hespas.estimators.rates import roof_ns
+from hespas.fitting.adapted import adaptable, adapted
+from hespas.fitting.learned_parts import PARTS, rows_for
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, joined
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import calibrate, write_calibration
-from hespas.validators.calibration.adapted import adaptable, adapted
-from hespas.validators.calibration.learned_parts import PARTS, rows_for
 from tests.sweeps import swept
 
 pytest.importorskip("sklearn")

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.ensemble import FAMILIES, Forest, features_of
 from hespas.estimators.learned.inference import code_columns
+from hespas.fitting.device_forms import is_possible
+from hespas.fitting.statistics import one_thread
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, device_names, named_device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels
-from hespas.validators.accuracy.statistics import one_thread
-from hespas.validators.calibration.fit_device import is_possible
 
 __all__ = [
     "EXPERTS",
@@ -167,7 +167,7 @@ class TrainingRows:
 
     ``measured`` excludes rows without columns (a device without a file, an unknown peak). ``table`` has shape
     (rows, ``names``). ``sheet_ns`` holds the data-sheet times. ``ratio`` is log(duration / base); the base is
-    the data-sheet time before :func:`~hespas.validators.calibration.learned_bases.with_bases`. ``devices``
+    the data-sheet time before :func:`~hespas.fitting.learned_bases.with_bases`. ``devices``
     are by name; ``codes`` number labels.
     """
 

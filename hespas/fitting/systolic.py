@@ -20,12 +20,12 @@ from hespas.estimators.systolic.lines import (
     own_cycles,
     product_columns,
 )
+from hespas.fitting.device_forms import Key, fit_of, rounded, rows_to_fit
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
 from hespas.operations import Operations, find_scheme
 from hespas.operations.model import rows_by_label
-from hespas.validators.calibration.fit_device import Key, fit_of, rounded, rows_to_fit
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 
@@ -67,7 +67,7 @@ def fit_lines(
 ) -> tuple[Fit, ...]:
     """Fit the lines of every class of operations in the tables for ``device``, which has a systolic array.
 
-    Only rows that may be fitted are used (:func:`~hespas.validators.calibration.fit_device.rows_to_fit`).
+    Only rows that may be fitted are used (:func:`~hespas.fitting.device_forms.rows_to_fit`).
     ``fitted`` is the date in the fits (ISO; empty: today).
     """
     fits: dict[Key, Fit] = {}

@@ -10,12 +10,12 @@ import pytest
 
 from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import LINES_FOLDER, own_cycles
+from hespas.fitting.systolic import fit_lines
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
-from hespas.validators.calibration.systolic import fit_lines
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 V4 = load_device("TPU-v4")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
+from hespas.fitting.recordings import fit_recordings
 from hespas.graph.errors import UsageError
 from hespas.hardware import ANY, Device, load_device
 from hespas.measurements import Measurements
 from hespas.operations import STRIDED, Labels, build
 from hespas.validators.calibration import calibrate
-from hespas.validators.calibration.recordings import fit_recordings
 
 BARE = replace(load_device("H100-SXM"), fits_of="", own_fits=(), vendor="Nobody")
 """Of a vendor whose kernels nobody recorded."""

@@ -11,12 +11,9 @@ from math import isfinite
 import numpy as np
 
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.hardware import Device
-from hespas.measurements import Measurements, joined
-from hespas.operations import find_scheme
-from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.learned import FEWEST_MARGINS, folds_of
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.device_forms import may_be_fitted
+from hespas.fitting.learned import FEWEST_MARGINS, folds_of
+from hespas.fitting.learned_parts import (
     EXPERTS,
     FEW,
     HEADS,
@@ -29,6 +26,9 @@ from hespas.validators.calibration.learned_parts import (
     rows_for,
     rows_of_part,
 )
+from hespas.hardware import Device
+from hespas.measurements import Measurements, joined
+from hespas.operations import find_scheme
 
 __all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts", "unused_name"]
 

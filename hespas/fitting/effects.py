@@ -16,9 +16,9 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import InvariantError
-from hespas.studies.league.steps import COMPONENTS
 
 __all__ = [
+    "COMPONENTS",
     "EFFECTS",
     "CellCorrection",
     "ComponentFactor",
@@ -86,6 +86,12 @@ _SPREAD: Mapping[str, float] = {
 }
 """Uncertainty of each component relative to matmuls, which have the most measurements. Round figures, chosen
 with the development rows in view.
+"""
+COMPONENTS = tuple(_SPREAD)
+"""Components of a step: matmuls by the bits of their operands, grouped matmuls of experts, attention,
+memory-bound kernels, conversions to narrow formats, the optimizer; collectives of tensor, context, data and
+expert parallelism, and messages between pipeline stages; copies to the host; waits for the host; slowdown of
+kernels by concurrent communication; idle time of the last stage to finish, which waits for other stages.
 """
 _NOISE = 0.04
 """Standard deviation of the unexplained error of a row. The median between submitters is 2.8 %."""

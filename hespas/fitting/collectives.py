@@ -14,11 +14,11 @@ import numpy as np
 
 from hespas.estimators.collective_lines import CollectiveLine, basis, named
 from hespas.estimators.collective_links import TUNED, RankLayout, tuned_times
+from hespas.fitting.device_forms import Key, Progress, fit_of, rounded, rows_to_fit
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.device_fits import SEGMENTS
 from hespas.measurements import Measurements
-from hespas.validators.calibration.fit_device import Key, Progress, fit_of, rounded, rows_to_fit
 
 __all__ = ["fit_collectives"]
 

@@ -13,12 +13,11 @@ import pytest
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.forms import FORMS, form_time_ns, machine_of
 from hespas.estimators.rates import peak_times
+from hespas.fitting.device_forms import bands_of, classes_of, fit_device, is_possible, may_be_fitted
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Fit, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build
-from hespas.validators.calibration import fit_device
-from hespas.validators.calibration.fit_device import bands_of, classes_of, is_possible, may_be_fitted
 
 DEVICE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"

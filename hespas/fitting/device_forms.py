@@ -23,11 +23,11 @@ from hespas.estimators.forms import (
     machine_of,
 )
 from hespas.estimators.rates import roof_ns
+from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.measurements import Measurements, joined
 from hespas.operations import find_scheme
-from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "FITTED_SPLITS",

@@ -27,19 +27,16 @@ from hespas.estimators.learned.ensemble import Forest, features_of
 from hespas.estimators.learned.inference import code_columns
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
-from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import Device
-from hespas.measurements import Measurements
-from hespas.validators.calibration.fit_device import Prior, rounded, solve
-from hespas.validators.calibration.learned import (
+from hespas.fitting.device_forms import Prior, rounded, solve
+from hespas.fitting.learned import (
     cells_of,
     errors_of_folds,
     folds_of,
     support_of,
     wholly_widened,
 )
-from hespas.validators.calibration.learned_extrapolation import devices_of, reach_of
-from hespas.validators.calibration.learned_parts import (
+from hespas.fitting.learned_extrapolation import devices_of, reach_of
+from hespas.fitting.learned_parts import (
     BoostingForm,
     LearnedPart,
     TrainingRows,
@@ -47,6 +44,9 @@ from hespas.validators.calibration.learned_parts import (
     grow,
     library_version,
 )
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import Device
+from hespas.measurements import Measurements
 
 __all__ = ["MOST_ROWS", "Adaptable", "adaptable", "adapted"]
 

@@ -11,12 +11,12 @@ import pytest
 from hespas.estimators.collective_lines import CollectiveLine, lines_of
 from hespas.estimators.collective_links import RankLayout
 from hespas.estimators.collectives import Collectives
+from hespas.fitting.collectives import fit_collectives
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
-from hespas.validators.calibration.collectives import fit_collectives
 from tools.collective_fits import write_collectives
 from tools.fits import write_fits
 

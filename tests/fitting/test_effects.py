@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hespas.fitting.effects import COMPONENTS, FitRows, central_rows, factors_of, fit_effects
 from hespas.graph.columns import FloatArray
-from hespas.studies.league.fit import FitRows, central_rows, factors_of, fit_effects
-from hespas.studies.league.steps import COMPONENTS
 
 PRODUCTS, ATTENTION = COMPONENTS.index("products"), COMPONENTS.index("attention")
 

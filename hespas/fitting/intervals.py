@@ -22,13 +22,13 @@ import numpy as np
 from hespas.estimators.composite import Composite
 from hespas.estimators.interface import predict_with
 from hespas.estimators.kernels import KERNELS, PRODUCT_KIND, PRODUCTS
+from hespas.fitting.approaches import merged
+from hespas.fitting.device_forms import error_of, rounded
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, Fit, FitBand
 from hespas.measurements import Measurements
 from hespas.operations import Labels
-from hespas.validators.calibration.approaches import merged
-from hespas.validators.calibration.fit_device import error_of, rounded
 
 __all__ = ["ENOUGH", "HeldOutRecording", "held_out_recording", "with_fits", "with_intervals"]
 

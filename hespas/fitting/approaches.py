@@ -18,6 +18,7 @@ import numpy as np
 from hespas._version import __version__
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
+from hespas.estimators.interface import CasePrediction, prediction_of_rows
 from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import (
@@ -30,22 +31,20 @@ from hespas.estimators.learned.serialization import (
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import line_basis
 from hespas.files.output import place_immediately, write_atomically
+from hespas.fitting.adapted import MOST_ROWS, Adaptable, adaptable, adapted
+from hespas.fitting.collectives import fit_collectives
+from hespas.fitting.device_forms import Progress, fit_device
+from hespas.fitting.learned import fit_rows
+from hespas.fitting.learned_parts import family_name, library_version
+from hespas.fitting.own_models import OwnPart, one_table, own_parts
+from hespas.fitting.recordings import fit_recordings
+from hespas.fitting.systolic import LINE_KINDS, fit_lines, has_columns
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations
-from hespas.validators.accuracy.cases import CasePrediction
-from hespas.validators.accuracy.tables import prediction_of_rows
-from hespas.validators.calibration.adapted import MOST_ROWS, Adaptable, adaptable, adapted
-from hespas.validators.calibration.collectives import fit_collectives
-from hespas.validators.calibration.fit_device import Progress, fit_device
-from hespas.validators.calibration.learned import fit_rows
-from hespas.validators.calibration.learned_parts import family_name, library_version
-from hespas.validators.calibration.own_models import OwnPart, one_table, own_parts
-from hespas.validators.calibration.recordings import fit_recordings
-from hespas.validators.calibration.systolic import LINE_KINDS, fit_lines, has_columns
 
 __all__ = [
     "Approach",

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hespas.estimators.kernels import KERNELS
+from hespas.fitting.intervals import ENOUGH, HeldOutRecording, with_intervals
+from hespas.fitting.kernels import kernel_fits
 from hespas.hardware import Fit, load_device
 from hespas.operations import Labels
-from hespas.validators.calibration.intervals import ENOUGH, HeldOutRecording, with_intervals
-from hespas.validators.calibration.kernels import kernel_fits
 
 H100 = load_device("H100-SXM")
 TYPICAL = {each.name: each.start for each in KERNELS.parameters}

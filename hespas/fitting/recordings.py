@@ -29,17 +29,8 @@ from hespas.estimators.kernels import (
     product_time_ns,
     ragged_share,
 )
-from hespas.graph import Diagnostics, Profile, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, load_device
-from hespas.hardware.kernel_shares import common_fits
-from hespas.measurements import LeftOut, Measurements, joined
-from hespas.operations import MATRIX_KINDS, Labels, operations_of
-from hespas.operations.model import rows_by_label
-from hespas.validators.accuracy.sources import by_device, sources_of
-from hespas.validators.accuracy.statistics import medians_of
-from hespas.validators.calibration.fit_device import FormSolution, Prior, bands_of, fit_of, is_possible, solve
-from hespas.validators.calibration.kernels import (
+from hespas.fitting.device_forms import FormSolution, Prior, bands_of, fit_of, is_possible, solve
+from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
     KernelClass,
     KernelName,
@@ -49,8 +40,14 @@ from hespas.validators.calibration.kernels import (
     is_kernel,
     kernels_of_device,
 )
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.hardware import ANY, Device, Fit
+from hespas.hardware.kernel_shares import common_fits
+from hespas.measurements import Measurements, joined
+from hespas.operations import MATRIX_KINDS
+from hespas.operations.model import rows_by_label
 
-__all__ = ["fit_recordings", "measurements_of"]
+__all__ = ["fit_recordings"]
 
 _ROOFLINE = FORMS["roofline"]
 _FEWEST = 2
@@ -67,9 +64,6 @@ _START_WIDTH, _RATE_WIDTH, _PRODUCT_WIDTH = 0.25, 0.5, 0.3
 _FOLDS = 5
 _CALLS = 60
 _CHIP_PRIOR: Prior = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
-_EXCLUDED_KINDS = ("other", "collective")
-"""Kinds whose time depends on more than the operation: messages wait for other ranks."""
-
 _ClassName = tuple[str, str, str]
 """Kind, operation and number format of a fit; ``*`` is any."""
 _CommonKernels = Mapping[KernelName, KernelClass]
@@ -334,51 +328,3 @@ def _held_out_times(
             for row in of_class:
                 names[row] = name
     return predicted_ns, names
-
-
-def measurements_of(
-    profile: Profile | Workload,
-    hardware: str | Device,
-    *,
-    workload: Workload | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Measurements:
-    """Return each distinct operation of a recording once, with the median and spread of its times.
-
-    The spread is the mean distance from the median. Operations are the operations of ``workload``, of the
-    compiled programs in the profile, or the profile's own costed operations: see
-    :func:`~hespas.validators.accuracy.sources.sources_of`. They have no variant: they represent a program on
-    ``hardware``. Events of other devices are skipped if the profile has several, as
-    :func:`~hespas.validators.accuracy.sources.by_device` does. Raises ``UsageError`` for a profile without
-    operations.
-    """
-    diagnostics = diagnostics if diagnostics is not None else Diagnostics()
-    device = load_device(hardware) if isinstance(hardware, str) else hardware
-    [(part, _)] = by_device(profile, {device.name: device}, diagnostics)
-    tables: list[Measurements] = []
-    for source in sources_of(part, workload, device.name, diagnostics):
-        ops = operations_of(source.graph).take(source.node)
-        duration = source.cases.measured_ns / source.times
-        is_usable = (duration > 0) & np.isfinite(ops.flops) & np.isfinite(ops.bytes_moved)
-        is_usable[ops.kind.where(*_EXCLUDED_KINDS)] = False
-        is_usable[ops.scheme.where("")] = False
-        usable = np.flatnonzero(is_usable)
-        distinct, index = ops.take(usable).distinct()
-        median, spread = medians_of(duration[usable], index)
-        count = len(distinct)
-        tables.append(
-            Measurements(
-                name=source.cases.source,
-                provenance=f"the recording {source.cases.source} of {source.cases.workload}",
-                ops=distinct,
-                duration_ns=median,
-                spread_ns=spread,
-                hardware=Labels.constant(device.name, count),
-                split=Labels.constant("", count),
-                left_out=(
-                    LeftOut("no known cost, or a time that depends on others", int(len(ops) - len(usable))),
-                ),
-                recorded=True,
-            )
-        )
-    return joined(tables, profile.name)
