@@ -20,7 +20,7 @@ from hespas.operations import Labels, build
 from tools.collective_fits import write_collectives
 from tools.fits import write_fits
 
-DATA = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
+DATA = Path(__file__).parents[2].parent / "shared" / "data" / "groundtruth"
 H100 = load_device("H100-SXM")
 SIZES = np.exp2(np.arange(9, 30, dtype=np.float64))
 TRUTH = {

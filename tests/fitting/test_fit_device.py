@@ -20,7 +20,7 @@ from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build
 
 DEVICE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
-TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
+TABLES = Path(__file__).parents[2].parent / "shared" / "data" / "groundtruth"
 TRUE = {"t0_ns": 4000.0, "compute": 0.3, "memory": 0.8, "overlap": 3.0, "strided": 1.8} | {
     "row_ns": 1e-6,
     "row_step_ns": 1e-9,

@@ -17,7 +17,7 @@ from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 
-TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
+TABLES = Path(__file__).parents[2].parent / "shared" / "data" / "groundtruth"
 V4 = load_device("TPU-v4")
 
 
