@@ -61,7 +61,7 @@ def test_an_unknown_device_has_no_roof(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "Abacus 9"}])
     done = run(path, "--json", tmp_path / "a.json")
     assert done.exit_code == 0
-    assert "'Abacus 9' is not in the" in done.stderr
+    assert "the catalogue does not have 'Abacus 9': no roofline" in done.stderr
     assert "--hardware" in done.stderr
     found = document(tmp_path / "a.json")
     assert found["wins"] == []
