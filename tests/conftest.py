@@ -11,6 +11,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
 
+from tests.drawing import TimedDraw
 from tests.sweeps import set_many_aside
 
 # Linear algebra of small fits is slower in several threads, and tests run beside each other already. Read as
@@ -35,6 +36,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of :mod:`tests.drawing`."""
+    parser.addoption("--draw-seconds", type=float, default=None, help="Run drawn tests until these are over.")
+    parser.addoption("--draw-seed", default="", help="Text that decides which tests are drawn.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw tests if the option is given."""
+    seconds: float | None = config.getoption("--draw-seconds")
+    if seconds is not None:
+        config.pluginmanager.register(TimedDraw(seconds, config.getoption("--draw-seed")))
 
 
 def pytest_collection_finish() -> None:
