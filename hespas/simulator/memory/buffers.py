@@ -277,6 +277,10 @@ class _Assignment:
         return list(buffers.values())
 
     def _buffer(self, members: list[int], *, reserves: bool) -> Buffer:
+        if len(members) == 1:
+            value = self.values[members[0]]
+            reserved = reserves and value.kind is not ValueKind.TEMPORARY
+            return Buffer(members, value.size_bytes, value.kind, [self.spans[members[0]]], reserved=reserved)
         kinds = {self.values[number].kind for number in members}
         kind = next(
             kind

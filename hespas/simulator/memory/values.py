@@ -126,12 +126,12 @@ class MemoryValue:
     region: int
     kind: ValueKind = ValueKind.TEMPORARY
     slot: int = -1
-    over: list[int] = field(default_factory=list[int])
+    over: tuple[int, ...] = ()
     in_place: bool = False
     users: list[int] = field(default_factory=list[int])
-    until: list[int] = field(default_factory=list[int])
+    until: tuple[int, ...] = ()
     """Loops that keep it to the end of each iteration."""
-    before: list[int] = field(default_factory=list[int])
+    before: tuple[int, ...] = ()
     """Loops whose first iteration finds it in a slot."""
 
 
@@ -214,9 +214,10 @@ class _ValueTracer:
         wanted = set(self._operands[node])
         by_value: dict[int, None] = {}
         for leaves in read:
-            alike = [value for value in leaves if value >= 0 and self.values[value].type_row in wanted]
-            several = len(leaves) > 1 and alike
-            by_value.update(dict.fromkeys(alike if several else [value for value in leaves if value >= 0]))
+            made = [value for value in leaves if value >= 0]
+            if len(leaves) > 1:
+                made = [value for value in made if self.values[value].type_row in wanted] or made
+            by_value.update(dict.fromkeys(made))
         used = list(by_value)
         for value in used:
             self.values[value].users.append(node)
@@ -255,8 +256,8 @@ class _ValueTracer:
                 if len(fits) == 1:
                     row_index, at = fits[0]
                     initial = remaining[row_index].pop(at)
-                    self.values[slot].over.append(initial)
-                    self.values[initial].before.append(region)
+                    self.values[slot].over += (initial,)
+                    self.values[initial].before += (region,)
             read = remaining
             read.insert(0, slots)
         return read
@@ -314,9 +315,9 @@ class _ValueTracer:
             value = self._new(node, row)
             if overwrites:
                 self.values[value].in_place = in_place
-                self.values[value].over = [
+                self.values[value].over = tuple(
                     candidate for candidate in given if self.values[candidate].type_row == row
-                ]
+                )
             made.append(value)
         return made
 
@@ -359,7 +360,7 @@ class _ValueTracer:
         for (region, producer), slots in self._slots.items():
             for slot, value in zip(slots, self._leaves[producer], strict=False):
                 if value >= 0:
-                    self.values[value].until.append(region)
+                    self.values[value].until += (region,)
                     handed.append((slot, value))
         return handed
 
