@@ -28,6 +28,7 @@ from hespas.generators.llm.published import (
 )
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import HespasError
+from tools.published_settings import with_settings
 
 __all__ = ["Compared", "compared", "main"]
 
@@ -55,7 +56,7 @@ class Compared(NamedTuple):
 
 def compared(data: Path) -> Iterator[Compared]:
     """Every row of the table."""
-    for number, row in enumerate(rows_of(data / "published_training.csv")):
+    for number, row in enumerate(map(with_settings, rows_of(data / "published_training.csv"))):
         try:
             run = run_of(row, f"row {number}", Diagnostics(), data / "published_training.csv")
             check_layout(run.model, run.layout, run.training)

@@ -23,6 +23,7 @@ from hespas.generators.llm.settings import Training
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware.library import device_names, load_device
+from tools.published_settings import with_settings
 
 __all__ = ["Run", "fullest", "main", "runs"]
 
@@ -43,7 +44,7 @@ class Run(NamedTuple):
 
 def runs(data: Path) -> Iterator[Run]:
     """Every row of the table."""
-    for number, row in enumerate(rows_of(data / "published_training.csv")):
+    for number, row in enumerate(map(with_settings, rows_of(data / "published_training.csv"))):
         yield _run(number, row)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hespas.studies.league.document import League
 from hespas.studies.league.evaluation import CALIBRATIONS, SHARED
 from hespas.studies.league.summaries import NOISE_FLOOR, RowGroupErrors
 from tools.documents import ROOT
+from tools.published_settings import prepared_table
 
 __all__ = ["league_page", "main"]
 
@@ -91,15 +93,15 @@ takes `source` (the software stack), `framework`, `release`, `micro_batch`, `gra
 have columns of their own (`hespas/generators/llm/published.py`):
 
 SETTINGS
-Free text (`notes`) changes nothing in a table with these columns. In a table without one of them, fixed
-phrases of `notes` and `accelerator_variant` fill it when the table is read; `python -m
-tools.published_settings IN.csv OUT.csv` writes the columns. Settings that a row does not state are assumed,
-and the row is marked. `accelerator` is any name of a device that ships (`hespas hardware list`) or the path
-of a device file in the folder of the table (`my-device.toml`); groups and factors use the name of the
-device. `network` is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the
-usual system of the device. Models that do not ship are read from `models.csv` in that folder. A cell never
-opens a file out of the folder: absolute paths, `..` and links that lead elsewhere are refused. Predictions
-are cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or the
+Free text (`notes`, `accelerator_variant`) changes nothing. `python -m tools.published_settings IN.csv
+OUT.csv` writes the columns for a table of published runs that has only notes, and `python -m
+tools.league` does it first. Settings that a row does not state are assumed, and the row is marked.
+`accelerator` is any name of a device that ships (`hespas hardware list`) or the path of a device file
+in the folder of the table (`my-device.toml`); groups and factors use the name of the device. `network`
+is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual system of
+the device. Models that do not ship are read from `models.csv` in that folder. A cell never opens a file
+out of the folder: absolute paths, `..` and links that lead elsewhere are refused. Predictions are
+cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or the
 estimator names, has changed.
 """
 
@@ -300,7 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.table.is_file():
         sys.stdout.write(f"skipped: {options.table} does not exist\n")
         return 0
-    leagues = [api.league(options.table, calibrate=mode, jobs=options.jobs).details for mode in CALIBRATIONS]
+    with TemporaryDirectory() as folder:
+        table = prepared_table(options.table, Path(folder))
+        leagues = [api.league(table, calibrate=mode, jobs=options.jobs).details for mode in CALIBRATIONS]
     path = ROOT / "docs" / "league.md"
     path.write_text(league_page(leagues), encoding="utf-8")
     sys.stdout.write(f"docs/{path.name}: written\n")

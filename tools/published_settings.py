@@ -1,26 +1,76 @@
-"""Settings of published runs as columns of their table: ``python -m tools.published_settings IN OUT``."""
+"""Settings of published runs as columns of their table: ``python -m tools.published_settings IN OUT``.
+
+The published tables describe settings of software and device in free text (``notes``,
+``accelerator_variant``). Readers of tables use columns only, so the columns are derived here, once.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from shutil import copyfile
 
-from hespas.generators.llm.published import rows_of
+from hespas.generators.llm.published import MODELS, SETTINGS, rows_of
 
-__all__ = ["main", "table_with_settings"]
+__all__ = ["main", "prepared_table", "table_with_settings", "with_settings"]
+
+_PHRASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "communication_overlap": ("off", ("communication overlap off",)),
+    "tensor_overlap": ("yes", ("tp overlap", "async tp", "overlap for dp, tp")),
+    "expert_overlap": ("yes", ("moe a2a overlap true",)),
+    "context_communication": ("all-to-all", ("cp communication: all-to-all",)),
+    "compiled": ("no", ("no torch.compile",)),
+    "attention_flops": ("full", ("without the causal half",)),
+}
+"""Columns that have a value if the notes contain one of the phrases."""
+
+
+def with_settings(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the row with every column of :data:`SETTINGS`; missing columns are derived from its text."""
+    missing = [name for name in SETTINGS if name not in row]
+    if not missing:
+        return dict(row)
+    notes, variant = row.get("notes", "").casefold(), row.get("accelerator_variant", "")
+    cells = {
+        name: value if any(phrase in notes for phrase in phrases) else ""
+        for name, (value, phrases) in _PHRASES.items()
+    }
+    cells["cuda_graphs"] = "none" if "cuda graphs none" in notes else ""
+    if re.search(r"cuda graphs(?! none)", notes):
+        is_partial = "transformer_engine" in notes and "full_iteration" not in notes
+        cells["cuda_graphs"] = "parts" if is_partial else "all"
+    capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
+    is_dropped = "over capacity dropped" in notes
+    cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
+    power = re.search(r"(\d+) W power limit", variant)
+    cells["power_limit_w"] = power[1] if power else ""
+    bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)
+    cells["memory_bandwidth_gb_per_s"] = f"{float(bandwidth[1]) * 1e3:g}" if bandwidth else ""
+    return {**row, **{name: cells[name] for name in missing}}
 
 
 def table_with_settings(table: Path) -> str:
     """Return the table as CSV text, with the columns that it lacks."""
-    rows = list(rows_of(table))
+    rows = [with_settings(row) for row in rows_of(table)]
     text = io.StringIO(newline="")
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()
+
+
+def prepared_table(table: Path, folder: Path) -> Path:
+    """Write the table with all columns into a folder, with the models that its rows name."""
+    prepared = folder / table.name
+    prepared.write_text(table_with_settings(table), "utf-8")
+    if (models := table.with_name(MODELS)).is_file():
+        copyfile(models, folder / MODELS)
+    return prepared
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.studies.league.predict import predicted_rows
 from tools.goals import family_left_out, shipped_cards
+from tools.published_settings import prepared_table
 
 __all__ = [
     "Form",
@@ -137,7 +138,9 @@ def chosen_form(rows: Sequence[Residual]) -> tuple[Form, Scores]:
 
 def _of_training(table: Path, jobs: int) -> Iterator[Residual]:
     """Yield published training runs; a group is a source, a model and an accelerator."""
-    for row in predicted_rows(table, jobs=jobs):
+    with tempfile.TemporaryDirectory() as folder:
+        rows = predicted_rows(prepared_table(table, Path(folder)), jobs=jobs)
+    for row in rows:
         measured = row.number_of("step_time_ms")
         if not row.predicted.refused and measured > 0:
             group = " | ".join(row.cells.get(name, "") for name in ("source", "model", "accelerator"))

@@ -144,8 +144,8 @@ def test_a_row_and_its_generated_job_state_one_step(tmp_path: Path) -> None:
     """What a row states of kernels, board and launches goes with the generated job."""
     table = tmp_path / "runs.csv"
     table.write_text(
-        "model,accelerator,num_accelerators,seq_len,global_batch,framework,notes,accelerator_variant\n"
-        "Llama-3-8B,H100-SXM,8,2048,8,llm-foundry,cuda graphs transformer_engine,500 W power limit\n"
+        "model,accelerator,num_accelerators,seq_len,global_batch,framework,cuda_graphs,power_limit_w\n"
+        "Llama-3-8B,H100-SXM,8,2048,8,llm-foundry,parts,500\n"
     )
     run = row_of(table, 0, Diagnostics())
     done = default_configuration(run.step().workload(), load_device("H100-SXM"))

@@ -5,9 +5,9 @@ sequence_parallel, recompute, precision, optimizer, train_type, framework, sourc
 columns of :data:`SETTINGS`. Missing settings are assumed and reported. Columns of measurements, and
 ``network``, a system's name or file, are for :mod:`hespas.studies.league`.
 
-Code that depends on the settings of a run reads the columns of :data:`SETTINGS`. If a table lacks such a
-column, it is derived from fixed phrases of the free text when the table is read; if a table has the column,
-its notes are ignored. ``python -m tools.published_settings IN.csv OUT.csv`` writes a table with all columns.
+Free text of a table (``notes``, ``accelerator_variant``) changes nothing. ``python -m
+tools.published_settings IN.csv OUT.csv`` derives the columns of :data:`SETTINGS` from the phrases of the
+published tables.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from hespas.hardware import Device, canonical_name, load_device, resolve_referen
 __all__ = [
     "CHOICES",
     "MODELS",
+    "NOTES_IGNORED",
     "NUMBERS",
     "PUBLISHERS",
     "SETTINGS",
     "PublishedRun",
     "convention_of",
-    "from_notes",
+    "has_only_notes",
     "published_flops",
     "publisher_flops",
     "row_of",
@@ -88,41 +89,10 @@ NUMBERS = ("capacity_factor", "power_limit_w", "memory_bandwidth_gb_per_s")
 """Columns with a number above 0; ``capacity_factor`` may be ``dropped``."""
 
 
-def from_notes(row: Mapping[str, str]) -> dict[str, str]:
-    """Return the row with every column of :data:`SETTINGS`; missing columns are derived from its text."""
-    missing = [name for name in SETTINGS if name not in row]
-    if not missing:
-        return dict(row)
-    notes, variant = row.get("notes", "").casefold(), row.get("accelerator_variant", "")
-    cells = {
-        name: value if any(phrase in notes for phrase in phrases) else ""
-        for name, (value, phrases) in _PHRASES.items()
-    }
-    cells["cuda_graphs"] = "none" if "cuda graphs none" in notes else ""
-    if re.search(r"cuda graphs(?! none)", notes):
-        is_partial = "transformer_engine" in notes and "full_iteration" not in notes
-        cells["cuda_graphs"] = "parts" if is_partial else "all"
-    capacity = re.search(r"capacity[ _]factor (\d+(?:\.\d+)?)", notes)
-    is_dropped = "over capacity dropped" in notes
-    cells["capacity_factor"] = capacity[1] if capacity else "dropped" if is_dropped else ""
-    power = re.search(r"(\d+) W power limit", variant)
-    cells["power_limit_w"] = power[1] if power else ""
-    bandwidth = re.search(r"(\d+(?:\.\d+)?) TB/s", variant)
-    cells["memory_bandwidth_gb_per_s"] = f"{float(bandwidth[1]) * 1e3:g}" if bandwidth else ""
-    return {**row, **{name: cells[name] for name in missing}}
-
-
-_PHRASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "communication_overlap": ("off", ("communication overlap off",)),
-    "tensor_overlap": ("yes", ("tp overlap", "async tp", "overlap for dp, tp")),
-    "expert_overlap": ("yes", ("moe a2a overlap true",)),
-    "context_communication": ("all-to-all", ("cp communication: all-to-all",)),
-    "compiled": ("no", ("no torch.compile",)),
-    "attention_flops": ("full", ("without the causal half",)),
-}
-"""Columns that have a value if the notes contain one of the phrases."""
-
-
+NOTES_IGNORED = (
+    "`notes` are not read, and the table has no column of settings such as cuda_graphs and "
+    "communication_overlap: the defaults are assumed"
+)
 _MOST_COUNT = 10**9
 MODELS = "models.csv"
 """File name of the table of models that do not ship with the package, in the folder of a table of runs."""
@@ -190,13 +160,18 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
                     hint="quote cells with commas, and write empty cells too; rows count from 0, below the "
                     "header",
                 )  # fmt: skip
-            yield from_notes(row)
+            yield row
     except (FormatError, UnicodeDecodeError, csv.Error) as error:
         if isinstance(error, FormatError) and error.position:
             raise
         message = error.message if isinstance(error, FormatError) else str(error)
         hint = "name a CSV file: `table=runs.csv`; docs/league.md lists its columns"
         raise FormatError(f"cannot be read: {message}", path=str(table), hint=hint) from error
+
+
+def has_only_notes(row: Mapping[str, str]) -> bool:
+    """Return True for a row with notes in a table without a column of :data:`SETTINGS`."""
+    return bool(row.get("notes", "").strip()) and not any(name in row for name in SETTINGS)
 
 
 def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
@@ -208,6 +183,8 @@ def row_of(table: Path, number: int, diagnostics: Diagnostics) -> PublishedRun:
     row = next(islice(rows_of(table), number, None), None)
     if row is None:
         raise UsageError(f"{table} has no row {number:,}", hint="count rows from 0, below the header")
+    if has_only_notes(row):
+        diagnostics.warning("row.notes", f"{table}:{number}", NOTES_IGNORED)
     return run_of(row, f"{table}:{number}", diagnostics, table)
 
 

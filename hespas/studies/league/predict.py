@@ -25,7 +25,7 @@ from hespas.files.trust import file_in_folder_of
 from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.memory import memory_of
 from hespas.generators.llm.model import Experts, LatentAttention, Mamba
-from hespas.generators.llm.published import MODELS, PublishedRun, run_of
+from hespas.generators.llm.published import MODELS, NOTES_IGNORED, PublishedRun, has_only_notes, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import BoundaryError, FormatError, HespasError, OutputError, UnsupportedError
@@ -139,6 +139,7 @@ def predicted_rows(
         repeated = len(rows) - len({tuple(sorted(row.items())) for row in rows})
         message = "rows equal another row in all columns: their errors count more than once"
         diagnostics.warning("league.repeated-row", str(table), message, count=repeated)
+        diagnostics.warning("row.notes", str(table), NOTES_IGNORED, count=sum(map(has_only_notes, rows)))
     devices = {cell: _device_key(cell, table) for cell in {row.get("accelerator", "") for row in rows}}
     systems: dict[str, str] = {}
     for spelling in {row.get("network", "") for row in rows}:

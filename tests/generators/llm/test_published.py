@@ -22,6 +22,7 @@ from hespas.generators.llm.published import (
 from hespas.generators.llm.settings import Overlap, Recompute
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from tools.published_settings import with_settings
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "published_e2e"
 TABLE = DATA / "published_training.csv"
@@ -52,7 +53,7 @@ def told(**cells: str) -> set[str]:
 def test_every_published_row_gives_a_valid_layout_or_says_why_not() -> None:
     refused: Counter[str] = Counter()
     taken = 0
-    for number, row in enumerate(rows_of(TABLE)):
+    for number, row in enumerate(map(with_settings, rows_of(TABLE))):
         try:
             run = run_of(row, f"{TABLE}:{number}", Diagnostics(), DATA / "models.csv")
             check_layout(run.model, run.layout, run.training)
@@ -78,7 +79,7 @@ def test_every_published_row_gives_a_valid_layout_or_says_why_not() -> None:
 
 @absent
 def test_what_a_published_row_does_not_say_is_told() -> None:
-    for number, row in enumerate(rows_of(TABLE)):
+    for number, row in enumerate(map(with_settings, rows_of(TABLE))):
         missing = row["missing"]
         if "model configuration" in missing or row["model"] == "DeepSeek-V4-Flash":
             continue
@@ -93,7 +94,7 @@ def test_what_a_published_row_does_not_say_is_told() -> None:
 @absent
 def test_flops_of_every_fully_specified_row_are_reproduced() -> None:
     compared = 0
-    for number, row in enumerate(rows_of(TABLE)):
+    for number, row in enumerate(map(with_settings, rows_of(TABLE))):
         try:
             run = run_of(row, f"{TABLE}:{number}", Diagnostics())
         except UnsupportedError:

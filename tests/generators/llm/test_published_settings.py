@@ -1,4 +1,4 @@
-"""Columns of settings of published runs: read from notes where a table lacks them, and from nowhere else."""
+"""Columns of settings of published runs: derived from notes by the tool that prepares a table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hespas.generators.llm.published import CHOICES, NUMBERS, SETTINGS, from_notes, row_of, rows_of, run_of
+from hespas.generators.llm.published import CHOICES, NUMBERS, SETTINGS, PublishedRun, row_of, rows_of, run_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
-from tools.published_settings import table_with_settings
+from tools.published_settings import prepared_table, table_with_settings, with_settings
 
 ROW = {"model": "Llama-3-8B", "num_accelerators": "8", "seq_len": "4096", "global_batch": "8"}
 
@@ -40,32 +40,33 @@ def written(path: Path, row: dict[str, str]) -> Path:
     ],
 )
 def test_phrases_of_notes_fill_a_column_that_is_lacking(text: str, column: str, value: str) -> None:
-    found = from_notes({"notes": text})
+    found = with_settings({"notes": text})
     assert found[column] == value
-    assert from_notes({"notes": text, column: ""})[column] == ""
+    assert with_settings({"notes": text, column: ""})[column] == ""
 
 
 def test_a_variant_of_an_accelerator_states_its_power_and_memory() -> None:
-    found = from_notes({"accelerator_variant": "96 GB HBM2e, 2.4 TB/s, 500 W power limit"})
+    found = with_settings({"accelerator_variant": "96 GB HBM2e, 2.4 TB/s, 500 W power limit"})
     assert (found["power_limit_w"], found["memory_bandwidth_gb_per_s"]) == ("500", "2400")
 
 
-def test_notes_change_nothing_in_a_table_with_all_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [dict.fromkeys(SETTINGS, ""), {}])
+def test_notes_change_nothing(tmp_path: Path, columns: dict[str, str]) -> None:
     text = "communication overlap off; capacity factor 2; no torch.compile; cuda graphs"
-    plain = {**ROW, **dict.fromkeys(SETTINGS, ""), "notes": ""}
-    runs = [
-        row_of(written(tmp_path / f"{place}.csv", {**plain, "notes": notes}), 0, Diagnostics())
-        for place, notes in enumerate(("", text))
-    ]
+    runs: list[PublishedRun] = []
+    for number, notes in enumerate(("", text)):
+        table = written(tmp_path / f"{number}.csv", {**ROW, **columns, "notes": notes})
+        runs.append(row_of(table, 0, Diagnostics()))
     assert runs[0].training == runs[1].training
     assert runs[0].layout == runs[1].layout
-    lacking = row_of(written(tmp_path / "old.csv", {**ROW, "notes": text}), 0, Diagnostics())
-    assert lacking.training != runs[0].training
 
 
-def test_a_run_reads_no_notes_itself() -> None:
-    found = [run_of({**ROW, "notes": notes}, "here", Diagnostics()) for notes in ("", "no torch.compile")]
-    assert found[0].training == found[1].training
+def test_notes_without_columns_of_settings_are_reported(tmp_path: Path) -> None:
+    notes = {**ROW, "notes": "cuda graphs"}
+    for number, (cells, codes) in enumerate(((notes, {"row.notes"}), ({**notes, "cuda_graphs": ""}, set()))):
+        diagnostics = Diagnostics()
+        row_of(written(tmp_path / f"{number}.csv", cells), 0, diagnostics)
+        assert {event.code for event in diagnostics if event.code == "row.notes"} == codes
 
 
 def test_a_table_is_written_with_its_settings(tmp_path: Path) -> None:
@@ -73,8 +74,18 @@ def test_a_table_is_written_with_its_settings(tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text(table_with_settings(old), "utf-8")
     assert set(SETTINGS) <= set(new.read_text("utf-8").splitlines()[0].split(","))
-    assert list(rows_of(new)) == list(rows_of(old))
-    assert row_of(new, 0, Diagnostics()).training == row_of(old, 0, Diagnostics()).training
+    assert list(rows_of(new)) == list(map(with_settings, rows_of(old)))
+    assert row_of(new, 0, Diagnostics()).training != row_of(old, 0, Diagnostics()).training
+
+
+def test_a_prepared_table_keeps_its_models(tmp_path: Path) -> None:
+    table = written(tmp_path / "runs.csv", {**ROW, "notes": "no torch.compile"})
+    (tmp_path / "models.csv").write_text("model\n", "utf-8")
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    prepared = prepared_table(table, folder)
+    assert [row["compiled"] for row in rows_of(prepared)] == ["no"]
+    assert prepared.with_name("models.csv").read_text("utf-8") == "model\n"
 
 
 @pytest.mark.parametrize("column", [*CHOICES, *NUMBERS])
