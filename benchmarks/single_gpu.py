@@ -27,7 +27,8 @@ import numpy as np
 
 from hespas.estimators import load_estimator
 from hespas.estimators.interface import estimate_with
-from hespas.fitting.statistics import error_figures, soft_least_squares
+from hespas.fitting.solvers import robust_least_squares
+from hespas.fitting.statistics import error_figures
 from hespas.generators.eager import EagerStep, eager_model
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.columns import FloatArray
@@ -145,7 +146,7 @@ def factors_of(points: Sequence[Point]) -> tuple[float, float]:
         off = (np.log(parts @ np.exp(logs)) - measured) / _NOISE
         return np.concatenate((off, logs / _SPREAD))
 
-    first, second = np.exp(soft_least_squares(errors, np.zeros(2), 1.0)).tolist()
+    first, second = np.exp(robust_least_squares(errors, np.zeros(2), 1.0).values).tolist()
     return first, second
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from hespas.estimators.collective_lines import CollectiveLine, basis, named
 from hespas.estimators.collective_links import TUNED, RankLayout, tuned_times
 from hespas.fitting.device_forms import Key, Progress, fit_of, rounded, rows_to_fit
+from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.device_fits import SEGMENTS
@@ -185,12 +186,8 @@ def _cost(points: _SizeTimes, knees: tuple[float, ...]) -> float:
 
 def _solved(points: _SizeTimes, knees: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
     """Return non-negative start and rates with the least relative squares, and the relative errors."""
-    from scipy.optimize import nnls
-
-    columns = basis(points.size, knees)
-    scale = np.maximum(columns.max(axis=0), 1.0)
-    values = np.asarray(nnls(columns / scale / points.time_ns[:, None], np.ones(len(columns)))[0]) / scale
-    return values, columns @ values / points.time_ns - 1
+    values, error, _ = nonnegative_least_squares(basis(points.size, knees), points.time_ns)
+    return values, error
 
 
 def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
@@ -201,8 +198,7 @@ def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
     free = len(points.size) - len(values) - len(line.knees_bytes)
     if free <= 0:
         return [np.nan] * (len(values) + len(line.knees_bytes))
-    covariance = np.linalg.pinv(matrix.T @ matrix) * float(residual @ residual) / free
-    start, *rates = np.sqrt(np.maximum(np.diag(covariance), 0.0)).tolist()
+    start, *rates = standard_errors(matrix, float(residual @ residual), free).tolist()
     return [start, *(np.nan for _ in line.knees_bytes), *rates]
 
 

@@ -23,6 +23,7 @@ from hespas.estimators.forms import (
     machine_of,
 )
 from hespas.estimators.rates import roof_ns
+from hespas.fitting.solvers import robust_least_squares, standard_errors
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
@@ -194,8 +195,6 @@ def solve(
     ``fixed`` overrides parameters that do not vary; ``prior`` holds the expected values of the others and
     counts once for every ``firm_rows`` rows.
     """
-    from scipy.optimize import least_squares
-
     varying = [parameter for parameter in form.parameters if parameter.varies]
     names = [parameter.name for parameter in varying]
     constants = {parameter.name: parameter.start for parameter in form.parameters if not parameter.varies}
@@ -220,21 +219,11 @@ def solve(
 
     first = np.log([start.get(parameter.name, parameter.start) for parameter in varying])
     margin = 1e-6 * (high - low)
-    with np.errstate(all="ignore"):
-        optimum = least_squares(
-            errors,
-            np.clip(first, low + margin, high - margin),
-            bounds=(low, high),
-            loss="soft_l1",
-            f_scale=NOISE,
-            max_nfev=most_calls,
-        )
-    values = values_of(optimum.x)
-    # Standard errors of the logarithms, from the curvature at the optimum.
-    jacobian = np.asarray(optimum.jac, np.float64)
-    freedom = max(len(measured) - jacobian.shape[1], 1)
-    variance = np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * 2 * optimum.cost / freedom
-    spread = np.sqrt(np.maximum(variance, 0.0)) * np.exp(optimum.x)
+    inside = np.clip(first, low + margin, high - margin)
+    optimum = robust_least_squares(errors, inside, NOISE, bounds=(low, high), most_calls=most_calls)
+    values = values_of(optimum.values)
+    freedom = max(len(measured) - len(names), 1)
+    spread = standard_errors(optimum.jacobian, 2 * optimum.cost, freedom) * np.exp(optimum.values)
     errors_of = dict(zip(names, spread.tolist(), strict=True))
     return FormSolution(
         values=values,

@@ -34,6 +34,7 @@ from hespas.estimators.kernels import (
 )
 from hespas.estimators.learned.equivalents import runs_on_tf32
 from hespas.fitting.device_forms import error_of, rounded
+from hespas.fitting.solvers import robust_least_squares
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
@@ -108,18 +109,16 @@ def moved_from_expected(
     measurement if a prediction is too long. Moves count by their square in units of ``width``, so that few
     rows cannot outweigh the expected values.
     """
-    from scipy.optimize import least_squares
 
-    def residuals(moves: FloatArray) -> FloatArray:
+    def errors(moves: FloatArray) -> FloatArray:
         error = log_ratio(moves)
-        error = weight * np.where(error > 0, np.expm1(np.minimum(error, _LONGEST_ERROR)), error)
-        # The square of this is the soft absolute error.
-        soft = error * np.sqrt(2 / (1 + np.sqrt(1 + (error / _SOFT_ERROR) ** 2)))
-        return np.concatenate((soft, _SHAPE_SPREAD * moves / width))
+        return weight * np.where(error > 0, np.expm1(np.minimum(error, _LONGEST_ERROR)), error)
 
-    with np.errstate(all="ignore"):
-        optimum = least_squares(residuals, np.zeros(len(width)), max_nfev=most_calls)
-    return np.asarray(optimum.x, np.float64)
+    def pulls(moves: FloatArray) -> FloatArray:
+        return _SHAPE_SPREAD * moves / width
+
+    start = np.zeros(len(width))
+    return robust_least_squares(errors, start, _SOFT_ERROR, pulls=pulls, most_calls=most_calls).values
 
 
 def is_kernel(table: Measurements) -> IntArray:

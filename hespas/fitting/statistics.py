@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +27,6 @@ __all__ = [
     "one_thread",
     "relative_error",
     "slope_of",
-    "soft_least_squares",
     "unique_shapes",
 ]
 
@@ -288,18 +287,6 @@ def one_thread() -> Generator[None]:
     """
     with cast("_ThreadpoolModule", import_module("threadpoolctl")).threadpool_limits(limits=1):
         yield
-
-
-def soft_least_squares(
-    errors: Callable[[FloatArray], FloatArray], start: FloatArray, scale: float
-) -> FloatArray:
-    """Return the parameters with the least sum of soft errors (``soft_l1`` of SciPy's ``least_squares``).
-
-    Errors count by their square below ``scale`` and by their size above.
-    """
-    from scipy.optimize import least_squares
-
-    return np.asarray(least_squares(errors, start, loss="soft_l1", f_scale=scale).x, np.float64)
 
 
 def kendall_tau(first: FloatArray, second: FloatArray) -> float:

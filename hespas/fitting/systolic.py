@@ -21,6 +21,7 @@ from hespas.estimators.systolic.lines import (
     product_columns,
 )
 from hespas.fitting.device_forms import Key, fit_of, rounded, rows_to_fit
+from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
@@ -132,23 +133,14 @@ def _element_lines(measured: Measurements, seed: int, fitted: str) -> Iterator[F
 
 def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return non-negative weights of the columns, and their standard errors (0 for weights of 0)."""
-    from scipy.optimize import nnls
-
-    # Columns differ by ten orders of magnitude; without scaling, the solver stops early.
-    scale = np.maximum(np.abs(columns / duration_ns[:, None]).max(axis=0), 1e-300)
-    relative = columns / duration_ns[:, None] / scale
-    weight = np.ones(len(duration_ns))
-    solution = np.zeros(columns.shape[1])
-    for _ in range(_ROUNDS):
-        solution, _ = nnls(relative * weight[:, None], weight)
-        weight = 1 / np.sqrt(np.maximum(np.abs(relative @ solution - 1), _NOISE))
-    active: BoolArray = solution > 0
-    used: FloatArray = (relative * weight[:, None])[:, active]
-    residual = weight * (relative @ solution - 1)
-    variance = float(residual @ residual) / max(len(residual) - int(np.count_nonzero(active)), 1)
-    error = np.zeros(len(solution))
-    error[active] = np.sqrt(np.maximum(variance * np.diag(np.linalg.pinv(used.T @ used)), 0.0))
-    return solution / scale, error / scale
+    values, error, weight = nonnegative_least_squares(columns, duration_ns, rounds=_ROUNDS, scale=_NOISE)
+    is_active: BoolArray = values > 0
+    slopes = columns[:, is_active] * (weight / duration_ns)[:, None]
+    residual = weight * error
+    freedom = max(len(residual) - int(np.count_nonzero(is_active)), 1)
+    std_errors = np.zeros(len(values))
+    std_errors[is_active] = standard_errors(slopes, float(residual @ residual), freedom)
+    return values, std_errors
 
 
 def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[str, float, float]]:

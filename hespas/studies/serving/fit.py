@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
+from hespas.fitting.solvers import robust_least_squares
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.simulator.serving import Correction
 from hespas.studies.serving.predict import MeanTimes, ServingPredictor
@@ -247,13 +247,13 @@ def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArr
 
     bounds = (_LOW / prior.scale, _HIGH / prior.scale)
     start = np.clip(linear.at / prior.scale, *bounds)
-    solution = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SOFT_RESIDUAL)
+    solution = robust_least_squares(residuals, start, _SOFT_RESIDUAL, bounds=bounds)
     spread = _SOFT_RESIDUAL
     if count > parameters:
-        spread = float(np.median(np.abs(linear.residuals(solution.x * prior.scale)))) / 0.6745
-    jacobian = np.asarray(solution.jac, np.float64)[:count] / (weight * max(spread, _MIN_SPREAD))
+        spread = float(np.median(np.abs(linear.residuals(solution.values * prior.scale)))) / 0.6745
+    jacobian = solution.jacobian[:count] / (weight * max(spread, _MIN_SPREAD))
     covariance = np.linalg.inv(jacobian.T @ jacobian + np.eye(parameters))
-    return np.asarray(solution.x * prior.scale, np.float64), np.sqrt(np.diag(covariance)) * prior.scale
+    return solution.values * prior.scale, np.sqrt(np.diag(covariance)) * prior.scale
 
 
 def _best_spread(parts: Sequence[_LinearModel]) -> float:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from hespas.estimators.interface import CasePrediction
 from hespas.estimators.roofline import Roofline
+from hespas.fitting.solvers import robust_least_squares
 from hespas.fitting.statistics import (
     ShapeGroups,
     one_thread,
-    soft_least_squares,
     unique_shapes,
 )
 from hespas.graph import OpGraph
@@ -196,6 +196,6 @@ class FittingRows:
             start, slope = np.exp(parameters).tolist()
             return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
 
-        start, slope = np.exp(soft_least_squares(errors, origin, 0.1)).tolist()
+        start, slope = np.exp(robust_least_squares(errors, origin, 0.1).values).tolist()
         times: FloatArray = start + slope * self.naive_ns[rows]
         return times

@@ -1,0 +1,100 @@
+"""Least squares of fits: robust for any model, non-negative for linear ones.
+
+Errors of measured times have outliers, so errors count by their square below a scale and by their size above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray
+
+__all__ = ["Optimum", "nonnegative_least_squares", "robust_least_squares", "standard_errors"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum:
+    """Best parameters, shape ``(parameters,)``, with the residuals' slopes there and half their soft squares.
+
+    ``jacobian`` has shape ``(residuals, parameters)``.
+    """
+
+    values: FloatArray
+    jacobian: FloatArray
+    cost: float
+
+
+def robust_least_squares(
+    errors: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+    scale: float,
+    *,
+    pulls: Callable[[FloatArray], FloatArray] | None = None,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+    most_calls: int | None = None,
+) -> Optimum:
+    """Return the parameters with the least sum of soft squares of their ``errors``.
+
+    The soft square is 2 scale² (√(1 + (error / scale)²) - 1), the loss ``soft_l1`` of SciPy's
+    ``least_squares``. ``pulls`` are residuals towards expected values that count by their plain square,
+    however large. ``bounds`` are the least and largest values of the parameters, ``most_calls`` the most
+    evaluations.
+    """
+    from scipy.optimize import least_squares
+
+    limits = bounds or (-np.inf, np.inf)
+    with np.errstate(all="ignore"):
+        if pulls is None:
+            optimum = least_squares(
+                errors, start, bounds=limits, loss="soft_l1", f_scale=scale, max_nfev=most_calls
+            )
+        else:
+
+            def residuals(values: FloatArray) -> FloatArray:
+                error = errors(values)
+                # The square of this is the soft square of the error.
+                soft = error * np.sqrt(2 / (1 + np.sqrt(1 + (error / scale) ** 2)))
+                return np.concatenate((soft, pulls(values)))
+
+            optimum = least_squares(residuals, start, bounds=limits, max_nfev=most_calls)
+    return Optimum(
+        np.asarray(optimum.x, np.float64), np.asarray(optimum.jac, np.float64), float(optimum.cost)
+    )
+
+
+def nonnegative_least_squares(
+    columns: FloatArray, duration_ns: FloatArray, *, rounds: int = 1, scale: float = 1e-300
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return non-negative factors of the columns whose sums are nearest to measured times.
+
+    Errors are relative to the times. With several ``rounds``, errors above ``scale`` count by their size.
+    Returns also the relative errors and the weights of the rows for a further round, shape ``(rows,)`` each.
+    """
+    from scipy.optimize import nnls
+
+    # Columns differ by ten orders of magnitude; without scaling, the solver stops early.
+    size = np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    relative = columns / size / duration_ns[:, None]
+    weight = np.ones(len(duration_ns))
+    values, error = np.zeros(columns.shape[1]), -weight
+    for _ in range(rounds):
+        values = np.asarray(nnls(relative * weight[:, None], weight)[0], np.float64) / size
+        error = columns @ values / duration_ns - 1
+        weight = 1 / np.sqrt(np.maximum(np.abs(error), scale))
+    return values, error, weight
+
+
+def standard_errors(slopes: FloatArray, square: float, freedom: int) -> FloatArray:
+    """Return the standard errors of parameters from the slopes of the residuals at the optimum.
+
+    ``slopes`` has shape ``(rows, parameters)``; ``square`` is the sum of the squared residuals, ``freedom``
+    the number of rows that the parameters leave.
+    """
+    size = np.maximum(np.abs(slopes).max(axis=0, initial=0.0), 1e-300)
+    scaled = slopes / size
+    variance = np.diag(np.linalg.pinv(scaled.T @ scaled)) * square / freedom
+    errors: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / size
+    return errors
