@@ -24,7 +24,7 @@ from hespas import api
 from hespas._version import __version__
 from hespas.estimators import estimator_names
 from hespas.estimators.step_intervals import step_intervals
-from hespas.fitting.intervals import with_fits
+from hespas.fitting.fits import with_fits
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from hespas.hardware import Device, find_device, load_device, write_device

@@ -19,8 +19,6 @@ import numpy as np
 
 from hespas import api
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS, PRODUCTS
-from hespas.fitting.device_forms import may_be_fitted
-from hespas.fitting.intervals import HeldOutRecording, held_out_recording, with_intervals
 from hespas.fitting.kernels import (
     classes_of_fits,
     common_kernels,
@@ -28,7 +26,8 @@ from hespas.fitting.kernels import (
     kernel_fits,
     products_fit,
 )
-from hespas.fitting.recordings import fit_recordings
+from hespas.fitting.recordings import HeldOutRecording, fit_recordings, held_out_recording, with_intervals
+from hespas.fitting.rows import may_be_fitted
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
 from hespas.hardware import Device, Fit, find_device, load_device, named_device

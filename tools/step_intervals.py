@@ -33,6 +33,7 @@ from hespas.estimators.step_intervals import (
     StepInterval,
     step_intervals,
 )
+from hespas.fitting.intervals import weighted_quantiles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.studies.league.predict import predicted_rows
@@ -82,12 +83,7 @@ Form = Callable[[Sequence[Residual]], tuple[float, float]]
 def quantiles(rows: Sequence[Residual]) -> tuple[float, float]:
     """Return quantiles of groups with equal weights, widened by the weight of one unknown row."""
     values, weights = np.array([row.value for row in rows]), _weights(rows)
-    order = np.argsort(values)
-    place = np.cumsum(weights[order]) - weights[order] / 2
-    margin = float((weights**2).sum()) / 2
-    ends = (max(_ALPHA / 2 - margin, 0.0), min(1 - _ALPHA / 2 + margin, 1.0))
-    low, high = (float(np.interp(end, place, values[order])) for end in ends)
-    return low, high
+    return weighted_quantiles(values, weights)
 
 
 def new_group(rows: Sequence[Residual]) -> tuple[float, float]:

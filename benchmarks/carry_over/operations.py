@@ -28,7 +28,6 @@ from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.interface import OperationModel
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.roofline import Roofline
-from hespas.fitting.approaches import known_variants
 from hespas.fitting.learned import fit_rows
 from hespas.fitting.learned_bases import beyond_region, swept
 from hespas.fitting.learned_parts import (
@@ -38,6 +37,7 @@ from hespas.fitting.learned_parts import (
     rows_for,
     rows_of_part,
 )
+from hespas.fitting.rows import known_variants
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import device_names, named_device
 from hespas.measurements import Measurements, read_measurements

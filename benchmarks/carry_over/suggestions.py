@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from hespas.estimators.forms import form_time_ns
-from hespas.fitting.device_forms import ClassRows, fit_class, is_possible
+from hespas.fitting.device_forms import ClassRows, fit_class
+from hespas.fitting.rows import is_possible
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device, named_device
 from hespas.measurements import Measurements, read_measurements

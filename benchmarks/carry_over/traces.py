@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from hespas.fitting.intervals import with_fits
+from hespas.fitting.fits import with_fits
 from hespas.fitting.statistics import ShapeGroups, errors_of
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device, load_device, write_device

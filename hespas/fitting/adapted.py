@@ -27,7 +27,8 @@ from hespas.estimators.learned.ensemble import Forest, features_of
 from hespas.estimators.learned.inference import code_columns
 from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
-from hespas.fitting.device_forms import Prior, rounded, solve
+from hespas.fitting.device_forms import Prior, solve
+from hespas.fitting.fits import rounded
 from hespas.fitting.learned import (
     cells_of,
     errors_of_folds,

@@ -34,17 +34,19 @@ from hespas.files.output import place_immediately, write_atomically
 from hespas.fitting.adapted import MOST_ROWS, Adaptable, adaptable, adapted
 from hespas.fitting.collectives import fit_collectives
 from hespas.fitting.device_forms import Progress, fit_device
+from hespas.fitting.fits import bare, merged
 from hespas.fitting.learned import fit_rows
 from hespas.fitting.learned_parts import family_name, library_version
-from hespas.fitting.own_models import OwnPart, one_table, own_parts
+from hespas.fitting.own_models import OwnPart, own_parts
 from hespas.fitting.recordings import fit_recordings
+from hespas.fitting.rows import has_several, known_variants, one_table
 from hespas.fitting.systolic import LINE_KINDS, fit_lines, has_columns
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.device_fits import fits_to_toml, read_fits
 from hespas.measurements import Measurements
-from hespas.operations import Labels, Operations
+from hespas.operations import Operations
 
 __all__ = [
     "Approach",
@@ -56,12 +58,8 @@ __all__ = [
     "OtherDevices",
     "Progress",
     "SystolicLines",
-    "bare",
     "content_key",
     "has_adaptable",
-    "has_several",
-    "known_variants",
-    "merged",
 ]
 
 _KEY = re.compile("[0-9a-f]{64}")
@@ -313,37 +311,6 @@ class CalibratedFits:
                 CasePrediction(estimator="calibrated", duration_ns=median, low_ns=low, high_ns=high)
             )
         return combined
-
-
-def bare(device: Device) -> Device:
-    """Return a device with the figures of its data sheet alone."""
-    return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
-
-
-def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
-    """Return the new fits, then the earlier fits of other classes.
-
-    New fits are the defaults for operations without a variant.
-    """
-    new = {fit.key for fit in fits}
-    replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
-    earlier = (
-        replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
-        for fit in before
-        if fit.key not in new
-    )
-    return (*fits, *earlier)
-
-
-def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
-    """Return True if one of some kinds has several operations."""
-    return any(len(table.ops.op.take(table.ops.kind.where(kind)).used()) > 1 for kind in kinds)
-
-
-def known_variants(ops: Operations, known: set[str]) -> Operations:
-    """Remove variants that a device's fits do not have, so that they count as the default variant."""
-    names = tuple(name if name in known else "" for name in ops.variant.names)
-    return replace(ops, variant=Labels(ops.variant.row, names))
 
 
 @dataclass(frozen=True, slots=True)

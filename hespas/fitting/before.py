@@ -17,7 +17,8 @@ from hespas.estimators.composite import KINDS_BY_MODELS, Composite, least_better
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import Card, ErrorRow, LearnedModel, cards_in, shipped_folder
 from hespas.fitting.approaches import FitResult
-from hespas.fitting.device_forms import rounded, rows_to_fit
+from hespas.fitting.fits import rounded
+from hespas.fitting.rows import rows_to_fit
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit

@@ -14,7 +14,9 @@ import numpy as np
 
 from hespas.estimators.collective_lines import CollectiveLine, basis, named
 from hespas.estimators.collective_links import TUNED, RankLayout, tuned_times
-from hespas.fitting.device_forms import Key, Progress, fit_of, rounded, rows_to_fit
+from hespas.fitting.device_forms import Progress
+from hespas.fitting.fits import Key, fit_of, rounded, with_defaults
+from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
@@ -72,7 +74,7 @@ def fit_collectives(
             if fit is not None and (fit.key not in fits or fits[fit.key].samples < fit.samples):
                 fits[fit.key] = fit
     ratios = {fit.key: fit for part in parts for fit in _nccl_ratios(part, device, seed, fitted)}
-    return _with_defaults([*fits.values(), *ratios.values()])
+    return with_defaults([*fits.values(), *ratios.values()], _priority)
 
 
 def _nccl_ratios(rows: Measurements, device: Device, seed: int, fitted: str) -> Iterable[Fit]:
@@ -202,22 +204,14 @@ def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
     return [start, *(np.nan for _ in line.knees_bytes), *rates]
 
 
-def _with_defaults(fits: Iterable[Fit]) -> tuple[Fit, ...]:
-    """Mark the default of each operation and number format.
+def _priority(fit: Fit) -> tuple[bool, tuple[int, ...], int] | None:
+    """Return the priority of a fit as the default of its operation and number format; None for never.
 
-    It is the newest release of a vendor's library, or else the library with the most samples; never a serving
-    framework's own kernels.
+    The newest release of a vendor's library comes first, then the library with the most samples; a serving
+    framework's own kernels are never the default.
     """
-
-    def priority(fit: Fit) -> tuple[bool, tuple[int, ...], int]:
-        is_vendors = fit.variant.startswith(_VENDORS)
-        release = tuple(int(number) for number in re.findall(r"\d+", fit.variant)) if is_vendors else ()
-        return is_vendors, release, fit.samples
-
-    ordered = sorted(fits, key=lambda fit: fit.key)
-    best: dict[tuple[str, str], Fit] = {}
-    for fit in sorted(ordered, key=priority, reverse=True):
-        if fit.form != TUNED and not fit.variant.startswith(_OWN):
-            best.setdefault((fit.op, fit.scheme), fit)
-    chosen = {fit.key for fit in best.values()}
-    return tuple(replace(fit, default=fit.key in chosen) for fit in ordered)
+    if fit.form == TUNED or fit.variant.startswith(_OWN):
+        return None
+    is_vendors = fit.variant.startswith(_VENDORS)
+    release = tuple(int(number) for number in re.findall(r"\d+", fit.variant)) if is_vendors else ()
+    return is_vendors, release, fit.samples

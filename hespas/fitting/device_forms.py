@@ -7,8 +7,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from math import ceil, inf, isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 
@@ -22,42 +21,28 @@ from hespas.estimators.forms import (
     forms_for,
     machine_of,
 )
-from hespas.estimators.rates import roof_ns
+from hespas.fitting.fits import Key, fit_of, rounded, with_defaults
+from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import robust_least_squares, standard_errors
-from hespas.fitting.statistics import error_figures
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements, joined
 from hespas.operations import find_scheme
 
 __all__ = [
-    "FITTED_SPLITS",
     "NOISE",
     "ClassRows",
     "FittedClass",
     "FormSolution",
-    "Key",
     "Prior",
     "Progress",
-    "bands_of",
     "classes_of",
-    "error_of",
     "fit_class",
     "fit_device",
-    "fit_of",
-    "is_possible",
-    "may_be_fitted",
-    "rounded",
-    "rows_to_fit",
     "seed_of",
     "solve",
 ]
 
-FITTED_SPLITS = ("calib", "")
-"""Splits that fits may use: the one made for it, and no split."""
-
-Key = tuple[str, str, str, str]
-"""Kind, operation, number format and variant of a fit."""
 Prior = Mapping[str, tuple[float, float]]
 """Expected value and width (ln units) of parameters by name."""
 
@@ -70,8 +55,6 @@ _TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"
 """Dimension in which a layer is swept. A layer is held out as a whole, because its other rows determine
 it.
 """
-_BELOW_ROOF = 1.1
-"""Tolerance of the roofline, for higher clocks and caches that the data sheet does not describe."""
 NOISE = 0.1
 """Errors of logarithms count by their square below this value, by their size above."""
 _FIRM_ROWS = 50
@@ -86,8 +69,6 @@ _MOST_ROWS = 3000
 _SCOUT_ROWS = 600
 _FOLD_ROWS = 1500
 _TESTED_ROWS = 1500
-_ROWS_PER_BAND = 120
-_MOST_BANDS = 6
 _START_SPREAD = 0.8
 """Standard deviation of the second start from the first, in logarithms."""
 _SMALL = 1000
@@ -121,26 +102,6 @@ class ClassRows:
         """Return the machine model of the device for this class."""
         kind, _, scheme, _ = self.key
         return machine_of(device, kind, scheme)
-
-
-def may_be_fitted(measured: Measurements) -> Measurements:
-    """Return the rows that are not reserved for testing."""
-    return measured.take(measured.split.where(*FITTED_SPLITS))
-
-
-def is_possible(measured: Measurements, device: Device) -> BoolArray:
-    """Return a mask of the rows that took at least the time of the roofline, shape ``(rows,)``.
-
-    A shorter time does not belong to the operation of its row: it is a part of a kernel's work, or another
-    number format or device.
-    """
-    return roof_ns(measured.ops, device) <= _BELOW_ROOF * measured.duration_ns
-
-
-def rows_to_fit(measured: Measurements, device: Device) -> Measurements:
-    """Return the rows of a device for its fits: not reserved for testing, and not faster than the device."""
-    mine = may_be_fitted(measured).on(device.name)
-    return mine.take(np.flatnonzero(is_possible(mine, device)))
 
 
 def classes_of(measured: Measurements) -> Iterator[ClassRows]:
@@ -314,80 +275,6 @@ def _fit_form(
     )
 
 
-def fit_of(
-    key: Key,
-    form: str,
-    parameters: Iterable[tuple[str, float, float]],
-    measured: Measurements,
-    held_out: tuple[FloatArray, FloatArray],
-    *,
-    dims: Iterable[str] = (),
-    fitted: str,
-    seed: int,
-) -> Fit:
-    """Return the row of a device file for a form with its ``parameters`` (name, value, standard error).
-
-    The form is fitted to all of ``measured``; the sizes in ``dims`` are the range of the fit. ``held_out``
-    are predictions of held-out rows and their times [ns].
-    """
-    kind, op, scheme, variant = key
-    support: list[FitRange] = []
-    for name in dims:
-        size = measured.ops.dim(name)
-        size = size[~np.isnan(size)]
-        if len(size):
-            support.append(FitRange(name=name, low=float(size.min()), high=float(size.max())))
-    return Fit(
-        kind=kind,
-        op=op,
-        scheme=scheme,
-        variant=variant,
-        form=form,
-        parameters=tuple(
-            FitParameter(name=name, value=rounded(value), std_error=rounded(error))
-            for name, value, error in parameters
-        ),
-        support=tuple(support),
-        samples=len(measured),
-        error=error_of(*held_out),
-        bands=bands_of(*held_out),
-        table=measured.name,
-        provenance=measured.provenance,
-        fitted=fitted or datetime.now(UTC).date().isoformat(),
-        seed=seed,
-    )
-
-
-def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
-    """Return the errors of predictions, rounded to their precision."""
-    figures = error_figures(predicted / measured - 1)
-    return FitError(n=len(measured) or -1, **{name: rounded(value) for name, value in figures.items()})
-
-
-def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
-    """Return the shares of the prediction that hold 90 % of the measurements, by size of the prediction."""
-    count = min(max(len(predicted) // _ROWS_PER_BAND, 1), _MOST_BANDS)
-    if len(predicted) < 10:
-        return ()
-    order = np.argsort(predicted, kind="stable")
-    bands: list[FitBand] = []
-    for number, part in enumerate(np.array_split(order, count)):
-        ratio = np.sort(measured[part] / predicted[part])
-        # Order statistics of a sample that hold one more value with a probability of 90 %.
-        high = min(ceil(0.95 * (len(ratio) + 1)), len(ratio)) - 1
-        up_to_ns = inf if number == count - 1 else rounded(float(predicted[part[-1]]))
-        if bands and up_to_ns <= bands[-1].up_to_ns:
-            continue
-        low_share, high_share = float(ratio[len(ratio) - 1 - high]), float(ratio[high])
-        bands.append(FitBand(up_to_ns=up_to_ns, low=rounded(low_share), high=rounded(high_share)))
-    return tuple(bands)
-
-
-def rounded(value: float) -> float:
-    """Round to six significant digits; further digits depend on the machine that fits."""
-    return float(f"{value:.6g}")
-
-
 def fit_device(
     measured: Measurements | Sequence[Measurements],
     device: Device,
@@ -419,12 +306,7 @@ def fit_device(
     fits = [run.row(again.get(candidate.rows.key, candidate)) for candidate in first]
     if chip is not None:
         fits.append(chip)
-    # The variant with the most samples is the default of its operation.
-    best: dict[tuple[str, str, str], Fit] = {}
-    for fit in sorted(fits, key=lambda fit: (-fit.samples, fit.variant)):
-        best.setdefault((fit.kind, fit.op, fit.scheme), fit)
-    chosen = {fit.key for fit in best.values()}
-    return tuple(replace(fit, default=fit.key in chosen) for fit in sorted(fits, key=lambda fit: fit.key))
+    return with_defaults(fits)
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ it is too short, by their size above a tenth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -33,11 +32,11 @@ from hespas.estimators.kernels import (
     ragged_share,
 )
 from hespas.estimators.learned.equivalents import runs_on_tf32
-from hespas.fitting.device_forms import error_of, rounded
+from hespas.fitting.fits import fit_of
 from hespas.fitting.solvers import robust_least_squares
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.kernel_shares import start_ratio
 from hespas.measurements import Measurements, joined
 from hespas.operations.model import rows_by_label
@@ -351,25 +350,23 @@ def kernel_fits(
         return len(rows) if op == ANY else int(np.isin(rows, table.ops.op.where(op)).sum())
 
     return tuple(
-        Fit(
-            kind=kind,
-            op=op,
-            scheme=ANY,
-            variant="",
-            form=KERNELS.name,
-            parameters=tuple(FitParameter(name=name, value=rounded(values[name])) for name in _NAMES),
-            support=(),
+        replace(
+            fit_of(
+                (kind, op, ANY, ""),
+                KERNELS.name,
+                _parameters({name: values[name] for name in _NAMES}),
+                table,
+                fitted=fitted,
+            ),
             samples=max(rows_of(kind, op), 1),
-            error=error_of(np.empty(0), np.empty(0)),
-            bands=(),
-            table="recordings" if table is None else table.name,
-            provenance="recordings" if table is None else table.provenance,
-            fitted=fitted or datetime.now(UTC).date().isoformat(),
-            seed=0,
             default=True,
         )
         for (kind, op), values in sorted(classes.items())
     )
+
+
+def _parameters(values: Mapping[str, float]) -> Iterable[tuple[str, float, float]]:
+    return ((name, value, np.nan) for name, value in values.items())
 
 
 def time_of_kernels(
@@ -410,23 +407,8 @@ def products_fit(values: Mapping[str, float], *, fitted: str = "") -> Fit:
     """Return common parameters as a row of a file, without errors; it scales the interval of the
     benchmark.
     """
-    return Fit(
-        kind=PRODUCT_KIND,
-        op=ANY,
-        scheme=ANY,
-        variant="",
-        form=PRODUCTS,
-        parameters=tuple(FitParameter(name=name, value=rounded(value)) for name, value in values.items()),
-        support=(),
-        samples=1,
-        error=error_of(np.empty(0), np.empty(0)),
-        bands=(),
-        table="recordings",
-        provenance="recordings",
-        fitted=fitted or datetime.now(UTC).date().isoformat(),
-        seed=0,
-        default=True,
-    )
+    key = (PRODUCT_KIND, ANY, ANY, "")
+    return replace(fit_of(key, PRODUCTS, _parameters(values), None, fitted=fitted), default=True)
 
 
 def benchmark_ns(table: Measurements, device: Device) -> FloatArray:

@@ -11,7 +11,8 @@ from msgspec.structs import replace as with_fields
 from hespas.estimators.forms import ARRAYS, FORMS, form_time_ns
 from hespas.estimators.learned.bases import Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.fitting.device_forms import ClassRows, classes_of, fit_class, rounded, solve
+from hespas.fitting.device_forms import ClassRows, classes_of, fit_class, solve
+from hespas.fitting.fits import rounded
 from hespas.fitting.learned_parts import LearnedPart, TrainingRows
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.operations import Operations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.ensemble import FAMILIES, Forest, features_of
 from hespas.estimators.learned.inference import code_columns
-from hespas.fitting.device_forms import is_possible
+from hespas.fitting.rows import is_possible
 from hespas.fitting.statistics import one_thread
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import MissingExtraError, UsageError

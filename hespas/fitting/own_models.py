@@ -11,7 +11,6 @@ from math import isfinite
 import numpy as np
 
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.fitting.device_forms import may_be_fitted
 from hespas.fitting.learned import FEWEST_MARGINS, folds_of
 from hespas.fitting.learned_parts import (
     EXPERTS,
@@ -26,11 +25,12 @@ from hespas.fitting.learned_parts import (
     rows_for,
     rows_of_part,
 )
+from hespas.fitting.rows import may_be_fitted, one_table
 from hespas.hardware import Device
-from hespas.measurements import Measurements, joined
+from hespas.measurements import Measurements
 from hespas.operations import find_scheme
 
-__all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts", "unused_name"]
+__all__ = ["FEWEST_ROWS", "OwnPart", "own_parts", "unused_name"]
 
 FEWEST_ROWS = 60
 """Least rows of a part, for its trees and their intervals."""
@@ -99,14 +99,6 @@ def unused_name(name: str, used: Collection[str]) -> str:
         return name
     stem = re.sub(r"-\d+$", "", name)
     return next(other for number in count(2) if (other := f"{stem}-{number}") not in used)
-
-
-def one_table(tables: Sequence[Measurements]) -> Measurements | None:
-    """Return the rows of some tables as one table; None without rows."""
-    filled = [table for table in tables if len(table)]
-    if len(filled) > 1:
-        return joined(filled, " ".join(table.name for table in filled))
-    return next(iter(filled), None)
 
 
 def _parts_by_format(

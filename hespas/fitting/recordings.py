@@ -9,17 +9,26 @@ kind for an operation, the whole chip for a kind, the device's fit of other data
 
 The earlier fits of the device remain for a kind of products or attention if they are nearer to the recordings
 than fits are to held-out recordings.
+
+Shapes of one recording are similar, and recordings of one device are more similar than recordings of two. The
+error of a fit on other shapes of the same program is therefore smaller than its error on the next program or
+device. So intervals hold out whole recordings, with everything that is unknown when the fit is used. For a
+recorded device that is the program, on all devices; for a device without recordings it is program and device.
+The samples are recordings, not rows: none counts for more than :data:`ENOUGH` rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from hespas.estimators.calibrated import FitIndex
+from hespas.estimators.composite import Composite
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Columns, Form, form_time_ns, machine_of
+from hespas.estimators.interface import predict_with
 from hespas.estimators.kernels import (
     EVERY_FORM,
     KERNEL_KINDS,
@@ -29,7 +38,9 @@ from hespas.estimators.kernels import (
     product_time_ns,
     ragged_share,
 )
-from hespas.fitting.device_forms import FormSolution, Prior, bands_of, fit_of, is_possible, solve
+from hespas.fitting.device_forms import FormSolution, Prior, solve
+from hespas.fitting.fits import bands_of, error_of, fit_of, rounded, with_fits
+from hespas.fitting.intervals import next_value_bound
 from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
     KernelClass,
@@ -40,14 +51,22 @@ from hespas.fitting.kernels import (
     is_kernel,
     kernels_of_device,
 )
+from hespas.fitting.rows import is_possible
+from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit
+from hespas.hardware import ANY, Device, Fit, FitBand
 from hespas.hardware.kernel_shares import common_fits
 from hespas.measurements import Measurements, joined
-from hespas.operations import MATRIX_KINDS
+from hespas.operations import MATRIX_KINDS, Labels
 from hespas.operations.model import rows_by_label
 
-__all__ = ["fit_recordings"]
+__all__ = [
+    "ENOUGH",
+    "HeldOutRecording",
+    "fit_recordings",
+    "held_out_recording",
+    "with_intervals",
+]
 
 _ROOFLINE = FORMS["roofline"]
 _FEWEST = 2
@@ -63,6 +82,13 @@ _START_WIDTH, _RATE_WIDTH, _PRODUCT_WIDTH = 0.25, 0.5, 0.3
 """Widths of the priors of a class: ln units of one standard deviation."""
 _FOLDS = 5
 _CALLS = 60
+ENOUGH = 60.0
+"""Rows that are enough for an interval. If a device has fewer, rows of other devices are added. A recording
+has at most the weight of this number of rows. One width is used for all kinds, because each kind has too
+few recordings.
+"""
+_FEWEST_WEIGHT = 10.0
+"""Least rows for an interval of 90 %."""
 _CHIP_PRIOR: Prior = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
 _ClassName = tuple[str, str, str]
 """Kind, operation and number format of a fit; ``*`` is any."""
@@ -328,3 +354,74 @@ def _held_out_times(
             for row in of_class:
                 names[row] = name
     return predicted_ns, names
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOutRecording:
+    """Recording on ``device`` that the fits do not contain: predicted and measured times [ns]."""
+
+    device: str
+    kind: Labels
+    predicted_ns: FloatArray
+    measured_ns: FloatArray
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.measured_ns)
+
+    @property
+    def weight(self) -> FloatArray:
+        """Weight of each row."""
+        return np.full(len(self), min(1.0, ENOUGH / max(len(self), 1)))
+
+
+def held_out_recording(table: Measurements, device: Device, fits: Sequence[Fit]) -> HeldOutRecording:
+    """Predict a held-out recording with the composite estimator and ``fits``.
+
+    Rows that other models predict (of attention, for example) are left out.
+    """
+    prediction = predict_with(Composite(), table.ops, with_fits(device, fits), Diagnostics())
+    is_fitted = np.isin(prediction.estimator, [prediction.models.index("calibrated")])
+    is_fitted[table.ops.kind.where(PRODUCT_KIND)] = True
+    rows = np.flatnonzero(is_fitted & np.isfinite(prediction.duration_ns) & (prediction.duration_ns > 0))
+    part = table.take(rows)
+    return HeldOutRecording(device.name, part.ops.kind, prediction.duration_ns[rows], part.duration_ns)
+
+
+def with_intervals(
+    fits: Sequence[Fit], left_out: Sequence[HeldOutRecording], device: Device | None = None
+) -> tuple[Fit, ...]:
+    """Return fits with errors and intervals from recordings that were held out in turn.
+
+    For a recorded ``device``, its own recordings come first; others are added if these have fewer than
+    :data:`ENOUGH` rows. For a device without recordings (None), all devices have equal weights. With too few
+    held-out rows, the fits are returned unchanged.
+    """
+    near = [part for part in left_out if device is None or part.device == device.name]
+    far = [part for part in left_out if device is not None and part.device != device.name]
+    near_rows, far_rows = (sum(min(ENOUGH, float(len(part))) for part in parts) for parts in (near, far))
+    share = min(1.0, max(ENOUGH - near_rows, 0.0) / max(far_rows, 1.0))
+    weight = _joined_columns((*(part.weight for part in near), *(share * part.weight for part in far)))
+    if weight.sum() < _FEWEST_WEIGHT:
+        return tuple(fits)
+    ratio = _joined_columns(part.measured_ns / part.predicted_ns for part in (*near, *far))
+    low, high = -next_value_bound(-ratio, weight), next_value_bound(ratio, weight)
+    bands = (FitBand(up_to_ns=inf, low=rounded(low), high=rounded(high)),)
+    names = ", ".join(dict.fromkeys(part.device for part in (near if near_rows >= ENOUGH else [*near, *far])))
+    how = f"interval: {'models' if device else 'devices and models'} left out in turn of {names}"
+    changed: list[Fit] = []
+    for fit in fits:
+        if fit.form in (KERNELS.name, PRODUCTS):
+            of_kind = [(part, part.kind.where(fit.kind)) for part in near]
+            predicted_ns = _joined_columns(part.predicted_ns[rows] for part, rows in of_kind)
+            measured_ns = _joined_columns(part.measured_ns[rows] for part, rows in of_kind)
+            provenance = f"{fit.provenance} ({how})"
+            error = error_of(predicted_ns, measured_ns)
+            changed.append(replace(fit, bands=bands, error=error, provenance=provenance))
+        else:
+            changed.append(replace(fit, bands=bands))
+    return tuple(changed)
+
+
+def _joined_columns(columns: Iterable[FloatArray]) -> FloatArray:
+    return np.concatenate([np.empty(0), *columns])

@@ -20,7 +20,8 @@ from hespas.estimators.systolic.lines import (
     own_cycles,
     product_columns,
 )
-from hespas.fitting.device_forms import Key, fit_of, rounded, rows_to_fit
+from hespas.fitting.fits import Key, fit_of, rounded
+from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit

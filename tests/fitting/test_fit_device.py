@@ -13,7 +13,9 @@ import pytest
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.forms import FORMS, form_time_ns, machine_of
 from hespas.estimators.rates import peak_times
-from hespas.fitting.device_forms import bands_of, classes_of, fit_device, is_possible, may_be_fitted
+from hespas.fitting.device_forms import classes_of, fit_device
+from hespas.fitting.fits import bands_of
+from hespas.fitting.rows import is_possible, may_be_fitted
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Fit, load_device
 from hespas.measurements import Measurements, read_measurements

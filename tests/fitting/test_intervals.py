@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hespas.estimators.kernels import KERNELS
-from hespas.fitting.intervals import ENOUGH, HeldOutRecording, with_intervals
 from hespas.fitting.kernels import kernel_fits
+from hespas.fitting.recordings import ENOUGH, HeldOutRecording, with_intervals
 from hespas.hardware import Fit, load_device
 from hespas.operations import Labels
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tools.kernels
-from hespas.fitting.intervals import HeldOutRecording
+from hespas.fitting.recordings import HeldOutRecording
 from hespas.hardware import Device, Fit, load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, build

@@ -24,6 +24,7 @@ from hespas.fitting.effects import (
     scale_posterior,
     share_from_other_cells,
 )
+from hespas.fitting.intervals import weighted_quantiles
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.studies.league.rows import LeagueRow
 
@@ -48,9 +49,8 @@ SHARED = "all alike"
 """Name of the part of an error that all components share."""
 _MIN_ERROR_PART = 1e-4
 """Smaller parts of errors are omitted."""
-_LOW, _HIGH = 0.05, 0.95
 _NORMAL = 1.645
-"""Standard deviations between the median of a normal error and these quantiles."""
+"""Standard deviations between the median and the ends of the 90 % interval of a normal error."""
 _MIN_RESIDUALS = 20
 """Rows of other groups that an interval needs. With fewer rows, that of all training steps is used."""
 _MIN_DEVIATION = 0.03
@@ -297,10 +297,6 @@ def _interval(
     count, rest = int(same_source.sum()), int((~same_source).sum())
     share = count / (count + _SOURCE_POOL) if rest else 1.0
     weights = np.where(same_source, share / max(count, 1), (1.0 - share) / max(rest, 1))
-    order = np.argsort(values)
-    position = np.cumsum(weights[order]) - weights[order] / 2
-    # quantiles are wider by half the weight of an unseen value next to each row
-    margin = float((weights**2).sum()) / 2
-    low, high = np.interp([max(_LOW - margin, 0.0), min(_HIGH + margin, 1.0)], position, values[order])
+    low, high = weighted_quantiles(values, weights)
     unit = np.sqrt(predicted_deviation**2 + _MIN_DEVIATION**2)
     return low * unit, high * unit

@@ -28,11 +28,11 @@ from hespas.fitting.approaches import (
     Progress,
     SystolicLines,
     has_adaptable,
-    merged,
 )
 from hespas.fitting.before import with_before
-from hespas.fitting.device_forms import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
+from hespas.fitting.fits import merged
 from hespas.fitting.own_models import unused_name
+from hespas.fitting.rows import FITTED_SPLITS, is_possible, may_be_fitted, rows_to_fit
 from hespas.fitting.statistics import one_thread
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError, UsageError

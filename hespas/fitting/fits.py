@@ -1,0 +1,150 @@
+"""Fits as rows of device files: their errors and intervals, defaults, and devices with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from math import inf
+
+import numpy as np
+
+from hespas.fitting.intervals import next_value_bound
+from hespas.fitting.statistics import error_figures
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.measurements import Measurements
+
+__all__ = [
+    "Key",
+    "bands_of",
+    "bare",
+    "error_of",
+    "fit_of",
+    "merged",
+    "rounded",
+    "with_defaults",
+    "with_fits",
+]
+
+Key = tuple[str, str, str, str]
+"""Kind, operation, number format and variant of a fit."""
+_ROWS_PER_BAND = 120
+_MOST_BANDS = 6
+_NO_TIMES = np.empty(0), np.empty(0)
+
+
+def fit_of(
+    key: Key,
+    form: str,
+    parameters: Iterable[tuple[str, float, float]],
+    measured: Measurements | None,
+    held_out: tuple[FloatArray, FloatArray] = _NO_TIMES,
+    *,
+    dims: Iterable[str] = (),
+    fitted: str = "",
+    seed: int = 0,
+) -> Fit:
+    """Return the row of a device file for a form with its ``parameters`` (name, value, standard error).
+
+    The form is fitted to all of ``measured`` (None: to recordings that are not in one table); the sizes in
+    ``dims`` are the range of the fit. ``held_out`` are predictions of held-out rows and their times [ns].
+    ``fitted`` is the date of the fit (ISO; empty: today).
+    """
+    kind, op, scheme, variant = key
+    support: list[FitRange] = []
+    if measured is not None:
+        sizes = {name: size[~np.isnan(size)] for name in dims if len(size := measured.ops.dim(name))}
+        support = [
+            FitRange(name=name, low=float(size.min()), high=float(size.max()))
+            for name, size in sizes.items()
+            if len(size)
+        ]
+    return Fit(
+        kind=kind,
+        op=op,
+        scheme=scheme,
+        variant=variant,
+        form=form,
+        parameters=tuple(
+            FitParameter(name=name, value=rounded(value), std_error=rounded(error))
+            for name, value, error in parameters
+        ),
+        support=tuple(support),
+        samples=1 if measured is None else len(measured),
+        error=error_of(*held_out),
+        bands=bands_of(*held_out),
+        table="recordings" if measured is None else measured.name,
+        provenance="recordings" if measured is None else measured.provenance,
+        fitted=fitted or datetime.now(UTC).date().isoformat(),
+        seed=seed,
+    )
+
+
+def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
+    """Return the errors of predictions, rounded to their precision."""
+    figures = error_figures(predicted / measured - 1)
+    return FitError(n=len(measured) or -1, **{name: rounded(value) for name, value in figures.items()})
+
+
+def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
+    """Return the shares of the prediction that hold 90 % of the measurements, by size of the prediction."""
+    count = min(max(len(predicted) // _ROWS_PER_BAND, 1), _MOST_BANDS)
+    if len(predicted) < 10:
+        return ()
+    order = np.argsort(predicted, kind="stable")
+    bands: list[FitBand] = []
+    for number, part in enumerate(np.array_split(order, count)):
+        ratio = measured[part] / predicted[part]
+        up_to_ns = inf if number == count - 1 else rounded(float(predicted[part[-1]]))
+        if bands and up_to_ns <= bands[-1].up_to_ns:
+            continue
+        low_share, high_share = -next_value_bound(-ratio), next_value_bound(ratio)
+        bands.append(FitBand(up_to_ns=up_to_ns, low=rounded(low_share), high=rounded(high_share)))
+    return tuple(bands)
+
+
+def rounded(value: float) -> float:
+    """Round to six significant digits; further digits depend on the machine that fits."""
+    return float(f"{value:.6g}")
+
+
+def bare(device: Device) -> Device:
+    """Return a device with the figures of its data sheet alone."""
+    return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
+
+
+def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
+    """Return the new fits, then the earlier fits of other classes.
+
+    New fits are the defaults for operations without a variant.
+    """
+    new = {fit.key for fit in fits}
+    replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
+    earlier = (
+        replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
+        for fit in before
+        if fit.key not in new
+    )
+    return (*fits, *earlier)
+
+
+def with_fits(device: Device, fits: Sequence[Fit]) -> Device:
+    """Return the device with these fits, as in a calibrated file."""
+    return replace(device, own_fits=merged(fits, device.fits), fits_of="")
+
+
+def with_defaults(
+    fits: Iterable[Fit], priority: Callable[[Fit], object] = lambda fit: fit.samples
+) -> tuple[Fit, ...]:
+    """Return fits by key, with the one of highest ``priority`` as the default of its operation and format.
+
+    Fits of priority None are never a default.
+    """
+    ordered = sorted(fits, key=lambda fit: fit.key)
+    candidates = [fit for fit in ordered if priority(fit) is not None]
+    best: dict[tuple[str, str, str], Fit] = {}
+    for fit in sorted(candidates, key=priority, reverse=True):  # type: ignore[arg-type]
+        best.setdefault((fit.kind, fit.op, fit.scheme), fit)
+    chosen = {fit.key for fit in best.values()}
+    return tuple(replace(fit, default=fit.key in chosen) for fit in ordered)
