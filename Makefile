@@ -7,7 +7,7 @@ LOWEST := .venv-lowest
 NEWEST := .venv-newest
 JOBS ?= auto --maxprocesses 4
 
-.PHONY: demo test test-slow test-drawn nightly test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
+.PHONY: demo test test-slow test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,7 +16,8 @@ help:
 	@echo "make test-slow  the long suites: fuzzing, a million nodes, the commands of every document, and the"
 	@echo "                cases of long lists (tests/sweeps.py) of which make test takes a few"
 	@echo "make test-drawn a part of the slow suite that the commit decides, about SECONDS=300 long"
-	@echo "make nightly    lint, all tests with all versions, and the fuzzer: hours"
+	@echo "make nightly    lint, all tests with all versions, the fuzzer and mutation tests: hours"
+	@echo "make mutation   the share of changes of numerical modules that tests notice, of SAMPLE=60 each"
 	@echo "make test-capture  captures of models of PyTorch, Flax and Equinox, installed in .venv-capture (2 GB)"
 	@echo "make test-lowest   the tests with the lowest versions that pyproject.toml allows, in .venv-lowest"
 	@echo "make test-newest   the tests with the newest versions that pyproject.toml allows, in .venv-newest"
@@ -66,7 +67,11 @@ test-drawn: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m slow --draw-seconds $(or $(SECONDS),300) \
 		--draw-seed "$$(git rev-parse HEAD 2>/dev/null || echo none)"
 
-nightly: lint test test-slow test-lowest test-newest fuzz
+nightly: lint test test-slow test-lowest test-newest fuzz mutation
+
+mutation: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group mutation
+	$(BIN)/python -m tools.mutation --sample $(or $(SAMPLE),60)
 
 test-capture: $(CAPTURE)/.installed
 	$(CAPTURE)/bin/python -m pytest -n $(JOBS) tests/captures tests/cli/test_capture_command.py
