@@ -92,7 +92,8 @@ def _keep_sample(session: Path, sample: int, seed: int) -> None:
     with sqlite3.connect(session) as database:
         rows = database.execute("SELECT job_id, operator_name FROM mutation_specs ORDER BY job_id").fetchall()
         places = database.execute(
-            "SELECT job_id FROM mutation_specs ORDER BY operator_name, occurrence, start_pos_row, start_pos_col"
+            "SELECT job_id FROM mutation_specs "
+            "ORDER BY operator_name, occurrence, start_pos_row, start_pos_col"
         ).fetchall()
         useful = {job for job, operator in rows if not str(operator).startswith(_EXCLUDED)}
         listed = [job for (job,) in places if job in useful]
