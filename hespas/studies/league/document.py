@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.fitting.effects import COMPONENTS, ComponentFactor, factors_of
-from hespas.fitting.statistics import error_figures
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
+from hespas.studies.errors import ErrorFigures
 from hespas.studies.league.evaluation import (
     Calibration,
     EvaluatedRow,
@@ -46,7 +45,6 @@ __all__ = [
     "FactorsDocument",
     "League",
     "LeagueDocument",
-    "PeakMemoryErrors",
     "evaluate_league",
     "factors_json",
     "league_document",
@@ -54,16 +52,6 @@ __all__ = [
     "read_factors",
     "refusals",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMemoryErrors:
-    """Relative errors of the peak memory of ``n`` rows: mean and median of their sizes, and their mean."""
-
-    n: int
-    mean_ape: float
-    median_ape: float
-    bias: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +75,12 @@ class League:
         return next((group for group in self.groups if group.by == "all"), None)
 
     @property
-    def memory(self) -> PeakMemoryErrors:
+    def memory(self) -> ErrorFigures:
         """Return the errors of the peak memory of the rows that publish it."""
-        peaks = [(row.row.predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib"))
-                 for row in self.rows]  # fmt: skip
-        errors = np.array([peak / published - 1 for peak, published in peaks if peak > 0 and published > 0])
-        figures = error_figures(errors)
-        return PeakMemoryErrors(
-            n=len(errors),
-            mean_ape=figures["mape"],
-            median_ape=figures["median_ape"],
-            bias=figures["bias"],
+        return ErrorFigures.of(
+            row.row.predicted.peak_memory_bytes / 2**30 / published - 1
+            for row in self.rows
+            if (published := row.row.number_of("peak_memory_gib")) > 0 < row.row.predicted.peak_memory_bytes
         )
 
 
@@ -156,87 +139,10 @@ class _LeagueRowJson(msgspec.Struct, frozen=True, kw_only=True):
     dominant: str
 
 
-class _RowGroupJson(msgspec.Struct, frozen=True, kw_only=True):
-    calibrate: Calibration
-    by: str
-    value: str
-    n: Count
-    mean_ape: Figure
-    median_ape: Figure
-    p90_ape: Figure
-    bias: Figure
-    interval_coverage: Figure
-
-
-class _BaselineJson(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    n: Count
-    mean_ape: Figure
-    median_ape: Figure
-    p90_ape: Figure
-
-
-class _LayoutRankingJson(msgspec.Struct, frozen=True, kw_only=True):
-    calibrate: Calibration
-    source: str
-    model: str
-    accelerator: str
-    num_accelerators: str
-    layouts: Count
-    best_in_top_two: bool
-    tau: Figure
-
-
-class _ScalingPointJson(msgspec.Struct, frozen=True, kw_only=True):
-    calibrate: Calibration
-    source: str
-    model: str
-    accelerator: str
-    precision: str
-    base: Count
-    num_accelerators: Count
-    published_efficiency: Figure
-    predicted_efficiency: Figure
-    relative_error: Figure
-
-
-class _SpeedupJson(msgspec.Struct, frozen=True, kw_only=True):
-    calibrate: Calibration
-    source: str
-    model: str
-    precision: str
-    base: str
-    base_accelerators: Count
-    accelerator: str
-    num_accelerators: Count
-    published: Figure
-    predicted: Figure
-    right_side: bool
-    relative_error: Figure
-
-
-class _ComponentFactorJson(msgspec.Struct, frozen=True, kw_only=True):
-    source: str
-    accelerator: str
-    component: str
-    factor: Figure
-    std_error: Figure
-    prior_std: Figure
-    share: Figure
-    n: Count
-
-
 class _LeagueDiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     count: Count
-
-
-class _PeakMemoryJson(msgspec.Struct, frozen=True, kw_only=True):
-    n: Count
-    mean_ape: Figure
-    median_ape: Figure
-    bias: Figure
 
 
 class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,13 +156,13 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Calibration
     noise_floor: Figure
     rows: list[_LeagueRowJson]
-    summary: list[_RowGroupJson]
-    peak_memory: _PeakMemoryJson
-    baselines: list[_BaselineJson]
-    layouts: list[_LayoutRankingJson]
-    scaling: list[_ScalingPointJson]
-    speedups: list[_SpeedupJson]
-    factors: list[_ComponentFactorJson]
+    summary: Sequence[RowGroupErrors]
+    peak_memory: ErrorFigures
+    baselines: Sequence[BaselineErrors]
+    layouts: Sequence[LayoutRanking]
+    scaling: Sequence[ScalingPoint]
+    speedups: Sequence[AcceleratorSpeedup]
+    factors: Sequence[ComponentFactor]
 
 
 class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,15 +174,15 @@ class FactorsDocument(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: list[_LeagueDiagnosticJson]
     hardware: str
     estimator: str
-    factors: list[_ComponentFactorJson]
-    summary: list[_RowGroupJson]
+    factors: Sequence[ComponentFactor]
+    summary: Sequence[RowGroupErrors]
 
 
 class _StoredFactors(msgspec.Struct, frozen=True):
     """Fields of a document that are needed to read its factors."""
 
     schema: Literal["hespas.league_factors/1", "hespas.league/1"]
-    factors: list[_ComponentFactorJson]
+    factors: list[ComponentFactor]
     estimator: str = "composite"
     """Documents of versions with one estimator do not have this field."""
 
@@ -327,13 +233,13 @@ def league_document(league: League) -> LeagueDocument:
         calibrate=league.calibrate,
         noise_floor=NOISE_FLOOR if has_mlperf else nan,
         rows=rows,
-        summary=[_RowGroupJson(**asdict(group)) for group in league.groups],
-        peak_memory=_PeakMemoryJson(**asdict(league.memory)),
-        baselines=[_BaselineJson(**asdict(baseline)) for baseline in league.baselines],
-        layouts=[_LayoutRankingJson(**asdict(ranking)) for ranking in league.layouts],
-        scaling=[_ScalingPointJson(**asdict(point)) for point in league.scaling],
-        speedups=[_SpeedupJson(**asdict(speedup)) for speedup in league.speedups],
-        factors=[_ComponentFactorJson(**asdict(factor)) for factor in league.factors],
+        summary=league.groups,
+        peak_memory=league.memory,
+        baselines=league.baselines,
+        layouts=league.layouts,
+        scaling=league.scaling,
+        speedups=league.speedups,
+        factors=league.factors,
     )
 
 
@@ -358,12 +264,8 @@ def factors_json(before: League, after: League, hardware: str) -> bytes:
             diagnostics=_diagnostics(after.rows),
             hardware=hardware,
             estimator=after.estimator,
-            factors=[
-                _ComponentFactorJson(**asdict(factor))
-                for factor in after.factors
-                if factor.accelerator == hardware
-            ],
-            summary=[_RowGroupJson(**asdict(group)) for group in groups],
+            factors=[factor for factor in after.factors if factor.accelerator == hardware],
+            summary=groups,
         )
     )
 
@@ -402,10 +304,7 @@ def read_factors(path: Path, estimator: str) -> list[ComponentFactor]:
         if key in keys:
             raise fault(f"duplicate factor of {clipped(', '.join(key))}", position)
         keys.add(key)
-        factor = ComponentFactor(
-            **{name: getattr(row, name) for name in ComponentFactor.__dataclass_fields__}
-        )
-        factors.append(replace(factor, accelerator=canonical_name(row.accelerator) or row.accelerator))
+        factors.append(replace(row, accelerator=canonical_name(row.accelerator) or row.accelerator))
     if document.estimator != estimator:
         fitted = document.estimator
         raise UsageError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product
 from math import isnan
 from statistics import median
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
-from hespas.fitting.statistics import error_figures, kendall_tau
+from hespas.files.documents import Count, Figure
+from hespas.fitting.statistics import kendall_tau
+from hespas.studies.errors import ErrorFigures, GroupErrors, grouped, grouped_by
 from hespas.studies.league.evaluation import Calibration, EvaluatedRow
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "speedups",
 ]
 
+_Member = TypeVar("_Member")
 NOISE_FLOOR = 0.028
 """Median difference of the step between submitters with the same layout in the same round of MLPerf."""
 _LAYOUT_KEYS = (
@@ -42,21 +45,10 @@ _MAX_COUNT_RATIO = 2.0
 """Limit of the ratio of two numbers of accelerators: beyond it, a speed-up would include scaling effects."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupErrors:
-    """Errors of the rows that share ``value``. ``interval_coverage`` is the share of published times inside
-    the 90 % intervals.
-    """
+class RowGroupErrors(GroupErrors, frozen=True, kw_only=True):
+    """Errors of a group of rows with a calibration."""
 
     calibrate: Calibration
-    by: str
-    value: str
-    n: int
-    mean_ape: float
-    median_ape: float
-    p90_ape: float
-    bias: float
-    interval_coverage: float
 
 
 def _cell(column: str) -> Callable[[EvaluatedRow], str]:
@@ -85,35 +77,20 @@ GROUPINGS: dict[str, Callable[[EvaluatedRow], str]] = {
 
 def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[RowGroupErrors]:
     """Return the errors of all rows, and of each group of :data:`GROUPINGS`."""
-    counted = [row for row in rows if row.counts]
-    for by, value_of in GROUPINGS.items():
-        groups: defaultdict[str, list[EvaluatedRow]] = defaultdict(list)
-        for row in counted:
-            groups[value_of(row)].append(row)
-        for value, members in sorted(groups.items()):
-            figures = error_figures(np.array([row.relative_error for row in members]))
-            yield RowGroupErrors(
-                calibrate=calibrate,
-                by=by,
-                value=value,
-                n=len(members),
-                mean_ape=figures["mape"],
-                median_ape=figures["median_ape"],
-                p90_ape=figures["p90_ape"],
-                bias=figures["bias"],
-                interval_coverage=sum(row.inside for row in members) / len(members),
-            )
+    for by, value, members in grouped([row for row in rows if row.counts], GROUPINGS):
+        yield RowGroupErrors.of(
+            (row.relative_error for row in members),
+            calibrate=calibrate,
+            by=by,
+            value=value,
+            interval_coverage=sum(row.inside for row in members) / len(members),
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineErrors:
+class BaselineErrors(ErrorFigures, frozen=True, kw_only=True):
     """Errors of a constant MFU per accelerator and number format: the median of the other rows."""
 
     name: str
-    n: int
-    mean_ape: float
-    median_ape: float
-    p90_ape: float
 
 
 def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
@@ -133,14 +110,7 @@ def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
             others = mfu[(cells == cells[index]) & (left_out != left_out[index])]
             if len(others):
                 errors.append(float(mfu[index] / np.median(others) - 1))
-        figures = error_figures(np.array(errors))
-        yield BaselineErrors(
-            name=name,
-            n=len(errors),
-            mean_ape=figures["mape"],
-            median_ape=figures["median_ape"],
-            p90_ape=figures["p90_ape"],
-        )
+        yield BaselineErrors.of(errors, name=name)
 
 
 def group_of(row: EvaluatedRow) -> str:
@@ -148,8 +118,19 @@ def group_of(row: EvaluatedRow) -> str:
     return " | ".join(_cell(column)(row) for column in ("source", "model", "accelerator"))
 
 
-def _comparable(rows: Sequence[EvaluatedRow]) -> Iterator[EvaluatedRow]:
-    return (row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms))
+def _num_accelerators(row: EvaluatedRow) -> int:
+    return int(row.row.number_of("num_accelerators"))
+
+
+def _families(
+    rows: Sequence[EvaluatedRow], columns: Sequence[str], member: Callable[[EvaluatedRow], _Member]
+) -> Iterator[tuple[tuple[str, ...], dict[_Member, list[EvaluatedRow]]]]:
+    """Yield the predicted and measured rows that are equal in some columns, grouped by ``member``."""
+    comparable = [row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms)]
+    for key, members in grouped_by(
+        comparable, lambda row: tuple(_cell(column)(row) for column in columns)
+    ).items():
+        yield key, grouped_by(members, member)
 
 
 def _published(row: EvaluatedRow) -> float:
@@ -160,8 +141,7 @@ def _predicted(row: EvaluatedRow) -> float:
     return row.predicted_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRanking:
+class LayoutRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Ranking of the layouts and number formats of one model on one number of accelerators.
 
     ``best_in_top_two`` is True if the best published layout is among the two best predicted ones. ``tau`` is
@@ -174,21 +154,16 @@ class LayoutRanking:
     model: str
     accelerator: str
     num_accelerators: str
-    layouts: int
+    layouts: Count
     best_in_top_two: bool
-    tau: float
+    tau: Figure
 
 
 def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[LayoutRanking]:
     """Return sets of two layouts and more, ranked by the time per sequence (the median of their rows)."""
-    sets: defaultdict[tuple[str, ...], defaultdict[tuple[str, str], list[EvaluatedRow]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for row in _comparable(rows):
-        cells = row.row.cells
-        key = tuple(cells.get(name, "") for name in _LAYOUT_KEYS)
-        sets[key][row.row.predicted.layout, cells.get("precision", "")].append(row)
-    for key, layouts in sets.items():
+    for key, layouts in _families(
+        rows, _LAYOUT_KEYS, lambda row: (row.row.predicted.layout, row.row.cells.get("precision", ""))
+    ):
         if len(layouts) < 2:
             continue
         published, predicted = (
@@ -212,8 +187,7 @@ def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingPoint:
+class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Scaling efficiency of a model on ``num_accelerators``: throughput per accelerator relative to the
     fewest accelerators, ``base``, published and predicted.
     """
@@ -223,11 +197,11 @@ class ScalingPoint:
     model: str
     accelerator: str
     precision: str
-    base: int
-    num_accelerators: int
-    published_efficiency: float
-    predicted_efficiency: float
-    relative_error: float
+    base: Count
+    num_accelerators: Count
+    published_efficiency: Figure
+    predicted_efficiency: Figure
+    relative_error: Figure
 
 
 def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[ScalingPoint]:
@@ -235,13 +209,7 @@ def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iter
     medians of the rows of each number. The error is the error of the step with one factor, fitted on the
     fewest accelerators.
     """
-    curves: defaultdict[tuple[str, ...], defaultdict[int, list[EvaluatedRow]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for row in _comparable(rows):
-        key = tuple(_cell(column)(row) for column in _SCALING_KEYS)
-        curves[key][int(row.row.number_of("num_accelerators"))].append(row)
-    for key, points in curves.items():
+    for key, points in _families(rows, _SCALING_KEYS, _num_accelerators):
         base = min(points)
         for count, members in sorted(points.items()):
             if count == base:
@@ -264,8 +232,7 @@ def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iter
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorSpeedup:
+class AcceleratorSpeedup(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of one ``accelerator`` relative to one ``base`` for the same model, number format and
     sequence length, at the nearest published numbers of both (a ratio of at most 2).
 
@@ -278,26 +245,22 @@ class AcceleratorSpeedup:
     model: str
     precision: str
     base: str
-    base_accelerators: int
+    base_accelerators: Count
     accelerator: str
-    num_accelerators: int
-    published: float
-    predicted: float
+    num_accelerators: Count
+    published: Figure
+    predicted: Figure
     right_side: bool
-    relative_error: float
+    relative_error: Figure
 
 
 def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[AcceleratorSpeedup]:
     """Return the speed-up for every two accelerators on which a source published the same model, by the best
     throughput on each number of accelerators: a buyer chooses the best layout on both.
     """
-    models: defaultdict[tuple[str, ...], defaultdict[tuple[str, int], list[EvaluatedRow]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for row in _comparable(rows):
-        key = tuple(_cell(column)(row) for column in _SPEEDUP_KEYS)
-        models[key][_cell("accelerator")(row), int(row.row.number_of("num_accelerators"))].append(row)
-    for key, points in models.items():
+    for key, points in _families(
+        rows, _SPEEDUP_KEYS, lambda row: (_cell("accelerator")(row), _num_accelerators(row))
+    ):
         for base, other in combinations(sorted({name for name, _ in points}), 2):
             pairs = product(*([point for point in points if point[0] == name] for name in (base, other)))
             ratio, first, second = min(

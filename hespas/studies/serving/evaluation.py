@@ -7,7 +7,7 @@ bandwidth and of the peak that the runs of the engine reach.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from typing import Literal, get_args
@@ -17,7 +17,6 @@ import numpy as np
 
 from hespas._version import __version__
 from hespas.files.documents import Count, Figure, document_bytes
-from hespas.fitting.statistics import error_figures
 from hespas.generators.llm.model import model_parameters
 from hespas.generators.llm.serving import ServingLoad, serving_memory
 from hespas.graph import Diagnostics
@@ -25,6 +24,7 @@ from hespas.graph.columns import FloatArray, dtype
 from hespas.hardware import named_device
 from hespas.hardware.peaks import peak_for
 from hespas.simulator.serving import Correction
+from hespas.studies.errors import ErrorFigures, GroupErrors, finite, grouped, grouped_by
 from hespas.studies.serving.fit import PRIORS, EngineFit, fit_engine, one_point, point_of
 from hespas.studies.serving.predict import Capacity, MeanTimes, ServingPredictor, capacity_of, implied_rate
 from hespas.studies.serving.recorded import RunReplay
@@ -97,21 +97,13 @@ class EvaluatedRun:
         return float(getattr(self.low, name) <= measured <= getattr(self.high, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingErrorSummary:
-    """Errors of one metric over the runs whose ``by`` is ``value``."""
+class ServingErrorSummary(GroupErrors, frozen=True, kw_only=True):
+    """Errors of one metric over a group of runs, and errors of the baseline."""
 
-    by: str
-    value: str
+    calibrate: str
     metric: str
-    n: int
-    mean_ape: float
-    median_ape: float
-    p90_ape: float
-    bias: float
-    interval_coverage: float
-    baseline_mean_ape: float
-    baseline_median_ape: float
+    baseline_mean_ape: Figure
+    baseline_median_ape: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,60 +116,35 @@ class ServingErrors:
 
     def summaries(self) -> list[ServingErrorSummary]:
         """Return the errors of all runs, by source, engine, model and precision, and capacity."""
-        summaries: list[ServingErrorSummary] = []
         runs = [run for run in self.rows if run.status == "predicted"]
-        for by, key_of in _GROUPINGS.items():
-            groups: dict[str, list[EvaluatedRun]] = defaultdict(list)
-            for run in runs:
-                groups[key_of(run.row)].append(run)
-            summaries += [
-                _summary(by, value, metric, groups[value]) for value in sorted(groups) for metric in METRICS
-            ]
-        for state in ("below", "near", "beyond", "unknown"):
-            members = [run for run in runs if capacity_of(run.load_share) == state]
-            summaries += [
-                _summary("capacity", f"{state} capacity", metric, members) for metric in METRICS if members
-            ]
-        return summaries
+        return [
+            self._summary(by, value, metric, members)
+            for by, value, members in grouped(runs, _GROUPINGS)
+            for metric in METRICS
+        ]
+
+    def _summary(self, by: str, value: str, metric: str, runs: Sequence[EvaluatedRun]) -> ServingErrorSummary:
+        naive = ErrorFigures.of(run.error(metric, baseline=True) for run in runs)
+        inside = finite(run.inside(metric) for run in runs)
+        return ServingErrorSummary.of(
+            (run.error(metric) for run in runs),
+            calibrate=self.calibrate,
+            by=by,
+            value=value,
+            metric=metric,
+            interval_coverage=float(inside.mean()) if len(inside) else nan,
+            baseline_mean_ape=naive.mean_ape,
+            baseline_median_ape=naive.median_ape,
+        )
 
 
-def _grouped(rows: Sequence[ServingRow], key: Callable[[ServingRow], str]) -> dict[str, list[ServingRow]]:
-    groups: dict[str, list[ServingRow]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return groups
-
-
-_GROUPINGS: dict[str, Callable[[ServingRow], str]] = {
-    "all": lambda row: "all",
-    "source": lambda row: row.source or "unknown",
-    "stack": engine_of,
-    "model": lambda row: f"{engine_of(row)} {row.model} {row.precision}",
+_GROUPINGS: dict[str, Callable[[EvaluatedRun], str]] = {
+    "all": lambda run: "all",
+    "source": lambda run: run.row.source or "unknown",
+    "stack": lambda run: engine_of(run.row),
+    "model": lambda run: f"{engine_of(run.row)} {run.row.model} {run.row.precision}",
+    "capacity": lambda run: f"{capacity_of(run.load_share)} capacity",
 }
-
-
-def _summary(by: str, value: str, metric: str, rows: Sequence[EvaluatedRun]) -> ServingErrorSummary:
-    def finite(values: Iterable[float]) -> FloatArray:
-        column = np.array(list(values), np.float64)
-        return np.asarray(column[np.isfinite(column)], np.float64)
-
-    errors = finite(run.error(metric) for run in rows)
-    naive = error_figures(finite(run.error(metric, baseline=True) for run in rows))
-    inside = finite(run.inside(metric) for run in rows)
-    figures = error_figures(errors)
-    return ServingErrorSummary(
-        by=by,
-        value=value,
-        metric=metric,
-        n=len(errors),
-        mean_ape=figures["mape"],
-        median_ape=figures["median_ape"],
-        p90_ape=figures["p90_ape"],
-        bias=figures["bias"],
-        interval_coverage=float(inside.mean()) if len(inside) else nan,
-        baseline_mean_ape=naive["mape"],
-        baseline_median_ape=naive["median_ape"],
-    )
 
 
 def evaluate_runs(
@@ -227,7 +194,7 @@ class _Corrections:
         self.points: set[int] = set()
         self._of: dict[str, Correction] = {}
         self._residuals: dict[str, FloatArray] = {}
-        for key, members in _grouped(rows, library_of).items() if calibrate.startswith("stack") else ():
+        for key, members in grouped_by(rows, library_of).items() if calibrate.startswith("stack") else ():
             fitted = cached_fits.get(key) or fit_engine(members, predictor)
             if fitted is not None:
                 cached_fits[key] = self.fits[key] = fitted
@@ -235,7 +202,7 @@ class _Corrections:
         if calibrate == "stack-and-deployment":
             self._of |= {key: own for fit in self.fits.values() for key, own in fit.deployments.items()}
         group = _POINT_GROUPS.get(calibrate)
-        for key, members in _grouped(rows, group).items() if group else ():
+        for key, members in grouped_by(rows, group).items() if group else ():
             row = point_of(members)
             engine = self.fits.get(library_of(row))
             if engine is None:
@@ -365,23 +332,6 @@ class _RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
 
 
-class _SummaryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of the runs whose "by" is the value, and errors of the baseline."""
-
-    calibrate: str
-    by: str
-    value: str
-    metric: str
-    n: Count
-    mean_ape: Figure
-    median_ape: Figure
-    p90_ape: Figure
-    bias: Figure
-    interval_coverage: Figure
-    baseline_mean_ape: Figure
-    baseline_median_ape: Figure
-
-
 class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Fitted parameter of an engine, or of one of its deployments (empty: of the engine). ``apart`` is the
     spread of errors within a deployment.
@@ -395,29 +345,6 @@ class _ParameterEntry(msgspec.Struct, frozen=True, kw_only=True):
     rows: Count
 
 
-class _ReplayEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Replay of a recorded run; errors are relative, over the requests after the fifth that calibrates.
-    measured_s is the duration of the run, computed_s that of its simulation, calibrating_s that of the
-    calibration (null: none). load_share is the peak load relative to the capacity: near and beyond 1, the
-    TTFT is dominated by queueing.
-    """
-
-    trace: str
-    calibrated: bool
-    requests: Count
-    ttft_error: Figure
-    tpot_error: Figure
-    latency_error: Figure
-    makespan_error: Figure
-    tokens_per_s_error: Figure
-    load_share: Figure
-    capacity: Capacity
-    put_back: Count
-    measured_s: Figure
-    computed_s: Figure
-    calibrating_s: Figure
-
-
 class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Result of hespas-validate serving."""
 
@@ -427,9 +354,9 @@ class ServingAccuracyDocument(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: list[DiagnosticJson]
     calibrate: str
     rows: list[_RunEntry]
-    summary: list[_SummaryEntry]
+    summary: list[ServingErrorSummary]
     parameters: list[_ParameterEntry]
-    recorded: list[_ReplayEntry]
+    recorded: Sequence[RunReplay]
 
 
 _UNKNOWN_TIMES = MeanTimes(nan, nan)
@@ -496,27 +423,8 @@ def serving_json(
         diagnostics=diagnostics_json(diagnostics),
         calibrate=errors.calibrate,
         rows=[_run_entry(run) for run in errors.rows],
-        summary=[
-            _SummaryEntry(
-                calibrate=errors.calibrate, by=row.by, value=row.value, metric=row.metric, n=row.n,
-                mean_ape=row.mean_ape, median_ape=row.median_ape, p90_ape=row.p90_ape, bias=row.bias,
-                interval_coverage=row.interval_coverage, baseline_mean_ape=row.baseline_mean_ape,
-                baseline_median_ape=row.baseline_median_ape,
-            )
-            for row in errors.summaries()
-        ],
+        summary=errors.summaries(),
         parameters=parameters,
-        recorded=[
-            _ReplayEntry(
-                trace=replay.trace, calibrated=replay.calibrated, requests=replay.requests,
-                ttft_error=replay.ttft_error, tpot_error=replay.tpot_error,
-                latency_error=replay.latency_error, makespan_error=replay.makespan_error,
-                tokens_per_s_error=replay.tokens_per_s_error,
-                load_share=replay.load_share, capacity=capacity_of(replay.load_share),
-                put_back=replay.put_back, measured_s=replay.measured_s, computed_s=replay.computed_s,
-                calibrating_s=replay.calibrating_s,
-            )
-            for replay in recorded
-        ],
-    )  # fmt: skip
+        recorded=recorded,
+    )
     return document_bytes(document)

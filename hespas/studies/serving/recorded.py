@@ -15,8 +15,10 @@ from math import isnan, nan, sqrt
 from pathlib import Path
 from time import perf_counter
 
+import msgspec
 import numpy as np
 
+from hespas.files.documents import Count, Figure
 from hespas.generators.llm import ServingStep, named_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
@@ -35,7 +37,7 @@ from hespas.simulator.serving import (
     share_of,
     step_times,
 )
-from hespas.studies.serving.predict import capacity_of, peak_concurrent
+from hespas.studies.serving.predict import Capacity, capacity_of, peak_concurrent
 from hespas.studies.serving.rows import RunTableRow, read_cells
 
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
@@ -78,30 +80,30 @@ class RecordedRun:
         return np.asarray(self.last_s <= np.quantile(self.last_s, _CALIBRATION_SHARE), np.bool_)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReplay:
-    """Relative errors of the means over ``requests`` requests of a run: those after the first fifth, which
-    calibrates (``calibrated``).
+class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """Replay of a recorded run. Errors are relative, of the means over the requests after the fifth that
+    calibrates.
 
-    The makespan is from the end of that fifth to the last token. ``load_share`` is the peak load relative to
-    the capacity, of sequences or of KV-cache tokens. ``measured_s`` is the duration of the run,
-    ``computed_s`` the time of its simulation with the estimation of steps, ``calibrating_s`` the time of its
-    calibration (NaN: none).
+    The makespan is from the end of that fifth to the last token. load_share is the peak load relative to the
+    capacity, of sequences or of KV-cache tokens: near and beyond 1, the TTFT is dominated by queueing.
+    measured_s is the duration of the run, computed_s that of its simulation with the estimation of steps,
+    calibrating_s that of its calibration (null: none).
     """
 
     trace: str
     calibrated: bool
-    requests: int
-    ttft_error: float
-    tpot_error: float
-    latency_error: float
-    makespan_error: float
-    tokens_per_s_error: float
-    load_share: float
-    put_back: int
-    measured_s: float
-    computed_s: float
-    calibrating_s: float
+    requests: Count
+    ttft_error: Figure
+    tpot_error: Figure
+    latency_error: Figure
+    makespan_error: Figure
+    tokens_per_s_error: Figure
+    load_share: Figure
+    capacity: Capacity
+    put_back: Count
+    measured_s: Figure
+    computed_s: Figure
+    calibrating_s: Figure
 
 
 _RUN_COLUMNS = (
@@ -276,7 +278,7 @@ def replay_runs(
         try:
             prepared.append(_prepared(run, estimator))
             uncalibrated.append(_compared(prepared[-1], Correction()))
-            if (state := capacity_of(uncalibrated[-1].load_share)) in {"near", "beyond"}:
+            if (state := uncalibrated[-1].capacity) in {"near", "beyond"}:
                 text = f"{state} the capacity of its server: queueing dominates the TTFT"
                 messages.warning("serving.near-capacity", run.trace, text)
         except HespasError as error:
@@ -350,6 +352,7 @@ def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float 
         makespan_error=span / measured - 1,
         tokens_per_s_error=measured / span - 1 if span > 0 else nan,
         load_share=entry.load_share,
+        capacity=capacity_of(entry.load_share),
         put_back=simulated.put_back,
         measured_s=float(run.last_s.max()),
         computed_s=entry.seconds + seconds,
