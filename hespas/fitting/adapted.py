@@ -29,10 +29,11 @@ from hespas.estimators.learned.selection import ModelSelection, OperationLabels,
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.fitting.device_forms import Prior, solve
 from hespas.fitting.fits import rounded
+from hespas.fitting.held_out import first_of_best, parts_in_turn
 from hespas.fitting.learned import (
     cells_of,
     errors_of_folds,
-    folds_of,
+    layer_folds,
     support_of,
     wholly_widened,
 )
@@ -84,7 +85,7 @@ class Adaptable:
 def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedModel:
     """Adapt the model of reference devices to rows of ``device``. O(rows x folds x trees)."""
     part, rows = adaptable_rows.part, adaptable_rows.rows
-    group, fold = folds_of(part, rows, seed, even=True)
+    group, fold = layer_folds(part, rows, seed, even=True)
     references = _ReferenceModel(
         load_model(adaptable_rows.path), adaptable_rows.choices, device, rows.measured
     )
@@ -146,7 +147,7 @@ def adaptable(
         return None
     covered_part = rows.take(covered)
     for option in (part, replace(part, layer=())):
-        group, _ = folds_of(option, covered_part, seed, even=True)
+        group, _ = layer_folds(option, covered_part, seed, even=True)
         if int(group.max()) + 1 >= _FEWEST_GROUPS:
             by_labels = {labels: choice for labels, (choice, _) in choices.items()}
             return Adaptable(option, covered_part, path, by_labels, len(rows.ratio) - len(covered))
@@ -158,8 +159,8 @@ def _simplest(residuals: Sequence[FloatArray]) -> int:
 
     ``residuals`` holds the errors [log time] of each option on the same held-out rows.
     """
-    errors = np.array([np.abs(np.expm1(-residual)).mean() for residual in residuals])
-    return int(np.flatnonzero((1 - len(residuals[0]) ** -0.5) * errors <= errors.min())[0])
+    errors = [float(np.abs(np.expm1(-residual)).mean()) for residual in residuals]
+    return first_of_best(errors, len(residuals[0]))
 
 
 def _reference_bases(choice: ModelSelection) -> list[Base]:
@@ -238,12 +239,10 @@ class _ReferenceModel:
 
     def folds(self, fold: IntArray) -> list[_AdaptationFold]:
         """Return each fold with the ratio of all rows to forms that were fitted without the fold."""
-        folds: list[_AdaptationFold] = []
-        for number in np.unique(fold).tolist():
-            fitted = np.flatnonzero(fold != number)
-            ratio = self._log_ratio(self._fits(fitted))
-            folds.append(_AdaptationFold(fitted, np.flatnonzero(fold == number), ratio))
-        return folds
+        return [
+            _AdaptationFold(fitted, held_out, self._log_ratio(self._fits(fitted)))
+            for fitted, held_out in parts_in_turn(fold)
+        ]
 
     def residual(
         self, folds: Sequence[_AdaptationFold], form: BoostingForm | None, *, transfers: bool, seed: int

@@ -13,11 +13,12 @@ from math import nan
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas.estimators.composite import KINDS_BY_MODELS, Composite, least_better
+from hespas.estimators.composite import KINDS_BY_MODELS, Composite
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.serialization import Card, ErrorRow, LearnedModel, cards_in, shipped_folder
 from hespas.fitting.approaches import FitResult
 from hespas.fitting.fits import rounded
+from hespas.fitting.held_out import first_of_best
 from hespas.fitting.rows import rows_to_fit
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -73,7 +74,8 @@ def with_before(
                     fits_before = float(
                         np.fmax(on_rows.mape(*labels, table=fit.table), on_cards.mape(*labels))
                     )
-                if fit.error.mape > fits_before * least_better(fit.samples):
+                is_tested = not np.isnan(fits_before + fit.error.mape)
+                if is_tested and first_of_best([fits_before, fit.error.mape], fit.samples) == 0:
                     text = (
                         f"a fit of {fit.samples:,} rows of {fit.kind} in {fit.scheme} has an error of "
                         f"{fit.error.mape:.1%} on held-out rows, the prediction without it "

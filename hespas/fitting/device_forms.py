@@ -22,6 +22,7 @@ from hespas.estimators.forms import (
     machine_of,
 )
 from hespas.fitting.fits import Key, fit_of, rounded, with_defaults
+from hespas.fitting.held_out import folds_of, parts_in_turn
 from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import robust_least_squares, standard_errors
 from hespas.graph.columns import FloatArray, IntArray
@@ -255,15 +256,12 @@ def _fit_form(
     best, choice = min(scouted, key=lambda candidate: candidate[0].cost)
     solution = solved(rows.measured.take(drawn), best.values, choice, 60)
     predicted, times = [np.empty(0)], [np.empty(0)]  # a single shape cannot be held out
-    _, group = np.unique(rows.group, return_inverse=True)
-    groups = int(group.max()) + 1
-    fold = (generator.permutation(groups) % min(_FOLDS, groups))[group.reshape(-1)]
-    for number in range(min(_FOLDS, groups)):
-        fitted = generator.permutation(np.flatnonzero(fold != number))[:_FOLD_ROWS]
-        held_out = generator.permutation(np.flatnonzero(fold == number))[:_TESTED_ROWS]
+    for others, held_out in parts_in_turn(folds_of(rows.group, _FOLDS, generator)):
+        fitted = generator.permutation(others)[:_FOLD_ROWS]
+        tested_rows = generator.permutation(held_out)[:_TESTED_ROWS]
         if len(fitted):
             part = solved(rows.measured.take(fitted), solution.values, choice, 12)
-            tested = rows.measured.take(held_out)
+            tested = rows.measured.take(tested_rows)
             predicted.append(form_time_ns(form, part.values, tested.ops, machine))
             times.append(tested.duration_ns)
     return FittedClass(

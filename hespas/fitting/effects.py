@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.fitting.held_out import best_share
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import InvariantError
 
@@ -105,10 +106,6 @@ _STACK = ("family", "source", "accelerator")
 """Columns that factors distinguish."""
 _MIN_SHARE = 0.005
 """Components with a smaller share of the steps get no factor: their effect on a step is too small."""
-_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of a correction that can be applied, in ascending order."""
-_CONFIDENCE = 1.645
-"""Standard errors by which a gain must exceed 0: 95 % confidence for a normal distribution."""
 _CELL_POOL, _SOURCE_POOL = 2.0, 4.0
 """Number of groups of an accelerator and stack that have the weight of all other groups of the stack, and
 number of groups of a stack that have the weight of all other stacks. Round figures, chosen with the
@@ -270,7 +267,7 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
     if not several:
         return CellCorrection(1.0, residual, deviation)
     correction = fit.target - residual
-    share = _best_share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
+    share = best_share(fit.target, correction, _evidence(groups, in_cell, in_source), groups)
     return CellCorrection(share, fit.target - share * correction, _mixed_deviation(deviation, prior, share))
 
 
@@ -289,27 +286,7 @@ def share_from_other_cells(
         return 1.0
     cells = np.array(table.joined_keys(("source", "accelerator")))
     weight = _evidence(cells[others], np.zeros(len(others), np.bool_), in_source[others])
-    return _best_share(table.log_error[others], mean[others], weight, cells[others])
-
-
-def _best_share(error: FloatArray, correction: FloatArray, weight: FloatArray, units: TextColumn) -> float:
-    """Return the share of corrections with the greatest reliable gain; 0 without a reliable gain.
-
-    The reliable gain is the mean reduction of errors less :data:`_CONFIDENCE` standard errors of that mean
-    over units (groups or cells), whose rows have similar errors.
-    """
-    errors = np.abs(np.expm1(np.multiply.outer(_STRENGTHS, correction) - error))
-    gain = errors[0] - errors
-    _, number = np.unique(units, return_inverse=True)
-    unit = number.reshape(-1)
-    unit_weight = np.bincount(unit, weight)
-    spread = float((unit_weight**2).sum())
-    if spread >= 1.0:
-        return 0.0
-    mean = gain @ weight
-    unit_gain = np.array([np.bincount(unit, weight * row) for row in gain]) / np.maximum(unit_weight, 1e-300)
-    std_error = np.sqrt((unit_weight**2 * (unit_gain - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
-    return _STRENGTHS[int(np.argmax(mean - _CONFIDENCE * std_error))]
+    return best_share(table.log_error[others], mean[others], weight, cells[others])
 
 
 def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> FloatArray:

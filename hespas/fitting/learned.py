@@ -29,6 +29,7 @@ from hespas.estimators.learned.serialization import (
     LearnedModel,
 )
 from hespas.files.limits import limits
+from hespas.fitting.held_out import folds_of
 from hespas.fitting.learned_bases import form_share, with_bases
 from hespas.fitting.learned_extrapolation import (
     TAIL,
@@ -64,7 +65,7 @@ __all__ = [
     "errors_of_folds",
     "fit_learned",
     "fit_rows",
-    "folds_of",
+    "layer_folds",
     "scored",
     "support_of",
     "wholly_widened",
@@ -108,7 +109,7 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
     """
     plain = rows
     rows, bases = with_bases(part, plain, seed=seed)
-    group, fold = folds_of(part, rows, seed, even=own)
+    group, fold = layer_folds(part, rows, seed, even=own)
     half = fold // 2
     rising_columns = rising(part, rows.names)
 
@@ -163,7 +164,7 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
     return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
 
 
-def folds_of(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
+def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
     """Return the group of each row, and its half fold (of ten).
 
     A group is a layer: it is completely in a fit or completely out of it. ``even``: all folds have as many
@@ -171,11 +172,10 @@ def folds_of(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) ->
     """
     names = part.layer or part.support
     group = numbered(np.nan_to_num(rows.measured.ops.dim(name), nan=-1.0) for name in names)
-    count = int(group.max()) + 1
     generator = np.random.default_rng(seed)
-    folds = 2 * _FOLDS
-    drawn = generator.permutation(count) % folds if even else generator.integers(0, folds, count)
-    return group, drawn[group]
+    if even:
+        return group, folds_of(group, 2 * _FOLDS, generator)
+    return group, generator.integers(0, 2 * _FOLDS, int(group.max()) + 1)[group]
 
 
 def _intervals(

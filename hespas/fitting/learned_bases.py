@@ -13,6 +13,7 @@ from hespas.estimators.learned.bases import Base, BaseIndex, combined_ns
 from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.fitting.device_forms import ClassRows, classes_of, fit_class, solve
 from hespas.fitting.fits import rounded
+from hespas.fitting.held_out import folds_of, parts_in_turn
 from hespas.fitting.learned_parts import LearnedPart, TrainingRows
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.operations import Operations
@@ -147,9 +148,7 @@ def _held_out_times(
         fixed = {
             parameter.name: start[parameter.name] for parameter in form.parameters if not parameter.varies
         }
-        fold = generator.permutation(len(numbers)) % _FOLDS
-        for number in range(_FOLDS):
-            fitted, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        for fitted, held_out in parts_in_turn(folds_of(numbers, _FOLDS, generator)):
             part = class_rows.take(fitted).measured
             solution = solve(
                 form,

@@ -11,7 +11,7 @@ from math import isfinite
 import numpy as np
 
 from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.fitting.learned import FEWEST_MARGINS, folds_of
+from hespas.fitting.learned import FEWEST_MARGINS, layer_folds
 from hespas.fitting.learned_parts import (
     EXPERTS,
     FEW,
@@ -138,7 +138,7 @@ def _checked_part(part: LearnedPart, rows: TrainingRows, seed: int) -> OwnPart:
         return OwnPart(part, rows, text)
     sizes = 0
     for option in (part, replace(part, layer=())):
-        group, fold = folds_of(option, rows, seed, even=True)
+        group, fold = layer_folds(option, rows, seed, even=True)
         of_group = np.bincount(group)
         halves = np.bincount(fold % 2, minlength=2)
         sizes = len(of_group)

@@ -40,6 +40,7 @@ from hespas.estimators.kernels import (
 )
 from hespas.fitting.device_forms import FormSolution, Prior, solve
 from hespas.fitting.fits import bands_of, error_of, fit_of, rounded, with_fits
+from hespas.fitting.held_out import first_of_best, folds_of, held_out_times, parts_in_turn
 from hespas.fitting.intervals import next_value_bound
 from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
@@ -132,8 +133,7 @@ def fit_recordings(
         return ()
     fold = source
     if len(np.unique(source)) == 1:
-        shape = table.shape_group()
-        fold = np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % _FOLDS
+        fold = folds_of(table.shape_group(), _FOLDS, np.random.default_rng(seed))
     predicted_ns, class_of = _held_out_times(table, device, kernels, fold)
     is_known = ~np.isnan(predicted_ns)
     classes = _without_worse(_fitted_classes(table, device, kernels), table, device, predicted_ns)
@@ -178,19 +178,20 @@ def _product_class(
     a benchmark.
     """
     before_ns = benchmark_ns(table, device)
-    product_ns = np.full(len(table), np.nan)
-    for number in np.unique(fold).tolist():
-        fitted, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+
+    def times_of(fitted: IntArray, held_out: IntArray) -> FloatArray:
         values = fit_products(table.take(fitted), device, before_ns[fitted], DEFAULT_PRODUCTS)
         ragged = ragged_share(table.ops.take(held_out), device)
-        product_ns[held_out] = product_time_ns(values, before_ns[held_out], ragged)
+        return product_time_ns(values, before_ns[held_out], ragged)
+
+    product_ns = held_out_times(fold, times_of)
     rows = table.ops.kind.where(PRODUCT_KIND)
     both = rows[np.isfinite(predicted_ns[rows] + product_ns[rows])]
-    error, other_error = (
-        np.abs(times[both] / table.duration_ns[both] - 1).sum() for times in (product_ns, predicted_ns)
-    )
+    errors = [
+        float(np.abs(times[both] / table.duration_ns[both] - 1).sum()) for times in (product_ns, predicted_ns)
+    ]
     has_benchmark = any(fit.kind == PRODUCT_KIND and fit.samples >= _FEWEST_OF_OTHERS for fit in device.fits)
-    if not len(rows) or (error > other_error and not has_benchmark):
+    if not len(rows) or (first_of_best(errors) == 1 and not has_benchmark):
         return None
     values = fit_products(table, device, before_ns, DEFAULT_PRODUCTS)
     unknown = dict.fromkeys(values, np.nan)
@@ -214,8 +215,11 @@ def _without_worse(
     for kind in MATRIX_KINDS:
         rows = table.ops.kind.where(kind)
         rows = rows[~np.isnan(predicted_ns[rows])]
-        errors = [np.abs(times[rows] / table.duration_ns[rows] - 1) for times in (before_ns, predicted_ns)]
-        if len(rows) and errors[0].mean() <= errors[1].mean():
+        errors = [
+            float(np.abs(times[rows] / table.duration_ns[rows] - 1).sum())
+            for times in (before_ns, predicted_ns)
+        ]
+        if len(rows) and first_of_best(errors) == 0:
             worse.add(kind)
     return {name: fitted_class for name, fitted_class in classes.items() if name[0] not in worse}
 
@@ -336,13 +340,12 @@ def _held_out_times(
     """Return the time of each row by fits without its fold [ns], and the name of the class."""
     predicted_ns = np.full(len(table), np.nan)
     names: list[_ClassName] = [(ANY, ANY, ANY)] * len(table)
-    for number in np.unique(fold).tolist():
-        held_out: BoolArray = fold == number
-        if (~held_out).sum() < _FEWEST:
+    for fitted, held_out in parts_in_turn(fold):
+        if len(fitted) < _FEWEST:
             continue
-        classes = _fitted_classes(table.take(np.flatnonzero(~held_out)), device, common)
+        classes = _fitted_classes(table.take(fitted), device, common)
         by_name: dict[_ClassName, list[int]] = {}
-        for row in np.flatnonzero(held_out).tolist():
+        for row in held_out.tolist():
             kind, op, scheme = table.ops.kind[row], table.ops.op[row], table.ops.scheme[row]
             nearest = ((kind, "", scheme), (kind, op, ANY), (kind, ANY, ANY))
             name = next((name for name in nearest if name in classes), (ANY, ANY, ANY))

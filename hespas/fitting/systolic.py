@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from hespas.estimators.systolic.lines import (
     product_columns,
 )
 from hespas.fitting.fits import Key, fit_of, rounded
+from hespas.fitting.held_out import folds_of, held_out_times
 from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
@@ -155,26 +157,19 @@ def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[s
         yield from zip(names, values.tolist(), errors.tolist(), strict=True)
 
 
-def _held_out_times(part: _LineColumns, duration_ns: FloatArray, group: IntArray, seed: int) -> FloatArray:
-    """Return the times of all rows by fits without their shape [ns]."""
-    _, shape = np.unique(group, return_inverse=True)
-    shapes = int(shape.max()) + 1
-    fold = (np.random.default_rng(seed).permutation(shapes) % min(_FOLDS, shapes))[shape.reshape(-1)]
-    predicted = np.full(len(group), np.nan)
-    for number in range(min(_FOLDS, shapes)):
-        fitted, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        if not len(fitted):
-            continue
-        fold_part = _LineColumns(part.names, part.columns[fitted], part.is_long[fitted])
-        parameters = _parameters(fold_part, duration_ns[fitted])
-        values = {name: rounded(value) for name, value, _ in parameters}
-        lines: list[FloatArray] = [
-            part.columns[held_out] @ np.array([values.get(prefix + name, 0.0) for name in part.names])
-            for prefix in ("", LONG)
-            if prefix + part.names[0] in values
-        ]
-        predicted[held_out] = lines[0] if len(lines) == 1 else np.minimum(*lines)
-    return predicted
+def _times_without(
+    part: _LineColumns, duration_ns: FloatArray, fitted: IntArray, held_out: IntArray
+) -> FloatArray:
+    """Return the times of held-out rows by a line fitted to other rows [ns]."""
+    fold_part = _LineColumns(part.names, part.columns[fitted], part.is_long[fitted])
+    parameters = _parameters(fold_part, duration_ns[fitted])
+    values = {name: rounded(value) for name, value, _ in parameters}
+    lines: list[FloatArray] = [
+        part.columns[held_out] @ np.array([values.get(prefix + name, 0.0) for name in part.names])
+        for prefix in ("", LONG)
+        if prefix + part.names[0] in values
+    ]
+    return lines[0] if len(lines) == 1 else np.minimum(*lines)
 
 
 def _fit_line(
@@ -182,7 +177,8 @@ def _fit_line(
 ) -> Fit:
     """Return the row of a device file for one line."""
     duration_ns = measured.duration_ns
-    predicted = _held_out_times(part, duration_ns, measured.shape_group(), seed)
+    fold = folds_of(measured.shape_group(), _FOLDS, np.random.default_rng(seed))
+    predicted = held_out_times(fold, partial(_times_without, part, duration_ns))
     is_known = ~np.isnan(predicted)
     is_matmul = key[0] == "matmul"
     fit = fit_of(

@@ -1,0 +1,81 @@
+"""Held-out evaluation: folds that share no group, predictions in turn, and the choice that is never worse.
+
+A fit is tested on rows that it does not contain. A calibration replaces the prediction without it only if it
+is better on such rows; otherwise it shrinks to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.composite import least_better
+from hespas.graph.columns import FloatArray, IntArray
+
+__all__ = ["best_share", "first_of_best", "folds_of", "held_out_times", "parts_in_turn"]
+
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a correction that can be applied, in ascending order."""
+_CONFIDENCE = 1.645
+"""Standard errors by which a gain must exceed 0: 95 % confidence for a normal distribution."""
+
+
+def folds_of(group: IntArray, count: int, generator: np.random.Generator) -> IntArray:
+    """Return the fold of each row, of ``count`` folds with equal numbers of whole groups."""
+    _, number = np.unique(group, return_inverse=True)
+    number = number.reshape(-1)
+    return (generator.permutation(int(number.max(initial=-1)) + 1) % count)[number]
+
+
+def parts_in_turn(fold: NDArray[np.integer]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield for each fold the rows outside of it, to fit, and its own rows, to test the fit."""
+    for number in np.unique(fold).tolist():
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+
+
+def held_out_times(fold: IntArray, times_of: Callable[[IntArray, IntArray], FloatArray]) -> FloatArray:
+    """Return the time of each row by a fit without its fold, shape ``(rows,)``; NaN without other folds.
+
+    ``times_of`` fits the rows of its first argument and predicts the rows of its second.
+    """
+    times = np.full(len(fold), np.nan)
+    for fitted, tested in parts_in_turn(fold):
+        if len(fitted):
+            times[tested] = times_of(fitted, tested)
+    return times
+
+
+def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
+    """Return the first option whose error is as good as the least, within the uncertainty of so many rows.
+
+    Options are in the order of preference: what was there before a fit, then the simplest fit. Unknown errors
+    (NaN) are worse than any other.
+    """
+    known = np.nan_to_num(np.array(errors, np.float64), nan=inf)
+    return int(np.flatnonzero(least_better(rows) * known <= known.min())[0])
+
+
+def best_share(
+    error: FloatArray, correction: FloatArray, weight: FloatArray, units: NDArray[np.str_]
+) -> float:
+    """Return the share of corrections with the greatest reliable gain; 0 without a reliable gain.
+
+    ``error`` and ``correction`` are logarithms of factors of held-out rows, whose ``weight`` has the sum 1.
+    The reliable gain is the mean reduction of errors less :data:`_CONFIDENCE` standard errors of that mean
+    over ``units``, whose rows have similar errors.
+    """
+    errors = np.abs(np.expm1(np.multiply.outer(_SHARES, correction) - error))
+    gain = errors[0] - errors
+    _, number = np.unique(units, return_inverse=True)
+    unit = number.reshape(-1)
+    unit_weight = np.bincount(unit, weight)
+    spread = float((unit_weight**2).sum())
+    if spread >= 1.0:
+        return 0.0
+    mean = gain @ weight
+    unit_gain = np.array([np.bincount(unit, weight * row) for row in gain]) / np.maximum(unit_weight, 1e-300)
+    std_error = np.sqrt((unit_weight**2 * (unit_gain - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
+    return _SHARES[int(np.argmax(mean - _CONFIDENCE * std_error))]
