@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.linking import EventNesting, around_launch, enclosing, match_rows, nearest
+from hespas.converters import linking
+from hespas.converters.linking import (
+    EventNesting,
+    around_launch,
+    common_order,
+    enclosing,
+    exclusive,
+    match_rows,
+    nearest,
+    overlapping,
+    pair,
+)
 from hespas.graph.columns import IntArray
 
 _EVENTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), max_size=14)
@@ -56,10 +70,12 @@ def test_the_innermost_runs_at_the_moment(
     thread, start, duration = columns(list(events), 3)
     nesting = EventNesting.of(thread, start, start + duration)
     [found] = nesting.innermost(np.array([thread_asked]), np.array([moment])).tolist()
-    running = (thread == thread_asked) & (start <= moment) & (moment <= start + duration)
-    if found >= 0:
-        assert running[found]
-        assert start[found] >= start[running].min()
+    # Outwards from the last event of the thread that has started by then, the first that has not ended.
+    started = [row for row in nesting.order.tolist() if thread[row] == thread_asked and start[row] <= moment]
+    expected = started[-1] if started else -1
+    while expected >= 0 and start[expected] + duration[expected] < moment:
+        expected = int(nesting.parent[expected])
+    assert found == expected
     launch = np.array([-1, 0])
     around = around_launch(nesting, launch, np.array([thread_asked]), np.array([moment]))
     assert around.tolist() == [-1, found]
@@ -75,3 +91,125 @@ def test_the_first_row_with_the_numbers_matches(
     found = match_rows(columns(list(known), 2), columns(list(wanted), 2)).tolist()
     expected = [known.index(each) if each in known and each[1] >= 0 else -1 for each in wanted]
     assert found == expected
+
+
+@given(_EVENTS)
+def test_an_event_is_inside_the_last_one_that_runs_when_it_starts(events: list[tuple[int, int, int]]) -> None:
+    thread, start, duration = columns(list(events), 3)
+    end = start + duration
+    nesting = EventNesting.of(thread, start, end)
+    assert sorted(nesting.order.tolist()) == list(range(len(events)))
+    placed: list[int] = []
+    for row in nesting.order.tolist():
+        outer = [
+            other
+            for other in placed
+            if thread[other] == thread[row] and (end[other] > start[row] or end[other] >= end[row])
+        ]
+        # An event that has ended is left for good, so that only unbroken chains of parents count.
+        chain = placed[-1] if placed and thread[placed[-1]] == thread[row] else -1
+        while chain >= 0 and chain not in outer:
+            chain = int(nesting.parent[chain])
+        assert nesting.parent[row] == chain
+        placed.append(row)
+
+
+@given(_EVENTS)
+def test_each_moment_belongs_to_the_last_started_operation_that_runs(
+    events: list[tuple[int, int, int]],
+) -> None:
+    thread, start, duration = columns(list(events), 3)
+    end = start + duration
+    order = np.lexsort((-end, start, thread)).tolist()
+    expected = [0] * len(events)
+    for owner in range(3):
+        for moment in range(25):
+            running = [
+                row
+                for row in order
+                if thread[row] == owner and start[row] <= moment and moment + 1 <= end[row]
+            ]
+            if running:
+                expected[running[-1]] += 1
+    assert exclusive(thread, start, end).tolist() == expected
+
+
+@given(_EVENTS)
+def test_a_slice_overlaps_if_an_earlier_one_of_its_track_runs(events: list[tuple[int, int, int]]) -> None:
+    track, start, duration = columns(list(events), 3)
+    order = np.lexsort((-duration, start, track)).tolist()
+    expected = [False] * len(events)
+    for place, row in enumerate(order):
+        earlier = [other for other in order[:place] if track[other] == track[row]]
+        expected[row] = any(start[row] < start[other] + duration[other] for other in earlier)
+    assert overlapping(track, start, duration).tolist() == expected
+    assert overlapping(track, start.astype(np.float64), duration.astype(np.float64)).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=14))
+def test_an_end_takes_the_last_begin_of_its_track(events: list[tuple[int, int, bool]]) -> None:
+    track = np.array([event[0] for event in events], np.int64)
+    time = np.array([event[1] for event in events], np.int64)
+    begins = np.array([event[2] for event in events], np.bool_)
+    opened: dict[int, list[int]] = {}
+    expected: set[tuple[int, int]] = set()
+    orphans = 0
+    for row in sorted(range(len(events)), key=lambda row: (events[row][0], events[row][1], row)):
+        waiting = opened.setdefault(events[row][0], [])
+        if begins[row]:
+            waiting.append(row)
+        elif waiting:
+            expected.add((waiting.pop(), row))
+        else:
+            orphans += 1
+    expected |= {(row, -1) for waiting in opened.values() for row in waiting}
+    found = pair(track, time, begins)
+    assert set(zip(found.begin.tolist(), found.end.tolist(), strict=True)) == expected
+    assert (len(found.begin), found.orphans) == (len(expected), orphans)
+    chosen = np.flatnonzero(track == 1)
+    part = pair(track, time, begins, chosen)
+    assert set(zip(part.begin.tolist(), part.end.tolist(), strict=True)) == {
+        (begin, end) for begin, end in expected if track[begin] == 1
+    }
+
+
+def _longest_length(first: list[int], second: list[int]) -> int:
+    table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for row, value in enumerate(first):
+        for column, other in enumerate(second):
+            longer = max(table[row][column + 1], table[row + 1][column])
+            table[row + 1][column + 1] = table[row][column] + 1 if value == other else longer
+    return table[-1][-1]
+
+
+_SEQUENCES = st.lists(st.integers(0, 3), max_size=30)
+
+
+@given(_SEQUENCES, _SEQUENCES)
+def test_the_common_order_is_a_longest_one(first: list[int], second: list[int]) -> None:
+    pairs = common_order(first, second)
+    assert all(first[left] == second[right] for left, right in pairs)
+    assert all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(pairs))
+    assert len(pairs) == _longest_length(first, second)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 12), st.integers(0, 12))
+def test_windows_bridge_gaps_of_less_than_half_of_them(
+    at: int, other_at: int, missing: int, other_missing: int
+) -> None:
+    """Two records of 300 different operations, each with a gap, align completely outside the gaps."""
+    whole = list(range(300))
+    first, second = whole[:at] + whole[at + missing :], whole[:other_at] + whole[other_at + other_missing :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_WINDOW", 32)
+        pairs = common_order(first, second)
+    assert [first[left] for left, _ in pairs] == sorted(set(first) & set(second))
+    assert all(first[left] == second[right] for left, right in pairs)
+
+
+def test_unlike_records_have_no_common_order() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_WINDOW", 8)
+        assert common_order([1] * 40, [2] * 50) == []
+        assert common_order([1] * 40 + [3], [2] * 40 + [3]) == [(40, 40)]
+    assert common_order([], [1]) == common_order([1], []) == []
