@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -388,6 +388,51 @@ def test_only_the_command_line_prints_or_exits() -> None:
             if isinstance(node, ast.Raise) and node.exc and "SystemExit" in ast.unparse(node.exc):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: SystemExit")
     assert wrong == []
+
+
+STARTERS = frozenset({
+    "subprocess", "multiprocessing", "concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process",
+    "os.fork", "os.forkpty", "os.popen", "os.posix_spawn", "os.posix_spawnp", "os.system",
+})  # fmt: skip
+"""Modules and functions that start processes."""
+
+
+def starters_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of everything that starts processes."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        for name in names:
+            if name in STARTERS or name.startswith(tuple(f"{starter}." for starter in STARTERS)):
+                yield getattr(node, "lineno", 0), name
+
+
+def test_one_module_starts_processes() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}; use hespas.files.processes"
+        for path in MODULES
+        if name_of(path) != "hespas.files.processes"
+        for line, name in starters_in(nodes_of(path))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import subprocess",
+        "from multiprocessing.context import get_context",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "concurrent.futures.ProcessPoolExecutor()",
+        "os.system('true')",
+    ],
+)
+def test_the_rule_about_processes_sees_them(statement: str) -> None:
+    assert list(starters_in(ast.walk(ast.parse(f"def late():\n    {statement}"))))
 
 
 def heavy_modules_after(statement: str, heavy: Sequence[str] = HEAVY) -> list[str]:

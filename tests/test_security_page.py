@@ -90,7 +90,9 @@ TESTS: Mapping[str, str] = {
     "It dies with its parent.": "tests/files/test_sandbox.py:test_a_child_ends_with_a_parent_that_is_killed",
     "A crash, a hang": "tests/files/test_sandbox.py:"
     "test_how_a_child_ends_is_a_message_and_the_next_input_has_another",
-    "What has survived": "tests/test_malformed_process.py:test_much_damaged_programs",
+    "The child reads StableHLO": "tests/converters/stablehlo/test_stablehlo_trial.py:"
+    "test_a_child_reads_what_this_process_would_read",
+    "No byte of a program": "tests/test_malformed_process.py:test_much_damaged_programs",
     "Tables and op graphs in": "tests/test_resource_limits.py:test_a_long_text_of_many_rows_is_held_once",
     "**Writing.** Every output": "tests/files/test_output.py:test_a_failing_writer_leaves_the_old_file",
     "Where one of several results": "tests/files/test_output.py:"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from html import escape
 from io import StringIO
 from math import isfinite, isnan, nan
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -25,7 +23,7 @@ from hespas.estimators.registry import named_paths
 from hespas.files.documents import Figure, document_bytes, encode_json, escape_cell
 from hespas.files.limits import limits
 from hespas.files.output import check_destination, write_atomically
-from hespas.files.processes import safe_spawning, start_worker, worker_state
+from hespas.files.processes import pool
 from hespas.files.streams import read_document
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
@@ -181,19 +179,18 @@ def simulate_grid(
         settings = grid.rows()
         files = [None if target is None else target / _ROWS / f"{_row_key(row)}.json" for row in settings]
         rows: list[GridRow | None] = [None if file is None else _finished_row(file) for file in files]
-        kept = done = sum(row is not None for row in rows)
-        if progress and done:
-            progress(done, len(rows))
+        kept = sum(row is not None for row in rows)
+        if progress and kept:
+            progress(kept, len(rows))
         shown = [{key: row[key] for key in grid.axes} for row in settings]
-        tasks = [(index, settings[index], shown[index]) for index, row in enumerate(rows) if row is None]
-        for index, row in _simulated_rows(tasks, jobs):
+        missing = [index for index, row in enumerate(rows) if row is None]
+        tasks = [(settings[index], shown[index]) for index in missing]
+        for number, row in pool(_simulated_row, tasks, jobs, progress=progress, finished=kept):
+            index = missing[number]
             rows[index] = row
             file = files[index]
             if file is not None and not row.fault:
                 _save_row(file, encode_json(row))
-            done += 1
-            if progress:
-                progress(done, len(rows))
         result = GridResult(
             grid=grid,
             rows=tuple(row for row in rows if row is not None),
@@ -208,28 +205,12 @@ def simulate_grid(
         return result
 
 
-_RowTask = tuple[int, Mapping[str, GridValue], Mapping[str, GridValue]]
+_RowTask = tuple[Mapping[str, GridValue], Mapping[str, GridValue]]
 
 
-def _simulated_row(task: _RowTask) -> tuple[int, GridRow]:
-    index, settings, shown = task
-    return index, grid_row(settings, shown)
-
-
-def _simulated_rows(tasks: Sequence[_RowTask], jobs: int) -> Iterator[tuple[int, GridRow]]:
-    """Yield the rows as they finish. Processes are spawned, because forking a process with threads is
-    unsafe.
-    """
-    if jobs <= 1 or len(tasks) <= 1:
-        yield from map(_simulated_row, tasks)
-        return
-    context = get_context("spawn")
-    with (
-        safe_spawning(),
-        ProcessPoolExecutor(min(jobs, len(tasks)), context, start_worker, worker_state()) as pool,
-    ):
-        for finished in as_completed([pool.submit(_simulated_row, task) for task in tasks]):
-            yield finished.result()
+def _simulated_row(task: _RowTask) -> GridRow:
+    settings, shown = task
+    return grid_row(settings, shown)
 
 
 def _row_key(settings: Mapping[str, GridValue]) -> str:

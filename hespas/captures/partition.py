@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Literal
 
 from hespas.captures.loop_reductions import move_reductions
@@ -21,7 +19,7 @@ from hespas.captures.mesh import Mesh, MeshCollectiveRow, axes_of, axis_of_shift
 from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.processes import ROOT, clean_environment, decode_error, describe_end, isolated_python
+from hespas.files.processes import clean_environment, decode_error, isolated_python, run
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
 
@@ -40,7 +38,6 @@ Partitioner = Literal["auto", "shardy", "gspmd"]
 TIMEOUT_S = 1800.0
 """Default time limit of the partitioner [s]."""
 
-_POLL_INTERVAL_S = 0.01
 _MAX_MESSAGE = 400
 _SUSPECTED = re.compile(r"(?:\\n|\s)*Suspected Python Code")
 _SHARDY_MARKS = (b"sdy.", b"xla.sdy", b"sdy\0")
@@ -150,7 +147,12 @@ def partition(
         source.write_bytes(program)
         folder.mkdir()
         settings = PartitionSettings(str(source), str(folder), new_axes, shardy)
-        status = _run_child(settings, Path(scratch, "errors"), timeout_s)
+        ended = run(
+            isolated_python("hespas.captures.partition_child", json.dumps(settings._asdict())),
+            time_s=timeout_s,
+            environment=clean_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
+            is_done=lambda: _is_written(folder),
+        )
         dump = next((path for _, path in sorted(_numbered_dumps(folder).items()) if _is_wanted(path)), None)
         if dump is not None and (_is_written(folder) or dump.read_bytes()[-8:].rstrip().endswith(b"}")):
             return dump.read_text(encoding="utf-8")
@@ -163,40 +165,12 @@ def partition(
                 raise decode_error(fields)
             reason = _SUSPECTED.split(fields["message"])[0].strip()[:_MAX_MESSAGE]
             raise UnsupportedError(f"XLA's partitioner refuses the program: {reason}", hint=hint)
-        if status is not None:
-            ending = describe_end(status, Path(scratch, "errors").read_bytes())
-            raise UnsupportedError(f"XLA's partitioner {ending}", hint=hint)
-        raise UnsupportedError(
-            f"XLA's partitioner does not finish within {timeout_s:g} s",
-            hint=f"increase the time limit; else {hint}",
-        )
-
-
-def _run_child(settings: PartitionSettings, errors: Path, timeout_s: float) -> int | None:
-    """Run the child until the dump is complete. Return its exit status; None if it was stopped or
-    timed out.
-    """
-    command = isolated_python("hespas.captures.partition_child", json.dumps(settings._asdict()))
-    end = monotonic() + timeout_s
-    folder = Path(settings.folder)
-    with errors.open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=clean_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        )
-        try:
-            while child.poll() is None:
-                if _is_written(folder) or monotonic() > end:
-                    return None
-                sleep(_POLL_INTERVAL_S)
-            return child.returncode
-        finally:
-            child.kill()
-            child.wait()
+        if ended.stopped == "time":
+            raise UnsupportedError(
+                f"XLA's partitioner does not finish within {timeout_s:g} s",
+                hint=f"increase the time limit; else {hint}",
+            )
+        raise UnsupportedError(f"XLA's partitioner {ended.describe()}", hint=hint)
 
 
 def _numbered_dumps(folder: Path) -> dict[int, Path]:

@@ -1,4 +1,8 @@
-"""Child processes: how they are started, isolated and ended, and errors that they pass to their parent.
+"""Child processes: a command that runs to its end, a session that answers requests, and a pool of workers.
+
+:func:`run` limits the time and the output of a command. :class:`Session` keeps a child for several requests.
+:func:`pool` maps a function over tasks. A child limits its own memory
+(:func:`hespas.files.sandbox.bounded_memory`) and inherits the limits of untrusted inputs.
 
 A child never runs code from its working folder: it is isolated (``python -I``: no current folder, no
 ``PYTHON*`` variables, no start-up files of the user), works in ``/``, imports modules from the same locations
@@ -9,11 +13,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import RLock, current_thread
+from time import monotonic, sleep
+from typing import IO, Literal, NamedTuple, TypeVar
 
 from hespas.files.trust import permit_programs, programs_allowed
 from hespas.graph.errors import (
@@ -27,25 +37,36 @@ from hespas.graph.errors import (
 
 __all__ = [
     "ROOT",
+    "ChildEndedError",
+    "ChildNotStartedError",
+    "Ended",
+    "Session",
     "clean_environment",
     "decode_error",
-    "describe_end",
     "die_with_parent",
     "encode_error",
     "isolated_python",
     "isolated_script",
     "killing_descendants",
-    "safe_spawning",
-    "start_worker",
+    "pool",
+    "run",
     "tied_to_parent",
-    "worker_state",
 ]
 
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 _PACKAGE = Path(__file__).parents[1]
 
 ROOT = Path(os.sep).resolve()
 """Working folder of children: relative paths and libraries find no files of other users there."""
+
+_MOST_OUTPUT_BYTES = 1 << 30
+_KEPT_BYTES = 16 << 20
+_LISTED_CHARACTERS = 2000
+_POLL_S = 0.01
+_MOST_POLL_MS = (1 << 31) - 1
+_START_S = 300.0
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl(2)."""
@@ -154,8 +175,313 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**variables, **(extra or {})}
 
 
+class Ended(NamedTuple):
+    """End of a command: its exit status (negative: a signal), the limit that stopped it (empty: none;
+    ``done``: the caller had its result), and the last 16 MiB of its standard error.
+    """
+
+    status: int
+    stopped: Literal["", "time", "output", "done"]
+    errors: bytes
+
+    def describe(self) -> str:
+        """Return how it ended, with its last message on standard error: ``ends with status 3: ...``.
+
+        If a native library fails, its message is the failed check; stack addresses follow it.
+        """
+        if self.stopped == "output":
+            return "prints messages without end"
+        lines = [line.strip() for line in self.errors.decode("utf-8", "replace").splitlines()]
+        lines = [line for line in lines if line]
+        marks = ("Check failed", "LLVM ERROR", "ssertion")
+        fatal = [
+            line
+            for line in lines
+            if (line[:1] == "F" and line[1:5].isdigit()) or any(mark in line for mark in marks)
+        ] or lines[-1:]
+        how = f"ends with status {self.status}"
+        if self.status < 0:
+            how = f"crashes with {signal.Signals(-self.status).name}"
+        return f"{how}: {clipped(fatal[-1])}" if fatal else how
+
+
+def run(
+    command: Sequence[str],
+    *,
+    time_s: float,
+    environment: Mapping[str, str],
+    folder: Path | None = ROOT,
+    data: bytes = b"",
+    output: IO[bytes] | None = None,
+    with_errors: bool = False,
+    output_bytes: int = _MOST_OUTPUT_BYTES,
+    is_done: Callable[[], bool] | None = None,
+) -> Ended:
+    """Run a command in ``folder`` (None: the current one) until it ends, for at most ``time_s``.
+
+    ``data`` is its standard input. Its standard output is written to ``output`` (None: discarded),
+    ``with_errors`` together with its standard error. Both have at most ``output_bytes``. The command is
+    stopped as soon as ``is_done()`` returns True. It has a process group, which is killed with it.
+
+    Raises ``OSError`` if it cannot be started.
+    """
+    with TemporaryFile() as given, TemporaryFile() as errors:
+        if data:
+            given.write(data)
+            given.seek(0)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=given if data else subprocess.DEVNULL,
+            stdout=output or subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if with_errors else errors,
+            start_new_session=True,
+        )
+        written = [stream.fileno() for stream in (output, errors) if stream is not None]
+        end_s = monotonic() + time_s
+        stopped: Literal["", "time", "output", "done"] = ""
+        try:
+            while process.poll() is None and not stopped:
+                if is_done is not None and is_done():
+                    stopped = "done"
+                elif monotonic() >= end_s:
+                    stopped = "time"
+                elif sum(os.fstat(handle).st_size for handle in written) > output_bytes:
+                    stopped = "output"  # it must not fill the disk
+                else:
+                    sleep(_POLL_S)
+        finally:  # also on an interrupt; processes that it has started end as well
+            _kill_group(process)
+        size = errors.seek(0, os.SEEK_END)
+        errors.seek(max(size - _KEPT_BYTES, 0))
+        return Ended(process.returncode, stopped, errors.read())
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class ChildNotStartedError(Exception):
+    """A session did not start; the message says why."""
+
+
+class ChildEndedError(Exception):
+    """A child ended, or gave no valid answer; it has an exit status (negative: a signal) and the text of its
+    standard error.
+    """
+
+    def __init__(self, status: int, errors: str) -> None:
+        super().__init__(status, errors)
+        self.status, self.errors = status, errors
+
+
+class Session:
+    """Child process that answers one request after another.
+
+    It starts with the first request, and anew after a fault, after ``most_requests``, and in a forked
+    process. A request is a line, and bytes if the child expects them. An answer is a line with a JSON object,
+    followed by as many bytes as its ``size`` (0 if absent). The child first writes a line without a request:
+    ``greet`` returns what is wrong with it, or an empty text.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[], Sequence[str]],
+        greet: Callable[[bytes], str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        most_requests: int = sys.maxsize,
+    ) -> None:
+        self._command, self._greet = command, greet
+        self._environment, self._most_requests = environment, most_requests
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._lock = RLock()
+        self._starter = current_thread()
+        self._owner = self._requests = 0
+        self._unread = b""
+
+    def start(self) -> None:
+        """Start the child, unless it is running. Raises :class:`ChildNotStartedError`."""
+        with self._lock:
+            if self._process is not None:
+                is_running = self._process.poll() is None  # always False in a forked process
+                if is_running and self._owner == os.getpid() and self._requests < self._most_requests:
+                    return
+                self.end()
+            self._owner, self._starter, self._requests = os.getpid(), current_thread(), 0
+            try:
+                self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+                self._process = subprocess.Popen(
+                    self._command(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    cwd=ROOT,
+                    env=clean_environment(self._environment),
+                )
+            except OSError as error:
+                self.end()
+                raise ChildNotStartedError(str(error)) from error
+            try:
+                problem = self._greet(self._answer(monotonic() + _START_S)[0])
+            except (EOFError, OSError, ValueError) as error:
+                lines = self._error_text().splitlines()
+                problem = ": ".join([type(error).__name__, *lines[-1:]])
+            except BaseException:
+                self.end()
+                raise
+            if problem:
+                self.end()
+                raise ChildNotStartedError(problem)
+
+    def request(self, line: bytes, data: bytes = b"", *, time_s: float) -> tuple[bytes, bytes]:
+        """Return the line and the bytes of the answer to a request.
+
+        Raises :class:`ChildNotStartedError`, :class:`ChildEndedError`, and ``TimeoutError`` after ``time_s``.
+        """
+        with self._lock:
+            self.start()
+            self._requests += 1
+            process, starter = self._process, self._starter
+            try:
+                if process is None or process.stdin is None:
+                    raise EOFError
+                process.stdin.write(line + b"\n" + data)
+                process.stdin.flush()
+                return self._answer(monotonic() + time_s)
+            except TimeoutError:
+                self.end()
+                raise
+            except (EOFError, OSError, ValueError):
+                status, errors = self.end()
+                if status == -signal.SIGKILL and not starter.is_alive():
+                    # Linux kills a child together with the thread that started it.
+                    return self.request(line, data, time_s=time_s)
+                raise ChildEndedError(status, errors) from None
+            except BaseException:
+                self.end()  # interrupted: its late answer must not reach the next request
+                raise
+
+    def _answer(self, end_s: float) -> tuple[bytes, bytes]:
+        while b"\n" not in self._unread:
+            self._unread += self._more(end_s)
+        line, _, rest = self._unread.partition(b"\n")
+        parts = [rest]
+        missing = json.loads(line).get("size", 0) - len(rest)
+        while missing > 0:
+            parts.append(self._more(end_s))
+            missing -= len(parts[-1])
+        self._unread = b""
+        return line, b"".join(parts)
+
+    def _more(self, end_s: float) -> bytes:
+        if self._process is None or self._process.stdout is None:
+            raise EOFError
+        handle = self._process.stdout.fileno()
+        if sys.platform != "win32":  # Windows can poll sockets only
+            waiting = select.poll()
+            waiting.register(handle, select.POLLIN)
+            if not waiting.poll(min(max(1000 * (end_s - monotonic()), 0.0), _MOST_POLL_MS)):
+                raise TimeoutError
+        part = os.read(handle, 1 << 20)
+        if not part:
+            raise EOFError
+        return part
+
+    def _error_text(self) -> str:
+        """Return the end of the child's standard error."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read().decode("utf-8", "replace").strip()[-_LISTED_CHARACTERS:]
+
+    def end(self) -> tuple[int, str]:
+        """Kill the child unless it has ended; return its exit status and the end of its standard error."""
+        with self._lock:
+            process, status, text = self._process, 0, ""
+            if process is not None:
+                if self._owner == os.getpid():
+                    try:
+                        while True:
+                            self._more(monotonic())
+                    except TimeoutError:
+                        pass  # it is still running
+                    except (EOFError, OSError):  # it has closed its standard output
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(_START_S)
+                process.kill()
+                status = process.wait()
+                text = self._error_text()
+                for stream in (process.stdin, process.stdout):
+                    if stream is not None:
+                        with suppress(OSError):
+                            stream.close()
+            if self._errors is not None:
+                self._errors.close()
+            self._process = self._errors = None
+            self._unread = b""
+            return status, text
+
+
+def pool(
+    work: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
+    jobs: int,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    finished: int = 0,
+) -> Iterator[tuple[int, _Result]]:
+    """Yield the index and the result of each task as it finishes, from ``jobs`` processes (1: this one).
+
+    ``progress`` receives the numbers of finished and of all tasks, including ``finished`` earlier ones, after
+    the caller has used a result. Closing the iterator cancels the tasks that have not started. Workers have
+    the permissions of this process and end with it; they are spawned, because forking a process with threads
+    is unsafe.
+    """
+    total = finished + len(tasks)
+    with _results(work, tasks, jobs) as results:
+        for done, result in enumerate(results, finished + 1):
+            yield result
+            if progress:
+                progress(done, total)
+
+
 @contextmanager
-def safe_spawning() -> Generator[None]:
+def _results(
+    work: Callable[[_Task], _Result], tasks: Sequence[_Task], jobs: int
+) -> Generator[Iterator[tuple[int, _Result]]]:
+    jobs = min(jobs, len(tasks), os.cpu_count() or 1)
+    try:
+        Path.cwd()  # a spawned process starts in the current folder, which must exist
+    except OSError:
+        jobs = 1
+    if jobs < 2:
+        yield enumerate(map(work, tasks))
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    state = (os.getpid(), programs_allowed())
+    with (
+        _safe_spawning(),
+        ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, state) as executor,
+    ):
+        index_of = {executor.submit(work, task): index for index, task in enumerate(tasks)}
+        try:
+            yield ((index_of[future], future.result()) for future in as_completed(index_of))
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _safe_spawning() -> Generator[None]:
     """Prevent processes that ``multiprocessing`` starts within the block from importing from the current
     folder.
     """
@@ -170,13 +496,8 @@ def safe_spawning() -> Generator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-def worker_state() -> tuple[int, bool]:
-    """Return the arguments of :func:`start_worker` for the worker processes of this process."""
-    return os.getpid(), programs_allowed()
-
-
-def start_worker(parent: int, allowed: bool) -> None:
-    """Initialise a worker process of ``multiprocessing``: it ends with its parent and has its permissions."""
+def _start_worker(parent: int, allowed: bool) -> None:
+    """Initialise a worker process: it ends with its parent and has its permissions."""
     die_with_parent(parent)
     permit_programs(allowed)
 
@@ -197,22 +518,6 @@ def die_with_parent(parent: int) -> None:
 _ERROR_CLASSES: Mapping[str, type[HespasError]] = {
     kind.__name__: kind for kind in (FormatError, InvariantError, UnsupportedError, UsageError)
 }
-
-
-def describe_end(status: int, stderr: bytes) -> str:
-    """Return how a process ended, with its last message on standard error: ``ends with status 3: ...``.
-
-    If a native library fails, its message is the failed check; stack addresses follow it.
-    """
-    lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    marks = ("Check failed", "LLVM ERROR", "ssertion")
-    fatal = [
-        line
-        for line in lines
-        if (line[:1] == "F" and line[1:5].isdigit()) or any(mark in line for mark in marks)
-    ] or lines[-1:]
-    how = f"ends with status {status}" if status >= 0 else f"crashes with {signal.Signals(-status).name}"
-    return f"{how}: {clipped(fatal[-1])}" if fatal else how
 
 
 def encode_error(error: HespasError) -> dict[str, str]:

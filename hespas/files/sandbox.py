@@ -9,25 +9,20 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryFile
-from threading import Lock, current_thread
-from time import monotonic
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from hespas.files.limits import limits
-from hespas.files.processes import ROOT, clean_environment, isolated_python
+from hespas.files.processes import ChildEndedError, ChildNotStartedError, Session, isolated_python
 from hespas.files.trust import untrusted_limits
-from hespas.graph.errors import HespasError, InvariantError, UnsupportedError
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, clipped
 
 __all__ = [
     "Allowance",
@@ -43,11 +38,10 @@ __all__ = [
 ]
 
 
-_START_S = 300.0
+_READY = {"status": "ready"}
+"""First line of the child."""
 
 _JOBS_OF_A_CHILD = 500
-
-_LAST_ERROR_CHARACTERS = 500
 
 _MOST_WRITTEN_BYTES = 1 << 26
 
@@ -192,7 +186,7 @@ def main() -> int:
         size = _MOST_WRITTEN_BYTES if is_unlimited else min(_MOST_WRITTEN_BYTES, most)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     jobs = sys.stdin.buffer
-    _send(answers, {"status": "ready"})
+    _send(answers, _READY)
     while head := jobs.readline():
         job = json.loads(head)
         data = jobs.read(job["size"])
@@ -238,7 +232,7 @@ def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes
     The child is reused for the next input, because starting it takes longer than reading most programs.
     """
     granted = allowance(len(data))
-    head = {
+    job = {
         "task": task,
         "size": len(data),
         "arguments": arguments,
@@ -246,8 +240,18 @@ def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes
         "parser_bytes": granted.parser_bytes,
         "total_bytes": granted.total_bytes,
     }
-    with _LOCK:
-        status, answer = _answer(head, data, parser, granted)
+    try:
+        line, answer = _CHILD.request(json.dumps(job).encode(), data, time_s=granted.wall_s)
+    except ChildNotStartedError as error:
+        raise UnsupportedError(
+            f"the child process for {parser} does not start: {error}",
+            hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
+        ) from error
+    except TimeoutError:
+        raise ParserFailedError(f"keeps {parser} busy without end") from None
+    except ChildEndedError as error:
+        raise ParserFailedError(_failure(error.status, parser, granted)) from None
+    status = json.loads(line)["status"]
     if status == "done":
         return answer
     if status == "bug":
@@ -255,24 +259,6 @@ def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes
     most = granted.parser_bytes if status == "parser-memory" else granted.total_bytes
     consumer = parser if status == "parser-memory" else "its reader"
     raise ParserFailedError(f"makes {consumer} ask for more than {most:,} bytes of memory")
-
-
-def _answer(head: Mapping[str, object], data: bytes, parser: str, granted: Allowance) -> tuple[str, bytes]:
-    child = _ParserChild.ready(parser)
-    try:
-        return child.run(head, data, granted.wall_s)
-    except TimeoutError:
-        child.end()
-        raise ParserFailedError(f"keeps {parser} busy without end") from None
-    except (EOFError, OSError):
-        status = child.end()
-        if status == -signal.SIGKILL and not child.starter.is_alive():
-            # Linux kills a child together with the thread that started it.
-            return _answer(head, data, parser, granted)
-        raise ParserFailedError(_failure(status, parser, granted)) from None
-    except BaseException:
-        child.end()  # interrupted: its late answer must not reach the next job
-        raise
 
 
 def _failure(status: int, parser: str, granted: Allowance) -> str:
@@ -286,131 +272,20 @@ def _failure(status: int, parser: str, granted: Allowance) -> str:
     return f"makes {parser} end with {number.name}"
 
 
-def _not_started(parser: str, problem: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the child process for {parser} does not start: {problem}",
-        hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
-    )
+def _unexpected(greeting: bytes) -> str:
+    return "" if json.loads(greeting) == _READY else f"unexpected answer {clipped(repr(greeting))}"
 
 
-_LOCK = Lock()
-
-
-class _ParserChild:
-    """The process that runs the jobs; started on demand."""
-
-    present: _ParserChild | None = None
-
-    def __init__(self, parser: str) -> None:
-        command = isolated_python("hespas.files.sandbox")
-        self.owner = os.getpid()
-        self.starter = current_thread()
-        self._jobs = 0
-        self._unread = b""
-        # One thread: pools reserve address space per thread, and parsers do not use them.
-        one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        try:
-            self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        except OSError as error:
-            raise _not_started(parser, str(error)) from error
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                cwd=ROOT,
-                env=clean_environment(one_thread),
-            )
-        except OSError as error:
-            self._errors.close()
-            raise _not_started(parser, str(error)) from error
-        try:
-            head, _ = self._answer(monotonic() + _START_S)
-            problem = "" if head == "ready" else f"unexpected answer {head!r}"
-        except (EOFError, OSError, ValueError) as error:
-            self._errors.seek(0)
-            lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-            message = f": {lines[-1][-_LAST_ERROR_CHARACTERS:]}" if lines else ""
-            problem = f"{type(error).__name__}{message}"
-        if problem:
-            self.end()
-            raise _not_started(parser, problem)
-
-    @classmethod
-    def ready(cls, parser: str) -> _ParserChild:
-        """Return the running child, or a new one. A child of the parent of a forked process is not reused."""
-        child = cls.present
-        if child is not None:
-            is_running = child._process.poll() is None  # always False in a forked process
-            if is_running and child.owner == os.getpid() and child._jobs < _JOBS_OF_A_CHILD:
-                return child
-            child.end()
-        cls.present = _ParserChild(parser)
-        return cls.present
-
-    def run(self, head: Mapping[str, object], data: bytes, wall_s: float) -> tuple[str, bytes]:
-        """Return the answer to a job. Raises ``EOFError`` or ``OSError`` if the process ends,
-        ``TimeoutError`` after ``wall_s``.
-        """
-        self._jobs += 1
-        if self._process.stdin is None:
-            raise EOFError
-        _send(cast("BinaryIO", self._process.stdin), head, data)
-        return self._answer(monotonic() + wall_s)
-
-    def _answer(self, end_s: float) -> tuple[str, bytes]:
-        while b"\n" not in self._unread:
-            self._unread += self._more(end_s)
-        line, _, rest = self._unread.partition(b"\n")
-        head = json.loads(line)
-        parts = [rest]
-        missing = head.get("size", 0) - len(rest)
-        while missing > 0:
-            parts.append(self._more(end_s))
-            missing -= len(parts[-1])
-        self._unread = b""
-        return head["status"], b"".join(parts)
-
-    def _more(self, end_s: float) -> bytes:
-        if self._process.stdout is None:
-            raise EOFError
-        handle = self._process.stdout.fileno()
-        if sys.platform != "win32":  # Windows can poll sockets only
-            waiting = select.poll()
-            waiting.register(handle, select.POLLIN)
-            if not waiting.poll(max(1000 * (end_s - monotonic()), 0.0)):
-                raise TimeoutError
-        part = os.read(handle, 1 << 20)
-        if not part:
-            raise EOFError
-        return part
-
-    def end(self) -> int:
-        """Kill the process unless it has ended, and return its exit status."""
-        if type(self).present is self:
-            type(self).present = None
-        process = self._process
-        try:
-            while True:
-                self._more(monotonic())
-        except TimeoutError:
-            pass  # it is still running
-        except (EOFError, OSError):  # it has closed its standard output
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_START_S)
-        process.kill()
-        status = process.wait()
-        for stream in (process.stdin, process.stdout, self._errors):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        return status
+_CHILD = Session(
+    lambda: isolated_python("hespas.files.sandbox"),
+    _unexpected,
+    # One thread: pools reserve address space per thread, and parsers do not use them.
+    environment={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    most_requests=_JOBS_OF_A_CHILD,
+)
 
 
 @atexit.register
 def end_child() -> None:
     """End the running child, if any: the next input starts another one."""
-    child = _ParserChild.present
-    if child is not None and child.owner == os.getpid():
-        child.end()
+    _CHILD.end()

@@ -188,7 +188,7 @@ def test_rows_are_kept_as_soon_as_they_are_done(tmp_path: Path, monkeypatch: pyt
             others_are_kept.set()
 
     monkeypatch.setattr(predict, "_predicted", predicted)
-    monkeypatch.setattr(predict, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", pool)
     runs = table(tmp_path, {}, {"seq_len": "1024"}, {"seq_len": "512"})
     assert len(predict.predicted_rows(runs, jobs=2, progress=progress)) == 3
 

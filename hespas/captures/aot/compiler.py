@@ -6,12 +6,12 @@ raises an error with a hint.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import nan
+from tempfile import TemporaryFile
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -22,7 +22,7 @@ from hespas.captures.aot.target import TPUS, Target, target_config
 from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
-from hespas.files.processes import ROOT, clean_environment, decode_error, describe_end, isolated_python
+from hespas.files.processes import clean_environment, decode_error, isolated_python, run
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import (
@@ -209,27 +209,27 @@ def _run_compiler(
     job: CompileJob, program: bytes, target: Target, timeout_s: float
 ) -> tuple[CompileResult, str]:
     """Return the result of the compiler and the HLO. Raises ``UnsupportedError`` if it fails."""
-    try:
-        process = subprocess.run(
-            isolated_python(_CHILD),
-            input=msgspec.json.encode(job) + b"\n" + program,
-            capture_output=True,
-            cwd=ROOT,
-            env=clean_environment(environment()),
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _failure(target, f"takes longer than {timeout_s:,.0f} s") from None
-    except OSError as error:
-        raise UnsupportedError(
-            f"the process that compiles for {target} does not start: {error}",
-            hint="check the limits of the shell (ulimit -a)",
-        ) from error
-    if process.returncode != 0:
-        raise _failure(target, describe_end(process.returncode, process.stderr))
-    head, _, hlo = process.stdout.partition(b"\n")
-    result = msgspec.json.decode(head, type=CompileResult)
+    with TemporaryFile() as output:
+        try:
+            ended = run(
+                isolated_python(_CHILD),
+                time_s=timeout_s,
+                environment=clean_environment(environment()),
+                data=msgspec.json.encode(job) + b"\n" + program,
+                output=output,
+            )
+        except OSError as error:
+            raise UnsupportedError(
+                f"the process that compiles for {target} does not start: {error}",
+                hint="check the limits of the shell (ulimit -a)",
+            ) from error
+        if ended.stopped == "time":
+            raise _failure(target, f"takes longer than {timeout_s:,.0f} s")
+        if ended.status != 0:
+            raise _failure(target, ended.describe())
+        output.seek(0)
+        result = msgspec.json.decode(output.readline(), type=CompileResult)
+        hlo = output.read()
     if result.fault:
         raise decode_error(result.fault)
     if result.refused:

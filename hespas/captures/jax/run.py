@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from hespas.captures.jax.calls import jit_step, resolve_arguments, step_call
 from hespas.captures.mesh import Mesh
 from hespas.captures.target import load_function, user_code
-from hespas.files.processes import decode_error, describe_end, encode_error, isolated_python
+from hespas.files.processes import decode_error, encode_error, isolated_python, run
 from hespas.graph.errors import HespasError, UnsupportedError
 
 __all__ = ["MAX_HOST_DEVICES", "ProfiledFiles", "ProfiledRunOptions", "main", "run_profiled"]
@@ -77,26 +76,25 @@ def run_profiled(
             f"mesh {mesh}: {mesh.num_devices:,} devices do not run on a host (at most {MAX_HOST_DEVICES})",
             hint="profile a small mesh, and capture the large one",
         )
-    run = ProfiledRunOptions(target, mesh.axes, args, list(explicit), steps, str(folder))
+    options = ProfiledRunOptions(target, mesh.axes, args, list(explicit), steps, str(folder))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={mesh.num_devices}"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": flags.strip(),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = isolated_python("hespas.captures.jax.run", json.dumps(run._asdict()))
-    try:
-        child = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as error:
+    command = isolated_python("hespas.captures.jax.run", json.dumps(options._asdict()))
+    ended = run(command, time_s=timeout_s, environment=environment, folder=None)
+    if ended.stopped == "time":
         raise UnsupportedError(
             f"{target} does not finish within {timeout_s:g} s",
             hint="increase `timeout`, or profile a smaller program",
-        ) from error
+        )
     failure = folder / _FAILED
     if failure.exists():
         raise decode_error(json.loads(failure.read_text(encoding="utf-8")))
-    if child.returncode:
-        raise UnsupportedError(f"running {target} {describe_end(child.returncode, child.stderr)}")
+    if ended.status:
+        raise UnsupportedError(f"running {target} {ended.describe()}")
     return ProfiledFiles(folder / "program.mlir", folder / "compiled.hlo", folder / "profile.xplane.pb")
 
 
@@ -105,20 +103,22 @@ def main() -> int:
 
     Write ``program.mlir``, ``compiled.hlo`` and ``profile.xplane.pb`` into its folder.
     """
-    run = ProfiledRunOptions(**json.loads(sys.argv[1]))
+    options = ProfiledRunOptions(**json.loads(sys.argv[1]))
     try:
         jax: Any = import_module("jax")
-        sizes, names = tuple(run.axes.values()), tuple(run.axes)
+        sizes, names = tuple(options.axes.values()), tuple(options.axes)
         axis_type = jax.sharding.AxisType
-        axis_types = tuple(axis_type.Explicit if name in run.explicit else axis_type.Auto for name in names)
+        axis_types = tuple(
+            axis_type.Explicit if name in options.explicit else axis_type.Auto for name in names
+        )
         mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names, axis_types=axis_types)
-        folder = Path(run.folder)
-        with jax.set_mesh(mesh), user_code(f"running {run.target}"):
-            function = load_function(run.target)
-            call = step_call(jax, function, resolve_arguments(run.args or None, run.target), {}, mesh)
+        folder = Path(options.folder)
+        with jax.set_mesh(mesh), user_code(f"running {options.target}"):
+            function = load_function(options.target)
+            call = step_call(jax, function, resolve_arguments(options.args or None, options.target), {}, mesh)
             # Only functions that jax.jit made itself accept compiled arguments.
             step, positional, named = jit_step(jax, call, type_name="PjitFunction")
-            inputs = [_fill(jax, (positional, named)) for _ in range(_WARM_UP_STEPS + run.steps)]
+            inputs = [_fill(jax, (positional, named)) for _ in range(_WARM_UP_STEPS + options.steps)]
             jax.block_until_ready(inputs)
             lowered = step.lower(*inputs[0][0], **inputs[0][1])
             compiled = lowered.compile()
@@ -134,7 +134,7 @@ def main() -> int:
         (folder / "program.mlir").write_text(str(lowered.as_text(debug_info=True)), encoding="utf-8")
         (folder / "compiled.hlo").write_text(str(compiled.as_text()), encoding="utf-8")
     except HespasError as error:
-        Path(run.folder, _FAILED).write_text(json.dumps(encode_error(error)), encoding="utf-8")
+        Path(options.folder, _FAILED).write_text(json.dumps(encode_error(error)), encoding="utf-8")
         return 1
     return 0
 

@@ -7,24 +7,18 @@ timeout.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, Queue
-from tempfile import TemporaryFile
-from threading import Thread, current_thread
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from hespas.estimators.compiled.units import Unit, baseline_of, call_text, loop_text
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
-from hespas.files.processes import ROOT, clean_environment, isolated_python
+from hespas.files.processes import ChildEndedError, ChildNotStartedError, Session, isolated_python
 from hespas.graph.errors import UnsupportedError
 from hespas.programs.text import Tensor
 
@@ -130,11 +124,6 @@ def _types(tensors: Sequence[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]
     return tuple((tensor.element.name, tensor.shape) for tensor in tensors)
 
 
-_START_S = 300.0
-_END_S = 60.0
-_LISTED = 2000
-
-
 def worker_command(toolchain: str, devices: int = 1) -> tuple[str, ...]:
     """Return the command of the measuring process: this Python with this package, isolated."""
     return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain, str(devices)))
@@ -146,11 +135,8 @@ class WorkerSession:
     def __init__(self, toolchain: str, timeout_s: float, command: tuple[str, ...] = ()) -> None:
         self.toolchain = toolchain
         self.timeout_s = timeout_s
-        self.command = command or worker_command(toolchain)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answers: Queue[bytes] = Queue()
-        self._errors: IO[bytes] | None = None
-        self._starter = current_thread()
+        self._machine = MeasuringMachine(compiler="", platform="", device="", flags="", fault="no answer")
+        self._session = Session(lambda: command or worker_command(toolchain), self._greet)
 
     def __enter__(self) -> WorkerSession:
         """Return the session; the process starts with the first job."""
@@ -160,111 +146,48 @@ class WorkerSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process."""
-        self._end()
+        self._session.end()
 
     def machine(self) -> MeasuringMachine:
         """Return the machine that measures. Raises ``UnsupportedError`` if the compiler does not start."""
-        return self._start()
+        try:
+            self._session.start()
+        except ChildNotStartedError as error:
+            raise self._not_started(error) from error
+        return self._machine
 
     def time(self, job: TimingJob) -> Timing:
         """Return the timing of a job. A crash or a timeout is its fault, and the next job gets a new process;
         so does a job that finds the process ended.
         """
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        process = self._process
-        if process is None or process.stdin is None:
-            return Timing(fault="the measuring process has ended")
         try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            line = self._answers.get(timeout=self.timeout_s)
-            if line:
-                return msgspec.json.decode(line, type=Timing)
-            if self._is_orphaned(process):
-                return self.time(job)
-            fault = f"the compiler ended the process (exit status {process.wait()}){self._error_output()}"
-        except Empty:
+            line, _ = self._session.request(msgspec.json.encode(job), time_s=self.timeout_s)
+            return msgspec.json.decode(line, type=Timing)
+        except ChildNotStartedError as error:
+            raise self._not_started(error) from error
+        except TimeoutError:
             fault = f"no answer within {self.timeout_s:g} s"
-        except (OSError, msgspec.DecodeError) as error:
-            if self._is_orphaned(process):
-                return self.time(job)
-            fault = f"the measuring process has ended ({error}){self._error_output()}"
-        self._end()
+        except ChildEndedError as error:
+            errors = f": {error.errors}" if error.errors else ""
+            fault = f"the compiler ended the process (exit status {error.status}){errors}"
+        except msgspec.DecodeError as error:
+            self._session.end()
+            fault = f"the measuring process gives no timing ({error})"
         return Timing(fault=fault)
 
-    def _start(self) -> MeasuringMachine:
-        """Start the process and return its machine."""
-        self._end()
-        self._answers = Queue()
+    def _greet(self, line: bytes) -> str:
+        """Store the machine, and return its fault."""
         try:
-            self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
-            process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                cwd=ROOT, env=clean_environment(),
-            )  # fmt: skip
-        except OSError as error:
-            raise self._not_started(str(error)) from error
-        self._process = process
-        self._starter = current_thread()
-        answers = self._answers
+            self._machine = msgspec.json.decode(line, type=MeasuringMachine)
+        except msgspec.DecodeError as error:
+            return f"no answer ({error})"
+        return self._machine.fault
 
-        def forward_lines() -> None:
-            try:
-                if process.stdout is not None:
-                    with process.stdout as lines:
-                        for line in lines:
-                            answers.put(line)
-            finally:
-                answers.put(b"")  # marks the end, for any reason
-
-        Thread(target=forward_lines, daemon=True).start()
-        try:
-            machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=MeasuringMachine)
-        except (Empty, msgspec.DecodeError):
-            machine = MeasuringMachine(
-                compiler="", platform="", device="", flags="", fault=f"no answer{self._error_output()}"
-            )
-        if machine.fault:
-            self._end()
-            raise self._not_started(machine.fault)
-        return machine
-
-    def _not_started(self, why: str) -> UnsupportedError:
+    def _not_started(self, error: ChildNotStartedError) -> UnsupportedError:
         return UnsupportedError(
-            f"{self.toolchain} does not start: {why}",
+            f"{self.toolchain} does not start: {error}",
             hint="run it alone to see why, or use another estimator",
         )
-
-    def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:
-        """Return True if the process ended because the thread that started it did: Linux ends
-        both together.
-        """
-        if self._starter.is_alive():
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_END_S) == -signal.SIGKILL
-        return False
-
-    def _error_output(self) -> str:
-        """Return the end of the process's standard error."""
-        if self._errors is None:
-            return ""
-        self._errors.seek(0)
-        text = self._errors.read().decode("utf-8", "replace").strip()[-_LISTED:]
-        return f": {text}" if text else ""
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                with suppress(OSError):
-                    process.stdin.close()
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
 
 
 class TimingJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import file_digest
@@ -21,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from time import monotonic
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -30,7 +26,7 @@ import numpy as np
 from hespas.estimators.interface import Availability, Prediction, estimate_by_operation
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.systolic.lines import clock_hz
-from hespas.files.processes import clean_environment, isolated_script, tied_to_parent
+from hespas.files.processes import clean_environment, isolated_script, run, tied_to_parent
 from hespas.files.trust import refuse_in_untrusted
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError
@@ -52,7 +48,6 @@ __all__ = [
 
 _MOST_BYTES = 16 << 20
 _MOST_WRITTEN_BYTES = 256 << 20
-_POLL_S = 0.2
 _REPORTED_CHARACTERS = 2000
 
 
@@ -70,39 +65,27 @@ def run_command(
     refuse_in_untrusted("the estimator runs a program")
     with TemporaryFile() as output:
         try:
-            process = subprocess.Popen(
+            ended = run(
                 tied_to_parent(command),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=clean_environment(environment),
-                start_new_session=True,
+                time_s=timeout_s,
+                environment=clean_environment(environment),
+                folder=folder,
+                output=output,
+                with_errors=True,
+                output_bytes=_MOST_WRITTEN_BYTES,
             )
         except OSError as error:
             raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error
-        end_s, status = monotonic() + timeout_s, None
-        try:
-            while status is None:  # a program that writes without end must not fill the disk
-                left_s = end_s - monotonic()
-                try:
-                    status = process.wait(min(_POLL_S, max(left_s, 0.0)))
-                except subprocess.TimeoutExpired:
-                    if left_s <= 0:
-                        raise CommandError(f"no result within {timeout_s:g} s") from None
-                    if os.fstat(output.fileno()).st_size > _MOST_WRITTEN_BYTES:
-                        limit = f"{_MOST_WRITTEN_BYTES >> 20} MiB"
-                        raise CommandError(f"it wrote more than {limit} of messages") from None
-        finally:  # also ends the processes that the program has started
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if ended.stopped == "time":
+            raise CommandError(f"no result within {timeout_s:g} s")
+        if ended.stopped == "output":
+            raise CommandError(f"it wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
         size = output.seek(0, os.SEEK_END)
         output.seek(max(size - _MOST_BYTES, 0))
         text = output.read().decode("utf-8", "replace")
-    if status:
+    if ended.status:
         raise CommandError(
-            f"exit status {status}: {text.strip()[-_REPORTED_CHARACTERS:] or 'without a message'}"
+            f"exit status {ended.status}: {text.strip()[-_REPORTED_CHARACTERS:] or 'without a message'}"
         )
     return text
 

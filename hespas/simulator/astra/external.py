@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 
 import numpy as np
 
+from hespas.files.processes import Ended, run
 from hespas.files.trust import refuse_in_untrusted
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError, UsageError
@@ -51,9 +49,6 @@ _SHOWN_BYTES, _SHOWN_LINES = 4096, 8
 _LONGEST_LINE = 1 << 16
 _MOST_LOG_BYTES = 1 << 30
 """Limit on its output; thousands of lines for each of 100,000 ranks stay below it."""
-_POLL_INTERVAL_S = 0.2
-_LATE, _TOO_MUCH_OUTPUT = -1, -1000
-"""Codes that replace an exit code; no signal has them."""
 _NO_MEMORY = '{"memory-type": "NO_MEMORY_EXPANSION"}\n'
 
 
@@ -97,7 +92,7 @@ def run_external(
     refuse_in_untrusted("`astra_bin` runs a program")
     with TemporaryDirectory(prefix="hespas-astra-sim-") as scratch:
         folder = Path(scratch)
-        out, faults = folder / "stdout", folder / "stderr"
+        out = folder / "stdout"
         memory = folder / "remote_memory.json"
         memory.write_text(_NO_MEMORY, encoding="utf-8")
         memory_file = Path(options.memory.path) if options.memory is not None else memory
@@ -116,42 +111,26 @@ def run_external(
             str(Path(binary.path).resolve()),
             *(f"--{name}={value}" for name, value in arguments.items()),
         ]
-        with out.open("wb") as log, faults.open("wb") as errors:
+        with out.open("wb") as log:
             try:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=errors, cwd=folder,
-                    start_new_session=True,
+                ended = run(
+                    command, time_s=binary.timeout_s, environment=os.environ, folder=folder, output=log,
+                    output_bytes=_MOST_LOG_BYTES,
                 )  # fmt: skip
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise UsageError(f"cannot be started: {reason}", path=binary.path, hint="check it") from error
-            code = _waited(process, binary.timeout_s, (out, faults))
         seen = _LogFigures(num_ranks)
         with out.open("rb") as stream:
             while line := stream.readline(_LONGEST_LINE):
                 seen.take(line)
         finished = int((seen.columns["finish_ns"] >= 0).sum())
         if finished < num_ranks:
-            raise _unfinished(binary, code, finished, num_ranks, _tail(faults) or _tail(out))
-        return ExternalRun(binary=binary.path, exit_code=code, statistics=seen.statistics())
-
-
-def _waited(process: subprocess.Popen[bytes], timeout_s: float, logs: Sequence[Path]) -> int:
-    """Return the exit code, or the reason for stopping the process."""
-    ends = monotonic() + timeout_s
-    try:
-        while True:
-            try:
-                return process.wait(max(min(ends - monotonic(), _POLL_INTERVAL_S), 0.0))
-            except subprocess.TimeoutExpired:
-                if monotonic() >= ends:
-                    return _LATE
-                if sum(log.stat().st_size for log in logs) > _MOST_LOG_BYTES:
-                    return _TOO_MUCH_OUTPUT
-    finally:  # also on an interrupt
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with out.open("rb") as stream:
+                stream.seek(max(out.stat().st_size - _SHOWN_BYTES, 0))
+                tail = _last_lines(ended.errors[-_SHOWN_BYTES:]) or _last_lines(stream.read())
+            raise _unfinished(binary, ended, finished, num_ranks, tail)
+        return ExternalRun(binary=binary.path, exit_code=ended.status, statistics=seen.statistics())
 
 
 class _LogFigures:
@@ -185,28 +164,26 @@ class _LogFigures:
         return RankStatistics(**self.columns, roofline=self.roofline if has_roofline else None)
 
 
-def _tail(path: Path) -> Sequence[str]:
-    """Return the last lines of a file."""
-    with path.open("rb") as stream:
-        stream.seek(max(path.stat().st_size - _SHOWN_BYTES, 0))
-        text = stream.read().decode(errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
+def _last_lines(text: bytes) -> Sequence[str]:
+    lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
+    return [line for line in lines if line][-_SHOWN_LINES:]
 
 
 def _unfinished(
-    binary: AstraBinary, code: int, finished: int, num_ranks: int, tail: Sequence[str]
+    binary: AstraBinary, ended: Ended, finished: int, num_ranks: int, tail: Sequence[str]
 ) -> CheckFailedError:
-    if code == _LATE:
+    if ended.stopped == "time":
         how = f"it was stopped after {binary.timeout_s:g} s"
-    elif code == _TOO_MUCH_OUTPUT:
+    elif ended.stopped == "output":
         how = f"it was stopped when it had printed {_MOST_LOG_BYTES:,} bytes"
-    elif code < 0:
-        how = f"it was ended by signal {-code}"
+    elif ended.status < 0:
+        how = f"it was ended by signal {-ended.status}"
     else:
-        how = f"exit code {code}"
+        how = f"exit code {ended.status}"
     output = f"; its last output: {' | '.join(tail)}" if tail else "; it printed nothing"
+    hint = "give a binary and files of the same version"
+    if finished or ended.stopped == "time" or not ended.status:
+        hint = "run without `astra_bin` to list what each rank waits for"
     return CheckFailedError(
-        f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){output}", path=binary.path,
-        hint="run without `astra_bin` to list what each rank waits for"
-        if finished or code in {_LATE, 0} else "give a binary and files of the same version",
-    )  # fmt: skip
+        f"ASTRA-sim finished {finished:,} of {num_ranks:,} ranks ({how}){output}", path=binary.path, hint=hint
+    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import lru_cache
 from hashlib import sha256
 from math import inf, isclose, nan
-from multiprocessing import get_context
-from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +17,7 @@ from hespas.estimators import load_estimator
 from hespas.estimators.registry import named_paths
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.step_intervals import device_level
-from hespas.files.processes import safe_spawning, start_worker, worker_state
+from hespas.files.processes import pool
 from hespas.files.trust import file_in_folder_of
 from hespas.fitting.effects import COMPONENTS
 from hespas.generators.llm.memory import memory_of
@@ -166,12 +163,12 @@ def predicted_rows(
     done = len(tasks) - len(missing)
     if progress:
         progress(done, len(tasks))
-    for index, prediction in _predict_all([tasks[index] for index in missing], missing, jobs):
+    unfinished = [tasks[index] for index in missing]
+    # in order of completion, so that an interrupted run has cached all finished rows
+    for number, prediction in pool(_predicted, unfinished, jobs, progress=progress, finished=done):
+        index = missing[number]
         predictions[index] = prediction
         results.put(keys[index], prediction)
-        done += 1
-        if progress:
-            progress(done, len(tasks))
     league = [
         LeagueRow(task.number, task.cells, prediction)
         for task, prediction in zip(tasks, predictions, strict=True)
@@ -219,24 +216,6 @@ class _PredictionCache:
             if self.diagnostics is not None:
                 message = f"{error.message}: rows will be predicted again; set XDG_CACHE_HOME to cache them"
                 self.diagnostics.warning("league.not-kept", str(self.results.folder), message)
-
-
-def _predict_all(
-    tasks: Sequence[PredictionTask], indices: Sequence[int], jobs: int
-) -> Iterator[tuple[int, StepPrediction]]:
-    """Yield each prediction with its index as soon as it is done."""
-    if jobs < 2 or len(tasks) < 2:
-        yield from zip(indices, map(_predicted, tasks), strict=True)
-        return
-    context = get_context("spawn")
-    workers = min(jobs, len(tasks), cpu_count() or 1)
-    with safe_spawning(), ProcessPoolExecutor(workers, context, start_worker, worker_state()) as pool:
-        index_of = {pool.submit(_predicted, task): index for task, index in zip(tasks, indices, strict=True)}
-        try:  # in order of completion, so that an interrupted run has cached all finished rows
-            for future in as_completed(index_of):
-                yield index_of[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _device_key(spelling: str, table: Path) -> tuple[str, str]:

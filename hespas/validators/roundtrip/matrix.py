@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -17,7 +15,7 @@ from msgspec import Meta
 from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import Count, document_bytes
-from hespas.files.processes import safe_spawning, start_worker, worker_state
+from hespas.files.processes import pool
 from hespas.files.streams import input_location
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, summed
@@ -180,12 +178,10 @@ def roundtrip(
     inputs = [entry for path in paths for entry in _inputs(path)]
     if not inputs:
         raise UsageError("no file of a known format", hint="hespas-convert --list-formats")
-    done: list[FilePairs] = []
     # ReadOptions() takes assumptions about the inputs from this process: other processes do not have them.
-    for result in _all_pairs(inputs, formats, options or ReadOptions(), jobs):
-        done.append(result)
-        if progress:
-            progress(len(done), len(inputs))
+    work = partial(_pairs_of, formats=tuple(formats), options=options or ReadOptions())
+    pairs = dict(pool(work, inputs, jobs, progress=progress))
+    done = [pairs[index] for index in range(len(inputs))]
     if all(file.skipped for file in done):
         raise UsageError(
             "round trips require workloads, and all inputs are profiles",
@@ -209,23 +205,6 @@ def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
 def _pairs_of(entry: tuple[Path, bool], formats: Sequence[str], options: ReadOptions) -> FilePairs:
     path, in_folder = entry
     return file_pairs(path, formats, options=options, in_folder=in_folder)
-
-
-def _all_pairs(
-    inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions, jobs: int
-) -> Iterator[FilePairs]:
-    """Yield the pairs of each input, in order. Processes are spawned, because forking threads is unsafe."""
-    pairs_of = partial(_pairs_of, formats=tuple(formats), options=options)
-    try:
-        Path.cwd()  # a spawned process starts in the current folder, which must exist
-    except OSError:
-        jobs = 1
-    if jobs <= 1 or len(inputs) == 1:
-        yield from map(pairs_of, inputs)
-        return
-    context = get_context("spawn")
-    with safe_spawning(), ProcessPoolExecutor(jobs, context, start_worker, worker_state()) as pool:
-        yield from pool.map(pairs_of, inputs)
 
 
 SCHEMA_ID: Final = "hespas.roundtrip/1"
