@@ -1,17 +1,14 @@
-"""Fit the common parameters of kernels on a vendor's GPUs, and write hespas/hardware/kernels/*.toml.
-
-    python -m tools.kernels --profiles DIR --tables DIR [--date 2026-01-31]
+"""Common parameters of kernels on a vendor's GPUs, which ``python -m tools.fits`` writes.
 
 The data are recordings of programs, and some rows of tables of single operations (of tables with splits only
 ``calib``). A recorded device has a separate file with errors of held-out recordings. The file of a vendor is
-for all other devices. Equal dates give equal files.
+for all other devices.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +27,8 @@ from hespas.fitting.recordings import HeldOutRecording, fit_recordings, held_out
 from hespas.fitting.rows import may_be_fitted
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
-from hespas.hardware import Device, Fit, find_device, load_device, named_device
-from hespas.hardware.device_fits import fits_to_toml
-from hespas.hardware.kernel_shares import KERNELS_FOLDER, scaled_fits
+from hespas.hardware import Device, Fit, find_device, named_device
+from hespas.hardware.kernel_shares import scaled_fits
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
@@ -42,13 +38,12 @@ __all__ = [
     "Trace",
     "fits_without",
     "is_recorded",
+    "kernel_fits_of_files",
     "kernel_tables",
-    "main",
     "model_of",
     "recorded_traces",
     "recordings_left_out",
     "vendor_fits",
-    "write_device_fits",
 ]
 
 _Recorded = tuple[Measurements, Device]
@@ -182,39 +177,17 @@ def recordings_left_out(
     return found
 
 
-def write_device_fits(traces: Sequence[_Recorded], measured: Sequence[_Recorded], date: str) -> None:
-    """Write a file for each vendor of :data:`VENDORS`, and one for each of its recorded devices with its
+def kernel_fits_of_files(
+    traces: Sequence[_Recorded], measured: Sequence[_Recorded], date: str
+) -> Iterator[tuple[str, tuple[Fit, ...]]]:
+    """Yield name and fits of each file: a vendor of :data:`VENDORS`, or one of its recorded devices with its
     kernels and products.
     """
     devices = {device.name: device for _, device in traces}
     models, others = (recordings_left_out(traces, measured, devices=each) for each in (False, True))
     for vendor in VENDORS:
-        common = with_intervals(vendor_fits(traces, measured, vendor, date), others)
-        sys.stdout.write(_write(vendor, common))
+        yield vendor, with_intervals(vendor_fits(traces, measured, vendor, date), others)
         for device in devices.values():
             if device.vendor == vendor:
                 fits = with_intervals(_fits(traces, measured, device, date), models, device)
-                shipped = [fit for fit in fits if fit.form in (KERNELS.name, PRODUCTS)]
-                sys.stdout.write(_write(device.name, shipped))
-
-
-def _write(name: str, fits: Sequence[Fit]) -> str:
-    KERNELS_FOLDER.mkdir(exist_ok=True)
-    path = KERNELS_FOLDER / f"{name.lower()}.toml"
-    path.write_text(fits_to_toml(name, fits).replace("tools.fits", "tools.kernels"), encoding="utf-8")
-    return f"{path}: {len(fits)} fits\n"
-
-
-def main() -> None:
-    """Write the files of vendors and devices."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--profiles", type=Path, required=True, help="folder of recordings")
-    parser.add_argument("--tables", type=Path, required=True, help="folder of tables of measured operations")
-    parser.add_argument("--date", default="", help="date in the files (default: today)")
-    arguments = parser.parse_args()
-    recorded = [(table, load_device(trace.hardware)) for trace, table in recorded_traces(arguments.profiles)]
-    write_device_fits(recorded, kernel_tables(arguments.tables), arguments.date)
-
-
-if __name__ == "__main__":
-    main()
+                yield device.name, tuple(fit for fit in fits if fit.form in (KERNELS.name, PRODUCTS))

@@ -1,20 +1,15 @@
-"""Intervals of predicted steps: ``hespas/estimators/step_intervals.toml`` and their scores in the docs.
+"""Intervals of predicted steps, which ``python -m tools.fits --only intervals`` writes, and their scores.
 
-    python -m tools.step_intervals [--table FILE] [--eager FILE] [--programs DIR] [--jobs N]
-
-predicts steps that were measured end to end: published training runs, PyTorch steps on one GPU, compiled
-programs and recorded profiles. It takes the residuals ln(measured / predicted), and writes the 90 % intervals
-by kind of workload and extrapolation level, with the coverage, width and interval score of groups that are
-left out.
-Rows of missing inputs are not changed. ``python -m tools.accuracy`` copies the table to its page.
+Steps that were measured end to end are predicted: published training runs, PyTorch steps on one GPU, compiled
+programs and recorded profiles. The residuals ln(measured / predicted) give the 90 % intervals by kind of
+workload and extrapolation level, with the coverage, width and interval score of groups that are left out.
+``python -m tools.accuracy`` copies the table to its page.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,15 +40,14 @@ __all__ = [
     "Residual",
     "Scores",
     "chosen_form",
-    "main",
     "new_group",
     "quantiles",
     "scored",
+    "step_interval_file",
     "step_interval_table",
 ]
 
 ROOT = Path(__file__).parents[1]
-_SHARED = ROOT.parent / "shared" / "data"
 _ALPHA = 0.1
 _LEAST_COVERAGE = 0.85
 _OTHER_MODELS = ("calibrated on the other profiles", "calibrated on other devices' profiles")
@@ -242,7 +236,7 @@ def _new_device_deviation() -> float:
 
 
 def _toml(intervals: Iterable[StepInterval]) -> str:
-    lines = ["# Made by: python -m tools.step_intervals. Factors on the predicted time of a step.\n"]
+    lines = ["# Made by: python -m tools.fits. Factors on the predicted time of a step.\n"]
     for each in intervals:
         lines.append("\n[[interval]]\n")
         lines.append(f'kind = "{each.kind}"\nlevel = "{each.level}"\n')
@@ -259,7 +253,7 @@ _TITLE = "## Intervals of whole steps\n"
 _ABOUT = """
 `simulate`, `estimate`, `generate` and the league share one 90 % interval in their first line: factors on the
 predicted time, by kind of workload and extrapolation level, from residuals of steps that were measured end
-to end (`hespas/estimators/step_intervals.toml`, made by `python -m tools.step_intervals`). *held*, *width*
+to end (`hespas/estimators/step_intervals.toml`, made by `python -m tools.fits`). *held*, *width*
 and *score* are for groups that are left out one by one: the share of measured times inside, the ratio of the
 ends, and the interval score (width plus 20 times the distance outside, of the logarithm; smaller is better).
 Each kind uses the better scored of two forms that cover 85 % or more: quantiles of the residuals, or the
@@ -285,37 +279,30 @@ def step_interval_table(intervals: Iterable[StepInterval]) -> str:
     return f"{_TITLE}{_ABOUT}{''.join(lines)}"
 
 
-def _residuals(asked: argparse.Namespace) -> Iterator[tuple[WorkloadKind, list[Residual]]]:
+def _residuals(data: Path, jobs: int) -> Iterator[tuple[WorkloadKind, list[Residual]]]:
     """Yield the residuals of each kind whose input exists."""
-    if asked.table.is_file():
-        yield "training", list(_of_training(asked.table, asked.jobs))
-    if asked.eager.is_file():
-        yield "eager", list(_of_eager(asked.eager))
-    if asked.programs.is_dir():
-        programs = list(_of_programs(asked.programs))
+    table, eager = (
+        data / "published_e2e" / "published_training.csv",
+        data / "groundtruth" / "neusight_e2e.csv",
+    )
+    if table.is_file():
+        yield "training", list(_of_training(table, jobs))
+    if eager.is_file():
+        yield "eager", list(_of_eager(eager))
+    if (data / "workloads").is_dir():
+        programs = list(_of_programs(data / "workloads"))
         yield "program", programs
         yield "serving", programs
     yield "recorded", list(_of_profiles())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the data file and the section of docs/accuracy.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", type=Path, default=_SHARED / "published_e2e" / "published_training.csv")
-    parser.add_argument("--eager", type=Path, default=_SHARED / "groundtruth" / "neusight_e2e.csv")
-    parser.add_argument("--programs", type=Path, default=_SHARED / "workloads")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    asked = parser.parse_args(arguments)
+def step_interval_file(data: Path, jobs: int) -> str:
+    """Return the data file from the measured steps in ``data``, the folder of shared data.
+
+    Rows of missing inputs are not changed. ``jobs`` is the number of processes.
+    """
     found = dict(step_intervals()) if DATA.is_file() else {}
-    for kind, rows in _residuals(asked):
+    for kind, rows in _residuals(data, jobs):
         for each in _intervals(kind, rows):
             found[each.kind, each.level] = each
-    DATA.write_text(_toml(found.values()), encoding="utf-8")
-    step_intervals.cache_clear()
-    sys.stdout.write(step_interval_table(found.values()))
-    sys.stdout.write("docs/accuracy.md: python -m tools.accuracy updates it\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return _toml(found.values())

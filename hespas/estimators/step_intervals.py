@@ -3,7 +3,7 @@ estimators.
 
 The 90 % interval follows from residuals of predicted steps and programs that were measured:
 ``step_intervals.toml`` has the factors between which the measured time lies, by kind of workload and
-extrapolation level. ``python -m tools.step_intervals`` makes it and scores it on groups that it leaves out.
+extrapolation level. ``python -m tools.fits`` makes it and scores it on groups that it leaves out.
 :func:`weighed` reports the part of an estimated step that is based on no measurement of its device, its sizes
 or its kernels.
 """

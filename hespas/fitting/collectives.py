@@ -15,7 +15,7 @@ import numpy as np
 from hespas.estimators.collective_lines import CollectiveLine, basis, named
 from hespas.estimators.collective_links import TUNED, RankLayout, tuned_times
 from hespas.fitting.device_forms import Progress
-from hespas.fitting.fits import Key, fit_of, rounded, with_defaults
+from hespas.fitting.fits import Key, Priority, fit_of, rounded, with_defaults
 from hespas.fitting.rows import rows_to_fit
 from hespas.fitting.solvers import nonnegative_least_squares, standard_errors
 from hespas.graph.columns import FloatArray, IntArray
@@ -204,7 +204,7 @@ def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
     return [start, *(np.nan for _ in line.knees_bytes), *rates]
 
 
-def _priority(fit: Fit) -> tuple[bool, tuple[int, ...], int] | None:
+def _priority(fit: Fit) -> Priority | None:
     """Return the priority of a fit as the default of its operation and number format; None for never.
 
     The newest release of a vendor's library comes first, then the library with the most samples; a serving

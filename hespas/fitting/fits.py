@@ -17,6 +17,7 @@ from hespas.measurements import Measurements
 
 __all__ = [
     "Key",
+    "Priority",
     "bands_of",
     "bare",
     "error_of",
@@ -29,6 +30,8 @@ __all__ = [
 
 Key = tuple[str, str, str, str]
 """Kind, operation, number format and variant of a fit."""
+Priority = tuple[bool, tuple[int, ...], int]
+"""Priority of a default: if it is from a vendor, its release, the number of its samples."""
 _ROWS_PER_BAND = 120
 _MOST_BANDS = 6
 _NO_TIMES = np.empty(0), np.empty(0)
@@ -134,17 +137,21 @@ def with_fits(device: Device, fits: Sequence[Fit]) -> Device:
     return replace(device, own_fits=merged(fits, device.fits), fits_of="")
 
 
+def _by_samples(fit: Fit) -> Priority:
+    return False, (), fit.samples
+
+
 def with_defaults(
-    fits: Iterable[Fit], priority: Callable[[Fit], object] = lambda fit: fit.samples
+    fits: Iterable[Fit], priority: Callable[[Fit], Priority | None] = _by_samples
 ) -> tuple[Fit, ...]:
     """Return fits by key, with the one of highest ``priority`` as the default of its operation and format.
 
-    Fits of priority None are never a default.
+    Fits of priority None are never a default. Without ``priority``, the fit with the most samples is.
     """
     ordered = sorted(fits, key=lambda fit: fit.key)
-    candidates = [fit for fit in ordered if priority(fit) is not None]
+    ranked = [(rank, fit) for fit in ordered if (rank := priority(fit)) is not None]
     best: dict[tuple[str, str, str], Fit] = {}
-    for fit in sorted(candidates, key=priority, reverse=True):  # type: ignore[arg-type]
+    for _, fit in sorted(ranked, key=lambda pair: pair[0], reverse=True):
         best.setdefault((fit.kind, fit.op, fit.scheme), fit)
     chosen = {fit.key for fit in best.values()}
     return tuple(replace(fit, default=fit.key in chosen) for fit in ordered)

@@ -14,11 +14,9 @@ from hespas.estimators.collectives import Collectives
 from hespas.fitting.collectives import fit_collectives
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.device_fits import fits_to_toml, read_fits
+from hespas.hardware.device_fits import fits_to_toml
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
-from tools.collective_fits import write_collectives
-from tools.fits import write_fits
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "groundtruth"
 H100 = load_device("H100-SXM")
@@ -86,18 +84,6 @@ def test_the_newest_release_is_the_default_and_never_a_frameworks_own() -> None:
     ]
     defaults = {fit.variant for fit in fit_collectives(tables, H100) if fit.default}
     assert defaults == {"nccl 2.29.2"}
-
-
-def test_files_keep_what_the_other_command_wrote(tmp_path: Path) -> None:
-    collective = [
-        fit for fit in fit_collectives(table(), H100, fitted="2026-01-01") if fit.form == "segments"
-    ]
-    other = replace(collective[0], kind="matmul", op="", form="mine")
-    write_fits("H100-SXM", [other], tmp_path)
-    write_collectives("H100-SXM", collective, tmp_path)
-    path = write_fits("H100-SXM", [other], tmp_path)
-    assert path.read_text() == fits_to_toml("H100-SXM", [other, *collective])
-    assert len(read_fits(path)) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ Assumption = tuple[str, str]
 
 LINES_FOLDER = Path(__file__).parent / "data"
 """Folder with one file of lines per device that has any, by its name; made by ``python -m
-tools.systolic``.
+tools.fits``.
 """
 
 PRODUCTS = "cycles"
