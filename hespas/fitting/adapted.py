@@ -29,11 +29,14 @@ from hespas.estimators.learned.selection import ModelSelection, OperationLabels,
 from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
 from hespas.fitting.device_forms import Prior, solve
 from hespas.fitting.fits import rounded
-from hespas.fitting.held_out import first_of_best, parts_in_turn
+from hespas.fitting.held_out import parts_in_turn
 from hespas.fitting.learned import (
     cells_of,
+    chosen_form,
     errors_of_folds,
+    fit_settings,
     layer_folds,
+    splits_of,
     support_of,
     wholly_widened,
 )
@@ -44,7 +47,6 @@ from hespas.fitting.learned_parts import (
     TrainingRows,
     constant,
     grow,
-    library_version,
 )
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
@@ -90,9 +92,10 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
         load_model(adaptable_rows.path), adaptable_rows.choices, device, rows.measured
     )
     folds = references.folds(fold // 2)
-    transfers = not _simplest(
-        [references.residual(folds, None, transfers=option, seed=seed) for option in (True, False)]
-    )
+    without_trees = [
+        references.residual(folds, None, transfers=option, seed=seed) for option in (True, False)
+    ]
+    transfers = chosen_form([_NO_TREES] * 2, without_trees, len(group))[0] == 0
     count = len(group)
     forms = (
         BoostingForm(trees=30, leaves=4, learning_rate=0.1, least_rows=max(3, count // 20), columns=0.5),
@@ -102,23 +105,8 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
     # From the fewest trees on; None is one factor for all rows.
     options = (None, *(form for form in forms if count >= 4 * form.least_rows))
     residuals = [references.residual(folds, form, transfers=transfers, seed=seed) for form in options]
-    best = _simplest(residuals)
-    candidates: list[Candidate] = []
-    for number, (form, residual) in enumerate(zip(options, residuals, strict=True)):
-        grown, error = form or _NO_TREES, np.abs(np.expm1(-residual))
-        candidates.append(
-            Candidate(
-                form="trees",
-                loss=grown.loss,
-                trees=grown.trees,
-                leaves=grown.leaves,
-                learning_rate=grown.learning_rate,
-                mape=round(float(error.mean()), 6),
-                median_ape=round(float(np.median(error)), 6),
-                chosen=number == best,
-            )
-        )
-    chosen = _ChosenAdaptation(transfers, options[best], tuple(candidates), residuals[best], group)
+    best, candidates = chosen_form([form or _NO_TREES for form in options], residuals, len(residuals[0]))
+    chosen = _ChosenAdaptation(transfers, options[best], candidates, residuals[best], group)
     return references.model(part, rows, chosen, seed)
 
 
@@ -152,15 +140,6 @@ def adaptable(
             by_labels = {labels: choice for labels, (choice, _) in choices.items()}
             return Adaptable(option, covered_part, path, by_labels, len(rows.ratio) - len(covered))
     return None
-
-
-def _simplest(residuals: Sequence[FloatArray]) -> int:
-    """Return the first option whose error is as good as the best, within the uncertainty of so many rows.
-
-    ``residuals`` holds the errors [log time] of each option on the same held-out rows.
-    """
-    errors = [float(np.abs(np.expm1(-residual)).mean()) for residual in residuals]
-    return first_of_best(errors, len(residuals[0]))
 
 
 def _reference_bases(choice: ModelSelection) -> list[Base]:
@@ -272,23 +251,17 @@ class _ReferenceModel:
             least, most = reach.get(name, (low, high))
             reach[name] = min(low, least), max(high, most)
         octaves = support_of(before.support, ops)
-        form = chosen.form or _NO_TREES
         training = with_fields(
-            before.training,
-            tables=(self._measured.name,),
+            fit_settings(
+                self._measured,
+                chosen.form or _NO_TREES,
+                split=splits_of(self._measured),
+                groups=int(chosen.group.max()) + 1,
+                seed=seed,
+            ),
             provenance=(self._measured.provenance, *before.training.provenance),
-            split=" ".join(name for name in self._measured.split.used() if name),
-            rows=len(ratio),
-            shape_groups=int(chosen.group.max()) + 1,
-            seed=seed,
-            trees=form.trees,
-            leaves=form.leaves,
-            learning_rate=form.learning_rate,
-            loss=form.loss,
-            share_of_columns=form.columns,
-            least_rows_of_leaf=form.least_rows,
-            rising_columns=(),
-            library=library_version(),
+            form=before.training.form,
+            transfer_trees=before.training.transfer_trees,
         )
         card = with_fields(
             before,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 from msgspec.structs import replace as with_fields
@@ -29,7 +29,7 @@ from hespas.estimators.learned.serialization import (
     LearnedModel,
 )
 from hespas.files.limits import limits
-from hespas.fitting.held_out import folds_of
+from hespas.fitting.held_out import first_of_best, folds_of
 from hespas.fitting.learned_bases import form_share, with_bases
 from hespas.fitting.learned_extrapolation import (
     TAIL,
@@ -62,11 +62,14 @@ from hespas.operations.model import numbered, rows_by_label
 __all__ = [
     "FEWEST_MARGINS",
     "cells_of",
+    "chosen_form",
     "errors_of_folds",
     "fit_learned",
     "fit_rows",
+    "fit_settings",
     "layer_folds",
     "scored",
+    "splits_of",
     "support_of",
     "wholly_widened",
     "with_errors",
@@ -117,27 +120,10 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
         forest = grow(rows.table[~test], rows.ratio[~test], form, seed=seed, rising=rising_columns)
         return rows.ratio[test] - forest.predict(rows.table[test])
 
-    tried: list[tuple[float, float, FloatArray]] = []
-    for form in part.forms:
-        residual = held_out(form, half == 0)
-        error = np.abs(np.expm1(-residual))
-        tried.append((float(error.mean()), float(np.median(error)), residual))
-    best = min(range(len(tried)), key=lambda number: tried[number][0])
-    candidates = tuple(
-        Candidate(
-            form="trees",
-            loss=form.loss,
-            trees=form.trees,
-            leaves=form.leaves,
-            learning_rate=form.learning_rate,
-            mape=round(mape, 6),
-            median_ape=round(median, 6),
-            chosen=number == best,
-        )
-        for number, (form, (mape, median, _)) in enumerate(zip(part.forms, tried, strict=True))
-    )
+    residuals = [held_out(form, half == 0) for form in part.forms]
+    best, candidates = chosen_form(part.forms, residuals)
     residual = np.full(len(half), np.nan)
-    residual[half == 0] = tried[best][2]
+    residual[half == 0] = residuals[best]
     for turn in range(1, _FOLDS if len(half) <= _FEW_ROWS else 2):
         if (half == turn).any():
             residual[half == turn] = held_out(part.forms[best], half == turn)
@@ -158,10 +144,64 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
     share = form_share(part, bases.forms)
     card = with_fields(card, form_share=share, forms=dict(bases.forms), bases=bases.bases, region=region)
     if own:
-        split = " ".join(name for name in rows.measured.split.used() if name)
-        training = with_fields(card.training, split=split)
+        training = with_fields(card.training, split=splits_of(rows.measured))
         card = with_fields(card, training=training, errors=errors_of_folds(rows.measured, chosen.residual))
     return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
+
+
+def chosen_form(
+    forms: Sequence[BoostingForm], residuals: Sequence[FloatArray], rows: float = inf
+) -> tuple[int, tuple[Candidate, ...]]:
+    """Return the number of the best form, and all forms with their errors.
+
+    ``residuals`` holds the errors [log time] of each form on the same held-out rows. The first form that is
+    good as the best within the uncertainty of so many ``rows`` is chosen.
+    """
+    errors = [np.abs(np.expm1(-residual)) for residual in residuals]
+    best = first_of_best([float(error.mean()) for error in errors], rows)
+    candidates = tuple(
+        Candidate(
+            form="trees",
+            loss=form.loss,
+            trees=form.trees,
+            leaves=form.leaves,
+            learning_rate=form.learning_rate,
+            mape=round(float(error.mean()), 6),
+            median_ape=round(float(np.median(error)), 6),
+            chosen=number == best,
+        )
+        for number, (form, error) in enumerate(zip(forms, errors, strict=True))
+    )
+    return best, candidates
+
+
+def fit_settings(
+    measured: Measurements, form: BoostingForm, *, split: str, groups: int, seed: int
+) -> FitSettings:
+    """Return how trees of ``form`` were fitted to some rows, which are in ``groups`` layers or sizes."""
+    return FitSettings(
+        tables=(measured.name,),
+        provenance=(measured.provenance,),
+        split=split,
+        rows=len(measured),
+        shape_groups=groups,
+        seed=seed,
+        form="trees",
+        trees=form.trees,
+        leaves=form.leaves,
+        learning_rate=form.learning_rate,
+        loss=form.loss,
+        share_of_columns=form.columns,
+        least_rows_of_leaf=form.least_rows,
+        rising_columns=(),
+        transfer_trees=0,
+        library=library_version(),
+    )
+
+
+def splits_of(measured: Measurements) -> str:
+    """Return the names of the splits of some rows, separated by spaces."""
+    return " ".join(name for name in measured.split.used() if name)
 
 
 def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
@@ -275,24 +315,10 @@ def _card(
     seed: int,
 ) -> Card:
     """Return the card of a model, without bases, region and errors."""
-    form = chosen.form
-    training = FitSettings(
-        tables=(rows.measured.name,),
-        provenance=(rows.measured.provenance,),
-        split="calib",
-        rows=len(rows.ratio),
-        shape_groups=groups,
-        seed=seed,
-        form="trees",
-        trees=form.trees,
-        leaves=form.leaves,
-        learning_rate=form.learning_rate,
-        loss=form.loss,
-        share_of_columns=form.columns,
-        least_rows_of_leaf=form.least_rows,
+    training = with_fields(
+        fit_settings(rows.measured, chosen.form, split="calib", groups=groups, seed=seed),
         rising_columns=tuple(rows.names[column] for column in rising(part, rows.names)),
         transfer_trees=TRANSFER_FORM.trees if transfer.forest is not None else 0,
-        library=library_version(),
     )
     return Card(
         schema=SCHEMA,

@@ -94,8 +94,7 @@ def standard_errors(slopes: FloatArray, square: float, freedom: int) -> FloatArr
     the number of rows that the parameters leave.
     """
     size = np.maximum(np.abs(slopes).max(axis=0, initial=0.0), 1e-300)
-    scaled = slopes / size
-    inverse: FloatArray = np.linalg.pinv(scaled.T @ scaled)
-    variance = np.diag(inverse) * square / freedom
+    scaled: FloatArray = np.asarray(slopes / size, np.float64)
+    variance = np.diag(np.linalg.pinv(scaled.T @ scaled)) * square / freedom
     errors: FloatArray = np.sqrt(np.maximum(variance, 0.0)) / size
     return errors
