@@ -28,7 +28,7 @@ from hespas.estimators.step_intervals import (
     StepInterval,
     step_intervals,
 )
-from hespas.fitting.intervals import weighted_quantiles
+from hespas.fitting.held_out import weighted_quantiles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.studies.league.predict import predicted_rows

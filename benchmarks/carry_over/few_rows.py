@@ -27,7 +27,6 @@ import numpy as np
 from hespas.estimators.forms import form_time_ns
 from hespas.estimators.learned.inference import LoadedModels
 from hespas.estimators.learned.serialization import LearnedModel, cards_in, save_model
-from hespas.fitting.adapted import adaptable, adapted
 from hespas.fitting.device_forms import classes_of, fit_class
 from hespas.fitting.learned import fit_rows
 from hespas.fitting.learned_parts import (
@@ -37,6 +36,7 @@ from hespas.fitting.learned_parts import (
     rows_for,
     rows_of_part,
 )
+from hespas.fitting.own_models import adaptable, adapted
 from hespas.fitting.rows import known_variants
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, device_names, named_device

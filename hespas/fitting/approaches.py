@@ -31,13 +31,12 @@ from hespas.estimators.learned.serialization import (
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import line_basis
 from hespas.files.output import place_immediately, write_atomically
-from hespas.fitting.adapted import MOST_ROWS, Adaptable, adaptable, adapted
 from hespas.fitting.collectives import fit_collectives
 from hespas.fitting.device_forms import Progress, fit_device
 from hespas.fitting.fits import bare, merged
 from hespas.fitting.learned import fit_rows
 from hespas.fitting.learned_parts import family_name, library_version
-from hespas.fitting.own_models import OwnPart, own_parts
+from hespas.fitting.own_models import MOST_ROWS, Adaptable, OwnPart, adaptable, adapted, own_parts
 from hespas.fitting.recordings import fit_recordings
 from hespas.fitting.rows import has_several, known_variants, one_table
 from hespas.fitting.systolic import LINE_KINDS, fit_lines, has_columns

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from hespas.fitting.intervals import next_value_bound
+from hespas.fitting.held_out import next_value_bound
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange

@@ -1,4 +1,4 @@
-"""Held-out evaluation: folds that share no group, predictions in turn, and the choice that is never worse.
+"""Held-out evaluation: folds, predictions in turn, choices that are never worse, intervals from residuals.
 
 A fit is tested on rows that it does not contain. A calibration replaces the prediction without it only if it
 is better on such rows; otherwise it shrinks to none.
@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from hespas.estimators.composite import least_better
 from hespas.graph.columns import FloatArray, IntArray
 
-__all__ = ["best_share", "first_of_best", "folds_of", "held_out_times", "parts_in_turn"]
+__all__ = [
+    "best_share",
+    "first_of_best",
+    "folds_of",
+    "held_out_times",
+    "next_value_bound",
+    "parts_in_turn",
+    "weighted_quantiles",
+]
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of a correction that can be applied, in ascending order."""
@@ -79,3 +87,36 @@ def best_share(
     unit_gain = np.array([np.bincount(unit, weight * row) for row in gain]) / np.maximum(unit_weight, 1e-300)
     std_error = np.sqrt((unit_weight**2 * (unit_gain - mean[:, None]) ** 2).sum(axis=1) / (1.0 - spread))
     return _SHARES[int(np.argmax(mean - _CONFIDENCE * std_error))]
+
+
+_SIDE = 0.95
+"""Probability of each side of an interval of 90 %."""
+
+
+def next_value_bound(values: FloatArray, weight: FloatArray | None = None) -> float:
+    """Return the value that one more value, of weight 1, does not exceed with a probability of 95 %.
+
+    It is an order statistic (split conformal prediction: Papadopoulos et al. 2002; weights of dissimilar
+    samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019), or the largest
+    value if the sample is too small for such a bound. Values of weight 0 do not count. Without ``weight``,
+    all weights are 1.
+    """
+    weight = np.ones(len(values)) if weight is None else weight
+    values, weight = values[weight > 0], weight[weight > 0]
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weight[order])
+    is_enough = below >= _SIDE * (below[-1] + 1)
+    return float(values[order][int(is_enough.argmax()) if is_enough.any() else -1])
+
+
+def weighted_quantiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
+    """Return the ends of the interval of 90 % of some values, whose ``weights`` have the sum 1.
+
+    They are quantiles, wider by half the weight of an unknown value next to each value.
+    """
+    order = np.argsort(values)
+    place = np.cumsum(weights[order]) - weights[order] / 2
+    margin = float((weights**2).sum()) / 2
+    ends = max(1 - _SIDE - margin, 0.0), min(_SIDE + margin, 1.0)
+    low, high = np.interp(ends, place, values[order]).tolist()
+    return low, high

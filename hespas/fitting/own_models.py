@@ -1,17 +1,49 @@
-"""Learned models of a user's own rows: their parts, and the rows that each part needs."""
+"""Learned models of a user's own rows: fitted to many rows, or adapted from reference devices to a few.
+
+A device that no shipped model was fitted to is predicted by its reference devices: their fitted forms at its
+own rates, corrected by trees that transfer. With some rows of the device, parts of this product are fitted,
+each with the preceding one as its prior:
+
+    reference parameters  ->  parameters of this device  x  trees that transfer  x  trees grown here
+
+The number of trees is chosen on held-out folds, starting with none (one factor for all rows).
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from math import isfinite
+from math import inf, isfinite
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as with_fields
 
-from hespas.estimators.learned.ensemble import FAMILIES
-from hespas.fitting.learned import FEWEST_MARGINS, layer_folds
+from hespas.estimators.forms import FORMS, Form, Values, form_time_ns, machine_of
+from hespas.estimators.learned.bases import REFERENCE_DEVICES, Base, BaseIndex, combined_ns
+from hespas.estimators.learned.ensemble import FAMILIES, Forest, features_of
+from hespas.estimators.learned.inference import code_columns
+from hespas.estimators.learned.selection import ModelSelection, OperationLabels, select_model
+from hespas.estimators.learned.serialization import Candidate, Card, LearnedModel, load_model
+from hespas.fitting.device_forms import Prior, solve
+from hespas.fitting.fits import rounded
+from hespas.fitting.held_out import parts_in_turn
+from hespas.fitting.learned import (
+    FEWEST_MARGINS,
+    cells_of,
+    chosen_form,
+    errors_of_folds,
+    fit_settings,
+    layer_folds,
+    splits_of,
+    support_of,
+    wholly_widened,
+)
+from hespas.fitting.learned_extrapolation import devices_of, reach_of
 from hespas.fitting.learned_parts import (
     EXPERTS,
     FEW,
@@ -20,21 +52,351 @@ from hespas.fitting.learned_parts import (
     ROBUST,
     SMALL,
     WEIGHTS,
+    BoostingForm,
     LearnedPart,
     TrainingRows,
+    constant,
+    grow,
     rows_for,
     rows_of_part,
 )
 from hespas.fitting.rows import may_be_fitted, one_table
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
 from hespas.operations import find_scheme
 
-__all__ = ["FEWEST_ROWS", "OwnPart", "own_parts", "unused_name"]
+__all__ = [
+    "FEWEST_ROWS",
+    "MOST_ROWS",
+    "Adaptable",
+    "OwnPart",
+    "adaptable",
+    "adapted",
+    "own_parts",
+    "unused_name",
+]
+
+MOST_ROWS = 2000
+"""Most rows of an adapted model; with more, trees of the device's own rows are as good."""
+_FEWEST = 12
+_FEWEST_GROUPS = 5
+_WIDTH = 0.5
+"""Standard deviation of parameters from the parameters of reference devices (ln units)."""
+_CALLS = 40
+_FIRM_ROWS = 5.0
+"""Rows with the same weight as the prior that a common factor is 1."""
+_LARGEST_SHARE, _LARGEST_ROWS = 0.1, 5
+_NO_TREES = BoostingForm(trees=0, leaves=0, learning_rate=0.0, least_rows=0)
+
+_Labels = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adaptable:
+    """Rows of a ``part`` that the model of the card at ``path`` covers, and the class that it uses for each.
+
+    The part has no layers if there are too few of them. ``unknown`` counts the rows that the model does not
+    cover.
+    """
+
+    part: LearnedPart
+    rows: TrainingRows
+    path: Path
+    choices: Mapping[_Labels, ModelSelection]
+    unknown: int
+
+
+def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedModel:
+    """Adapt the model of reference devices to rows of ``device``. O(rows x folds x trees)."""
+    part, rows = adaptable_rows.part, adaptable_rows.rows
+    group, fold = layer_folds(part, rows, seed, even=True)
+    references = _ReferenceModel(
+        load_model(adaptable_rows.path), adaptable_rows.choices, device, rows.measured
+    )
+    folds = references.folds(fold // 2)
+    without_trees = [
+        references.residual(folds, None, transfers=option, seed=seed) for option in (True, False)
+    ]
+    transfers = chosen_form([_NO_TREES] * 2, without_trees, len(group))[0] == 0
+    count = len(group)
+    forms = (
+        BoostingForm(trees=30, leaves=4, learning_rate=0.1, least_rows=max(3, count // 20), columns=0.5),
+        BoostingForm(trees=100, leaves=8, learning_rate=0.1, least_rows=max(4, count // 50), columns=0.5),
+        BoostingForm(trees=300, leaves=15, learning_rate=0.08, least_rows=10, columns=0.4),
+    )
+    # From the fewest trees on; None is one factor for all rows.
+    options = (None, *(form for form in forms if count >= 4 * form.least_rows))
+    residuals = [references.residual(folds, form, transfers=transfers, seed=seed) for form in options]
+    best, candidates = chosen_form([form or _NO_TREES for form in options], residuals, len(residuals[0]))
+    chosen = _ChosenAdaptation(transfers, options[best], candidates, residuals[best], group)
+    return references.model(part, rows, chosen, seed)
+
+
+def adaptable(
+    part: LearnedPart, rows: TrainingRows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
+) -> Adaptable | None:
+    """Return the model of reference devices that covers most of ``rows``, all of ``device``, and these rows.
+
+    None without such a model, or with too few rows or sizes.
+    """
+    by_path: dict[Path, dict[_Labels, tuple[ModelSelection, IntArray]]] = {}
+    for labels, numbers in rows.measured.ops.classes():
+        kind, op, scheme, _ = labels
+        choice = select_model(cards, OperationLabels(kind, op, scheme, ""), device)
+        if not isinstance(choice, str) and _reference_bases(choice):
+            by_path.setdefault(choice.path, {})[labels] = choice, numbers
+    if not by_path:
+        return None
+
+    def covered_rows(item: tuple[Path, dict[_Labels, tuple[ModelSelection, IntArray]]]) -> int:
+        return sum(len(numbers) for _, numbers in item[1].values())
+
+    path, choices = max(by_path.items(), key=covered_rows)
+    covered = np.sort(np.concatenate([numbers for _, numbers in choices.values()]))
+    if len(covered) < _FEWEST:
+        return None
+    covered_part = rows.take(covered)
+    for option in (part, replace(part, layer=())):
+        group, _ = layer_folds(option, covered_part, seed, even=True)
+        if int(group.max()) + 1 >= _FEWEST_GROUPS:
+            by_labels = {labels: choice for labels, (choice, _) in choices.items()}
+            return Adaptable(option, covered_part, path, by_labels, len(rows.ratio) - len(covered))
+    return None
+
+
+def _reference_bases(choice: ModelSelection) -> list[Base]:
+    """Return the fitted forms of the reference devices; none if the device was in the fit itself."""
+    index, cell = BaseIndex(choice.card.bases, choice.card.forms), choice.cell
+    names = () if choice.references is None else choice.references.names
+    labels = (cell.kind, cell.op, cell.scheme, cell.variant)
+    return [base for name in names if (base := index.find(name, labels)) is not None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ChosenAdaptation:
+    """Chosen options: use of transfer trees, form of the grown trees, all candidates, and held-out residuals.
+
+    The residuals [log time] have the groups ``group``.
+    """
+
+    transfers: bool
+    form: BoostingForm | None
+    candidates: tuple[Candidate, ...]
+    residual: FloatArray
+    group: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _FittedForm:
+    """Form of one class with its parameters, and the parameters of the reference devices."""
+
+    form: Form
+    values: Values
+    expected: Values
+
+
+class _AdaptationFold(NamedTuple):
+    """Rows that forms were fitted to, held-out rows, and the log of all times over the predicted times."""
+
+    fitted: IntArray
+    held_out: IntArray
+    ratio: FloatArray
+
+
+class _ReferenceModel:
+    """Model of reference devices, applied to rows of a new device."""
+
+    def __init__(
+        self,
+        model: LearnedModel,
+        choices: Mapping[_Labels, ModelSelection],
+        device: Device,
+        measured: Measurements,
+    ) -> None:
+        card = model.card
+        self._model, self._choices, self._device, self._measured = model, choices, device, measured
+        self._classes = list(measured.ops.classes())
+        self.codes: dict[str, dict[str, float]] = {}
+        for column, name in ((1, "op"), (2, "scheme"), (3, "variant")):
+            numbers = card.codes.get(name)
+            if numbers is not None:
+                label_of = {labels: getattr(choice.cell, name) for labels, choice in choices.items()}
+                self.codes[name] = {
+                    labels[column]: numbers[label] for labels, label in label_of.items() if label in numbers
+                }
+        ops = measured.ops
+        features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
+        columns = dict(zip(features.names, features.columns.T, strict=True))
+        labels = {"variant": ops.variant, "scheme": ops.scheme, "op": ops.op}
+        coded = code_columns(self.codes, labels)
+        columns |= {name: column.astype(np.float32) for name, column in coded.items()}
+        self.names = tuple(name for name, column in columns.items() if np.ptp(column) > 0)
+        self._table = np.stack([columns[name] for name in self.names], axis=1).astype(np.float32)
+        self._sheet_ns = features.base_ns
+        self._transfer = np.zeros(len(measured))
+        if card.transfer_columns:
+            table = np.stack([columns[name] for name in card.transfer_columns], axis=1)
+            self._transfer = model.forests["transfer"].predict(table.astype(np.float32))
+
+    def folds(self, fold: IntArray) -> list[_AdaptationFold]:
+        """Return each fold with the ratio of all rows to forms that were fitted without the fold."""
+        return [
+            _AdaptationFold(fitted, held_out, self._log_ratio(self._fits(fitted)))
+            for fitted, held_out in parts_in_turn(fold)
+        ]
+
+    def residual(
+        self, folds: Sequence[_AdaptationFold], form: BoostingForm | None, *, transfers: bool, seed: int
+    ) -> FloatArray:
+        """Return the errors [log time] of one option on held-out rows, shape ``(rows,)``."""
+        residual = np.full(len(self._measured), np.nan)
+        for fold in folds:
+            ratio = fold.ratio - transfers * self._transfer
+            forest = self._grown(ratio, fold.fitted, form, seed)
+            residual[fold.held_out] = ratio[fold.held_out] - forest.predict(self._table[fold.held_out])
+        return residual
+
+    def model(
+        self, part: LearnedPart, rows: TrainingRows, chosen: _ChosenAdaptation, seed: int
+    ) -> LearnedModel:
+        """Return the model with the chosen options."""
+        fits = self._fits(np.arange(len(self._measured)))
+        ratio = self._log_ratio(fits) - chosen.transfers * self._transfer
+        flat = constant(len(self.names), 0.0)
+        main = self._grown(ratio, np.arange(len(ratio)), chosen.form, seed)
+        forests = {"main": main, "low": flat, "high": flat}
+        if chosen.transfers and self._model.card.transfer_columns:
+            forests["transfer"] = self._model.forests["transfer"]
+        before, ops = self._model.card, self._measured.ops
+        reach, own = dict(before.reach), reach_of(part.support, ops)
+        for name, (low, high) in own.items():
+            least, most = reach.get(name, (low, high))
+            reach[name] = min(low, least), max(high, most)
+        octaves = support_of(before.support, ops)
+        training = with_fields(
+            fit_settings(
+                self._measured,
+                chosen.form or _NO_TREES,
+                split=splits_of(self._measured),
+                groups=int(chosen.group.max()) + 1,
+                seed=seed,
+            ),
+            provenance=(self._measured.provenance, *before.training.provenance),
+            form=before.training.form,
+            transfer_trees=before.training.transfer_trees,
+        )
+        card = with_fields(
+            before,
+            name=part.name,
+            adapts=before.name,
+            forms={fit.form.name: before.forms[fit.form.name] for fit in fits.values()},
+            bases=tuple(self._bases(fits)),
+            columns=self.names,
+            transfer_columns=before.transfer_columns if "transfer" in forests else (),
+            codes=self.codes,
+            reach=reach,
+            cells=cells_of(self._measured),
+            devices=devices_of(rows),
+            intervals=(wholly_widened(chosen.residual, chosen.group),),
+            unseen=(),
+            training=training,
+            selection=chosen.candidates,
+            left_out=(),
+            errors=errors_of_folds(self._measured, chosen.residual),
+        )
+        return LearnedModel(card, forests, np.unique(np.concatenate((self._model.octaves, octaves)), axis=0))
+
+    def _fits(self, numbers: IntArray) -> Mapping[_Labels, _FittedForm]:
+        """Fit the form of each class to some rows, with the parameters of the reference devices as the
+        prior.
+        """
+        fits: dict[_Labels, _FittedForm] = {}
+        for labels, rows in self._classes:
+            # Expected values are geometric means over the bases with the form of the first; for a parameter
+            # that is a choice, the most frequent value.
+            bases = _reference_bases(self._choices[labels])
+            form = FORMS[bases[0].form]
+            names = self._model.card.forms[form.name]
+            expected_values = np.array([base.parameters for base in bases if base.form == form.name])
+            means: list[float] = np.exp(np.log(expected_values).mean(axis=0)).tolist()
+            expected = dict(zip(names, means, strict=True))
+            for parameter in form.parameters:
+                if not parameter.varies:
+                    choices: list[float] = expected_values[:, names.index(parameter.name)].tolist()
+                    expected[parameter.name] = Counter(choices).most_common(1)[0][0]
+            of_class = np.intersect1d(rows, numbers)
+            values: Values = expected
+            if len(of_class):
+                measured = self._measured.take(of_class)
+                machine = machine_of(self._device, labels[0], labels[2])
+                prior: Prior = {name: (value, _WIDTH) for name, value in expected.items()}
+                values = solve(
+                    form,
+                    form.columns(measured.ops, machine),
+                    measured.duration_ns,
+                    expected,
+                    prior=prior,
+                    fixed={
+                        parameter.name: expected[parameter.name]
+                        for parameter in form.parameters
+                        if not parameter.varies
+                    },
+                    most_calls=_CALLS,
+                    firm_rows=inf,
+                ).values
+            fits[labels] = _FittedForm(form, values, expected)
+        return fits
+
+    def _log_ratio(self, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
+        """Return the log of measured times over the reference bases, shape ``(rows,)``.
+
+        The bases are scaled by the ratio of the fitted forms to the reference forms.
+        """
+        ratio = np.log(self._measured.duration_ns)
+        for labels, rows in self._classes:
+            machine, fit = machine_of(self._device, labels[0], labels[2]), fits[labels]
+            part = self._measured.ops.take(rows)
+            own, expected = (
+                np.log(form_time_ns(fit.form, values, part, machine)) for values in (fit.values, fit.expected)
+            )
+            base_ns = combined_ns(expected, self._sheet_ns[rows], self._model.card.form_share)
+            ratio[rows] -= np.log(base_ns) + own - expected
+        return ratio
+
+    def _grown(self, ratio: FloatArray, numbers: IntArray, form: BoostingForm | None, seed: int) -> Forest:
+        """Return trees grown on some rows, or a constant without a form: the median, shrunk to 0."""
+        if form is None:
+            median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
+            return constant(len(self.names), median)
+        return grow(self._table[numbers], ratio[numbers], form, seed=seed)
+
+    def _bases(self, fits: Mapping[_Labels, _FittedForm]) -> Iterator[Base]:
+        """Yield the form of each class on this device, and on its reference devices."""
+        ratio = self._log_ratio(fits)
+        for labels, rows in self._classes:
+            fit = fits[labels]
+            largest = rows[np.argsort(self._sheet_ns[rows], kind="stable")]
+            largest = largest[-max(_LARGEST_ROWS, int(_LARGEST_SHARE * len(rows))) :]
+            asymptote = rounded(float(np.median(ratio[largest])))
+            names = self._model.card.forms[fit.form.name]
+            kind, op, scheme, variant = labels
+            for hardware, values in ((self._device.name, fit.values), (REFERENCE_DEVICES, fit.expected)):
+                yield Base(
+                    hardware=hardware,
+                    kind=kind,
+                    op=op,
+                    scheme=scheme,
+                    variant=variant,
+                    form=fit.form.name,
+                    parameters=tuple(rounded(values[name]) for name in names),
+                    asymptote=asymptote,
+                )
+
 
 FEWEST_ROWS = 60
 """Least rows of a part, for its trees and their intervals."""
-_FEWEST_GROUPS = 10
+_FEWEST_LAYERS = 10
 """Least layers that are held out as a whole; with fewer, single sizes are held out."""
 _LARGEST_GROUP = 0.2
 """Largest share of all rows in a single layer or size."""
@@ -143,7 +505,7 @@ def _checked_part(part: LearnedPart, rows: TrainingRows, seed: int) -> OwnPart:
         halves = np.bincount(fold % 2, minlength=2)
         sizes = len(of_group)
         is_even = of_group.max() <= _LARGEST_GROUP * count and halves.min() >= FEWEST_MARGINS
-        if sizes >= _FEWEST_GROUPS and is_even:
+        if sizes >= _FEWEST_LAYERS and is_even:
             return OwnPart(option, rows, "")
-    text = f"{label}: {sizes} sizes, {_FEWEST_GROUPS} with about as many rows each are needed"
+    text = f"{label}: {sizes} sizes, {_FEWEST_LAYERS} with about as many rows each are needed"
     return OwnPart(part, rows, text)

@@ -40,8 +40,7 @@ from hespas.estimators.kernels import (
 )
 from hespas.fitting.device_forms import FormSolution, Prior, solve
 from hespas.fitting.fits import bands_of, error_of, fit_of, rounded, with_fits
-from hespas.fitting.held_out import first_of_best, folds_of, held_out_times, parts_in_turn
-from hespas.fitting.intervals import next_value_bound
+from hespas.fitting.held_out import first_of_best, folds_of, held_out_times, next_value_bound, parts_in_turn
 from hespas.fitting.kernels import (
     DEFAULT_PRODUCTS,
     KernelClass,

@@ -21,8 +21,8 @@ from hespas.estimators.learned.serialization import (
     shipped_folder,
 )
 from hespas.estimators.rates import roof_ns
-from hespas.fitting.adapted import adaptable, adapted
 from hespas.fitting.learned_parts import PARTS, rows_for
+from hespas.fitting.own_models import adaptable, adapted
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, joined

@@ -24,7 +24,7 @@ from hespas.fitting.effects import (
     scale_posterior,
     share_from_other_cells,
 )
-from hespas.fitting.intervals import weighted_quantiles
+from hespas.fitting.held_out import weighted_quantiles
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.studies.league.rows import LeagueRow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hespas.validators.accuracy.sources import measurements_of
 from hespas.validators.calibration.calibrate import (
     ESTIMATORS,
     Calibration,
@@ -12,7 +13,6 @@ from hespas.validators.calibration.calibrate import (
     write_calibration,
 )
 from hespas.validators.calibration.held_out import TESTS
-from hespas.validators.calibration.profiles import measurements_of
 from hespas.validators.calibration.suggest import TIME_COLUMN, Suggestions, suggest, suggestion_json
 
 __all__ = [
