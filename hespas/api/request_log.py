@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from hespas.files.documents import check_column_names
-from hespas.files.limits import limits
-from hespas.files.streams import read_bytes
-from hespas.graph.columns import FloatArray
+from hespas.files.tables import Column, read_typed_table
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.simulator.serving import Requests, arrivals_of_bursts, arrivals_of_poisson, lengths
 
 __all__ = ["PROCESSES", "log_of", "requests_of"]
 
-_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "arrival": ("arrival_s", "arrival", "arrived_at", "timestamp", "queued_s", "arrival_time"),
-    "prompt": ("prompt_tokens", "input_tokens", "prompt", "num_prefill_tokens", "contexttokens", "input_len"),
-    "output": ("output_tokens", "output", "num_decode_tokens", "generatedtokens", "completion_tokens"),
-}
-"""Names of the columns of a log; the first one that exists is used. They include the names of vLLM, of
-Vidur and of Azure's published traces. Arrivals are in seconds.
-"""
 _MAX_TOKENS, _MAX_SPAN_S = 10**9, 1e9
 """Limits of the tokens of a request, and of the time from the first arrival to the last. Longer spans are
 not logs of a server, and a float64 of nanoseconds has then an error of more than a tenth of a microsecond.
@@ -125,93 +113,47 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
     return _ArrivalProcess(**values)  # type: ignore[arg-type] # int for fields of int
 
 
+class _LogRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of a log, with the names of vLLM, of Vidur and of Azure's published traces."""
+
+    arrival_s: Annotated[
+        float,
+        Column(
+            names=("arrival", "arrived_at", "timestamp", "queued_s", "arrival_time"),
+            low=-inf,
+            high=inf,
+            unit="s",
+        ),
+    ]
+    prompt_tokens: Annotated[
+        int,
+        Column(
+            names=("input_tokens", "prompt", "num_prefill_tokens", "contexttokens", "input_len"),
+            low=1,
+            high=_MAX_TOKENS,
+        ),
+    ]
+    output_tokens: Annotated[
+        int,
+        Column(
+            names=("output", "num_decode_tokens", "generatedtokens", "completion_tokens"),
+            low=1,
+            high=_MAX_TOKENS,
+        ),
+    ]
+
+
 def _read_log(path: Path) -> Requests:
     """Read a log; requests are sorted by arrival, and the first one arrives at 0."""
-    rows = _log_rows(path)
-    if not rows:
-        raise FormatError("no requests", path=str(path), hint="write one row per request")
-    present = {name.strip().casefold(): name for name in rows[0]}
-    names: list[str] = []
-    for quantity, candidates in _COLUMNS.items():
-        name = next((present[candidate] for candidate in candidates if candidate in present), "")
-        if not name:
-            raise FormatError(
-                f"no column of {quantity}", path=str(path), position="header",
-                hint=f"one of {', '.join(candidates)}",
-            )  # fmt: skip
-        names.append(name)
-    arrival, prompt, output = (_numbers(rows, name, path) for name in names)
-    for name, column in zip(names[1:], (prompt, output), strict=True):
-        is_wrong = (column < 1) | (column > _MAX_TOKENS) | (column != np.floor(column))
-        if is_wrong.any():
-            index = int(np.argmax(is_wrong))
-            raise FormatError(
-                f"{column[index]:g} tokens", path=str(path), position=f"request {index}, {name}",
-                hint=f"whole numbers from 1 to {_MAX_TOKENS:,}",
-            )  # fmt: skip
+    rows = [row for _, row in read_typed_table(path, _LogRow)]
+    arrival = np.array([row.arrival_s for row in rows], np.float64)
+    prompt = np.array([row.prompt_tokens for row in rows], np.int64)
+    output = np.array([row.output_tokens for row in rows], np.int64)
     order = np.argsort(arrival, kind="stable")
     first, last = arrival[order[0]].item(), arrival[order[-1]].item()
     if not last - first <= _MAX_SPAN_S:
         raise FormatError(
-            f"arrives {last - first:g} s after the first", path=str(path),
-            position=f"request {order[-1]}, {names[0]}",
+            f"arrives {last - first:g} s after the first", path=str(path), position=f"row {order[-1]}",
             hint=f"arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
         )  # fmt: skip
-    return Requests(
-        arrival_ns=(arrival - first)[order] * 1e9,
-        prompt=prompt[order].astype(np.int64),
-        output=output[order].astype(np.int64),
-    )
-
-
-def _log_rows(path: Path) -> list[Mapping[str, object]]:
-    """Return the rows of a CSV or JSON lines file."""
-    try:
-        text = read_bytes(path, limits().table_bytes).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
-    rows: list[Mapping[str, object]] = []
-    if path.suffix in {".jsonl", ".ndjson"}:
-        for number, line in enumerate(text.split("\n")):
-            try:
-                rows += [msgspec.json.decode(line, type=dict[str, object])] if line.strip() else []
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise FormatError(
-                    f"not a JSON object: {error}", path=str(path), position=f"line {number + 1}",
-                    hint="one object per line",
-                ) from error  # fmt: skip
-        return rows
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        check_column_names((name.strip().casefold() for name in reader.fieldnames or ()), path)
-        for row in reader:
-            if any(row.pop(None, ())):
-                raise FormatError(
-                    "more cells than the header", path=str(path), position=f"request {len(rows)}",
-                    hint="quote cells with commas in them",
-                )  # fmt: skip
-            rows.append(row)
-    except csv.Error as error:
-        raise FormatError(
-            f"not a row of CSV: {error}", path=str(path), position=f"line {reader.line_num + 1}",
-            hint="one request per line, cells separated by commas",
-        ) from error  # fmt: skip
-    return rows
-
-
-def _numbers(rows: list[Mapping[str, object]], name: str, path: Path) -> FloatArray:
-    """Return a column of a log. Raises ``FormatError`` for a cell that is not a finite number."""
-    numbers: list[float] = []
-    for index, row in enumerate(rows):
-        value = row.get(name)
-        try:
-            number = float(value) if isinstance(value, str | int | float) else nan
-        except (ValueError, OverflowError):
-            number = nan
-        if not isfinite(number):
-            raise FormatError(
-                f"{clipped(repr(value))} is not a number", path=str(path),
-                position=f"request {index}, {name}", hint="arrivals in seconds, lengths in tokens",
-            )  # fmt: skip
-        numbers.append(number)
-    return np.array(numbers, np.float64)
+    return Requests(arrival_ns=(arrival - first)[order] * 1e9, prompt=prompt[order], output=output[order])

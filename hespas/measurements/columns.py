@@ -6,7 +6,6 @@ import csv
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from functools import partial
 from math import isinf
 from pathlib import Path
@@ -24,8 +23,8 @@ from hespas.files.streams import (
     input_location,
     open_input,
     open_regular,
-    reopenable_path,
 )
+from hespas.files.tables import parquet_batches, too_large
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.operations import Labels
@@ -33,9 +32,8 @@ from hespas.operations import Labels
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-__all__ = ["Columns", "column_batches", "parquet_batches", "text_batches"]
+__all__ = ["Columns", "column_batches", "text_batches"]
 
 _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
@@ -226,7 +224,7 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
     open_regular(path).close()
     size = input_location(path).stat().st_size
     if size > limits().table_bytes:
-        raise _too_large(path, f"{size:,} bytes, above the limit of a table of operations")
+        raise too_large(path, f"{size:,} bytes, above the limit of a table of operations")
     rows = 0
     try:
         for frame in read(path):
@@ -244,48 +242,6 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
 
 def _rows_at_once(columns: int) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_CELLS // max(columns, 1)))
-
-
-def parquet_batches(
-    path: Path,
-    choose: Callable[[pa.Schema], tuple[list[str], list[str]]],
-    *,
-    rows_at_once: Callable[[int], int],
-    most_rows: int,
-    most_bytes: int,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches.
-
-    ``choose`` returns the columns to read, and the text columns to read as dictionaries, in which a repeated
-    text takes its memory once.
-
-    Raises ``FormatError`` for files that unpack to too many rows or bytes, and Arrow's errors.
-    """
-    from pyarrow.parquet import ParquetFile
-
-    with open_input(path) as stream:
-        source = reopenable_path(stream, path)
-        with closing(ParquetFile(source, memory_map=False)) as file:
-            metadata: pq.FileMetaData = file.metadata
-            columns, texts = choose(file.schema_arrow)
-        if metadata.num_rows > most_rows:
-            size = input_location(path).stat().st_size
-            raise _too_large(
-                path, f"{metadata.num_rows:,} rows in {size:,} bytes, at most {most_rows:,} are allowed"
-            )
-        # Metadata of columns are not read: damaged ones end the process.
-        groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-        _check_unpacked(path, sum(group.total_byte_size for group in groups), most_bytes)
-        with closing(ParquetFile(source, memory_map=False, metadata=metadata, read_dictionary=texts)) as file:
-            count, read = rows_at_once(len(columns)), cast("Any", file).iter_batches
-            for batch in read(batch_size=count, columns=columns, use_threads=False):
-                _check_unpacked(path, batch.nbytes, most_bytes)  # the file may state too little
-                yield batch
-
-
-def _check_unpacked(path: Path, unpacked: int, most: int) -> None:
-    if unpacked > most:
-        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes, at most {most:,} are allowed")
 
 
 def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
@@ -402,12 +358,3 @@ class _GzipStream(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _too_large(path: Path, what: str) -> FormatError:
-    return FormatError(
-        what,
-        path=str(path),
-        position="the whole file",
-        hint="use fewer rows, or raise `max_input_bytes` for a trusted file",
-    )

@@ -20,11 +20,11 @@ from hespas.converters.format import ReadOptions
 from hespas.files.documents import unescape_formula
 from hespas.files.limits import limits
 from hespas.files.streams import first_bytes, input_location, open_input, read_bytes, refuse_special_files
+from hespas.files.tables import parquet_batches
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.measurements import COLUMNS, DURATIONS, OF_OPERATIONS, ColumnKind, read_measurements
-from hespas.measurements.columns import parquet_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,6 @@ sliding_pattern, source``. Norms and positions have no columns: they are assumed
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +24,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, convert
 
-from hespas.files.documents import check_column_names
 from hespas.files.limits import limits
-from hespas.files.streams import read_document
+from hespas.files.tables import read_table
 from hespas.generators.llm.model import (
     Attention,
     Block,
@@ -487,18 +484,11 @@ def model_in_table(table: Path, name: str) -> Model | None:
     """
     if not table.exists():
         return None
-    try:
-        text = read_document(table, limits().report_bytes, "a table of models").decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        check_column_names(reader.fieldnames or (), table)
-        rows = list(enumerate(reader))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"cannot be read: {error}", path=str(table)) from error
-    match = next(((number, row) for number, row in rows if row.get("model") == name), None)
-    if match is None:
+    rows = read_table(table, max_bytes=limits().report_bytes)
+    row = next((row for row in rows if row.cells.get("model") == name), None)
+    if row is None:
         return None
-    position = f"row {match[0]}"
-    cells = {column: (value or "").strip() for column, value in match[1].items() if isinstance(column, str)}
+    position, cells = f"row {row.row}", row.cells
     attention = cells.get("attention", "")
     needed = (*_NEEDED, *_LATENT) if attention == "mla" else _NEEDED
     absent = [column for column in needed if not cells.get(column)]

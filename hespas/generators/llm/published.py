@@ -12,17 +12,18 @@ published tables.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import nan
 from pathlib import Path
+from typing import Annotated, Literal
 
-from hespas.files.documents import check_column_names
+import msgspec
+
 from hespas.files.limits import limits
-from hespas.files.streams import read_document
+from hespas.files.tables import Column, TableRow, read_table, typed_row
 from hespas.files.trust import file_in_folder_of
 from hespas.generators.llm.flops import Convention, forward_flops, model_flops
 from hespas.generators.llm.layout import Layout, possible_overlap
@@ -44,10 +45,8 @@ from hespas.graph.workload import Launch, StepFacts
 from hespas.hardware import Device, canonical_name, load_device, resolve_reference
 
 __all__ = [
-    "CHOICES",
     "MODELS",
     "NOTES_IGNORED",
-    "NUMBERS",
     "PUBLISHERS",
     "SETTINGS",
     "PublishedRun",
@@ -75,25 +74,46 @@ SETTINGS: Mapping[str, str] = {
 """Columns by name, with their values. An empty cell means that the source does not give the setting."""
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "cuda_graphs": ("none", "parts", "all"),
-    "communication_overlap": ("off", "on"),
-    "tensor_overlap": ("yes", "no"),
-    "expert_overlap": ("yes", "no"),
-    "context_communication": ("all-to-all", "ring"),
-    "compiled": ("yes", "no"),
-    "attention_flops": ("full", "half"),
-}
-"""Allowed values of columns with words."""
-NUMBERS = ("capacity_factor", "power_limit_w", "memory_bandwidth_gb_per_s")
-"""Columns with a number above 0; ``capacity_factor`` may be ``dropped``."""
+_Count = Annotated[int, Column(low=1, high=1e9)]
+_Positive = Annotated[float, Column(is_open=True, high=1e9)]
+
+
+class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of a row with numbers or words of a set. 0 or empty: the row does not state the setting."""
+
+    num_accelerators: _Count = 1
+    seq_len: _Count = 1
+    global_batch: _Count = 0
+    micro_batch: _Count = 0
+    grad_accum: _Count = 0
+    dp: _Count = 0
+    tp: _Count = 1
+    pp: _Count = 1
+    vp: _Count = 0
+    cp: _Count = 1
+    ep: _Count = 1
+    etp: _Count = 1
+    cuda_graphs: Literal["", "none", "parts", "all"] = ""
+    communication_overlap: Literal["", "off", "on"] = ""
+    tensor_overlap: Literal["", "yes", "no"] = ""
+    expert_overlap: Literal["", "yes", "no"] = ""
+    context_communication: Literal["", "all-to-all", "ring"] = ""
+    compiled: Literal["", "yes", "no"] = ""
+    attention_flops: Literal["", "full", "half"] = ""
+    power_limit_w: _Positive = nan
+    memory_bandwidth_gb_per_s: _Positive = nan
+
+
+class _CapacityColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """Capacity factor of experts that is a number; 0 for dropless experts."""
+
+    capacity_factor: _Positive = 0.0
 
 
 NOTES_IGNORED = (
     "`notes` are not read, and the table has no column of settings such as cuda_graphs and "
     "communication_overlap: the defaults are assumed"
 )
-_MOST_COUNT = 10**9
 MODELS = "models.csv"
 """File name of the table of models that do not ship with the package, in the folder of a table of runs."""
 
@@ -140,33 +160,8 @@ _NEEDED = ("global_batch", "model", "num_accelerators", "seq_len")
 
 def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[str, str]]:
     """Yield the rows of a table with the columns ``needed``. Raises ``FormatError`` for an invalid table."""
-    try:
-        text = read_document(table, limits().report_bytes, "a table of runs").decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        missing = set(needed) - set(reader.fieldnames or ())
-        if missing:
-            raise FormatError(
-                f"missing column {', '.join(sorted(missing))}", path=str(table), position="header",
-                hint="a table of runs has a column for each setting: model, accelerator, num_accelerators, "
-                "seq_len, global_batch, micro_batch, dp, tp, pp, ...",
-            )  # fmt: skip
-        check_column_names(reader.fieldnames or (), table)
-        for number, row in enumerate(reader):
-            has_extra = any(row.pop(None, ()))
-            if has_extra or None in row.values():
-                raise FormatError(
-                    f"{'more' if has_extra else 'fewer'} cells than the header", path=str(table),
-                    position=f"row {number}",
-                    hint="quote cells with commas, and write empty cells too; rows count from 0, below the "
-                    "header",
-                )  # fmt: skip
-            yield row
-    except (FormatError, UnicodeDecodeError, csv.Error) as error:
-        if isinstance(error, FormatError) and error.position:
-            raise
-        message = error.message if isinstance(error, FormatError) else str(error)
-        hint = "name a CSV file: `table=runs.csv`; docs/league.md lists its columns"
-        raise FormatError(f"cannot be read: {message}", path=str(table), hint=hint) from error
+    for row in read_table(table, needed, max_bytes=limits().report_bytes):
+        yield row.cells
 
 
 def has_only_notes(row: Mapping[str, str]) -> bool:
@@ -195,8 +190,8 @@ def run_of(
 
     Models that do not ship with the package are read from ``models.csv`` in the folder of ``table``.
     """
-    cells = _RunCells(row, place, diagnostics)
-    _check_settings(cells)
+    texts = TableRow(place, -1, 0, {name: text.strip() for name, text in row.items()})
+    cells = _RunCells(texts, typed_row(texts, _RunColumns), diagnostics)
     model = _model(cells, table)
     layout = _layout(cells, model)
     training = _training(cells, layout)
@@ -211,59 +206,18 @@ def run_of(
 
 @dataclass(frozen=True, slots=True)
 class _RunCells:
-    """Cells of a row, and its position for messages."""
+    """Texts of a row, and its typed columns."""
 
-    row: Mapping[str, str]
-    place: str
+    row: TableRow
+    columns: _RunColumns
     diagnostics: Diagnostics
 
     def text(self, name: str) -> str:
-        return self.row.get(name, "").strip()
-
-    def count(self, name: str, otherwise: int = 0) -> int:
-        """Return a whole number, which tables may write as 8.0; ``otherwise`` if the cell is empty."""
-        text = self.text(name)
-        if not text:
-            return otherwise
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not (0 < value <= _MOST_COUNT and value.is_integer()):
-            raise FormatError(f"{clipped(text)!r} is not a count", path=self.place, position=f"column {name}")
-        return int(value)
+        return self.row.cells.get(name, "")
 
     def report(self, code: str, message: str) -> None:
         """Warn about an assumed setting."""
-        self.diagnostics.warning(f"row.{code}", self.place, message)
-
-
-def _check_settings(cells: _RunCells) -> None:
-    """Raise ``FormatError`` for an invalid value in a column of settings."""
-    for name, allowed in CHOICES.items():
-        text = cells.text(name)
-        if text and text not in allowed:
-            raise FormatError(
-                f"{clipped(text)!r} is not a value of {name}",
-                path=cells.place,
-                position=f"column {name}",
-                hint=f"write {', '.join(allowed)}, or leave the cell empty",
-            )
-    for name in NUMBERS:
-        text = cells.text(name)
-        if not text or (name == "capacity_factor" and text == "dropped"):
-            continue
-        try:
-            is_valid = 0 < float(text) < _MOST_COUNT
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise FormatError(
-                f"{clipped(text)!r} is not a number above 0",
-                path=cells.place,
-                position=f"column {name}",
-                hint="write a number, or leave the cell empty",
-            )
+        self.diagnostics.warning(f"row.{code}", self.row.path, message)
 
 
 def _model(cells: _RunCells, table: Path | None) -> Model:
@@ -280,26 +234,26 @@ def _model(cells: _RunCells, table: Path | None) -> Model:
     if model is None:
         raise UnsupportedError(
             f"the configuration of model {clipped(name)!r} is not known",
-            path=cells.place,
+            path=cells.row.path,
             position="column model",
             hint=hint,
         )
     if model.positions == "learned":
-        return replace(model, max_positions=max(model.max_positions, cells.count("seq_len", 1)))
+        return replace(model, max_positions=max(model.max_positions, cells.columns.seq_len))
     return model
 
 
 def _layout(cells: _RunCells, model: Model) -> Layout:
-    tp, pp, cp = (cells.count(name, 1) for name in ("tp", "pp", "cp"))
-    ranks = cells.count("num_accelerators", 1)
-    dp = cells.count("dp") or max(1, ranks // (tp * pp * cp))
+    tp, pp, cp = (cells.columns.tp, cells.columns.pp, cells.columns.cp)
+    ranks = cells.columns.num_accelerators
+    dp = cells.columns.dp or max(1, ranks // (tp * pp * cp))
     if dp * tp * pp * cp != ranks:
         raise FormatError(
             f"dp x tp x pp x cp = {dp * tp * pp * cp:,} ranks on {ranks:,} accelerators",
-            path=cells.place,
+            path=cells.row.path,
             hint="correct the degrees, or leave dp empty to have it computed",
         )
-    vp = cells.count("vp") or 1
+    vp = cells.columns.vp or 1
     if not cells.text("vp") and pp > 1:
         cells.report("vp", "virtual stages are missing: none assumed")
     sharding = cells.text("fsdp").casefold()
@@ -325,11 +279,11 @@ def _layout(cells: _RunCells, model: Model) -> Layout:
     is_megatron = cells.text("source") in {"Megatron-Bridge", "MLPerf-Training"}
     counts = is_megatron and layers % chunks != 0 and (layers + 2) % chunks == 0
     return Layout(
-        dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.count("ep", 1), etp=cells.count("etp", 1),
+        dp=dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=cells.columns.ep, etp=cells.columns.etp,
         zero=_zero(sharding), shard=shard if 0 < shard < dp and dp % shard == 0 else 0,
         sequence_parallel=is_parallel,
         embedding_counts=counts, head_counts=counts,
-        context_all_to_all=cells.text("context_communication") == "all-to-all",
+        context_all_to_all=cells.columns.context_communication == "all-to-all",
     )  # fmt: skip
 
 
@@ -374,7 +328,7 @@ _PRECISIONS = (
 
 
 def _training(cells: _RunCells, layout: Layout) -> Training:
-    batch = cells.count("global_batch", layout.dp)
+    batch = cells.columns.global_batch or layout.dp
     micro = _micro_batch(cells, batch, layout.dp)
     source = cells.text("source")
     lora = cells.text("train_type") == "lora"
@@ -404,7 +358,7 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
     if re.search(r"megatron-lm \(20(20|21|22)", framework):
         library = "measured"
     return Training(
-        seq=cells.count("seq_len", 1),
+        seq=cells.columns.seq_len,
         global_batch=batch,
         micro_batch=micro,
         precision=precision,
@@ -418,9 +372,9 @@ def _training(cells: _RunCells, layout: Layout) -> Training:
         pure_16bit="weights bfloat16" in optimizer,
         optimizer_offload="cpu offload of the optimizer" in optimizer,
         fused_loss=source not in {"Megatron-LM", "torchtitan"},
-        compiled=cells.text("compiled") != "no" and source != "llm-foundry",
+        compiled=cells.columns.compiled != "no" and source != "llm-foundry",
         transposed_weights=not lora and needs_transposed,
-        launch=_LAUNCHES.get(cells.text("cuda_graphs"), "kernels"),
+        launch=_LAUNCHES.get(cells.columns.cuda_graphs, "kernels"),
         library=library,
     )
 
@@ -433,8 +387,8 @@ def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
     """Return the sequences of a micro-batch: as published, or from the number of accumulated
     passes, or one.
     """
-    micro = cells.count("micro_batch")
-    passes = cells.count("grad_accum")
+    micro = cells.columns.micro_batch
+    passes = cells.columns.grad_accum
     if not micro and passes and batch % (dp * passes) == 0:
         return batch // (dp * passes)
     if not micro:
@@ -453,11 +407,10 @@ def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
 
 def _capacity(cells: _RunCells) -> float:
     """Return the capacity factor of experts; 0 for dropless experts."""
-    text = cells.text("capacity_factor")
-    if text == "dropped":
+    if cells.text("capacity_factor") == "dropped":
         cells.report("capacity", "the capacity at which tokens are dropped is missing: 1 assumed")
         return 1.0
-    return float(text) if text else 0.0
+    return typed_row(cells.row, _CapacityColumn).capacity_factor
 
 
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
@@ -467,15 +420,15 @@ def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     if its column says ``yes``, and in recipes of Megatron-Bridge for dense models.
     """
     source, framework = cells.text("source"), cells.text("framework")
-    if cells.text("communication_overlap") == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
+    if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
         return Overlap.none()
-    tensor_overlap = cells.text("tensor_overlap")
+    tensor_overlap = cells.columns.tensor_overlap
     is_recipe = source == "Megatron-Bridge" and not cells.text("ep") and tensor_overlap != "no"
     if layout.tp > 1 and is_recipe and tensor_overlap != "yes":
         cells.report("tensor-overlap", "the overlap of tensor parallelism is missing: assumed on")
     return Overlap(
         tensor=layout.tp > 1 and (tensor_overlap == "yes" or is_recipe),
-        experts=cells.text("expert_overlap") == "yes",
+        experts=cells.columns.expert_overlap == "yes",
     )
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan, nan
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from hespas.estimators.step_intervals import Level
-from hespas.generators.llm.published import rows_of
-from hespas.graph.errors import FormatError, clipped
+from hespas.files.limits import limits
+from hespas.files.tables import Column, read_table, typed_row
+from hespas.graph.errors import FormatError
 
 __all__ = ["NEEDED", "LeagueRow", "Refusal", "RowAssumption", "StepPrediction", "read_runs"]
 
@@ -20,9 +22,19 @@ NEEDED = ("accelerator", "global_batch", "model", "num_accelerators", "seq_len")
 """Required columns, whose values cannot be assumed."""
 _TIMES = ("step_time_lo_ms", "step_time_ms", "step_time_hi_ms")
 """Columns of step times, in ascending order of their values."""
-_MEASURED = (*_TIMES, "mfu_pct", "peak_memory_gib", "rows_with_same_config")
-_MAX_VALUE = 1e12
-"""Limit of a measured value: 30 years in milliseconds."""
+_Measurement = Annotated[float, Column(is_open=True, high=1e12)]
+"""Measured value: at most 30 years in milliseconds."""
+
+
+class _MeasuredColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured columns of a row."""
+
+    step_time_lo_ms: _Measurement = nan
+    step_time_ms: _Measurement = nan
+    step_time_hi_ms: _Measurement = nan
+    mfu_pct: _Measurement = nan
+    peak_memory_gib: _Measurement = nan
+    rows_with_same_config: _Measurement = nan
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,34 +130,14 @@ def read_runs(table: Path) -> list[Mapping[str, str]]:
     0, and step times out of order.
     """
 
-    def fault(message: str, number: int, column: str) -> FormatError:
-        return FormatError(
-            message, path=str(table), position=f"row {number}, column {column}",
-            hint="correct the cell, or leave it empty; rows are numbered from 0 after "
-            "the header",
-        )  # fmt: skip
-
     rows: list[Mapping[str, str]] = []
-    for number, cells in enumerate(rows_of(table, NEEDED)):
-        row = {column: text.strip() for column, text in cells.items()}
-        values: dict[str, float] = {}
-        for column in _MEASURED:
-            if not (text := row.get(column, "")):
-                continue
-            try:
-                value = float(text)
-            except ValueError:
-                raise fault(f"{clipped(text)!r} is not a number", number, column) from None
-            if not 0 < value < _MAX_VALUE:
-                raise fault(
-                    f"{clipped(text)} is not a measurement: expected a number above 0", number, column
-                )
-            values[column] = value
-        for lower, upper in pairwise(column for column in _TIMES if column in values):
-            if values[lower] > values[upper]:
-                message = f"{upper} is {values[upper]:g}, below {lower} with {values[lower]:g}"
-                raise fault(message, number, upper)
-        rows.append(row)
+    for row in read_table(table, NEEDED, max_bytes=limits().report_bytes):
+        measured = typed_row(row, _MeasuredColumns)
+        times = [(name, getattr(measured, name)) for name in _TIMES if getattr(measured, name) > 0]
+        for (lower, low), (upper, high) in pairwise(times):
+            if low > high:
+                raise row.fault(upper, f"is {high:g}, below {lower} with {low:g}", "times in ascending order")
+        rows.append(row.cells)
     if not rows:
         raise FormatError("no row below the header", path=str(table), hint="write one row per run")
     return rows

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from math import isnan, nan, sqrt
 from pathlib import Path
 from time import perf_counter
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from hespas.files.documents import Count, Figure
+from hespas.files.tables import Column, read_typed_table
 from hespas.generators.llm import ServingStep, named_model, precision_of, serving_layout
 from hespas.generators.llm.serving_lattice import LatticeGrids, cached_tokens, lattice_kernels
 from hespas.graph import Diagnostics
@@ -38,14 +40,12 @@ from hespas.simulator.serving import (
     step_times,
 )
 from hespas.studies.serving.predict import Capacity, capacity_of, peak_concurrent
-from hespas.studies.serving.rows import RunTableRow, read_cells
 
 __all__ = ["RecordedRun", "RunReplay", "read_recorded", "replay_runs"]
 
 _CALIBRATION_SHARE = 0.2
 """Share of the requests of a run that calibrate: the first to finish. They are never compared."""
 _MEMORY_SHARE = 0.9
-_MAX_TIME_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +106,37 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
     calibrating_s: Figure
 
 
-_RUN_COLUMNS = (
-    "trace", "accelerator", "model", "engine", "tp", "precision", "max_num_seqs", "max_num_batched_tokens",
-)  # fmt: skip
-_REQUEST_COLUMNS = ("trace", "queued_s", "first_token_s", "last_token_s", "input_tokens", "output_tokens")
+_Count = Annotated[int, Column(low=1)]
+
+
+class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of the table of runs."""
+
+    trace: str
+    accelerator: str
+    model: str
+    engine: str
+    tp: _Count
+    dp: _Count = 1
+    ep: _Count = 1
+    precision: str
+    max_num_seqs: _Count
+    max_num_batched_tokens: _Count
+    num_kv_tokens: float = nan
+
+
+_Seconds = Annotated[float, Column(high=1e12, unit="s")]
+
+
+class _RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of the table of requests."""
+
+    trace: str
+    queued_s: _Seconds
+    first_token_s: _Seconds
+    last_token_s: _Seconds
+    input_tokens: _Count
+    output_tokens: _Count
 
 
 def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None = None) -> list[RecordedRun]:
@@ -117,16 +144,18 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
 
     Raises ``FormatError`` for other tables, invalid cells, and a run without requests.
     """
-    heads, by_trace = read_cells(runs, _RUN_COLUMNS), defaultdict[str, list[RunTableRow]](list)
-    for cells in read_cells(requests, _REQUEST_COLUMNS):
-        by_trace[cells.required("trace")].append(cells)
+    by_trace = defaultdict[str, list[_RequestColumns]](list)
+    for row, request in read_typed_table(requests, _RequestColumns):
+        if not request.queued_s <= request.first_token_s <= request.last_token_s:
+            problem = f"is {request.last_token_s:g}, after {request.queued_s:g} and {request.first_token_s:g}"
+            raise row.fault("last_token_s", problem, "queued, first and last token in order")
+        by_trace[request.trace].append(request)
     recorded: list[RecordedRun] = []
-    for head in heads:
-        trace = head.required("trace")
-        if trace not in by_trace:
-            problem = f"is {clipped(trace)!r}, which has no request in {requests}"
-            raise head.fault("trace", problem, "a trace with requests")
-        recorded.append(_recorded_run(head, by_trace[trace]))
+    for row, run in read_typed_table(runs, _RunColumns):
+        if run.trace not in by_trace:
+            problem = f"is {clipped(run.trace)!r}, which has no request in {requests}"
+            raise row.fault("trace", problem, "a trace with requests")
+        recorded.append(_recorded_run(run, by_trace[run.trace]))
     others = by_trace.keys() - {run.trace for run in recorded}
     if diagnostics is not None:
         diagnostics.warning(
@@ -136,38 +165,24 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
     return recorded
 
 
-def _recorded_run(head: RunTableRow, rows: Sequence[RunTableRow]) -> RecordedRun:
+def _recorded_run(run: _RunColumns, rows: Sequence[_RequestColumns]) -> RecordedRun:
     """Convert a run and its requests, in order of arrival."""
-    request_times: list[list[float]] = []
-    for cells in rows:
-        queued_s, first_s, last_s = (
-            cells.number(name, None, "seconds") for name in ("queued_s", "first_token_s", "last_token_s")
-        )
-        if last_s > _MAX_TIME_S:
-            raise cells.fault("last_token_s", f"is {last_s:g}", f"seconds, at most {_MAX_TIME_S:g}")
-        if not queued_s <= first_s <= last_s:
-            problem = f"is {last_s:g}, after {queued_s:g} and {first_s:g}"
-            raise cells.fault("last_token_s", problem, "queued, first and last token in order")
-        request_times.append([queued_s, first_s, last_s])
-    times = np.array(request_times, np.float64)
+    times = np.array([(row.queued_s, row.first_token_s, row.last_token_s) for row in rows], np.float64)
     order = np.argsort(times[:, 0], kind="stable")
     queued, first, last = times[order].T - times[order[0], 0]
-    prompt, output = (
-        np.array([cells.count(name) for cells in rows], np.int64)[order]
-        for name in ("input_tokens", "output_tokens")
-    )
+    prompt, output = np.array([(row.input_tokens, row.output_tokens) for row in rows], np.int64)[order].T
     return RecordedRun(
-        trace=head.required("trace"),
-        model=head.required("model"),
-        hardware=canonical_name(head.required("accelerator")) or head.required("accelerator"),
-        engine=head.required("engine").partition(" ")[0].casefold(),
-        tp=head.count("tp"),
-        dp=head.count("dp", 1),
-        ep=head.count("ep", 1),
-        precision=head.required("precision"),
-        tokens=head.count("max_num_batched_tokens"),
-        sequences=head.count("max_num_seqs"),
-        cache_tokens=head.number("num_kv_tokens"),
+        trace=run.trace,
+        model=run.model,
+        hardware=canonical_name(run.accelerator) or run.accelerator,
+        engine=run.engine.partition(" ")[0].casefold(),
+        tp=run.tp,
+        dp=run.dp,
+        ep=run.ep,
+        precision=run.precision,
+        tokens=run.max_num_batched_tokens,
+        sequences=run.max_num_seqs,
+        cache_tokens=run.num_kv_tokens,
         requests=Requests(arrival_ns=queued * 1e9, prompt=prompt, output=output),
         first_s=first,
         last_s=last,

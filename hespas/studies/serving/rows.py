@@ -10,118 +10,57 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
+
+from hespas.files.tables import Column, read_typed_table
 from hespas.generators.llm import Layout, ServingStep, named_model, precision_of
 from hespas.generators.llm.model import Experts
 from hespas.graph.deprecation import RenamedAttribute
-from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.graph.errors import UsageError, clipped
 from hespas.hardware import canonical_name
-from hespas.measurements.columns import text_batches
 from hespas.simulator.serving import POLICIES, Policy
 from hespas.studies.serving.launches import ServerLaunch, ServerStart, has_data_parallel_ranks, launch_of
 
 __all__ = [
-    "RunTableRow",
     "ServingRow",
     "deployment_of",
     "engine_of",
     "library_of",
-    "read_cells",
     "read_rows",
     "refuse_empty_split",
 ]
 
-_MAX_COUNT = 1e15
-"""Limit of counts: float64 does not represent every whole number beyond it."""
+_Degree = Annotated[int, Column(low=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class RunTableRow:
-    """Row of a table with its cells, numbered from 0 after the header.
+class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of a table of runs. A degree of 0, or none, means 1: the model has no such layers."""
 
-    Its methods raise ``FormatError`` with file, row and column for an invalid cell.
-    """
-
-    path: Path
-    row: int
-    values: Mapping[str, object]
-
-    def text(self, name: str) -> str:
-        """Return the text of a cell; empty if the column is missing or the cell is empty."""
-        value = self.values.get(name)
-        return "" if value is None or value != value else str(value).strip()  # noqa: PLR0124 # NaN: empty
-
-    def required(self, name: str, expected: str = "a text") -> str:
-        """Return the text of a cell that must not be empty."""
-        text = self.text(name)
-        if not text:
-            raise self.fault(name, "is empty", expected)
-        return text
-
-    def number(
-        self, name: str, default: float | None = nan, expected: str = "a number of 0 or more"
-    ) -> float:
-        """Return a number of 0 or more; ``default`` if the cell is empty (None: it must not be empty)."""
-        text = self.text(name)
-        if not text and default is not None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = nan
-        if not isfinite(value) or value < 0:
-            raise self.fault(name, f"is {clipped(text)!r}" if text else "is empty", expected)
-        return value
-
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number of at least ``least``, which tables may write as 8.0; ``default`` if the cell
-        is empty (None: it must not be empty).
-        """
-        expected = f"a whole number of {least} or more"
-        if default is not None and not self.text(name):
-            return default
-        value = self.number(name, None, expected)
-        if not least <= value <= _MAX_COUNT or not value.is_integer():
-            raise self.fault(name, f"is {clipped(self.text(name))!r}", expected)
-        return int(value)
-
-    def fault(self, name: str, problem: str, expected: str) -> FormatError:
-        """Return the error of a cell that should hold ``expected``."""
-        return FormatError(
-            f"{name} {problem}", path=str(self.path), position=f"row {self.row}, column {name}",
-            hint=f"expected {expected}; rows are numbered from 0 after the header",
-        )  # fmt: skip
+    model_path: str
+    system: str
+    backend: str
+    backend_version: str = ""
+    precision: str = ""
+    mode: Annotated[str, Column(is_in_header=True)] = ""
+    isl: Annotated[int, Column(low=1, unit="tokens")]
+    osl: Annotated[int, Column(low=1, unit="tokens")]
+    tp_size: Annotated[int, Column(low=0, is_in_header=True)] = -1
+    attention_dp_size: _Degree = 1
+    moe_tp_size: _Degree = 1
+    moe_ep_size: _Degree = 1
+    prefill_num_workers: _Degree = 0
+    decode_num_workers: _Degree = 0
+    batch_size: Annotated[int, Column(low=1)] = 0
+    silicon_data_source: str = ""
+    silicon_ttft_ms: Annotated[float, Column(unit="ms", is_in_header=True)] = nan
+    silicon_tpot_ms: Annotated[float, Column(unit="ms", is_in_header=True)] = nan
+    split: str = ""
 
 
-def read_cells(path: Path, needed: Sequence[str]) -> list[RunTableRow]:
-    """Read the rows of a CSV(.gz) or Parquet table, as text.
-
-    Raises ``FormatError`` for another file, a table without rows, and a missing ``needed`` column.
-    """
-    table: list[RunTableRow] = []
-    for frame in text_batches(path):
-        missing = [name for name in needed if name not in frame.columns]
-        if missing:
-            raise FormatError(
-                f"no column {missing[0]!r}", path=str(path), position="header",
-                hint=f"add the required columns: {', '.join(needed)}",
-            )  # fmt: skip
-        names = [str(name) for name in frame.columns]
-        rows = zip(*(frame[name].tolist() for name in names), strict=True)
-        table += [
-            RunTableRow(path, number, dict(zip(names, row, strict=True)))
-            for number, row in enumerate(rows, len(table))
-        ]
-    if not table:
-        raise FormatError("no rows", path=str(path), hint="write one row per run or request")
-    return table
-
-
-_NEEDED = (
-    "model_path", "system", "backend", "mode", "isl", "osl", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms",
-)  # fmt: skip
 _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16"}
 _SPREAD_LENGTHS = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
@@ -192,7 +131,7 @@ def read_rows(path: Path) -> list[ServingRow]:
 
     Raises ``FormatError`` for a table without the columns, and for an invalid cell.
     """
-    return [_serving_row(cells) for cells in read_cells(path, _NEEDED)]
+    return [_serving_row(row.row, cells) for row, cells in read_typed_table(path, _RunColumns)]
 
 
 def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
@@ -203,20 +142,18 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
         raise UsageError(f"no row has the split {split!r}", hint=hint)
 
 
-def _serving_row(cells: RunTableRow) -> ServingRow:
+def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     """Convert a row of the table."""
-    source, engine = cells.text("silicon_data_source"), cells.required("backend", "a serving engine")
+    source, engine = cells.silicon_data_source, cells.backend
     is_published = bool(_SPREAD_LENGTHS.match(source))
     concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
     date = dated[1] if dated else ""
-    model, precision = cells.required("model_path", "a model").rpartition("/")[2], cells.text("precision")
-    batch = cells.count("batch_size", 0)
-    clients = int(concurrency[1]) if concurrency else batch
+    model, precision = cells.model_path.rpartition("/")[2], cells.precision
+    clients = int(concurrency[1]) if concurrency else cells.batch_size
     shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
     layout, counted_twice = _layout(cells, shares_attention=shares_attention)
-    system = cells.required("system", "a device such as h100_sxm")
-    hardware = canonical_name(system) or system
+    hardware = canonical_name(cells.system) or cells.system
     step, reason = _step(model, precision, layout)
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
     is_in_source = {
@@ -225,19 +162,19 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
         "precision": bool(precision),
     }
     row = ServingRow(
-        row=cells.row,
+        row=number,
         model=model if step is None else step.model.name,
         hardware=hardware,
         engine=engine,
-        release=cells.text("backend_version"),
+        release=cells.backend_version,
         precision=precision or "bf16",
-        split=cells.text("split"),
-        prompt=cells.count("isl"),
-        output=cells.count("osl"),
+        split=cells.split,
+        prompt=cells.isl,
+        output=cells.osl,
         concurrency=max(1, clients if concurrency else clients * layout.dp),
         ratio=_RATIO if is_published else 1.0,
-        ttft_ms=cells.number("silicon_ttft_ms"),
-        tpot_ms=cells.number("silicon_tpot_ms"),
+        ttft_ms=cells.silicon_ttft_ms,
+        tpot_ms=cells.silicon_tpot_ms,
         layout=layout if step is None else step.layout,
         launch=ServerLaunch(policy=Policy()),
         source=benchmark if is_published else "others",
@@ -254,20 +191,18 @@ def _serving_row(cells: RunTableRow) -> ServingRow:
     return replace(row, launch=launch, step=replace(step, cache=launch.cache or step.cache))
 
 
-def _refusal(cells: RunTableRow, row: ServingRow, has_load: bool) -> str:
+def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
     """Return the reason why a row is not predicted, whatever its model; empty if it is."""
-    mode, tp = cells.text("mode"), row.layout.tp
+    mode, tp = cells.mode, row.layout.tp
     if mode == _DISAGGREGATED:
-        names = ("prefill_num_workers", "decode_num_workers")
-        if any(cells.count(name, 0, least=0) < 1 for name in names):
+        if min(cells.prefill_num_workers, cells.decode_num_workers) < 1:
             return "disaggregated prefill and decode: the numbers of servers are not recorded"
         return "disaggregated prefill and decode are not simulated"
-    system = cells.text("system")
     reasons = {
         f"unknown mode {mode!r}: expected agg or {_DISAGGREGATED}": mode != "agg",
         f"unknown serving engine {row.engine}": row.engine not in POLICIES,
-        f"unknown device {system}": not canonical_name(system),
-        "the source does not state tp_size": not cells.text("tp_size"),
+        f"unknown device {cells.system}": not canonical_name(cells.system),
+        "the source does not state tp_size": cells.tp_size < 0,
         "the source does not state the concurrency": not has_load,
         f"{row.concurrency:,} concurrent requests exceed one server": row.concurrency > _MAX_REQUESTS,
         f"requests of {row.prompt + row.output:,} tokens": row.prompt + row.output > _MAX_TOKENS,
@@ -287,15 +222,14 @@ compilation at the first prompts of each shape.
 """
 
 
-def _layout(cells: RunTableRow, *, shares_attention: bool) -> tuple[Layout, bool]:
+def _layout(cells: _RunColumns, *, shares_attention: bool) -> tuple[Layout, bool]:
     """Return the layout, and True if the source counts degrees twice: attention over tensor- or data-parallel
     ranks and experts over the same ranks, given as the product of both.
 
-    With ``shares_attention``, ranks that are given as both are tensor-parallel in attention. A degree of 0,
-    or none, means 1: the model has no such layers.
+    With ``shares_attention``, ranks that are given as both are tensor-parallel in attention.
     """
-    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-    tp, dp, etp, ep = (max(1, cells.count(name, 1, least=0)) for name in names)
+    degrees = (cells.tp_size, cells.attention_dp_size, cells.moe_tp_size, cells.moe_ep_size)
+    tp, dp, etp, ep = (max(1, degree) for degree in degrees)
     if etp == ep > 1 and max(tp, dp) == etp * ep:
         return (Layout(dp=ep, ep=ep) if dp > 1 else Layout(tp=ep, ep=ep)), True
     if tp == dp > 1:

@@ -130,7 +130,11 @@ def test_a_malformed_cell_is_told_with_its_place(
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(b"", "not a table"), (b"\xff\xfe\x00\x01binary", "not a table"), (b"a,b\n1,2\n", "no column 'trace'")],
+    [
+        (b"", "the file is empty"),
+        (b"\xff\xfe\x00\x01binary", "not a table"),
+        (b"a,b\n1,2\n", "missing column trace"),
+    ],
 )
 def test_what_is_no_table(which: int, content: bytes, text: str, tmp_path: Path) -> None:
     paths = _tables(tmp_path, _requests())

@@ -95,7 +95,7 @@ def test_rows_say_what_was_served(tmp_path: Path) -> None:
         assert reason in row.reason
         assert row.step is None
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(FormatError, match="no column 'model_path'"):
+    with pytest.raises(FormatError, match="missing column model_path"):
         read_rows(tmp_path / "other.csv")
 
 

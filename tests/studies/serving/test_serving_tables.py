@@ -125,9 +125,9 @@ def test_the_interface_does_what_the_command_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "code", "text"),
     [
-        ("isl\n", (), 3, "no column 'model_path'"),
-        (",".join(_RUN) + "\n", (), 3, "no rows"),
-        ("", (), 3, "not a table"),
+        ("isl\n", (), 3, "missing column model_path"),
+        (",".join(_RUN) + "\n", (), 3, "no row below the header"),
+        ("", (), 3, "the file is empty"),
         (None, ("--split", "devvla"), 2, "no row has the split 'devvla'"),
     ],
 )
