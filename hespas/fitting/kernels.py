@@ -131,12 +131,17 @@ def is_kernel(table: Measurements) -> IntArray:
     return np.flatnonzero(is_kind & is_described & (table.duration_ns > 0))
 
 
+_GroupName = tuple[str, ...]
+_Factors = Mapping[_GroupName, FloatArray]
+"""Logarithms of the factors of groups, shape ``(parameters,)`` each."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _FactorLevel:
-    """Group number of each row, and the width of the groups' factors, shape ``(parameters,)``."""
+    """Name of the group of each row, and the width of the groups' factors, in the order of the parameters."""
 
-    group: IntArray
-    width: FloatArray
+    names: Sequence[_GroupName]
+    width: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,24 +187,30 @@ def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
 
 def _level_factors(
     sample: _KernelSample, levels: Sequence[_FactorLevel], start: FloatArray
-) -> list[FloatArray]:
-    """Return the logarithms of the factors of each level's groups, shape ``(groups, parameters)`` each.
+) -> list[_Factors]:
+    """Return the factors of each level's groups, in the order of their rows.
 
     The parameters of rows begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn
     is fitted to the residual of the others, for several rounds. O(rounds x levels x rows).
     """
-    all_factors = [np.zeros((int(level.group.max(initial=-1)) + 1, len(_NAMES))) for level in levels]
+    rows_of = [_rows_by_name(level.names) for level in levels]
+    all_factors = [{name: np.zeros(len(_NAMES)) for name in rows} for rows in rows_of]
     total = start.copy()
     for _ in range(_ROUNDS):
-        for level, factors in zip(levels, all_factors, strict=True):
-            for group in range(len(factors)):
-                rows = np.flatnonzero(level.group == group)
-                if not len(rows):
-                    continue
-                base = total[rows] - factors[group]
-                factors[group] = _fitted_moves(sample.take(rows), base, level.width)
-                total[rows] = base + factors[group]
-    return all_factors
+        for level, groups, factors in zip(levels, rows_of, all_factors, strict=True):
+            for name, rows in groups.items():
+                base = total[rows] - factors[name]
+                factors[name] = _fitted_moves(sample.take(rows), base, np.array(level.width))
+                total[rows] = base + factors[name]
+    return list(all_factors)
+
+
+def _rows_by_name(names: Sequence[_GroupName]) -> Mapping[_GroupName, IntArray]:
+    """Return the rows of each name, in order of appearance."""
+    rows: dict[_GroupName, list[int]] = {}
+    for row, name in enumerate(names):
+        rows.setdefault(name, []).append(row)
+    return {name: np.array(numbers, np.int64) for name, numbers in rows.items()}
 
 
 def _fitted_moves(sample: _KernelSample, base: FloatArray, width: FloatArray) -> FloatArray:
@@ -223,17 +234,6 @@ def _class_of_logs(logs: FloatArray) -> KernelClass:
     return dict(zip(_NAMES, values, strict=True))
 
 
-class _NameNumbers:
-    """Numbers of names in order of appearance."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[tuple[str, ...], int] = {}
-
-    def of(self, names: Iterable[tuple[str, ...]]) -> IntArray:
-        """Return the number of each name."""
-        return np.array([self.by_name.setdefault(name, len(self.by_name)) for name in names], np.int64)
-
-
 def common_kernels(
     tables: Sequence[tuple[Measurements, Device]], vendor: str
 ) -> Mapping[KernelName, KernelClass]:
@@ -250,44 +250,36 @@ def common_kernels(
     if not used:
         return {}
     sample = _KernelSample.of(used)
-    kinds, operations, devices, device_kinds = (
-        _NameNumbers(),
-        _NameNumbers(),
-        _NameNumbers(),
-        _NameNumbers(),
-    )
     names = [(table.ops.kind[row], table.ops.op[row]) for table, _ in used for row in range(len(table))]
     device_names = [_device_name(table, device) for table, device in used for _ in range(len(table))]
     levels = [
-        _FactorLevel(np.zeros(len(names), np.int64), np.array(_OF_ALL)),
-        _FactorLevel(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND)),
-        _FactorLevel(devices.of((name,) for name in device_names), np.array(_OF_DEVICE)),
-        _FactorLevel(operations.of(names), np.array(_OF_OPERATION)),
+        _FactorLevel([()] * len(names), _OF_ALL),
+        _FactorLevel([(kind,) for kind, _ in names], _OF_KIND),
+        _FactorLevel([(name,) for name in device_names], _OF_DEVICE),
+        _FactorLevel(names, _OF_OPERATION),
         _FactorLevel(
-            device_kinds.of((kind, name) for (kind, _), name in zip(names, device_names, strict=True)),
-            np.array(_OF_KIND_THERE),
+            [(kind, name) for (kind, _), name in zip(names, device_names, strict=True)], _OF_KIND_THERE
         ),
     ]
     starts = np.array([start_ratio(device) for table, device in used for _ in range(len(table))])
-    factors = _level_factors(sample, levels, _START + np.log(starts)[:, None] * _IS_START)
+    start = _START + np.log(starts)[:, None] * _IS_START
+    of_all, of_kinds, of_devices, of_operations, of_device_kinds = _level_factors(sample, levels, start)
     vendors = {_device_name(table, device): device.vendor for table, device in used if table.recorded}
     # Without recordings of the vendor, all other vendors are used, because starts are relative.
     chosen = [name for name in sorted(vendors) if vendors[name] == vendor or vendor not in vendors.values()]
-    of_devices = [factors[2][devices.by_name[name,]] for name in chosen]
-    chip = np.mean(of_devices, axis=0) if of_devices else np.zeros(len(_NAMES))
+    chip = np.mean([of_devices[name,] for name in chosen], axis=0) if chosen else np.zeros(len(_NAMES))
     classes: dict[KernelName, KernelClass] = {}
     for kind in KERNEL_KINDS:
-        if (kind,) not in kinds.by_name:
-            classes[kind, ANY] = _class_of_logs(_START + factors[0][0] + chip)
-    for (kind,), number in kinds.by_name.items():
-        keys = [(kind, name) for name in chosen if (kind, name) in device_kinds.by_name]
-        local = [factors[4][device_kinds.by_name[key]] for key in keys]
-        of_kind = _START + factors[0][0] + factors[1][number] + chip
+        if (kind,) not in of_kinds:
+            classes[kind, ANY] = _class_of_logs(_START + of_all[()] + chip)
+    for (kind,), factor in of_kinds.items():
+        local = [of_device_kinds[kind, name] for name in chosen if (kind, name) in of_device_kinds]
+        of_kind = _START + of_all[()] + factor + chip
         of_kind = of_kind + (np.mean(local, axis=0) if local else 0.0)
         classes[kind, ANY] = _class_of_logs(of_kind)
-        for (other, op), op_number in operations.by_name.items():
+        for (other, op), move in of_operations.items():
             if other == kind and op:
-                classes[kind, op] = _class_of_logs(of_kind + factors[3][op_number])
+                classes[kind, op] = _class_of_logs(of_kind + move)
     return classes
 
 
@@ -304,21 +296,17 @@ def kernels_of_device(
     """
     sample = _KernelSample.of([(table, device)])
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]
-    kinds, operations = _NameNumbers(), _NameNumbers()
     levels = [
-        _FactorLevel(np.zeros(len(names), np.int64), np.array(_OF_DEVICE)),
-        _FactorLevel(kinds.of((kind,) for kind, _ in names), np.array(_OF_KIND_THERE)),
-        _FactorLevel(operations.of(names), np.array(_OF_OPERATION_THERE)),
+        _FactorLevel([()] * len(names), _OF_DEVICE),
+        _FactorLevel([(kind,) for kind, _ in names], _OF_KIND_THERE),
+        _FactorLevel(names, _OF_OPERATION_THERE),
     ]
     start = {name: _nearest_logs(common, name) for name in {*names, *common}}
     starts = np.array([start[name] for name in names]).reshape(-1, len(_NAMES))
     factors = _level_factors(sample, levels, starts)
     classes: dict[KernelName, KernelClass] = {}
     for kind, op in sorted(start):
-        number, op_number = kinds.by_name.get((kind,)), operations.by_name.get((kind, op))
-        moves = factors[0][0] if len(factors[0]) else 0.0
-        moves = moves + (0.0 if number is None else factors[1][number])
-        moves = moves + (0.0 if op_number is None else factors[2][op_number])
+        moves = sum(of.get(name, 0.0) for of, name in zip(factors, ((), (kind,), (kind, op)), strict=True))
         classes[kind, op or ANY] = _class_of_logs(start[kind, op] + moves)
     return classes
 
