@@ -113,7 +113,7 @@ class _FormulaRule:
     def _count(self, key: str, formula: Formula, call: Call, largest: float = _LARGEST) -> float:
         """Return the value of one formula for an operation, NaN where unknown."""
         try:
-            value = formula(call)
+            value = float(formula(call))
         except (ArithmeticError, ValueError) as error:
             fault = str(error)
         else:

@@ -20,10 +20,11 @@ from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, convert
 
+from hespas.costs.expressions import Expression, ExpressionParser, ExpressionToken, FormulaError
 from hespas.files.limits import limits
 from hespas.files.tables import read_table
 from hespas.generators.llm.model import (
@@ -54,27 +55,33 @@ __all__ = [
     "named_model",
 ]
 
-_MOST_CHARACTERS, _MOST = 500, 2**62
-_TOKEN = re.compile(r"\s*(?:([0-9]+)|([A-Za-z_]\w*)|(//|[-+*/%(),]))")
+_MOST = 2**62
 
 
 class ExpressionError(ValueError):
     """Error in an expression."""
 
 
-_BINARY: Mapping[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
-    "+": (1, lambda a, b: a + b),
-    "-": (1, lambda a, b: a - b),
-    "*": (2, lambda a, b: a * b),
-    "/": (2, lambda a, b: a / b),
-    "//": (2, lambda a, b: Fraction(a // b)),
-    "%": (2, lambda a, b: a % b),
-}
-_FUNCTIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "round_up": lambda value, multiple: -(-value // multiple) * multiple,
-    "min": min,
-    "max": max,
-}
+class _SizeParser(ExpressionParser[Mapping[str, int]]):
+    """Parser of exact expressions over the sizes of a model; ``names`` are the sizes that it needs."""
+
+    number = Fraction
+    functions: ClassVar[Mapping[str, tuple[int, Callable[..., Fraction]]]] = {
+        "round_up": (2, lambda value, multiple: -(-value // multiple) * multiple),
+        "min": (2, min),
+        "max": (2, max),
+    }
+    max_characters = 500
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.names: list[str] = []
+        self.value = self.parse()
+
+    def name(self, token: ExpressionToken) -> Expression[Mapping[str, int]]:
+        """Parse the name of a size."""
+        self.names.append(token.text)
+        return lambda sizes: Fraction(sizes[token.text])
 
 
 def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
@@ -84,22 +91,23 @@ def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
     sizes, and values that are not whole or not counts.
     """
     values = {name: _whole(name, Fraction(size)) for name, size in sizes.items() if isinstance(size, int)}
-    waiting = {name: _tokens(name, text) for name, text in sizes.items() if not isinstance(text, int)}
+    waiting = {name: _parsed(name, text) for name, text in sizes.items() if not isinstance(text, int)}
     while waiting:
-        ready = [
-            name for name, tokens in waiting.items() if all(operand in values for operand in _names(tokens))
-        ]
+        ready = [name for name, size in waiting.items() if values.keys() >= set(size.names)]
         if not ready:
             raise _unresolved(waiting, sizes)
         for name in ready:
-            values[name] = _whole(name, _value(name, waiting.pop(name), values))
+            try:
+                values[name] = _whole(name, waiting.pop(name).value(values))
+            except ZeroDivisionError as error:
+                raise ExpressionError(f"{name}: division by 0") from error
     return values
 
 
-def _unresolved(waiting: Mapping[str, list[str]], sizes: Mapping[str, int | str]) -> ExpressionError:
+def _unresolved(waiting: Mapping[str, _SizeParser], sizes: Mapping[str, int | str]) -> ExpressionError:
     """Return the error for sizes with unknown or circular names."""
-    for name, tokens in waiting.items():
-        for operand in _names(tokens):
+    for name, size in waiting.items():
+        for operand in size.names:
             if operand not in sizes:
                 close = get_close_matches(operand, sizes, n=1)
                 suggestion = f"; did you mean {close[0]!r}?" if close else ""
@@ -108,31 +116,16 @@ def _unresolved(waiting: Mapping[str, list[str]], sizes: Mapping[str, int | str]
     name = next(iter(waiting))
     while name not in path:
         path.append(name)
-        name = next(operand for operand in _names(waiting[name]) if operand in waiting)
+        name = next(operand for operand in waiting[name].names if operand in waiting)
     circle = path[path.index(name) :]
     return ExpressionError(f"{circle[0]}: {' and '.join(sorted(circle))} depend on each other")
 
 
-def _tokens(name: str, text: str) -> list[str]:
-    if len(text) > _MOST_CHARACTERS:
-        raise ExpressionError(f"{name}: an expression of {len(text):,} characters")
-    tokens: list[str] = []
-    position = 0
-    while text[position:].strip():
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise ExpressionError(
-                f"{name}: unexpected {text[position:].strip()[0]!r} in the expression {text!r}"
-            )
-        tokens.append(match[match.lastindex or 0])
-        position = match.end()
-    if not tokens:
-        raise ExpressionError(f"{name}: an empty expression")
-    return tokens
-
-
-def _names(tokens: list[str]) -> list[str]:
-    return [token for token in tokens if (token[0].isalpha() or token[0] == "_") and token not in _FUNCTIONS]
+def _parsed(name: str, text: str) -> _SizeParser:
+    try:
+        return _SizeParser(text)
+    except FormulaError as error:
+        raise ExpressionError(f"{name}: {error} in the expression {clipped(text)!r}") from error
 
 
 def _whole(name: str, value: Fraction) -> int:
@@ -140,74 +133,6 @@ def _whole(name: str, value: Fraction) -> int:
         shown = f"{float(value):g}" if abs(value) <= _MOST else "beyond 2**62"
         raise ExpressionError(f"{name}: {shown} is not a whole number from 0 to 2**62")
     return int(value)
-
-
-def _value(name: str, tokens: list[str], sizes: Mapping[str, int]) -> Fraction:
-    """Evaluate an expression with a stack of values and a stack of pending operations (Dijkstra's shunting
-    yard).
-
-    Open parentheses are pending as ``(``, or as ``max(`` before and ``max,`` after the comma of a function.
-    """
-    values: list[Fraction] = []
-    pending: list[str] = []
-    wants_value, function = True, ""
-    for token in tokens:
-        starts_value = token not in _BINARY and token not in {")", ","}
-        _expect(name, token, fits=(token == "(") if function else wants_value == starts_value)
-        if token in _FUNCTIONS:
-            function = token
-            continue
-        if token == "(":
-            pending.append(f"{function}(")
-            function = ""
-        elif token in _BINARY:
-            while pending and pending[-1] in _BINARY and _BINARY[pending[-1]][0] >= _BINARY[token][0]:
-                _apply(name, pending.pop(), values)
-            pending.append(token)
-            wants_value = True
-        elif token in {")", ","}:
-            _close(name, token, values, pending)
-            wants_value = token == ","
-        else:
-            values.append(Fraction(int(token) if token.isdigit() else sizes[token]))
-            wants_value = False
-    if wants_value or function:
-        raise ExpressionError(f"{name}: the expression is incomplete")
-    while pending:
-        _apply(name, pending.pop(), values)
-    return values[0]
-
-
-def _expect(name: str, token: str, *, fits: bool) -> None:
-    if not fits:
-        raise ExpressionError(f"{name}: unexpected {token!r}")
-
-
-def _close(name: str, token: str, values: list[Fraction], pending: list[str]) -> None:
-    """Apply the pending operations inside parentheses, up to a comma or the end."""
-    while pending and pending[-1] in _BINARY:
-        _apply(name, pending.pop(), values)
-    if not pending:
-        raise ExpressionError(f"{name}: {token!r} without an opening parenthesis")
-    opened = pending.pop()
-    function, mark = opened[:-1], opened[-1]
-    if function and (token == ",") != (mark == "("):
-        raise ExpressionError(f"{name}: {function} takes two values")
-    if token == ",":
-        _expect(name, token, fits=bool(function))
-        pending.append(f"{function},")
-    elif function:
-        _apply(name, function, values)
-
-
-def _apply(name: str, operation: str, values: list[Fraction]) -> None:
-    function = _FUNCTIONS.get(operation) or (_BINARY[operation][1] if operation in _BINARY else None)
-    if function is None:
-        raise ExpressionError(f"{name}: a parenthesis is not closed")
-    right, left = values.pop(), values.pop()
-    if right == 0 and operation in {"/", "//", "%", "round_up"}:
-        raise ExpressionError(f"{name}: division by 0")
-    values.append(function(left, right))
 
 
 PRESETS = Path(__file__).parent / "presets.toml"

@@ -42,20 +42,20 @@ def test_order_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("", "an empty expression"),
-        ("  ", "an empty expression"),
+        ("", "the expression is incomplete"),
+        ("  ", "the expression is incomplete"),
         ("1 2", "unexpected '2'"),
         ("1 +", "the expression is incomplete"),
         ("* 1", "unexpected '\\*'"),
         ("2 ** 3", "unexpected '\\*'"),
-        ("-1", "unexpected '-'"),
-        ("(1", "a parenthesis is not closed"),
-        ("1)", "without an opening parenthesis"),
-        ("1, 2", "without an opening parenthesis"),
+        ("-1", "-1 is not a whole number"),
+        ("(1", "the expression is incomplete: '\\)' is expected"),
+        ("1)", "unexpected '\\)'"),
+        ("1, 2", "unexpected ','"),
         ("(1, 2)", "unexpected ','"),
         ("()", "unexpected '\\)'"),
-        ("max(1)", "max takes two values"),
-        ("max(1, 2, 3)", "max takes two values"),
+        ("max(1)", "max takes 2 values"),
+        ("max(1, 2, 3)", "max takes 2 values"),
         ("max((1, 2), 3)", "unexpected ','"),
         ("max", "the expression is incomplete"),
         ("max 1", "unexpected '1'"),
@@ -63,7 +63,7 @@ def test_order_does_not_matter() -> None:
         ("hiden", "unknown size 'hiden'; did you mean 'hidden'\\?"),
         ("__import__", "unknown size '__import__'$"),
         ("hidden.real", "unexpected '\\.' in the expression 'hidden.real'"),
-        ("1e3", "unexpected 'e3'|unknown size 'e3'"),
+        ("1e", "unexpected 'e'"),
         ("hidden / 3", "1365.33 is not a whole number"),
         ("1 - 2", "-1 is not a whole number"),
         ("1 / (2 - 2)", "division by 0"),
@@ -71,7 +71,7 @@ def test_order_does_not_matter() -> None:
         ("1 % 0", "division by 0"),
         ("round_up(1, 0)", "division by 0"),
         ("9" * 30, "beyond 2\\*\\*62"),
-        ("1 +" * 200 + "1", "an expression of 601 characters"),
+        ("1 +" * 200 + "1", "more than 500 characters"),
         ("٣", "in the expression"),
     ],
 )
@@ -94,8 +94,14 @@ def test_a_whole_number_has_bounds_too() -> None:
         evaluate_sizes({"x": 2**62, "y": "x * x"})
 
 
-def test_long_expressions_need_no_recursion() -> None:
-    assert value("(" * 249 + "1" + ")" * 249) == 1
+def test_brackets_nest_to_a_limit() -> None:
+    assert value("(" * 49 + "1" + ")" * 49) == 1
+    with pytest.raises(ExpressionError, match="nest deeper than 50"):
+        value("(" * 50 + "1" + ")" * 50)
+
+
+def test_numbers_with_a_fraction_are_exact() -> None:
+    assert value("2.5 * hidden + 1e3 - -1", hidden=4096) == 11241
 
 
 _Known = tuple[str, int]
