@@ -442,19 +442,17 @@ class LearnedTrees:
             if rows is not None:
                 what += f" adapted {hashlib.sha256(rows.path.read_bytes()).hexdigest()}"
             key = content_key([part.rows.measured], map(bare, devices.values()), seed, what)
-            stored = memory.recall_model(key) if memory else None
-            if stored is not None:
-                model = stored
-            else:
-                model = None
-                if rows is not None:
-                    model = adapted(rows, device, seed=seed)
-                elif not part.fault:
+            if rows is None and part.fault:
+                continue
+            model = memory.recall_model(key) if memory else None
+            if model is None:
+                if rows is None:
                     model = fit_rows(part.part, part.rows, seed=seed, own=True)
-                if memory and model is not None:
+                else:
+                    model = adapted(rows, device, seed=seed)
+                if memory:
                     memory.keep_model(key, model)
-            if model is not None:
-                models.append(model)
+            models.append(model)
         return FitResult(models=tuple(models))
 
     def predict(

@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import asdict
 from msgspec.structs import replace as with_fields
 
 from hespas._version import __version__
-from hespas.estimators.learned.serialization import LearnedModel, forget_models, load_model, save_model
+from hespas.estimators.learned.serialization import (
+    ErrorRow,
+    LearnedModel,
+    forget_models,
+    load_model,
+    save_model,
+)
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.fitting.approaches import (
@@ -24,7 +31,6 @@ from hespas.fitting.approaches import (
     FitMemory,
     FitResult,
     LearnedTrees,
-    OtherDevices,
     Progress,
     SystolicLines,
     has_adaptable,
@@ -36,7 +42,7 @@ from hespas.fitting.rows import FITTED_SPLITS, is_possible, may_be_fitted, rows_
 from hespas.fitting.statistics import one_thread
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError, UsageError
-from hespas.hardware import Device, Fit, named_device, write_device
+from hespas.hardware import Device, Fit, write_device
 from hespas.measurements import Measurements
 from hespas.measurements.model import rows_of_split, rows_on
 from hespas.operations import Labels
@@ -44,13 +50,9 @@ from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, dia
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOutTest,
-    TestedRows,
+    HeldOutTesting,
     compared,
-    device_left_out,
-    has_sizes_to_leave_out,
-    operations_left_out,
-    recordings_left_out,
-    sizes_left_out,
+    other_devices,
 )
 
 __all__ = [
@@ -146,7 +148,7 @@ def calibrate(
     if "learned" not in estimators and has_adaptable(on_device, device, seed):
         text = "models of reference devices can be adapted to these rows: fit also the estimator `learned`"
         diagnostics.info("calibrate.relatives", device.name, text)
-    testing = _HeldOutTesting(on_device, _other_devices(usable, device), device, seed, approaches)
+    testing = HeldOutTesting(on_device, other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, diagnostics)
     results: Mapping[str, FitResult] = {
         approach.name: _fit_or_refuse(approach, on_device, device, memory) for approach in approaches
@@ -303,77 +305,6 @@ def _table_uses(
     return uses
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeldOutTesting:
-    """Inputs of the tests: rows on the device, rows on other devices, and the approaches."""
-
-    on_device: Sequence[Measurements]
-    others: OtherDevices
-    device: Device
-    seed: int
-    approaches: Sequence[Approach]
-
-    def tested(self, by: str) -> tuple[list[TestedRows], int]:
-        """Return held-out rows with predictions of fits without them, and the number of fitted rows."""
-        if by == "shape":
-            return sizes_left_out(self.on_device, self.device, self.seed, self.approaches)
-        if by == "op":
-            return operations_left_out(self.on_device, self.device, self.approaches)
-        if by == "recording":
-            return recordings_left_out(self.on_device, self.device, self.approaches)
-        return device_left_out(self.on_device, self.others, self.device, self.approaches)
-
-    def chosen(self, tests: Sequence[str] | None, diagnostics: Diagnostics) -> list[str]:
-        """Return the requested tests (None: by shape, if there are enough sizes).
-
-        Raises ``UsageError`` for a test with nothing to hold out, before anything is fitted.
-        """
-        possible = {
-            "shape": has_sizes_to_leave_out(self.on_device),
-            "op": True,
-            "recording": sum(table.recorded for table in self.on_device) > 1,
-            "hardware": bool(self.others.rows),
-        }
-        if tests is None and not possible["shape"]:
-            text = f"the fits are untested: {_IMPOSSIBLE['shape']}"
-            diagnostics.warning("calibrate.untested", self.device.name, text)
-            return []
-        chosen = list(dict.fromkeys(("shape",) if tests is None else tests))
-        for by in chosen:
-            if by not in TESTS:
-                raise UsageError(f"no test {by!r}", hint=f"choose one of {', '.join(TESTS)}")
-            faults = [approach.fault(by, self.on_device, self.others) for approach in self.approaches]
-            fault = next(filter(None, faults), "") if possible[by] else _IMPOSSIBLE[by]
-            if fault:
-                raise UsageError(f"`test_by={by}`: {fault}", hint="leave it out, or give more tables")
-        return chosen
-
-
-_IMPOSSIBLE: Mapping[str, str] = {
-    "shape": "too few sizes to hold some out",
-    "recording": "there is at most one recording",
-    "hardware": "no other device with a hardware file in the tables",
-}
-
-
-def _other_devices(tables: Sequence[Measurements], device: Device) -> OtherDevices:
-    """Return rows and files of the devices other than ``device``; devices without a file are skipped."""
-    rows: dict[str, list[Measurements]] = {}
-    devices: dict[str, Device] = {}
-    for table in tables:
-        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
-        for number, name in enumerate(table.hardware.names):
-            part = table.on(name) if number not in own and name else None
-            if part is None or not len(part):
-                continue
-            try:
-                devices.setdefault(name, named_device(name))
-            except UsageError:
-                continue
-            rows.setdefault(name, []).append(part)
-    return OtherDevices(rows, devices)
-
-
 SCHEMA_ID: Final = "hespas.calibrate/1"
 """Value of ``schema`` in documents of this version."""
 
@@ -481,55 +412,29 @@ def calibration_json(result: Calibration, inputs: Sequence[str]) -> bytes:
 
 
 def _fit_json(fit: Fit) -> _FitJson:
-    return _FitJson(
-        kind=fit.kind,
-        op=fit.op,
-        scheme=fit.scheme,
-        variant=fit.variant,
-        default=fit.default,
-        form=fit.form,
-        samples=fit.samples,
-        parameters={parameter.name: (parameter.value, parameter.std_error) for parameter in fit.parameters},
-        n=max(fit.error.n, 0),
-        mape=fit.error.mape,
-        median_ape=fit.error.median_ape,
-        p90_ape=fit.error.p90_ape,
-        bias=fit.error.bias,
-        before_mape=fit.error.before_mape,
-        table=fit.table,
-        provenance=fit.provenance,
-    )
+    names = ("kind", "op", "scheme", "variant", "default", "form", "samples", "table", "provenance")
+    fields: dict[str, Any] = {name: getattr(fit, name) for name in names}
+    figures: dict[str, Any] = {**asdict(fit.error), "n": max(fit.error.n, 0)}
+    parameters = {parameter.name: (parameter.value, parameter.std_error) for parameter in fit.parameters}
+    return _FitJson(**fields, **figures, parameters=parameters)
 
 
 def _model_json(model: LearnedModel) -> _ModelJson:
-    def figure_or_nan(figure: float | None) -> float:
-        return np.nan if figure is None else figure
-
     card, training = model.card, model.card.training
+    names = ("shape_groups", "trees", "leaves", "loss", "library", "tables", "provenance")
+    fields: dict[str, Any] = {name: getattr(training, name) for name in names}
+
+    def errors_of(row: ErrorRow) -> _KindErrorsJson:
+        values = ((name, getattr(row, name)) for name in _KindErrorsJson.__struct_fields__)
+        figures: dict[str, Any] = {name: np.nan if value is None else value for name, value in values}
+        return _KindErrorsJson(**figures)
+
     return _ModelJson(
+        **fields,
         name=card.name,
         schemes=sorted({cell.scheme for cell in card.cells}),
         samples=training.rows,
-        shape_groups=training.shape_groups,
-        trees=training.trees,
-        leaves=training.leaves,
-        loss=training.loss,
-        library=training.library,
-        tables=training.tables,
-        provenance=training.provenance,
-        errors=[
-            _KindErrorsJson(
-                kind=row.kind,
-                scheme=row.scheme,
-                n=row.n,
-                mape=figure_or_nan(row.mape),
-                median_ape=figure_or_nan(row.median_ape),
-                p90_ape=figure_or_nan(row.p90_ape),
-                bias=figure_or_nan(row.bias),
-                before_mape=figure_or_nan(row.before_mape),
-            )
-            for row in card.errors
-        ],
+        errors=list(map(errors_of, card.errors)),
     )
 
 

@@ -17,8 +17,10 @@ from hespas.fitting.approaches import Approach, OtherDevices
 from hespas.fitting.statistics import ShapeGroups
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
-from hespas.hardware import Device
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, named_device
 from hespas.measurements import Measurements
+from hespas.measurements.model import rows_on
 from hespas.operations import KINDS, Labels, Operations
 from hespas.validators.accuracy.cases import Cases, text_numbers
 from hespas.validators.accuracy.result import Accuracy
@@ -28,11 +30,13 @@ from hespas.validators.accuracy.tables import ShapeTexts, TableClasses, cases_of
 __all__ = [
     "TESTS",
     "HeldOutTest",
+    "HeldOutTesting",
     "TestedRows",
     "compared",
     "device_left_out",
     "has_sizes_to_leave_out",
     "operations_left_out",
+    "other_devices",
     "recordings_left_out",
     "sizes_left_out",
 ]
@@ -216,6 +220,77 @@ def device_left_out(
         TestedRows(table, tuple(predictions)) for table, *predictions in zip(tables, *carried, strict=True)
     ]
     return tested, sum(len(rows) for of_device in others.rows.values() for rows in of_device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOutTesting:
+    """Inputs of the tests: rows on the device, rows on other devices, and the approaches."""
+
+    on_device: Sequence[Measurements]
+    others: OtherDevices
+    device: Device
+    seed: int
+    approaches: Sequence[Approach]
+
+    def tested(self, by: str) -> tuple[list[TestedRows], int]:
+        """Return held-out rows with predictions of fits without them, and the number of fitted rows."""
+        if by == "shape":
+            return sizes_left_out(self.on_device, self.device, self.seed, self.approaches)
+        if by == "op":
+            return operations_left_out(self.on_device, self.device, self.approaches)
+        if by == "recording":
+            return recordings_left_out(self.on_device, self.device, self.approaches)
+        return device_left_out(self.on_device, self.others, self.device, self.approaches)
+
+    def chosen(self, tests: Sequence[str] | None, diagnostics: Diagnostics) -> list[str]:
+        """Return the requested tests (None: by shape, if there are enough sizes).
+
+        Raises ``UsageError`` for a test with nothing to hold out, before anything is fitted.
+        """
+        possible = {
+            "shape": has_sizes_to_leave_out(self.on_device),
+            "op": True,
+            "recording": sum(table.recorded for table in self.on_device) > 1,
+            "hardware": bool(self.others.rows),
+        }
+        if tests is None and not possible["shape"]:
+            text = f"the fits are untested: {_IMPOSSIBLE['shape']}"
+            diagnostics.warning("calibrate.untested", self.device.name, text)
+            return []
+        chosen = list(dict.fromkeys(("shape",) if tests is None else tests))
+        for by in chosen:
+            if by not in TESTS:
+                raise UsageError(f"no test {by!r}", hint=f"choose one of {', '.join(TESTS)}")
+            faults = [approach.fault(by, self.on_device, self.others) for approach in self.approaches]
+            fault = next(filter(None, faults), "") if possible[by] else _IMPOSSIBLE[by]
+            if fault:
+                raise UsageError(f"`test_by={by}`: {fault}", hint="leave it out, or give more tables")
+        return chosen
+
+
+_IMPOSSIBLE: Mapping[str, str] = {
+    "shape": "too few sizes to hold some out",
+    "recording": "there is at most one recording",
+    "hardware": "no other device with a hardware file in the tables",
+}
+
+
+def other_devices(tables: Sequence[Measurements], device: Device) -> OtherDevices:
+    """Return rows and files of the devices other than ``device``; devices without a file are skipped."""
+    rows: dict[str, list[Measurements]] = {}
+    devices: dict[str, Device] = {}
+    for table in tables:
+        own = set(np.unique(table.hardware.row[rows_on(table, device)]).tolist())
+        for number, name in enumerate(table.hardware.names):
+            part = table.on(name) if number not in own and name else None
+            if part is None or not len(part):
+                continue
+            try:
+                devices.setdefault(name, named_device(name))
+            except UsageError:
+                continue
+            rows.setdefault(name, []).append(part)
+    return OtherDevices(rows, devices)
 
 
 def compared(
