@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hespas.api import read
 from hespas.captures.aot import CompiledProgram, ProgramFigures, compile_for, figures_of, workload_of_compiled
-from hespas.captures.mesh import Mesh
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.mesh import Mesh
 from tools.documents import ROOT
 
 __all__ = ["main", "table"]

@@ -22,10 +22,10 @@ from hespas.api.validation import read_program
 from hespas.captures.jax.calls import name_of, resolve_arguments, unwrap_partial
 from hespas.captures.jax.lowering import LoweredProgram, Platform, lower
 from hespas.captures.jax.run import run_profiled
-from hespas.captures.mesh import JaxMesh, Mesh, MeshCollectiveRow
 from hespas.captures.partition import (
     TIMEOUT_S,
     CapturedProgram,
+    MeshCollectiveRow,
     Partitioner,
     capture_program,
     collective_rows,
@@ -40,6 +40,7 @@ from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.mesh import JaxMesh, Mesh
 from hespas.graph.passes import totals
 
 if TYPE_CHECKING:

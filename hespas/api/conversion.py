@@ -331,8 +331,8 @@ def _open_source(
         path = spooled_input(stack, check)
     stack.enter_context(_errors_named(str(source), path))
     if mesh:
-        from hespas.captures.mesh import Mesh
         from hespas.captures.partition import capture_program
+        from hespas.graph.mesh import Mesh
 
         origin = find_format(path, name, workload=True)
         if origin.name != "stablehlo" or path.is_dir():

@@ -12,20 +12,21 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hespas.captures.loop_reductions import move_reductions
-from hespas.captures.mesh import Mesh, MeshCollectiveRow, axes_of, axis_of_shift
 from hespas.captures.partition_child import PARTITIONED, REFUSED, PartitionSettings
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
 from hespas.files.processes import clean_environment, decode_error, isolated_python, run
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, StridedGroups, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh, axes_of, axis_of_shift
 
 __all__ = [
     "TIMEOUT_S",
     "CapturedProgram",
+    "MeshCollectiveRow",
     "Partitioner",
     "capture_program",
     "collective_rows",
@@ -47,6 +48,17 @@ _WORKAROUNDS = (
 )
 _UNNAMED_SOURCE = 'source_file="-"'
 """Source location of operations whose text has no locations: MLIR does not know the file name."""
+
+
+class MeshCollectiveRow(NamedTuple):
+    """Collectives of one kind over the same axes: executions per rank and step, and total payload."""
+
+    kind: str
+    axes: str
+    groups: int
+    group_size: int
+    times: float
+    size_bytes: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import COMMUNICATION, read_mesh
 from hespas.converters.stablehlo.mlir import Bindings, MlirModule, MlirOperation, load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.processes import encode_error
 from hespas.files.sandbox import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["PARTITIONED", "REFUSED", "PartitionSettings", "main"]
 
@@ -136,7 +136,7 @@ class _AnnotatedProgram:
         """
         mesh_ops = [op for op in self._operations if op.name == "sdy.mesh"]
         meshes = {_symbol_name(op): read_mesh(op.attributes["mesh"], self._bindings.sdy) for op in mesh_ops}
-        meshes = {name: mesh for name, mesh in meshes.items() if mesh.axes}
+        meshes = {name: mesh for name, mesh in meshes.items() if mesh.mesh.names}
         counts: list[int] = []
         for attribute in ("mhlo.num_partitions", "mhlo.num_replicas"):
             attributes = self.module.operation.attributes
@@ -171,7 +171,7 @@ class _AnnotatedProgram:
                     hint="lower the program for the other mesh, because tiles have no axes to resize",
                 )
             return _checked_devices(partitions)
-        own_axes = [dict(mesh.axes) for mesh in meshes.values()]
+        own_axes = [mesh.mesh.axes for mesh in meshes.values()]
         current = next((sizes for sizes in own_axes if set(sizes) == set(axes)), own_axes[0])
         if axes and list(axes) != list(current):
             raise UsageError(
@@ -194,7 +194,7 @@ class _AnnotatedProgram:
         for op in mesh_ops:
             mesh = meshes.get(_symbol_name(op))
             if mesh is not None:
-                self._resize(op, {name: wanted.get(name, size) for name, size in mesh.axes}, wanted)
+                self._resize(op, mesh.mesh.resized(wanted).axes, wanted)
         return _checked_devices(prod(wanted.values()))
 
     def _resize(self, op: MlirOperation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
@@ -205,13 +205,13 @@ class _AnnotatedProgram:
         before = read_mesh(op.attributes["mesh"], sdy)
         if prod(axes.values()) != prod(wanted.values()):
             raise UsageError(
-                f"the program has another mesh, {_axes_text(dict(before.axes))}, with "
+                f"the program has another mesh, {before.mesh}, with "
                 f"{prod(axes.values())} devices, but {_axes_text(wanted)} has {prod(wanted.values())}",
                 hint="keep the sizes, or capture the function itself for the other mesh",
             )
         if before.device_ids:
             raise UsageError(
-                f"the mesh {_axes_text(dict(before.axes))} of the program has an explicit device order, "
+                f"the mesh {before.mesh} of the program has an explicit device order, "
                 "which does not extend to other sizes",
                 hint="keep the sizes, or capture the function itself for the other mesh",
             )

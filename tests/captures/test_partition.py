@@ -8,10 +8,10 @@ import pytest
 
 import hespas
 from hespas.captures import partition as module
-from hespas.captures.mesh import Mesh, MeshCollectiveRow
-from hespas.captures.partition import capture_program, collective_rows, partition
+from hespas.captures.partition import MeshCollectiveRow, capture_program, collective_rows, partition
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh
 
 pytest.importorskip("jaxlib")
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "stablehlo"

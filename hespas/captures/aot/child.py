@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hespas.captures.mesh import Mesh
 from hespas.converters.stablehlo.communication import read_mesh
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.program import parse_program
 from hespas.files.processes import encode_error
 from hespas.graph.errors import FormatError, HespasError, UsageError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["CompileJob", "CompileResult", "environment", "main"]
 
@@ -111,7 +111,7 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
         wanted = dict(zip(job.axes, job.mesh, strict=True))
         mesh_ops = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
         meshes = [read_mesh(op.attributes["mesh"], bindings.sdy) for op in mesh_ops]
-        sizes = [dict(mesh.axes) for mesh in meshes if mesh.axes]
+        sizes = [mesh.mesh.axes for mesh in meshes if mesh.mesh.names]
         if sizes and wanted not in sizes:
             raise UsageError(
                 f"the mesh of the program is {Mesh.of(sizes[0])}, but the target mesh is {Mesh.of(wanted)}",

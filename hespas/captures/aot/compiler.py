@@ -19,7 +19,6 @@ import numpy as np
 
 from hespas.captures.aot.child import CompileJob, CompileResult, environment
 from hespas.captures.aot.target import TPUS, Target, target_config
-from hespas.captures.mesh import Mesh
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.reader import read_module
 from hespas.files.processes import clean_environment, decode_error, isolated_python, run
@@ -31,6 +30,7 @@ from hespas.graph.errors import (
     UsageError,
     clipped,
 )
+from hespas.graph.mesh import Mesh
 from hespas.graph.passes import is_free
 
 __all__ = [

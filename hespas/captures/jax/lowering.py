@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 from hespas.captures.jax.calls import Arguments, StepCall, jit_step, name_of, step_call
-from hespas.captures.mesh import Mesh
 from hespas.captures.target import user_code
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["LoweredProgram", "Platform", "lower", "skip_device_search"]
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hespas.captures.jax.calls import jit_step, resolve_arguments, step_call
-from hespas.captures.mesh import Mesh
 from hespas.captures.target import load_function, user_code
 from hespas.files.processes import decode_error, encode_error, isolated_python, run
 from hespas.graph.errors import HespasError, UnsupportedError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["MAX_HOST_DEVICES", "ProfiledFiles", "ProfiledRunOptions", "main", "run_profiled"]
 

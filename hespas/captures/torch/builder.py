@@ -19,7 +19,6 @@ from math import prod
 
 import numpy as np
 
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch.calls import (
     CallCommunication,
     RankRecording,
@@ -46,6 +45,7 @@ from hespas.graph import (
 )
 from hespas.graph.errors import InvariantError
 from hespas.graph.groups import Digit, digits_of
+from hespas.graph.mesh import Mesh
 
 __all__ = ["MeshRule", "graph_of"]
 

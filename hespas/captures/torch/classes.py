@@ -13,11 +13,11 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from hespas.captures.mesh import Mesh
 from hespas.graph import OpGraph
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["MAX_RECORDED", "RankClasses", "find_classes"]
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch.builder import MeshRule, graph_of
 from hespas.captures.torch.calls import RankRecording
 from hespas.captures.torch.classes import find_classes
@@ -19,6 +18,7 @@ from hespas.captures.torch.recorder import StepRecorder, failing_line
 from hespas.captures.torch.world import ShapeExchange, rank_of_job
 from hespas.graph import GUESSED_VALUES, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import HespasError, UsageError
+from hespas.graph.mesh import Mesh
 
 __all__ = ["TensorKind", "capture_torch", "record_rank"]
 

@@ -33,7 +33,8 @@ from hespas.converters.stablehlo.mlir import (
 from hespas.converters.stablehlo.types import TypeInfo
 from hespas.costs.payloads import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.mesh import Mesh
 
 if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._sdy import MeshAttr, MeshAxisAttr
@@ -97,9 +98,9 @@ Communication = ProgramCollective | ProgramMessage
 
 
 class DeviceMesh(NamedTuple):
-    """Named axes with their extents, and the device ids if they are not 0, 1, 2, ...."""
+    """Mesh of a program, and the device ids if they are not 0, 1, 2, ...."""
 
-    axes: tuple[tuple[str, int], ...]
+    mesh: Mesh
     device_ids: tuple[int, ...] = ()
 
 
@@ -202,28 +203,30 @@ class CommunicationReader:
         dialect = self._bindings.stablehlo
         decoded = dialect.ReplicaGroupMeshAxesAttr(attribute)
         is_inline = not str(decoded.mesh).startswith("@")
-        mesh = read_mesh(decoded.mesh, dialect) if is_inline else self._meshes.get(string_in(decoded.mesh))
-        if mesh is None:
+        found = read_mesh(decoded.mesh, dialect) if is_inline else self._meshes.get(string_in(decoded.mesh))
+        if found is None:
             raise ValueError(f"the module has no mesh {quoted(str(decoded.mesh))}")
-        names = [name for name, _ in mesh.axes]
+        mesh, device_ids = found
         axes: list[tuple[int, int, int]] = []
         for axis in cast("Sequence[MlirAttribute]", decoded.axes):
             reference = cast("AxisRefAttr", dialect.AxisRefAttr(axis))
-            if reference.name not in names:
+            if reference.name not in mesh.names:
                 raise ValueError(f"the mesh has no axis {reference.name!r}")
-            position = names.index(reference.name)
+            position = mesh.names.index(reference.name)
             part = reference.sub_axis_info
             sub = None if part is None else cast("SubAxisInfoAttr", dialect.SubAxisInfoAttr(part))
-            pre, size = (1, mesh.axes[position][1]) if sub is None else (sub.pre_size, sub.size)
+            pre, size = (1, mesh.sizes[position]) if sub is None else (sub.pre_size, sub.size)
             axes.append((position, pre, size))
-        ids = np.array(mesh.device_ids, np.int64) if mesh.device_ids else None
-        return mesh_groups([extent for _, extent in mesh.axes], axes, ids)
+        return mesh_groups(mesh.sizes, axes, np.array(device_ids, np.int64) if device_ids else None)
 
 
 def read_mesh(attribute: MlirAttribute, dialect: ModuleType) -> DeviceMesh:
-    """Return the mesh of a ``#sdy.mesh`` or ``#stablehlo.mesh`` attribute."""
+    """Return the mesh of a ``#sdy.mesh`` or ``#stablehlo.mesh`` attribute. Raises ``FormatError``."""
     decoded = cast("MeshAttr", dialect.MeshAttr(attribute))
     axes = [cast("MeshAxisAttr", dialect.MeshAxisAttr(axis)) for axis in decoded.axes]
     listed = cast("object", decoded.device_ids)  # None in StableHLO's dialect without explicit ids
     ids = () if listed is None else tuple(np.array(listed).astype(np.int64).reshape(-1).tolist())
-    return DeviceMesh(tuple((axis.name, axis.size) for axis in axes), ids)
+    try:
+        return DeviceMesh(Mesh(tuple(axis.name for axis in axes), tuple(axis.size for axis in axes)), ids)
+    except UsageError as error:
+        raise FormatError(error.message, hint="correct the axes of the mesh") from error

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache, partial
-from math import prod
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
@@ -122,9 +121,7 @@ def _read(
 ) -> Workload:
     end = f"line {data.count(_NEWLINE) + 1}" if parsed.form is ProgramForm.TEXT else f"byte {len(data)}"
     stated_header = read_header(parsed.module, bindings, end)
-    mesh_devices = max(
-        (prod(extent for _, extent in mesh.axes) for mesh in stated_header.meshes.values()), default=1
-    )
+    mesh_devices = max((mesh.mesh.num_devices for mesh in stated_header.meshes.values()), default=1)
     if (stated_header.num_replicas, stated_header.num_partitions) != (1, 1) or mesh_devices <= 1:
         header = stated_header
     else:  # JAX states 1 device for programs lowered on an abstract mesh without sharded arguments

@@ -91,7 +91,9 @@ class Shardings:
     """Shardings that the operations of a module state."""
 
     def __init__(self, meshes: Mapping[str, DeviceMesh]) -> None:
-        self._extents = {name: extent for mesh in meshes.values() for name, extent in mesh.axes}
+        self._extents: dict[str, int] = {
+            name: extent for mesh, _ in meshes.values() for name, extent in mesh.axes.items()
+        }
         self._seen: set[int] = set()
         self.axes: set[str] = set()
         self.tiles = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.generators.rescale.mesh import RankMesh, find_mesh
+from hespas.generators.rescale.mesh import find_mesh
 from hespas.generators.rescale.resize import Rescale, parse_sizes
 
-__all__ = ["RankMesh", "Rescale", "find_mesh", "parse_sizes"]
+__all__ = ["Rescale", "find_mesh", "parse_sizes"]

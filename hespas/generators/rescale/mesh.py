@@ -7,10 +7,9 @@ the axes and agree in the others; groups of another form prove that the job has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import prod
 from types import MappingProxyType
 from typing import Literal
 
@@ -21,12 +20,12 @@ from hespas.graph import CollectiveKind, GroupSet, OpClass, OpGraph, Permutation
 from hespas.graph.columns import BoolArray, RaggedArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.groups import Digit, digits_of, groups_text, member_rows
+from hespas.graph.mesh import Mesh
 from hespas.graph.passes import all_deps, topological_order
 
 __all__ = [
     "GROWS",
     "SUMS",
-    "RankMesh",
     "Rule",
     "Traffic",
     "axes_of_rows",
@@ -44,82 +43,18 @@ __all__ = [
 _NAME_THEM = "name the axes, outermost first: `mesh=dp=2,tp=4`"
 
 
-@dataclass(frozen=True, slots=True)
-class RankMesh:
-    """Axes with names and sizes, outermost first: ranks along the last axis are consecutive."""
-
-    axes: tuple[tuple[str, int], ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Axis names, outermost first."""
-        return tuple(name for name, _ in self.axes)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Axis sizes, outermost first."""
-        return tuple(size for _, size in self.axes)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Distance of neighbouring ranks along each axis."""
-        return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.axes)))
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks of the job."""
-        return prod(self.sizes)
-
-    def size(self, name: str) -> int:
-        """Return the size of one axis."""
-        return dict(self.axes)[name]
-
-    def resized(self, sizes: Mapping[str, int]) -> RankMesh:
-        """Return the mesh with other sizes of some axes."""
-        return RankMesh(tuple((name, sizes.get(name, size)) for name, size in self.axes))
-
-    def covered(self, digit: Digit) -> tuple[str, ...] | None:
-        """Return the axes that a digit covers, outermost first; None if it cuts an axis."""
-        size, stride = digit
-        inside = [
-            (name, extent)
-            for (name, extent), step in zip(self.axes, self.strides, strict=True)
-            if stride <= step < stride * size and extent > 1
-        ]
-        steps = [step for step in self.strides if stride <= step < stride * size]
-        whole = prod(extent for _, extent in inside) == size and min(steps, default=0) == stride
-        return tuple(name for name, _ in inside) if whole else None
-
-    def groups(self, names: Sequence[str], communicator: int) -> GroupSet:
-        """Return the groups of ranks that vary over some axes, with members in the order of these axes."""
-        index_of = {name: index for index, name in enumerate(self.names)}
-        groups = StridedGroups.from_mesh(self.sizes, [index_of[name] for name in names])
-        return StridedGroups(groups.group_digits, groups.member_digits, 0, communicator)
-
-    def __str__(self) -> str:
-        return ",".join(f"{name}={size}" for name, size in self.axes)
-
-
-def parse_mesh(text: str, num_ranks: int) -> RankMesh:
+def parse_mesh(text: str, num_ranks: int) -> Mesh:
     """Parse a mesh: ``dp=2,tp=4``. Raises ``UsageError`` if its number of ranks is wrong."""
-    axes: list[tuple[str, int]] = []
-    for part in text.split(","):
-        name, equals, size = part.strip().partition("=")
-        if not name or not equals or not (size.isascii() and size.isdigit()) or not int(size):
-            raise UsageError(f"`mesh={text}`: {part!r} is not NAME=SIZE", hint=_NAME_THEM)
-        axes.append((name, int(size)))
-    mesh = RankMesh(tuple(axes))
-    if len(set(mesh.names)) < len(axes):
-        raise UsageError(f"`mesh={text}` names an axis twice", hint=_NAME_THEM)
-    if mesh.num_ranks != num_ranks:
+    mesh = Mesh.of(text)
+    if mesh.num_devices != num_ranks:
         raise UsageError(
-            f"`mesh={text}` has {mesh.num_ranks:,} ranks, the job {num_ranks:,}",
+            f"`mesh={text}` has {mesh.num_devices:,} ranks, the job {num_ranks:,}",
             hint="give the mesh of the trace, not the mesh of the rescaled job",
         )
     return mesh
 
 
-def find_mesh(workload: Workload) -> RankMesh:
+def find_mesh(workload: Workload) -> Mesh:
     """Return the mesh whose axes explain all groups and permutations; axes are named ``axis0``, ... from the
     outermost. Raises ``UnsupportedError`` if no mesh does.
     """
@@ -143,7 +78,7 @@ def find_mesh(workload: Workload) -> RankMesh:
             hint="rescale a job whose groups are the axes of one mesh",
         )
     sizes = [high // low for low, high in reversed(list(pairwise(ordered)))]
-    return RankMesh(tuple((f"axis{index}", size) for index, size in enumerate(sizes)))
+    return Mesh(tuple(f"axis{index}" for index in range(len(sizes))), tuple(sizes))
 
 
 def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
@@ -175,16 +110,16 @@ def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
     return digits
 
 
-def group_axes(groups: GroupSet, mesh: RankMesh) -> tuple[str, ...]:
+def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes over which the members of a group set vary, in ring order. Raises
     ``UnsupportedError``.
     """
     names: list[str] = []
-    for digit in _member_digits(groups, mesh.num_ranks):
+    for digit in _member_digits(groups, mesh.num_devices):
         covered = mesh.covered(digit)
         if covered is None:
             raise UnsupportedError(
-                f"a group set does not follow the axes {mesh}: {groups_text(groups, mesh.num_ranks)}",
+                f"a group set does not follow the axes {mesh}: {groups_text(groups, mesh.num_devices)}",
                 position="process groups",
                 hint=_NAME_THEM,
             )
@@ -192,7 +127,7 @@ def group_axes(groups: GroupSet, mesh: RankMesh) -> tuple[str, ...]:
     return tuple(names)
 
 
-def permutation_axes(permutation: Permutation, mesh: RankMesh) -> tuple[str, ...]:
+def permutation_axes(permutation: Permutation, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes of messages. Raises ``UnsupportedError`` for pairs that do not follow an axis."""
     covered = None if permutation.pairs is not None else mesh.covered(permutation.digit)
     if covered is None:
@@ -243,14 +178,14 @@ class Traffic:
     gathers_work: bool = False
 
 
-def axes_of_rows(graph: OpGraph, mesh: RankMesh) -> list[frozenset[str]]:
+def axes_of_rows(graph: OpGraph, mesh: Mesh) -> list[frozenset[str]]:
     """Return the axes of each row of the table of collectives; a row without groups has all axes."""
     set_axes = [frozenset(group_axes(groups, mesh)) for groups in graph.group_sets]
-    all_axes = frozenset(name for name, size in mesh.axes if size > 1)
+    all_axes = frozenset(name for name, size in mesh.axes.items() if size > 1)
     return [set_axes[row] if row >= 0 else all_axes for row in graph.collectives.group_set.tolist()]
 
 
-def traffic_of(workload: Workload, mesh: RankMesh) -> dict[str, Traffic]:
+def traffic_of(workload: Workload, mesh: Mesh) -> dict[str, Traffic]:
     """Return the traffic along each axis. O(nodes + edges). Raises ``UnsupportedError`` for groups without
     axes.
     """
@@ -306,13 +241,13 @@ def rule_of(name: str, traffic: Traffic) -> Rule | None:
     return "shard" if rule == "data" and traffic.kinds & set(GROWS) else rule
 
 
-def named_by_traffic(workload: Workload, mesh: RankMesh, wanted: Mapping[str, int]) -> RankMesh:
+def named_by_traffic(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) -> Mesh:
     """Return the mesh with axes named by their traffic; a single axis is named by ``wanted``.
 
     Raises ``UnsupportedError`` if the traffic does not identify the axes.
     """
     if len(mesh.axes) == 1 and len(wanted) == 1:
-        return RankMesh(((next(iter(wanted)), mesh.sizes[0]),))
+        return Mesh((next(iter(wanted)),), mesh.sizes)
     traffic = traffic_of(workload, mesh)
     is_program = workload.metadata.get("format", "") in {"stablehlo", "hlo"}
     names = [_name(traffic[name], is_program=is_program) for name in mesh.names]
@@ -327,7 +262,7 @@ def named_by_traffic(workload: Workload, mesh: RankMesh, wanted: Mapping[str, in
             position="process groups",
             hint="name them, outermost first: `mesh=dp=2,tp=4`",
         )
-    return RankMesh(tuple(zip(names, mesh.sizes, strict=True)))
+    return Mesh(tuple(names), mesh.sizes)
 
 
 def _name(traffic: Traffic, *, is_program: bool) -> str:
@@ -348,6 +283,6 @@ def _name(traffic: Traffic, *, is_program: bool) -> str:
     return "tp" if is_program else ""
 
 
-def changed_axes(mesh: RankMesh, wanted: Mapping[str, int]) -> Iterator[str]:
+def changed_axes(mesh: Mesh, wanted: Mapping[str, int]) -> Iterator[str]:
     """Return the axes that change their size, outermost first."""
-    return (name for name, size in mesh.axes if wanted.get(name, size) != size)
+    return (name for name, size in mesh.axes.items() if wanted.get(name, size) != size)

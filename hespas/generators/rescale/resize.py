@@ -22,7 +22,6 @@ from hespas.generators.rescale.figures import (
 )
 from hespas.generators.rescale.mesh import (
     SUMS,
-    RankMesh,
     Rule,
     Traffic,
     axes_of_rows,
@@ -56,11 +55,10 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh
 from hespas.graph.passes import is_recorded_wait
 
 __all__ = ["Rescale", "parse_sizes"]
-
-_MAX_RANKS = 1 << 24
 
 
 _MOST_DIGITS = 19
@@ -114,15 +112,10 @@ class Rescale:
         unknown = [name for name in self.sizes if name not in mesh.names]
         if unknown:
             raise UsageError(
-                f"the mesh {mesh or 'of one rank'} has no axis {unknown[0]!r}",
+                f"the mesh {str(mesh) or 'of one rank'} has no axis {unknown[0]!r}",
                 hint=f"choose from {', '.join(mesh.names) or 'no axes'}, or name them: `mesh=dp=2,tp=4`",
             )
         target = mesh.resized(self.sizes)
-        if target.num_ranks > _MAX_RANKS:
-            raise UsageError(
-                f"{target} has {target.num_ranks:,} ranks",
-                hint=f"choose sizes of at most {_MAX_RANKS:,} ranks",
-            )
         changed = tuple(changed_axes(mesh, self.sizes))
         if not changed:
             return workload
@@ -134,9 +127,9 @@ class Rescale:
         for name in changed:
             seconds[name] = None
             for other in self.others:
-                ratio, rest = divmod(other.num_ranks * mesh.size(name), workload.num_ranks)
+                ratio, rest = divmod(other.num_ranks * mesh.axes[name], workload.num_ranks)
                 trace = _SecondTrace(other, mesh.resized({name: ratio}))
-                if not rest and ratio != mesh.size(name) and trace.fits(workload, mesh):
+                if not rest and ratio != mesh.axes[name] and trace.fits(workload, mesh):
                     seconds[name] = trace
                     break
         used = [trace.workload for trace in seconds.values() if trace is not None]
@@ -161,12 +154,10 @@ class Rescale:
             name=workload.name,
             classes=classes,
             rank_class=source.rank_class(diagnostics),
-            metadata=_metadata(workload, target.num_ranks),
+            metadata=_metadata(workload, target.num_devices),
         )
 
-    def _check_traffic(
-        self, mesh: RankMesh, traffic: Mapping[str, Traffic], changed: tuple[str, ...]
-    ) -> None:
+    def _check_traffic(self, mesh: Mesh, traffic: Mapping[str, Traffic], changed: tuple[str, ...]) -> None:
         """Raise ``UnsupportedError`` for axes that neither a rule nor a second trace can rescale."""
         for name in changed:
             row = traffic[name]
@@ -191,9 +182,9 @@ class _SecondTrace:
     """Another trace, and its mesh if only one axis has another size."""
 
     workload: Workload
-    mesh: RankMesh
+    mesh: Mesh
 
-    def fits(self, workload: Workload, mesh: RankMesh) -> bool:
+    def fits(self, workload: Workload, mesh: Mesh) -> bool:
         """Return True if its groups follow that mesh."""
         one, two = workload.classes[0], self.workload.classes[0]
         try:
@@ -215,17 +206,17 @@ class _SecondTrace:
 class _AxisStep:
     """Change of one axis, by a second trace if there is one, otherwise by its rule."""
 
-    mesh: RankMesh
-    target: RankMesh
+    mesh: Mesh
+    target: Mesh
     axis: str
     rule: Rule | None
     second: _SecondTrace | None
 
     def apply(self, graph: OpGraph, now: GraphFigures, coordinates: tuple[int, ...]) -> GraphFigures:
         """Return the figures at the new size of this axis."""
-        before, after = self.mesh.size(self.axis), self.target.size(self.axis)
+        before, after = self.mesh.axes[self.axis], self.target.axes[self.axis]
         if self.second is not None:
-            sizes = AxisSizes(self.axis, before, self.second.mesh.size(self.axis), after)
+            sizes = AxisSizes(self.axis, before, self.second.mesh.axes[self.axis], after)
             return extrapolate(graph, now, self.second.graph_like(coordinates), sizes)
         if self.rule is None:
             raise UnsupportedError(
@@ -258,8 +249,8 @@ class _RescaleSource:
     """Trace with its mesh, and the target mesh."""
 
     workload: Workload
-    mesh: RankMesh
-    target: RankMesh
+    mesh: Mesh
+    target: Mesh
     changed: tuple[str, ...]
 
     def coordinates_of_class(self, row: int) -> tuple[int, ...]:
@@ -278,7 +269,7 @@ class _RescaleSource:
         """
         column, mesh = self.workload.rank_class, self.mesh
         if column.strides == (0,):
-            return np.broadcast_to(column[0], (self.target.num_ranks,))
+            return np.broadcast_to(column[0], (self.target.num_devices,))
         grid = column.reshape(mesh.sizes)
         for axis, name in enumerate(mesh.names):
             if name not in self.changed:
@@ -292,7 +283,7 @@ class _RescaleSource:
                 "ranks without a trace are assumed to run the program of a traced rank",
                 count=int((absent & (grid != ABSENT)).sum()),
             )
-            repeated = np.arange(self.target.size(name)) % mesh.size(name)
+            repeated = np.arange(self.target.axes[name]) % mesh.axes[name]
             grid = np.take(grid, repeated, axis=axis)
         return grid.reshape(-1)
 
@@ -302,7 +293,7 @@ class _RescaleSource:
         strides = dict(zip(self.target.names, self.target.strides, strict=True))
         size = permutation.digit[0]
         stride = min((strides[name] for name in names), default=1)
-        return Permutation(self.target.num_ranks, (size, stride), permutation.shift, permutation.wraps)
+        return Permutation(self.target.num_devices, (size, stride), permutation.shift, permutation.wraps)
 
     def check_ranks(self, diagnostics: Diagnostics) -> None:
         """Check that ranks along a changed axis call the same collectives, and warn if other operations

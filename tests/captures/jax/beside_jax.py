@@ -119,9 +119,9 @@ def main() -> int:
         )
         from fixtures.make.untyped import jax
         from hespas.captures.jax.lowering import lower
-        from hespas.captures.mesh import Mesh
         from hespas.captures.partition import partition
         from hespas.graph import Diagnostics
+        from hespas.graph.mesh import Mesh
         from tests.captures.jax.programs import PROGRAMS
 
         build = PROGRAMS[name]

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fixtures.make.torch_programs import PROGRAMS
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch.calls import CallArgument, RankRecording, RecordedCall, TensorRecord
 from hespas.captures.torch.library import torch_module
 from hespas.captures.torch.recorder import StepRecorder
+from hespas.graph.mesh import Mesh
 
 __all__ = ["call_lines", "communication_lines", "main"]
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch.builder import MeshRule, graph_of
 from hespas.captures.torch.calls import (
     CallArgument,
@@ -18,6 +17,7 @@ from hespas.captures.torch.calls import (
     TensorRecord,
 )
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Permutation, StridedGroups
+from hespas.graph.mesh import Mesh
 
 
 def tensor(storage: int, *shape: int, dtype: str = "float32") -> TensorRecord:

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 import hespas
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch import TensorKind, capture_torch, record_rank
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra 'torch'")
 

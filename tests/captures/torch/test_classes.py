@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch.classes import MAX_RECORDED, find_classes
 from hespas.captures.torch.world import PeerNotRun, ShapeExchange
 from hespas.graph import GraphBuilder, OpClass, OpGraph
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.mesh import Mesh
 
 
 def program(kind: object) -> OpGraph:

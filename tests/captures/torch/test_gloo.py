@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hespas.captures.mesh import Mesh
 from hespas.captures.torch import record_rank
 from hespas.captures.torch.calls import RankRecording
 from hespas.captures.torch.world import ShapeExchange
+from hespas.graph.mesh import Mesh
 from tests.limits import SAFETY_S
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")

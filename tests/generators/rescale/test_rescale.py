@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hespas
 from hespas.api.conversion import Rescaling
 from hespas.cli.convert import app
-from hespas.generators.rescale import RankMesh, Rescale, find_mesh, parse_sizes
+from hespas.generators.rescale import Rescale, find_mesh, parse_sizes
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -25,6 +25,7 @@ from hespas.graph import (
 )
 from hespas.graph.equality import graphs_equal
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.mesh import Mesh
 from hespas.graph.passes import is_recorded_wait
 
 RUNS = Path(__file__).parents[3] / "fixtures" / "rescale"
@@ -153,7 +154,7 @@ def test_65536_ranks_keep_their_groups_symbolic() -> None:
 
 def test_a_mesh_is_found_from_groups() -> None:
     assert find_mesh(read("dp4_tp2.mlir.gz")).sizes == (4, 2)
-    assert str(RankMesh((("dp", 4), ("tp", 2)))) == "dp=4,tp=2"
+    assert str(Mesh(("dp", "tp"), (4, 2))) == "dp=4,tp=2"
 
 
 def with_groups(*groups: StridedGroups | ExplicitGroups) -> Workload:
@@ -180,7 +181,7 @@ def test_groups_listed_by_some_ranks_are_those_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "why"), [("dp=2,tp=2", "4 ranks, the job 8"), ("dp=8,dp=1", "twice"), ("dp", "NAME=SIZE")]
+    ("mesh", "why"), [("dp=2,tp=2", "4 ranks, the job 8"), ("dp=8,dp=1", "twice"), ("dp", "AXIS=N")]
 )
 def test_a_wrong_mesh_is_refused(mesh: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import NamedTuple, Protocol, SupportsIndex, cast
+from typing import Protocol, SupportsIndex, cast
 
-from hespas.graph import GroupSet, Permutation, StridedGroups
 from hespas.graph.errors import UsageError
+from hespas.graph.groups import Digit, GroupSet, Permutation, StridedGroups
 
-__all__ = ["JaxMesh", "Mesh", "MeshCollectiveRow", "axes_of", "axis_of_shift"]
+__all__ = ["JaxMesh", "Mesh", "axes_of", "axis_of_shift"]
 
 _MAX_DEVICES = 1 << 24
 """Limit on the number of devices; a larger number is a mistake."""
@@ -28,20 +28,21 @@ class JaxMesh(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes of a device mesh, outermost first: ``names`` and ``sizes`` have equal length.
+    """Axes of a mesh of devices or ranks, outermost first: ``names`` and ``sizes`` have equal length.
 
-    Device ids are row-major over the axes, as in ``jax.sharding.AbstractMesh`` and Shardy.
+    Device ids are row-major over the axes, as in ``jax.sharding.AbstractMesh`` and Shardy: rank = sum of
+    coordinate x stride, the last axis with stride 1. A mesh without axes is one device.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.names or len(self.names) != len(self.sizes):
-            raise UsageError("a mesh has at least one axis, and a size for each: for example data=64,model=8")
+        if len(self.names) != len(self.sizes):
+            raise UsageError("a mesh has a size for each axis: for example data=64,model=8")
         if len(set(self.names)) != len(self.names):
             raise UsageError(f"mesh {self}: an axis is named twice; give every axis its own name")
-        if min(self.sizes) < 1:
+        if min(self.sizes, default=1) < 1:
             raise UsageError(f"mesh {self}: the size of an axis must be 1 or more")
         if self.num_devices > _MAX_DEVICES:
             raise UsageError(
@@ -83,6 +84,8 @@ class Mesh:
                     "devices"
                 )
             size_of[axis] = index(size)
+        if not size_of:
+            raise UsageError("a mesh has at least one axis: for example data=64,model=8")
         return cls(tuple(size_of), tuple(size_of.values()))
 
     @property
@@ -95,16 +98,24 @@ class Mesh:
         """Product of the sizes."""
         return prod(self.sizes)
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance of neighbouring ranks along each axis."""
+        return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes)))
 
-class MeshCollectiveRow(NamedTuple):
-    """Collectives of one kind over the same axes: executions per rank and step, and total payload."""
+    def resized(self, sizes: Mapping[str, int]) -> Mesh:
+        """Return the mesh with other sizes of some axes."""
+        return Mesh(self.names, tuple(sizes.get(name, size) for name, size in self.axes.items()))
 
-    kind: str
-    axes: str
-    groups: int
-    group_size: int
-    times: float
-    size_bytes: float
+    def covered(self, digit: Digit) -> tuple[str, ...] | None:
+        """Return the axes that a digit of ranks covers, outermost first; None if it cuts an axis."""
+        labels = [label for _, label in _axes_of_span(*digit, self)]
+        return tuple(reversed(labels)) if set(labels) <= set(self.names) else None
+
+    def groups(self, names: Sequence[str], communicator: int) -> GroupSet:
+        """Return the groups of ranks that vary over some axes, with members in the order of these axes."""
+        groups = StridedGroups.from_mesh(self.sizes, [self.names.index(name) for name in names])
+        return StridedGroups(groups.group_digits, groups.member_digits, 0, communicator)
 
 
 def axes_of(groups: GroupSet, mesh: Mesh) -> str:

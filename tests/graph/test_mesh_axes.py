@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.captures.mesh import Mesh, axes_of
 from hespas.graph import ExplicitGroups, GroupSet, StridedGroups
+from hespas.graph.mesh import Mesh, axes_of
 
 MESH = Mesh.of("data=8,model=4,expert=2")
 

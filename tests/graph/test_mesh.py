@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hespas.captures.mesh import Mesh
 from hespas.graph.errors import UsageError
+from hespas.graph.mesh import Mesh
 
 
 def test_a_mesh_is_read_as_it_is_written() -> None:
