@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from io import BytesIO
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import tools.fits
 from hespas.hardware import Fit, FitBand, FitError, FitParameter
@@ -69,7 +72,19 @@ def test_equal_files_differ_in_dates_and_last_digits_only() -> None:
     assert differences(text, text.replace(b"nan", b"1.0")) == "1 figures differ by up to nan"
     assert differences(text, text.replace(b'"a"', b'"b"')) == "other rows"
     assert differences(b"", text) == "other rows"
-    assert differences(b"\xff\x00", b"\xff\x01") == "other bytes"
+
+
+def test_trees_are_equal_if_their_arrays_are() -> None:
+    def trees(compressed: bool, **arrays: NDArray[np.int8]) -> bytes:
+        file = BytesIO()
+        save = np.savez_compressed if compressed else np.savez
+        save(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]
+        return file.getvalue()
+
+    leaves = np.arange(5, dtype=np.int8)
+    assert differences(trees(True, main=leaves), trees(False, main=leaves)) == ""
+    assert differences(trees(True, main=leaves), trees(True, main=leaves + 1)) == "other arrays: main"
+    assert differences(trees(True, main=leaves), trees(True, low=leaves)) == "other arrays: low, main"
 
 
 def test_files_are_written_after_the_last_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

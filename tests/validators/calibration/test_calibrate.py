@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hespas.validators.calibration
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.composite import Composite
 from hespas.fitting import approaches as calibration_approaches
@@ -286,3 +287,9 @@ def test_a_fit_of_few_rows_that_is_no_better_changes_nothing() -> None:
     better = calibrate([twice], device, tests=(), fitted="2026-01-31").device
     said = Composite().predict(ops, better).duration_ns
     assert np.abs(said / twice.duration_ns - 1).mean() < 0.25
+
+
+@pytest.mark.parametrize("name", ["FitMemory", "fit_device"])
+def test_names_that_moved_to_the_fits_warn(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"use hespas.fitting.*{name}"):
+        assert getattr(hespas.validators.calibration, name).__module__.startswith("hespas.fitting")
