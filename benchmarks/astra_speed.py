@@ -1,9 +1,11 @@
 """Mode astra of the simulator, in CPU seconds: ``python -m benchmarks.astra_speed``.
 
-Three jobs are made here: a ring all-reduce of 1,024 ranks; a Llama-7B-like step of some 1,300 nodes per rank
+Five jobs are made here: a ring all-reduce of 1,024 ranks; a Llama-7B-like step of some 1,300 nodes per rank
 (32 layers, tensor parallel by 8, gradients reduced between the replicas) at 256 ranks and more; the same with
-congestion. The first two are run as commands on folders of traces, less the same command on two ranks (what
-the interpreter and imports take), and once more as values. Exits 1 past the bounds: 0.2 s and 1 s of CPU.
+congestion; a ring of 256 ranks that start at different times; and a pipeline of unlike stages on 64 ranks, of
+16 microbatches. The first two are run as commands on folders of traces, less the same command on two ranks
+(what the interpreter and imports take), and once more as values. Exits 1 past the bounds: 0.2, 1, 1.5 and 2 s
+of CPU.
 ASTRA-sim 518bd51 takes 15.8 s and 29 s of CPU for them (its own event list is linear in its length).
 """
 
@@ -37,7 +39,7 @@ __all__ = ["llama_like", "main", "ring_all_reduce"]
 
 _TENSOR = 8
 _LAYERS = 32
-_BOUNDS_S = {"ring": 0.2, "llama": 1.0}
+_BOUNDS_S = {"ring": 0.2, "llama": 1.0, "skewed": 1.5, "pipeline": 2.0}
 _RUNS = 7
 
 
@@ -92,10 +94,44 @@ def llama_like(ranks: int) -> Workload:
     return _job(builder, ranks)
 
 
+def skewed_ring(ranks: int) -> Workload:
+    """One all-reduce of ranks that start at different times."""
+    builders = [GraphBuilder(f"rank {rank}") for rank in range(ranks)]
+    for rank, builder in enumerate(builders):
+        _reduced(builder, 1 << 20, None, [_node(builder, NodeKind.COMPUTE, [], rank % 7 + 1)])
+    classes = tuple(builder.build() for builder in builders)
+    return Workload(name="job", classes=classes, rank_class=np.arange(ranks, dtype=np.int32))
+
+
+def pipeline(folder: Path, microbatches: int = 16) -> Workload:
+    """Llama-3-8B on 64 ranks: 4 replicas, tensor parallel by 4, 4 stages, and a norm of all gradients at the
+    end, with times on H100.
+    """
+    hespas_command = str(Path(sys.executable).with_name("hespas"))
+    layout = ["--dp", "4", "--tp", "4", "--pp", "4", "--global-batch", str(4 * microbatches)]
+    run(
+        [
+            hespas_command,
+            "generate",
+            "llm",
+            "llama-3-8b",
+            *layout,
+            "--hardware",
+            "H100-SXM",
+            "--out",
+            str(folder),
+        ]
+    )
+    read = hespas.read(folder)
+    assert isinstance(read, Workload)
+    return read
+
+
 def _system(folder: Path, topology: list[str], npus: list[int], chunks: int = 1) -> list[str]:
     """Files of a system, as options of the command."""
     implementations = {
-        f"{kind}-implementation": ["ring"] * len(npus) for kind in ("all-reduce", "all-gather")
+        f"{kind}-implementation": ["ring"] * len(npus)
+        for kind in ("all-reduce", "all-gather", "reduce-scatter")
     }
     system: dict[str, object] = {
         "preferred-dataset-splits": 4,
@@ -170,6 +206,13 @@ def main() -> int:
                 f"CPU beyond that on two ranks, the simulation alone {alone_s:.3f} s"
             )
             missed |= spent_s > _BOUNDS_S[name]
+        for name, workload, topology, npus in (
+            ("skewed", skewed_ring(256), ["Ring"], [256]),
+            ("pipeline", pipeline(folder / "llama-3-8b"), ["FullyConnected", "Switch"], [4, 16]),
+        ):
+            alone_s = _value(workload, folder / name, topology, npus)
+            print(f"{name}: {workload.num_ranks:,} ranks: the simulation alone {alone_s:.3f} s CPU")
+            missed |= alone_s > _BOUNDS_S[name]
         alone_s = _value(llama_like(many), folder / "many", ["Switch"] * 2, [8, many // 8])
         print(f"llama: {many:,} ranks: the simulation alone {alone_s:.3f} s CPU")
         for name, workload, wire, chunks in (

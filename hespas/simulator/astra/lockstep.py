@@ -15,8 +15,8 @@ one of them by a rank that is not run, the order is unknown and all ranks are ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from hespas.graph import CollectiveKind
 from hespas.graph.columns import IntArray
 from hespas.simulator.astra.configuration import AstraOptions
-from hespas.simulator.astra.events import Callback, EventQueue, Timers
+from hespas.simulator.astra.events import Callback, EventQueue
 from hespas.simulator.astra.network import (
     EmptyNetwork,
     Mailbox,
@@ -33,12 +33,20 @@ from hespas.simulator.astra.network import (
     RemoteMemory,
     UnawareNetwork,
 )
-from hespas.simulator.astra.phases import Ambiguous, PhaseMachine, PhaseStart, PhaseTime, PhaseTimes
+from hespas.simulator.astra.phases import (
+    Ambiguous,
+    PhaseMachineFactory,
+    PhaseStart,
+    PhaseTime,
+    PhaseTimes,
+)
 from hespas.simulator.astra.plans import Planner
-from hespas.simulator.astra.ranks import AstraRank, AstraRun, RunContext
-from hespas.simulator.astra.traces import Action, AstraTraces, ClassTrace
+from hespas.simulator.astra.ranks import NEVER, AstraRank, AstraRun, RunContext
+from hespas.simulator.astra.rings import RingMeetings
+from hespas.simulator.astra.traces import Action, AstraTraces, ClassTrace, RankTrace
+from hespas.simulator.astra.watched import WatchedPhase, WatchedTimers
 
-__all__ = ["alike", "run_alike"]
+__all__ = ["AlikeClasses", "alike", "run_alike"]
 
 
 class _NotAlike(Exception):  # noqa: N818 # not an error: all ranks are run
@@ -52,21 +60,25 @@ class _Relation(NamedTuple):
     peers: IntArray
 
 
+class AlikeClasses(NamedTuple):
+    """Class of each rank, counted from 0, and the collectives whose ranks are not alike, as pairs of rank
+    class and position: ranks of a class behave alike until they start one of these.
+    """
+
+    kinds: IntArray
+    stops: frozenset[tuple[int, int]]
+
+
 def alike(
     traces: AstraTraces, options: AstraOptions, planner: Planner, wires: UnawareNetwork
-) -> IntArray | None:
-    """Return the class of each rank, counted from 0; None if ranks are not proved alike."""
-    own_memory = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
-    if options.memory is not None and options.memory.memory_type not in own_memory:
-        return None  # ranks wait for a shared memory
+) -> AlikeClasses | None:
+    """Return the ranks that are proved to behave alike; None if there are none."""
     is_aware = options.backend == "aware"
     if is_aware:  # ranks must have one chunk in flight, and no other messages
         is_single = options.queues_per_dim == options.system.active_chunks_per_dimension == 1
         has_messages = any(trace.messages for trace in traces.classes.values())
         if not is_single or has_messages or len(options.network.npus) != 1:
             return None
-    if not options.system.endpoint_delay_ns:
-        return None
     try:
         return _AlikeRanks(traces, planner, wires, is_aware).refined()
     except _NotAlike:
@@ -79,16 +91,29 @@ class _AlikeRanks:
     planner: Planner
     wires: UnawareNetwork
     is_aware: bool
+    _stops: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
-    def refined(self) -> IntArray:
+    def refined(self) -> AlikeClasses:
+        while True:
+            stops = len(self._stops)
+            rank_kinds = self._refine()
+            if self.is_aware and self._stops:
+                raise _NotAlike
+            if len(self._stops) == stops:
+                return AlikeClasses(rank_kinds, frozenset(self._stops))
+
+    def _refine(self) -> IntArray:
+        """Return classes whose ranks are alike as far as messages and collectives that are no stops decide.
+        Collectives of ranks of several classes become stops.
+        """
         workload = self.traces.workload
         rank_kinds = workload.rank_class.astype(np.int64)
-        groups: list[IntArray] = []
+        groups: list[tuple[IntArray, list[tuple[int, int]]]] = []
         relations: list[_Relation] = []
         for index, trace in self.traces.classes.items():
             ranks = workload.ranks_of(index)
-            for table, numbers in self._groups(trace, ranks):
-                groups.append(table)
+            for (table, numbers), places in self._groups(trace, ranks):
+                groups.append((table, [(index, place) for place in places]))
                 rank_kinds = _split(rank_kinds, numbers)
             sides = {
                 (message.row, trace.action[position] == Action.SEND)
@@ -109,9 +134,9 @@ class _AlikeRanks:
                 others = np.full(len(rank_kinds), -1, np.int64)
                 others[relation.ranks] = rank_kinds[relation.peers]
                 rank_kinds = _split(rank_kinds, others)
-        for table in groups:
+        for table, stops in groups:
             if (rank_kinds[table] != rank_kinds[table[:, :1]]).any():
-                raise _NotAlike
+                self._stops.update(stops)
         # A rank must exchange messages of one tag and size with only one rank of a class.
         for end, other in ((0, 1), (1, 0)):
             keys = np.stack([sent[:, end], rank_kinds[sent[:, other]], sent[:, 2], sent[:, 3]], 1)
@@ -119,13 +144,16 @@ class _AlikeRanks:
                 raise _NotAlike
         return rank_kinds
 
-    def _groups(self, trace: ClassTrace, ranks: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the groups of communicating ranks, ``(groups, size)``, and per rank a number for its view of
-        the network, -1 for others.
+    def _groups(
+        self, trace: ClassTrace, ranks: IntArray
+    ) -> Iterator[tuple[tuple[IntArray, IntArray], list[int]]]:
+        """Yield the groups of communicating ranks, ``(groups, size)``, with per rank a number for its view of
+        the network, -1 for others, and the positions of their collectives. Collectives whose ranks differ in
+        their views become stops.
         """
-        seen: set[tuple[int, str]] = set()
-        for collective in trace.collectives.values():
-            if collective.kind is CollectiveKind.BROADCAST:
+        places: dict[tuple[int, str, bool], list[int]] = {}
+        for position, collective in trace.collectives.items():
+            if collective.kind is CollectiveKind.BROADCAST or (trace.rank_class, position) in self._stops:
                 continue
             sets = trace.graph.group_sets
             groups = sets[collective.row] if collective.row >= 0 else None
@@ -139,34 +167,46 @@ class _AlikeRanks:
             # Positions in trees, and in rings over several dimensions, differ.
             families = {phase.algorithm.family for phase in plan.phases}
             flat = any(phase.algorithm.flat for phase in plan.phases) and len(self.planner.network.npus) > 1
-            if "tree" in families or (flat and plan.group is None):
-                raise _NotAlike
-            if self.is_aware and "direct" in families:
-                raise _NotAlike  # all messages of a rank at once
-            if self.is_aware and plan.group is None and "halving" in families:
-                self._views(np.arange(self._ranks, dtype=np.int64)[None], "halving")
+            unlike = "tree" in families or (flat and plan.group is None)
+            if self.is_aware:  # `direct` sends all messages of a rank at once
+                unlike |= "direct" in families
             family = plan.phases[0].algorithm.family if plan.group is not None else ""
-            row = -1 if plan.group is None else collective.row
-            if (row, family) in seen:
-                continue
-            seen.add((row, family))
-            if plan.group is None or groups is None:
-                world = np.arange(self.traces.workload.num_ranks, dtype=np.int64)
-                yield world[None], np.zeros(len(world), np.int64)
-                continue
-            places = groups.groups_of(ranks)
-            if (places < 0).any():
-                raise _NotAlike
-            rows = [groups.members(position) for position in np.unique(places).tolist()]
-            if len({len(row) for row in rows}) > 1 or max(int(row.max()) for row in rows) >= self._ranks:
-                raise _NotAlike
-            table = np.stack(rows)
-            here = groups.groups_of(table.reshape(-1)).reshape(table.shape)
-            if (here != np.unique(places)[:, None]).any():
-                raise _NotAlike
-            numbers = np.full(self._ranks, -1, np.int64)
-            numbers[table] = self._views(table, family)[:, None]
-            yield table, numbers
+            if self.is_aware and plan.group is None and "halving" in families:
+                family = "halving"
+            if unlike:
+                self._stops.add((trace.rank_class, position))
+            else:
+                key = (-1 if plan.group is None else collective.row, family, plan.group is None)
+                places.setdefault(key, []).append(position)
+        for (row, family, is_world), positions in places.items():
+            try:
+                views = self._world(family) if is_world else self._group(trace, row, ranks, family)
+            except _NotAlike:
+                self._stops.update((trace.rank_class, position) for position in positions)
+            else:
+                yield views, positions
+
+    def _world(self, family: str) -> tuple[IntArray, IntArray]:
+        world = np.arange(self._ranks, dtype=np.int64)
+        if family == "halving":
+            self._views(world[None], family)
+        return world[None], np.zeros(len(world), np.int64)
+
+    def _group(self, trace: ClassTrace, row: int, ranks: IntArray, family: str) -> tuple[IntArray, IntArray]:
+        groups = trace.graph.group_sets[row]
+        places = groups.groups_of(ranks)
+        if (places < 0).any():
+            raise _NotAlike
+        rows = [groups.members(position) for position in np.unique(places).tolist()]
+        if len({len(row) for row in rows}) > 1 or max(int(row.max()) for row in rows) >= self._ranks:
+            raise _NotAlike
+        table = np.stack(rows)
+        here = groups.groups_of(table.reshape(-1)).reshape(table.shape)
+        if (here != np.unique(places)[:, None]).any():
+            raise _NotAlike
+        numbers = np.full(self._ranks, -1, np.int64)
+        numbers[table] = self._views(table, family)[:, None]
+        return table, numbers
 
     @property
     def _ranks(self) -> int:
@@ -233,111 +273,110 @@ def _split(rank_kinds: IntArray, numbers: IntArray) -> IntArray:
 
 
 def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:
-    """Run a job with one rank per class. Return None if ranks are not proved alike, if the order of events of
-    one moment matters, and if a rank does not finish: then all ranks must be run.
+    """Run a job without the messages of its collectives: one rank of each class until it starts a collective
+    with ranks of other classes, then all ranks, whose collectives must be rings without congestion.
+
+    All ranks are run from the beginning if something else happens on a rank that starts such a collective.
+    Return None if the order of events of one moment matters, and if a rank does not finish: then all messages
+    must be run.
     """
-    queue = EventQueue()
-    planner = Planner(options.system, options.network)
-    wires = (EmptyNetwork if options.backend == "aware" else UnawareNetwork)(options.network, queue)
-    rank_kinds = alike(traces, options, planner, wires)
-    if rank_kinds is None:
+    own_memory = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
+    if options.memory is not None and options.memory.memory_type not in own_memory:
+        return None  # ranks wait for a shared memory
+    if not options.system.endpoint_delay_ns:
         return None
-    first = np.unique(rank_kinds, return_index=True)[1]
-    mailbox = _ClassMailbox(wires, queue, rank_kinds)
-    context = RunContext(
-        queue=queue,
-        mailbox=mailbox,
-        memory=RemoteMemory(options.memory),
-        planner=planner,
-        queues_per_dim=options.queues_per_dim,
-        machines=_Lockstep.maker(queue, PhaseTimes(wires)),
-    )
-    ranks: list[AstraRank] = []
-    for trace in traces.of_ranks(first.tolist()):
-        timers = _WatchedTimers(queue)
-        mailbox.watch(trace.rank, timers)
-        ranks.append(AstraRank(trace, context, timers))
+    planner = Planner(options.system, options.network)
+    part = _PartialRun(traces, options, planner)
+    found = alike(traces, options, planner, part.wires)
     try:
-        for rank in ranks:
-            rank.begin()
-        queue.run()
+        if found is None:
+            return None if options.backend == "aware" else part.finished(part.begun_alone())
+        first = np.unique(found.kinds, return_index=True)[1].tolist()
+        ranks = part.begun_alike(first, found)
+        if all(rank.stopped == NEVER for rank in ranks):
+            return part.finished(ranks, found.kinds)
+        rest = _PartialRun(traces, options, planner)
+        if not all(rank.waits_alone for rank in ranks) or part.mailbox.unreceived():
+            return rest.finished(rest.begun_alone())
+        return rest.finished(rest.continued([ranks[kind] for kind in found.kinds.tolist()]))
     except Ambiguous:
         return None
-    if any(rank.ended < len(rank.trace.trace) for rank in ranks) or mailbox.unreceived():
-        return None
-    return AstraRun([rank.result() for rank in ranks], rank_kinds)
 
 
-class _WatchedTimers(Timers):
-    """Timers that detect an unknown order of events of their rank at one moment."""
+class _PartialRun:
+    """Run of some ranks with an event queue of their own."""
 
-    __slots__ = ("_active", "_active_ns", "_entered", "_first", "_has_arrival", "_now_ns", "_phases")
+    def __init__(self, traces: AstraTraces, options: AstraOptions, planner: Planner) -> None:
+        self._traces, self._options, self._planner = traces, options, planner
+        self._queue = EventQueue()
+        network = EmptyNetwork if options.backend == "aware" else UnawareNetwork
+        self.wires = network(options.network, self._queue)
+        self.mailbox = _ClassMailbox(self.wires, self._queue, self._every_rank)
 
-    def __init__(self, queue: EventQueue) -> None:
-        super().__init__(queue)
-        self._first: dict[int, int] = {}
-        self._phases: dict[tuple[int, int], list[tuple[int, ...] | None]] = {}
-        self._entered: list[int] = []
-        self._has_arrival = False
-        self._active, self._active_ns, self._now_ns = 0, -1, -1
+    @property
+    def _every_rank(self) -> IntArray:
+        return np.arange(self._traces.workload.num_ranks, dtype=np.int64)
 
-    def begin_phase(self) -> None:
-        """Record the start of a collective phase on this rank."""
-        self._active += 1
+    def begun_alike(self, ranks: list[int], found: AlikeClasses) -> list[AstraRank]:
+        """Run one rank of each class to its end, or to its first collective with unlike ranks."""
+        self.mailbox = _ClassMailbox(self.wires, self._queue, found.kinds)
+        times = PhaseTimes(self.wires)
+        context = self._context(lambda start: _Lockstep(self._queue, start, times.of(start)))
+        stops: dict[int, set[int]] = {}
+        for rank_class, position in found.stops:
+            stops.setdefault(rank_class, set()).add(position)
+        return self._run(
+            [
+                AstraRank(trace, context, self._timers(trace), stops.get(trace.trace.rank_class, ()))
+                for trace in self._traces.of_ranks(ranks)
+            ]
+        )
 
-    def end_phase(self) -> None:
-        """Record the end of a collective phase on this rank."""
-        self._active -= 1
-        self._active_ns = self._queue.now_ns
+    def begun_alone(self) -> list[AstraRank]:
+        """Run all ranks to their ends."""
+        context = self._context(RingMeetings(self._queue, self.wires).machine)
+        ranks = self._traces.of_ranks(self._every_rank.tolist())
+        return self._run([AstraRank(trace, context, self._timers(trace)) for trace in ranks])
 
-    def after(self, delay_ns: int, callback: Callback, argument: object) -> None:
-        self._note_end(delay_ns, None)
-        super().after(delay_ns, callback, argument)
+    def continued(self, alike_ranks: list[AstraRank]) -> list[AstraRank]:
+        """Run all ranks to their ends, each from the state of a rank that behaves alike."""
+        context = self._context(RingMeetings(self._queue, self.wires).machine)
+        traces = self._traces.of_ranks(self._every_rank.tolist())
+        ranks = [
+            before.continued(trace, context, self._timers(trace))
+            for before, trace in zip(alike_ranks, traces, strict=True)
+        ]
+        self._queue.run()
+        return ranks
 
-    def end_after(self, delay_ns: int, callback: Callback, argument: object, rest: tuple[int, ...]) -> None:
-        """Set the last timer of a phase; ``rest`` are the remaining queues of its chunk."""
-        self._note_end(delay_ns, rest)
-        super().after(delay_ns, callback, argument)
-
-    def _note_end(self, delay_ns: int, rest: tuple[int, ...] | None) -> None:
-        now_ns = self._queue.now_ns
-        self._first.setdefault(now_ns + delay_ns, now_ns)
-        others = self._phases.setdefault((now_ns, now_ns + delay_ns), [])
-        if any(not _commute(rest, other) for other in others):
-            raise Ambiguous
-        others.append(rest)
-
-    def _ring(self, time_ns: int) -> None:
-        self._note_event(self._first.pop(time_ns), is_arrival=False)
-        super()._ring(time_ns)
-
-    def arrive(self, entered_ns: int) -> None:
-        """Record the arrival of a message from or to this rank that was sent at ``entered_ns``."""
-        self._note_event(entered_ns, is_arrival=True)
-
-    def _note_event(self, entered_ns: int, *, is_arrival: bool) -> None:
-        """Record an event. Events of a moment are ordered if they were entered at different times and no
-        timers of a collective, which would be among them, are omitted.
+    def finished(self, ranks: list[AstraRank], kinds: IntArray | None = None) -> AstraRun | None:
+        """Return the run, with the class of each rank (None: all ranks are run); None if a rank has not
+        finished.
         """
-        now_ns = self._queue.now_ns
-        if self._now_ns != now_ns:
-            self._now_ns, self._has_arrival = now_ns, False
-            self._entered.clear()
-        self._has_arrival |= is_arrival
-        hides = self._active > 0 or self._active_ns == now_ns
-        if entered_ns in self._entered or (self._entered and self._has_arrival and hides):
-            raise Ambiguous
-        self._entered.append(entered_ns)
+        if any(rank.ended < len(rank.trace.trace) for rank in ranks) or self.mailbox.unreceived():
+            return None
+        return AstraRun([rank.result() for rank in ranks], self._every_rank if kinds is None else kinds)
 
+    def _context(self, machines: PhaseMachineFactory) -> RunContext:
+        return RunContext(
+            queue=self._queue,
+            mailbox=self.mailbox,
+            memory=RemoteMemory(self._options.memory),
+            planner=self._planner,
+            queues_per_dim=self._options.queues_per_dim,
+            machines=machines,
+        )
 
-def _commute(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
-    """Return True if two ends at one moment may come in either order: ends of chunks that do the same from
-    there, or that enter different queues. ``None`` is the end of a node: it must keep its order with the end
-    of a collective.
-    """
-    if one is None or other is None:
-        return one == other or bool(one or other)
-    return one == other or not one or not other or one[0] != other[0]
+    def _timers(self, trace: RankTrace) -> WatchedTimers:
+        timers = WatchedTimers(self._queue)
+        self.mailbox.watch(trace.rank, timers)
+        return timers
+
+    def _run(self, ranks: list[AstraRank]) -> list[AstraRank]:
+        for rank in ranks:
+            rank.begin()
+        self._queue.run()
+        return ranks
 
 
 class _ClassMailbox(Mailbox):
@@ -348,9 +387,9 @@ class _ClassMailbox(Mailbox):
     def __init__(self, network: MessageNetwork, queue: EventQueue, rank_kinds: IntArray) -> None:
         super().__init__(network, queue)
         self._kinds: list[int] = rank_kinds.tolist()
-        self._watched: dict[int, _WatchedTimers] = {}
+        self._watched: dict[int, WatchedTimers] = {}
 
-    def watch(self, rank: int, timers: _WatchedTimers) -> None:
+    def watch(self, rank: int, timers: WatchedTimers) -> None:
         """Report arrivals for a class to the timers of its rank."""
         self._watched[self._kinds[rank]] = timers
 
@@ -373,32 +412,16 @@ class _ClassMailbox(Mailbox):
         super().send(key, arrived, argument)
 
 
-class _Lockstep:
+class _Lockstep(WatchedPhase):
     """Phase whose ranks all do the same."""
 
-    __slots__ = ("_queue", "_start", "_time", "_timers")
+    __slots__ = ("_lead_ns",)
 
     def __init__(self, queue: EventQueue, start: PhaseStart, time: PhaseTime) -> None:
-        assert isinstance(start.timers, _WatchedTimers), "ranks of a class have watched timers"
-        self._queue, self._start, self._time, self._timers = queue, start, time, start.timers
-
-    @classmethod
-    def maker(cls, queue: EventQueue, times: PhaseTimes) -> Callable[[PhaseStart], PhaseMachine]:
-        """Return the factory for the machine of a phase."""
-        return lambda start: cls(queue, start, times.of(start))
+        super().__init__(queue, start, time.delays_ns)
+        self._lead_ns = time.lead_ns
 
     def start(self) -> None:
         """Wait until the last packet has arrived."""
-        self._timers.begin_phase()
-        self._queue.enter(self._queue.now_ns + self._time.lead_ns, self._wait, 0)
-
-    def _wait(self, step: object) -> None:
-        assert isinstance(step, int), "entered with the number of its delay"
-        delays_ns = self._time.delays_ns
-        if step == len(delays_ns):
-            self._timers.end_phase()
-            self._start.done()
-        elif step == len(delays_ns) - 1:
-            self._timers.end_after(delays_ns[step], self._wait, step + 1, self._start.rest)
-        else:
-            self._timers.after(delays_ns[step], self._wait, step + 1)
+        self.begin()
+        self.arrive_at(self._queue.now_ns + self._lead_ns)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from math import log2
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from hespas.graph import CollectiveKind
 from hespas.simulator.astra.events import Callback, EventQueue, Timers
 from hespas.simulator.astra.network import Mailbox, UnawareNetwork
@@ -26,6 +28,7 @@ __all__ = [
     "PhaseStart",
     "PhaseTime",
     "PhaseTimes",
+    "RingTimes",
     "TreeNode",
     "machine_of",
     "tree_node",
@@ -182,14 +185,8 @@ class _RingMachine(_TokenMachine):
     __slots__ = ()
 
     def __init__(self, start: PhaseStart) -> None:
-        plan = start.plan
-        ranks = plan.ranks
-        left = ranks - 1
-        if plan.kind is CollectiveKind.ALL_REDUCE:
-            left *= 2
-        elif plan.kind is CollectiveKind.ALL_TO_ALL:
-            left = ranks * (ranks - 1) // 2
-        super().__init__(start, 1, ranks - 1, left, _message_size(plan))
+        times = RingTimes.of(start)
+        super().__init__(start, 1, start.plan.ranks - 1, times.messages, times.size_bytes)
         self._target, self._source = _neighbours(start)
 
 
@@ -390,6 +387,64 @@ class PhaseTime(NamedTuple):
     delays_ns: tuple[int, ...]
 
 
+class RingTimes(NamedTuple):
+    """Sizes and times of the messages of a ring: each rank sends ``messages``, one at a time. The first
+    ``reduced`` received messages are reduced for ``reduction_ns`` before they are forwarded, or at the end.
+    """
+
+    messages: int
+    size_bytes: int
+    delay_ns: int
+    reduced: int
+    reduction_ns: int
+
+    @classmethod
+    def of(cls, start: PhaseStart) -> RingTimes:
+        """Return the facts of a phase."""
+        plan = start.plan
+        peers = plan.ranks - 1
+        messages = {
+            CollectiveKind.ALL_REDUCE: 2 * peers,
+            CollectiveKind.ALL_TO_ALL: plan.ranks * peers // 2,
+        }.get(plan.kind, peers)
+        size = _message_size(plan)
+        reduces = plan.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
+        return cls(
+            messages, size, start.delay_ns, peers if reduces else 0,
+            start.reduction_ns(size) if reduces else 0,
+        )  # fmt: skip
+
+    @property
+    def delays_ns(self) -> tuple[int, ...]:
+        """Timers after the last message."""
+        at_end = self.reduced == self.messages and self.reduced > 0
+        return (self.delay_ns, self.reduction_ns) if at_end else (self.delay_ns,)
+
+    def together(self, link_ns: int) -> PhaseTime:
+        """Return the time of ranks that start together and whose messages take ``link_ns`` each."""
+        before = self.reduced - (len(self.delays_ns) > 1)
+        lead_ns = self.messages * (self.delay_ns + link_ns) + before * self.reduction_ns
+        return PhaseTime(lead_ns, self.delays_ns)
+
+    def arrivals(self, starts_ns: tuple[int, ...], links_ns: tuple[int, ...]) -> list[int]:
+        """Return when each rank has its last message. ``links_ns`` are the times of messages to each rank
+        from the rank before it. O(messages x ranks).
+
+        A rank sends its next message ``delay_ns`` after it has received one, and after the reduction. It
+        receives a message when it has arrived and the previous one is sent.
+        """
+        sent = np.array(starts_ns, np.int64) + self.delay_ns
+        links = np.array(links_ns, np.int64)
+        received = sent
+        for message in range(self.messages):
+            received = np.maximum(np.roll(sent, 1) + links, sent)
+            sent = received + self.delay_ns
+            if message < self.reduced:
+                sent += self.reduction_ns
+        arrivals: list[int] = received.tolist()
+        return arrivals
+
+
 @dataclass(slots=True)
 class PhaseTimes:
     """Times of phases on one network whose ranks all do the same at the same time; equal phases are computed
@@ -409,30 +464,17 @@ class PhaseTimes:
         key = start.plan, id(start.ring) if start.in_group else 0  # lists of groups live throughout the run
         time = self._times.get(key)
         if time is None:
-            ring = start.plan.algorithm.family == "ring"
-            time = self._times[key] = self._of_ring(start) if ring else _run_machine(start, self.network)
+            if start.plan.algorithm.family == "ring":
+                ring, times = start.ring, RingTimes.of(start)
+                after = ring[(start.position + 1) % len(ring)]
+                link_ns = self.network.delay_ns(start.rank, after, times.size_bytes)
+                if not link_ns:
+                    raise Ambiguous
+                time = times.together(link_ns)
+            else:
+                time = _run_machine(start, self.network)
+            self._times[key] = time
         return time
-
-    def _of_ring(self, start: PhaseStart) -> PhaseTime:
-        """Return the time of a ring. Messages of a reduce-scatter, and the first half of the messages of an
-        all-reduce, are reduced before they are forwarded.
-        """
-        plan, delay_ns = start.plan, start.delay_ns
-        peers = plan.ranks - 1
-        messages = {
-            CollectiveKind.ALL_REDUCE: 2 * peers,
-            CollectiveKind.ALL_TO_ALL: plan.ranks * peers // 2,
-        }.get(plan.kind, peers)
-        size = plan.size if plan.kind is CollectiveKind.ALL_GATHER else plan.size // plan.ranks
-        time_ns = self.network.delay_ns(start.rank, start.ring[(start.position + 1) % plan.ranks], size)
-        if not time_ns:
-            raise Ambiguous
-        reduces = plan.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
-        reduction_ns = start.reduction_ns(size) if reduces else 0
-        at_end = plan.kind is CollectiveKind.REDUCE_SCATTER
-        before = (peers - at_end) * reduction_ns
-        lead_ns = messages * (delay_ns + time_ns) + before
-        return PhaseTime(lead_ns, (delay_ns, reduction_ns) if at_end else (delay_ns,))
 
 
 def _run_machine(start: PhaseStart, network: UnawareNetwork) -> PhaseTime:

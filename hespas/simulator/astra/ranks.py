@@ -7,7 +7,7 @@ is free is issued.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -141,6 +141,11 @@ class _QueueAllocator:
         taken, self._any = self._any, (self._any + 1) % self._count
         return self._low + taken, not (self._count > 1 and taken >= self._count // 2)
 
+    def advanced_as(self, other: _QueueAllocator) -> None:
+        """Continue after the assignments of another allocator of the same dimension."""
+        self._any, self._first, self._last = other._any, other._first, other._last
+        self._trees = other._trees
+
     def next_tree(self) -> int:
         """Return the number of earlier trees of this dimension."""
         self._trees += 1
@@ -179,6 +184,16 @@ class RankQueues:
         self._running = [0] * len(self._queues)
         self._delay_ns = system.endpoint_delay_ns
         self._memory_bytes_per_s = (system.local_memory_gb_per_s or 0.0) * _GIGA
+
+    @property
+    def are_empty(self) -> bool:
+        """Return True if no chunk waits or runs."""
+        return not any(self._queues)
+
+    def advance_as(self, other: RankQueues) -> None:
+        """Continue after the chunks of the queues of a rank that behaves alike."""
+        for allocator, before in zip(self._allocators, other._allocators, strict=True):
+            allocator.advanced_as(before)
 
     def open(self, plan: CollectivePlan, first_stream: int, done: Callable[[], None]) -> None:
         """Start a collective whose chunks count from ``first_stream``; call ``done`` when all have ended."""
@@ -265,6 +280,8 @@ class IssuedCollective:
 class AstraRank:
     """State of one rank; times are ``NEVER`` until they happen, ``cause`` is the node whose end started a
     node.
+
+    It stops before the collectives ``stops``: ``stopped`` is the first one that was issued.
     """
 
     __slots__ = (
@@ -273,6 +290,7 @@ class AstraRank:
         "_counters",
         "_flying",
         "_ready",
+        "_stops",
         "_timers",
         "_trigger",
         "_waiting",
@@ -283,11 +301,18 @@ class AstraRank:
         "issued",
         "queues",
         "start_ns",
+        "stopped",
         "trace",
     )  # fmt: skip
 
-    def __init__(self, trace: RankTrace, context: RunContext, timers: Timers | None = None) -> None:
-        self.trace, self._context = trace, context
+    def __init__(
+        self,
+        trace: RankTrace,
+        context: RunContext,
+        timers: Timers | None = None,
+        stops: Collection[int] = (),
+    ) -> None:
+        self.trace, self._context, self._stops, self.stopped = trace, context, stops, NEVER
         self._timers = timers or Timers(context.queue)
         self.queues = RankQueues(trace.rank, context, self._timers)
         nodes = len(trace.trace)
@@ -318,6 +343,32 @@ class AstraRank:
                 "endpoint-delay that is 0",
             )  # fmt: skip
         self._check_finish(is_caught=False)
+
+    @property
+    def waits_alone(self) -> bool:
+        """Return True if the rank has ended, or has stopped and nothing else happens on it since then."""
+        if self.stopped == NEVER:
+            return self.ended == len(self.trace.trace)
+        is_idle = self._flying == 1 and not any(self._ready) and self.queues.are_empty
+        return is_idle and max(self.end_ns) <= self.start_ns[self.stopped]
+
+    def continued(self, trace: RankTrace, context: RunContext, timers: Timers) -> AstraRank:
+        """Return a rank that behaves alike, in the state of this one, which :attr:`waits_alone`. It opens the
+        collective at which this one stopped.
+        """
+        rank = AstraRank(trace, context, timers)
+        rank.queues.advance_as(self.queues)
+        rank._waiting, rank._busy, rank._flying = self._waiting.copy(), self._busy.copy(), self._flying
+        rank._counters, rank._trigger, rank.ended = self._counters.copy(), self._trigger, self.ended
+        rank.issued, rank.finish_ns = self.issued.copy(), self.finish_ns
+        rank.start_ns, rank.end_ns, rank.cause = self.start_ns.copy(), self.end_ns.copy(), self.cause.copy()
+        if self.stopped != NEVER:
+            context.queue.enter(self.start_ns[self.stopped], rank._open_at, self.stopped)
+        return rank
+
+    def _open_at(self, position: object) -> None:
+        assert isinstance(position, int), "entered with the position of a collective"
+        self._open(position)
 
     def result(self) -> RankRun:
         """Return the times of its nodes."""
@@ -415,6 +466,9 @@ class AstraRank:
         """Start a collective. Chunk numbers count per group, or per rank, which also counts the chunks of
         groups.
         """
+        if position in self._stops:
+            self.stopped = position
+            return
         trace = self.trace.trace
         collective = trace.collectives[position]
         if collective.kind is CollectiveKind.BROADCAST:

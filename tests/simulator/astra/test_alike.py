@@ -14,7 +14,10 @@ from hespas.graph import CollectiveKind, GroupSet, NodeKind, Permutation, Stride
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra import AstraOptions, Backend, NetworkConfig, SystemConfig
 from hespas.simulator.astra.configuration import Optimization, Topology
-from hespas.simulator.astra.lockstep import run_alike
+from hespas.simulator.astra.events import EventQueue
+from hespas.simulator.astra.lockstep import alike, run_alike
+from hespas.simulator.astra.network import UnawareNetwork
+from hespas.simulator.astra.plans import Planner
 from hespas.simulator.astra.ranks import run_all
 from hespas.simulator.astra.traces import AstraTraces
 from hespas.validators.checker.execution import stated_costs
@@ -43,18 +46,18 @@ def kinds_and_equal(
     """
     options = AstraOptions(system=machine, network=wires, queues_per_dim=queues, backend=backend)
     traces = traces_of(workload, machine)
-    alike = run_alike(traces, options)
-    if alike is None:
+    shown_run = run_alike(traces, options)
+    if shown_run is None:
         return None
     ranks, _ = run_all(traces.of_ranks(range(workload.num_ranks)), options)
-    places: list[int] = alike.shown_by.tolist()
+    places: list[int] = shown_run.shown_by.tolist()
     for rank, shown_by in zip(ranks, places, strict=True):
-        shown, full = alike.ranks[shown_by], rank.result()
+        shown, full = shown_run.ranks[shown_by], rank.result()
         assert list(shown.start_ns) == list(full.start_ns)
         assert list(shown.end_ns) == list(full.end_ns)
         assert list(shown.cause) == list(full.cause)
         assert shown.finish_ns == full.finish_ns
-    return len(alike.ranks)
+    return len(shown_run.ranks)
 
 
 MIB = 1 << 20
@@ -89,7 +92,9 @@ def jobs(draw: st.DrawFn, ranks: int) -> Workload:
     count = draw(st.sampled_from([each for each in (1, 1, 2, 4) if each <= ranks]))
     per_stage = ranks // count
     stages = tuple(Steps(ranks) for _ in range(count))
-    sets: list[GroupSet | None] = [None] if count == 1 else []
+    sets: list[GroupSet | None] = [None]  # also of unlike stages, at which all ranks are run
+    if count > 2:  # of the ranks at one place of two neighbouring stages
+        sets.append(StridedGroups(((count // 2, 2 * per_stage), (per_stage, 1)), ((2, per_stage),)))
     for inner in (2, 4, 8):
         if inner < per_stage:
             sets.append(StridedGroups(((ranks // inner, inner),), ((inner, 1),)))
@@ -179,7 +184,7 @@ def test_one_rank_stands_for_a_job_of_equal_ranks(algorithm: str, queues: int, l
 def test_groups_that_see_the_network_differently_are_not_taken_for_equal() -> None:
     """On a ring of 8, the last of 4 neighbours is 3 hops from the first, the others 1 from each other."""
     wires, machine = network(("Ring", 8)), system("ring")
-    assert kinds_and_equal(spmd(8, 4), wires, machine) is None
+    assert kinds_and_equal(spmd(8, 4), wires, machine) == 8
     assert kinds_and_equal(spmd(8, 2), wires, machine) == 1
 
 
@@ -208,7 +213,46 @@ def test_places_of_a_tree_are_not_taken_for_equal() -> None:
 
 def test_ranks_that_start_at_different_times_are_all_run() -> None:
     job = collective(CollectiveKind.ALL_REDUCE, MIB, 4, {2: 7000.0})
-    assert kinds_and_equal(job, network(("Ring", 4)), system("ring")) is None
+    assert kinds_and_equal(job, network(("Ring", 4)), system("ring")) == 4
+    assert kinds_and_equal(job, network(("Ring", 4)), system("direct")) is None
+    assert kinds_and_equal(job, network(("Ring", 4)), system("ring"), 1, "aware") is None
+
+
+def test_a_rank_that_goes_on_beside_an_unlike_collective_is_run_from_the_start() -> None:
+    """The last collective is of all stages; on the second stage, a computation ends during it."""
+    stages = Steps(8), Steps(8)
+    near = StridedGroups(((2, 4),), ((4, 1),))
+    for number, steps in enumerate(stages):
+        before = steps.coll(steps.compute(ns=5000.0 + number), size=float(MIB), groups=near)
+        if number:
+            steps.compute(before, ns=1000.0)
+        steps.coll(before, size=4.0 * MIB)
+    classes = tuple(stage.build() for stage in stages)
+    job = Workload(name="job", classes=classes, rank_class=np.repeat(np.arange(2, dtype=np.int32), 4))
+    assert kinds_and_equal(job, network(("Switch", 8)), system("ring")) == 8
+
+
+def test_a_norm_of_gradients_at_the_end_of_a_pipeline_leaves_the_stages_alike() -> None:
+    """The events of most of the step are those of one rank per stage."""
+    stages = tuple(Steps(16) for _ in range(4))
+    near = StridedGroups(((4, 4),), ((4, 1),))
+    for number, steps in enumerate(stages):
+        last = [steps.compute(ns=1000.0 * (1 + number))]
+        for _ in range(20):
+            last = [steps.coll(*last, size=float(MIB), groups=near)]
+            last = [steps.compute(*last, ns=3000.0)]
+        last = [steps.coll(*last, size=float(MIB))]
+        steps.compute(*last, ns=2000.0)
+    classes = tuple(stage.build() for stage in stages)
+    job = Workload(name="job", classes=classes, rank_class=np.repeat(np.arange(4, dtype=np.int32), 4))
+    wires, machine = network(("FullyConnected", 4), ("Switch", 4)), system("ring", "ring")
+    assert kinds_and_equal(job, wires, machine) == 16
+    options = AstraOptions(system=machine, network=wires)
+    traces = traces_of(job, machine)
+    found = alike(traces, options, Planner(machine, wires), UnawareNetwork(wires, EventQueue()))
+    assert found is not None
+    assert len(np.unique(found.kinds)) == 4
+    assert len(found.stops) == 4
 
 
 def test_the_order_of_one_moment_is_not_guessed() -> None:

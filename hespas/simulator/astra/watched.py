@@ -1,0 +1,116 @@
+"""Timers and phases of ranks whose messages of collectives are not run.
+
+Ranks affect each other only through the times of messages. The order of events of one moment on one rank
+remains: they run in the order of entry. If it is unknown, the run is :class:`Ambiguous`.
+"""
+
+from __future__ import annotations
+
+from hespas.simulator.astra.events import Callback, EventQueue, Timers
+from hespas.simulator.astra.phases import Ambiguous, PhaseStart
+
+__all__ = ["WatchedPhase", "WatchedTimers"]
+
+
+class WatchedTimers(Timers):
+    """Timers that detect an unknown order of events of their rank at one moment."""
+
+    __slots__ = ("_active", "_active_ns", "_entered", "_first", "_has_arrival", "_now_ns", "_phases")
+
+    def __init__(self, queue: EventQueue) -> None:
+        super().__init__(queue)
+        self._first: dict[int, int] = {}
+        self._phases: dict[tuple[int, int], list[tuple[int, ...] | None]] = {}
+        self._entered: list[int] = []
+        self._has_arrival = False
+        self._active, self._active_ns, self._now_ns = 0, -1, -1
+
+    def begin_phase(self) -> None:
+        """Record the start of a collective phase on this rank."""
+        self._active += 1
+
+    def end_phase(self) -> None:
+        """Record the end of a collective phase on this rank."""
+        self._active -= 1
+        self._active_ns = self._queue.now_ns
+
+    def after(self, delay_ns: int, callback: Callback, argument: object) -> None:
+        """Schedule a callback after a delay."""
+        self._note_end(delay_ns, None)
+        super().after(delay_ns, callback, argument)
+
+    def end_after(self, delay_ns: int, callback: Callback, argument: object, rest: tuple[int, ...]) -> None:
+        """Set the last timer of a phase; ``rest`` are the remaining queues of its chunk."""
+        self._note_end(delay_ns, rest)
+        super().after(delay_ns, callback, argument)
+
+    def _note_end(self, delay_ns: int, rest: tuple[int, ...] | None) -> None:
+        now_ns = self._queue.now_ns
+        self._first.setdefault(now_ns + delay_ns, now_ns)
+        others = self._phases.setdefault((now_ns, now_ns + delay_ns), [])
+        if any(not _commute(rest, other) for other in others):
+            raise Ambiguous
+        others.append(rest)
+
+    def _ring(self, time_ns: int) -> None:
+        self._note_event(self._first.pop(time_ns), is_arrival=False)
+        super()._ring(time_ns)
+
+    def arrive(self, entered_ns: int) -> None:
+        """Record the arrival of a message from or to this rank that was sent at ``entered_ns``."""
+        self._note_event(entered_ns, is_arrival=True)
+
+    def _note_event(self, entered_ns: int, *, is_arrival: bool) -> None:
+        """Record an event. Events of a moment are ordered if they were entered at different times and no
+        timers of a collective, which would be among them, are omitted.
+        """
+        now_ns = self._queue.now_ns
+        if self._now_ns != now_ns:
+            self._now_ns, self._has_arrival = now_ns, False
+            self._entered.clear()
+        self._has_arrival |= is_arrival
+        hides = self._active > 0 or self._active_ns == now_ns
+        if entered_ns in self._entered or (self._entered and self._has_arrival and hides):
+            raise Ambiguous
+        self._entered.append(entered_ns)
+
+
+def _commute(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    """Return True if two ends at one moment may come in either order: ends of chunks that do the same from
+    there, or that enter different queues. ``None`` is the end of a node: it must keep its order with the end
+    of a collective.
+    """
+    if one is None or other is None:
+        return one == other or bool(one or other)
+    return one == other or not one or not other or one[0] != other[0]
+
+
+class WatchedPhase:
+    """Phase on one rank whose messages are not run: the last packet arrives, then the timers that this starts
+    run one after the other.
+    """
+
+    __slots__ = ("_delays_ns", "_queue", "_start", "_timers")
+
+    def __init__(self, queue: EventQueue, start: PhaseStart, delays_ns: tuple[int, ...]) -> None:
+        assert isinstance(start.timers, WatchedTimers), "the ranks of the run have watched timers"
+        self._queue, self._start, self._delays_ns, self._timers = queue, start, delays_ns, start.timers
+
+    def begin(self) -> None:
+        """Start the phase now."""
+        self._timers.begin_phase()
+
+    def arrive_at(self, time_ns: int) -> None:
+        """Let the last packet arrive at a time."""
+        self._queue.enter(time_ns, self._wait, 0)
+
+    def _wait(self, step: object) -> None:
+        assert isinstance(step, int), "entered with the number of its delay"
+        delays_ns = self._delays_ns
+        if step == len(delays_ns):
+            self._timers.end_phase()
+            self._start.done()
+        elif step == len(delays_ns) - 1:
+            self._timers.end_after(delays_ns[step], self._wait, step + 1, self._start.rest)
+        else:
+            self._timers.after(delays_ns[step], self._wait, step + 1)
