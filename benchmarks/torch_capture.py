@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from benchmarks.process import run
-from hespas.captures.mesh import Mesh
+from hespas.graph.mesh import Mesh
 
 __all__ = ["capture", "main"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hespas.estimators import interface
 from hespas.estimators.interface import Prediction
 from hespas.estimators.roofline import Roofline
 from hespas.fitting.statistics import errors_of
@@ -261,7 +262,7 @@ def test_a_table_is_asked_about_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [*products("H100-SXM", simple), *vectors("H100-SXM", ["add", "exp"], simple)]
     path = write_table(tmp_path / "t.csv", [*rows, *rows[:30]])
     before = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
-    monkeypatch.setattr(table_cases, "_OPERATIONS_PER_BLOCK", 7)
+    monkeypatch.setattr(interface, "_OPERATIONS_PER_BLOCK", 7)
     monkeypatch.setattr(table_cases, "_TEXTS_PER_BLOCK", 5)
     after = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
     assert repr(after.summary) == repr(before.summary)  # NaN is not equal to itself
