@@ -30,7 +30,7 @@ from hespas.estimators.learned.serialization import (
 )
 from hespas.files.limits import limits
 from hespas.fitting.held_out import first_of_best, folds_of
-from hespas.fitting.learned_bases import form_share, with_bases
+from hespas.fitting.learned_bases import with_bases
 from hespas.fitting.learned_extrapolation import (
     TAIL,
     TRANSFER_FORM,
@@ -141,8 +141,9 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
     if transfer.forest is not None:
         forests["transfer"] = transfer.forest
     card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
-    share = form_share(part, bases.forms)
-    card = with_fields(card, form_share=share, forms=dict(bases.forms), bases=bases.bases, region=region)
+    card = with_fields(
+        card, form_share=bases.share, forms=dict(bases.forms), bases=bases.bases, region=region
+    )
     if own:
         training = with_fields(card.training, split=splits_of(rows.measured))
         card = with_fields(card, training=training, errors=errors_of_folds(rows.measured, chosen.residual))

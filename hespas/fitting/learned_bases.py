@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from hespas.fitting.fits import rounded
 from hespas.fitting.held_out import folds_of, parts_in_turn
 from hespas.fitting.learned_parts import LearnedPart, TrainingRows
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.hardware import Device
 from hespas.operations import Operations
 
 __all__ = ["BEYOND_OCTAVES", "Bases", "beyond_region", "form_share", "swept", "with_bases"]
@@ -83,15 +84,30 @@ def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bases:
-    """Fitted forms of some rows; ``forms`` holds the parameter names of each form."""
+    """Fitted forms of some rows; ``forms`` holds the parameter names of each form.
+
+    ``share`` is the share of the fitted form in a base; the rest is the data sheet.
+    """
 
     bases: tuple[Base, ...]
     forms: Mapping[str, tuple[str, ...]]
+    share: float
 
     @property
     def index(self) -> BaseIndex:
         """Lookup table of the bases."""
         return BaseIndex(self.bases, self.forms)
+
+    def log_ratio(
+        self, rows: TrainingRows, chosen: IntArray, device: Device, names: Sequence[str]
+    ) -> FloatArray:
+        """Return the log of the measured times of ``chosen`` rows over the bases of the devices ``names``.
+
+        The bases are at the rates of ``device``; shape ``(chosen rows,)``.
+        """
+        part = rows.take(chosen)
+        logs, _ = self.index.log_times(part.measured.ops, device, names)
+        return np.asarray(np.log(part.measured.duration_ns / combined_ns(logs, part.sheet_ns, self.share)))
 
 
 def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[TrainingRows, Bases]:
@@ -101,9 +117,8 @@ def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[Tra
     """
     logs = np.full(len(rows.ratio), np.nan)
     fitted: list[Base] = []
-    for name, device in sorted(rows.devices.items()):
-        measured = rows.measured.take(rows.measured.hardware.where(name))
-        for class_rows in classes_of(measured):
+    for name, device, of_device in rows.by_device():
+        for class_rows in classes_of(rows.measured.take(of_device)):
             fit = fit_class(class_rows, class_rows.machine(device), {}, seed)
             if fit is None:
                 continue
@@ -121,13 +136,12 @@ def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[Tra
             )
             fitted.append(base)
     forms = {base.form: tuple(parameter.name for parameter in FORMS[base.form].parameters) for base in fitted}
-    bases = Bases(tuple(fitted), forms)
-    for name, device in rows.devices.items():
-        of_device = rows.measured.hardware.where(name)
+    bases = Bases(tuple(fitted), forms, form_share(part, forms))
+    for name, device, of_device in rows.by_device():
         logs[of_device], _ = bases.index.log_times(rows.measured.ops.take(of_device), device, [name])
         for numbers, times in _held_out_times(rows.take(of_device), bases, name, seed=seed):
             logs[of_device[numbers]] = np.log(times)
-    base_ns = combined_ns(logs, rows.sheet_ns, form_share(part, forms))
+    base_ns = combined_ns(logs, rows.sheet_ns, bases.share)
     based = replace(rows, ratio=np.log(rows.measured.duration_ns / base_ns))
     return based, replace(bases, bases=tuple(_with_asymptote(base, based) for base in bases.bases))
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hespas.estimators.learned.bases import NEARNESS_LEVELS, FittedDevice, combined_ns, nearest_devices
+from hespas.estimators.learned.bases import NEARNESS_LEVELS, FittedDevice, nearest_devices
 from hespas.estimators.learned.ensemble import Forest
 from hespas.estimators.learned.inference import octaves_beyond
 from hespas.estimators.learned.serialization import LeftOutError, NewDeviceInterval, Region
-from hespas.fitting.learned_bases import Bases, beyond_region, form_share, with_bases
+from hespas.fitting.learned_bases import Bases, beyond_region, with_bases
 from hespas.fitting.learned_parts import (
     BoostingForm,
     LearnedPart,
@@ -64,9 +64,9 @@ def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
             vendor=device.vendor,
             family=device.family,
             kind=device.kind,
-            rows=len(rows.measured.hardware.where(name)),
+            rows=len(of_device),
         )
-        for name, device in sorted(rows.devices.items())
+        for name, device, of_device in rows.by_device()
     )
 
 
@@ -103,9 +103,7 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
             continue
         forest = grow(table[fitted], rows.ratio[fitted], TRANSFER_FORM, seed=seed, rising=rising_columns)
         tested = _drawn(test, _MOST_ROWS_OF_DEVICE * len(held_out), seed)
-        tier, ratio = _ratio_of_references(
-            rows.take(tested), bases, held_out, seen=devices_of(rows), share=form_share(part, bases.forms)
-        )
+        tier, ratio = _ratio_of_references(rows.take(tested), bases, held_out, seen=devices_of(rows))
         residual = ratio - forest.predict(table[tested])
         figures = error_figures(np.expm1(-residual))
         errors.append(
@@ -137,16 +135,11 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
 
 
 def _ratio_of_references(
-    rows: TrainingRows,
-    bases: Bases,
-    held_out: tuple[str, ...],
-    *,
-    seen: Sequence[FittedDevice],
-    share: float,
+    rows: TrainingRows, bases: Bases, held_out: tuple[str, ...], *, seen: Sequence[FittedDevice]
 ) -> tuple[str, FloatArray]:
     """Return the extrapolation level of held-out devices, and the log of measured times over their bases.
 
-    The bases are the bases of the reference devices; ``share`` is the share of the form in a base.
+    The bases are the bases of the reference devices.
     """
     others = [device.name for device in seen if device.name not in held_out]
     ratio, tier = np.full(len(rows.ratio), np.nan), ""
@@ -156,9 +149,7 @@ def _ratio_of_references(
         references = nearest_devices(device, seen, others)
         tier = NEARNESS_LEVELS[-1] if references is None else references.nearness
         names = others if references is None else references.names
-        logs, _ = bases.index.log_times(rows.measured.ops.take(of_device), device, names)
-        base = combined_ns(logs, rows.sheet_ns[of_device], share)
-        ratio[of_device] = np.log(rows.measured.duration_ns[of_device] / base)
+        ratio[of_device] = bases.log_ratio(rows, of_device, device, names)
     return tier, ratio
 
 
@@ -171,8 +162,7 @@ def region_of(
     the errors [log time] within the sizes of the fit. None if too few rows are inside or beyond.
     """
     beyond = np.zeros(len(plain.ratio), np.bool_)
-    for name in plain.devices:
-        of_device = plain.measured.hardware.where(name)
+    for _, _, of_device in plain.by_device():
         beyond[of_device] = beyond_region(part, plain.measured.ops.take(of_device))
     count = len(plain.devices)
     fitted = _drawn(~beyond, count * _MOST_ROWS_INSIDE, seed)
@@ -180,19 +170,15 @@ def region_of(
     if len(fitted) < _FEWEST_INSIDE or len(tested) < _FEWEST_BEYOND:
         return None
     inside, bases = with_bases(part, plain.take(fitted), seed=seed)
-    share = form_share(part, bases.forms)
     forest = grow(inside.table, inside.ratio, form, seed=seed, rising=rising(part, inside.names))
     outside = plain.take(tested)
     outside_residual, octaves = np.full(len(tested), np.nan), np.zeros(len(tested))
-    for name, device in plain.devices.items():
-        rows = outside.measured.hardware.where(name)
+    for name, device, rows in outside.by_device():
         near = inside.measured.hardware.where(name)
         if not len(near):
             continue
         ops = outside.measured.ops.take(rows)
-        logs, _ = bases.index.log_times(ops, device, [name])
-        base = combined_ns(logs, outside.sheet_ns[rows], share)
-        ratio = np.log(outside.measured.duration_ns[rows] / base)
+        ratio = bases.log_ratio(outside, rows, device, [name])
         outside_residual[rows] = ratio - forest.predict(outside.table[rows])
         octaves[rows] = octaves_beyond(reach_of(part.support, inside.measured.ops.take(near)), ops)
     is_known = ~np.isnan(outside_residual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -184,6 +184,11 @@ class TrainingRows:
         is_of_devices = np.zeros(len(self.ratio), np.bool_)
         is_of_devices[self.measured.hardware.where(*names)] = True
         return is_of_devices
+
+    def by_device(self) -> Iterator[tuple[str, Device, IntArray]]:
+        """Yield name, file and rows of each device, in the order of names."""
+        for name, device in sorted(self.devices.items()):
+            yield name, device, self.measured.hardware.where(name)
 
     def take(self, rows: IntArray) -> TrainingRows:
         """Return some rows."""
