@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,11 +32,10 @@ from hespas.simulator.serving import (
     StepTimes,
     models_of,
     policy_of,
-    share_of,
+    serve_replicas,
     step_times,
     weighted_percentile,
 )
-from hespas.simulator.serving import serve as run_server
 
 if TYPE_CHECKING:
     import pandas
@@ -400,15 +398,7 @@ def serve(
     step, policy = server.step(), server.policy()
     cache_tokens = server.cache_size(step)
     times = server.times(step, int((log.prompt + log.output).max()), sink)
-    replicas = min(server.dp, len(log), log.concurrency or len(log))
-    runs: list[ServingRun] = []
-    for replica in range(replicas):
-        counted = None
-        if progress is not None:
-            finished = sum(len(run.requests) for run in runs)
-            counted = partial(_report_progress, progress, finished, len(log))
-        share = share_of(log, replica, replicas)
-        runs.append(run_server(share, times, policy, cache_tokens=cache_tokens, progress=counted))
+    runs = serve_replicas(log, times, policy, server.dp, cache_tokens=cache_tokens, progress=progress)
     sink.info(
         "serving.put-back",
         step.model.name,
@@ -422,19 +412,12 @@ def serve(
     return ServingResult(
         server=server,
         model=step.model.name,
-        runs=tuple(runs),
+        runs=runs,
         kv_cache_tokens=cache_tokens,
         per_request=per_request,
         inputs=tuple(map(str, files if log_path is None else [*files, log_path])),
         diagnostics=sink,
     )
-
-
-def _report_progress(
-    progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
-) -> None:
-    """Report the finished requests of a replica, added to the requests of the replicas before it."""
-    progress(before + done, total)
 
 
 def write_request_rows(done: ServingResult, path: Path, *, overwrite: bool = False) -> None:

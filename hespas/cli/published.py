@@ -253,15 +253,13 @@ def serving(
             )
             emit(table_text(heads, lines, left=(0, 1)))
         if done.recorded:
-            from hespas.studies.serving import capacity_of
-
             replays = [
                 (
                     run.trace, "yes" if run.calibrated else "no", count_text(run.requests),
                     signed(run.ttft_error), signed(run.tpot_error), signed(run.latency_error),
                     signed(run.makespan_error), signed(run.tokens_per_s_error),
                     f"{run.measured_s / run.computed_s:,.0f}", percent(run.load_share),
-                    capacity_of(run.load_share),
+                    run.capacity,
                 )
                 for run in done.recorded
             ]  # fmt: skip

@@ -154,7 +154,8 @@ def _opened(path: Path, max_bytes: int | None) -> tuple[list[str], Iterator[Tabl
                 "not a table: it is not UTF-8 text", path=str(path), position=f"byte {error.start}",
                 hint="save the table as UTF-8",
             ) from error  # fmt: skip
-        lines = (_json_rows if path.suffix in {".jsonl", ".ndjson"} else _csv_rows)(path, text)
+        is_json = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+        lines = (_json_rows if is_json else _csv_rows)(path, text)
     names = [name.strip().casefold() for name in next(lines, (0, list[str]()))[1]]
     check_column_names(names, path)
     return names, _table_rows(path, names, lines)

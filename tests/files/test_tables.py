@@ -37,6 +37,7 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
     "t.csv": lambda frame, path: frame.to_csv(path, index=False),
     "t.csv.gz": lambda frame, path: frame.to_csv(path, index=False),
     "t.parquet": lambda frame, path: frame.to_parquet(path),
+    "t.jsonl.gz": lambda frame, path: frame.to_json(path, orient="records", lines=True),
     "t.jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
 }
 

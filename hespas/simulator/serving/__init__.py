@@ -1,6 +1,6 @@
 """Simulation of language-model servers: continuous batching of requests over time, step by step."""
 
-from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve
+from hespas.simulator.serving.engine import POLICIES, Order, Policy, policy_of, serve, serve_replicas
 from hespas.simulator.serving.requests import (
     Requests,
     ServingRun,
@@ -8,7 +8,6 @@ from hespas.simulator.serving.requests import (
     arrivals_of_bursts,
     arrivals_of_poisson,
     lengths,
-    share_of,
     weighted_percentile,
 )
 from hespas.simulator.serving.steps import (
@@ -41,7 +40,7 @@ __all__ = [
     "models_of",
     "policy_of",
     "serve",
-    "share_of",
+    "serve_replicas",
     "step_times",
     "weighted_percentile",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from hespas.graph.columns import FloatArray
 from hespas.graph.deprecation import renamed_fields, warn_renamed
 from hespas.graph.errors import UnsupportedError, UsageError
-from hespas.simulator.serving.requests import Requests, ServingRun, StepLog
+from hespas.simulator.serving.requests import Requests, ServingRun, StepLog, share_of
 from hespas.simulator.serving.steps import StepTimes
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "count_times",
     "policy_of",
     "serve",
+    "serve_replicas",
 ]
 
 
@@ -275,6 +277,37 @@ _AT_ONCE = 1 << 16
 
 _SHOWN_EVERY = 100
 """Finished requests between two progress reports."""
+
+
+def serve_replicas(
+    requests: Requests,
+    steps: StepTimes,
+    policy: Policy,
+    replicas: int,
+    *,
+    cache_tokens: float = inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[ServingRun, ...]:
+    """Return the runs of equal replicas, over which requests are distributed in turn, with arguments and
+    errors as in :func:`serve`. Replicas beyond the number of concurrent requests stay idle and have no run.
+    """
+    busy = min(replicas, len(requests), requests.concurrency or len(requests))
+    runs: list[ServingRun] = []
+    for replica in range(busy):
+        counted = None
+        if progress is not None:
+            finished = sum(len(run.requests) for run in runs)
+            counted = partial(_report_progress, progress, finished, len(requests))
+        share = share_of(requests, replica, busy)
+        runs.append(serve(share, steps, policy, cache_tokens=cache_tokens, progress=counted))
+    return tuple(runs)
+
+
+def _report_progress(
+    progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
+) -> None:
+    """Report the finished requests of a replica, added to the requests of the replicas before it."""
+    progress(before + done, total)
 
 
 def serve(

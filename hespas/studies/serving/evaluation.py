@@ -80,13 +80,9 @@ class EvaluatedRun:
         if times is None:
             return nan
         measured = MeanTimes(self.row.ttft_ms, self.row.tpot_ms)
-        pairs = {
-            "ttft": (times.ttft_ms, measured.ttft_ms),
-            "tpot": (times.tpot_ms, measured.tpot_ms),
-            "tokens_per_s": (implied_rate(self.row, times), implied_rate(self.row, measured)),
-        }
-        predicted, actual = pairs[metric]
-        return predicted / actual - 1
+        if metric == "tokens_per_s":
+            return implied_rate(self.row, times) / implied_rate(self.row, measured) - 1
+        return float(getattr(times, f"{metric}_ms") / getattr(measured, f"{metric}_ms")) - 1
 
     def inside(self, metric: str) -> float:
         """Return 1 if the measured value is inside the interval, 0 if not, NaN without an interval."""
@@ -257,22 +253,14 @@ _MIN_RESIDUALS = 10
 """Residuals that an interval needs. Residuals of runs outside of the fit are used if there are enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RooflineTimes:
-    """Roofline times of a run on one of its devices: bytes of a step, FLOPs of a prompt."""
-
-    step_ms: float
-    prompt_ms: float
-
-
 class _NaiveBaseline:
     """Constant utilization of bandwidth and peak: medians over the runs of an engine."""
 
     def __init__(self, rows: Sequence[ServingRow]) -> None:
-        factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        factors: dict[str, list[FloatArray]] = defaultdict(list)
         for row in rows:
             if (bound := _roofline_times(row)) is not None:
-                factors[engine_of(row)].append((row.ttft_ms / bound.prompt_ms, row.tpot_ms / bound.step_ms))
+                factors[engine_of(row)].append(np.divide((row.ttft_ms, row.tpot_ms), bound))
         self._factors = {key: np.median(np.array(values), axis=0) for key, values in factors.items()}
 
     def times(self, row: ServingRow) -> MeanTimes | None:
@@ -280,10 +268,11 @@ class _NaiveBaseline:
         factor, bound = self._factors.get(engine_of(row)), _roofline_times(row)
         if factor is None or bound is None:
             return None
-        return MeanTimes(bound.prompt_ms * float(factor[0]), bound.step_ms * float(factor[1]))
+        return MeanTimes(*np.multiply(bound, factor).tolist())
 
 
-def _roofline_times(row: ServingRow) -> _RooflineTimes | None:
+def _roofline_times(row: ServingRow) -> MeanTimes | None:
+    """Return the times of a run on one of its devices at the roofline: FLOPs of a prompt, bytes of a step."""
     step = row.step
     if step is None:
         return None
@@ -297,8 +286,8 @@ def _roofline_times(row: ServingRow) -> _RooflineTimes | None:
     moved = weights / ranks + parts["keys and values"]
     prompt = replace(step, phase="prefill", batch=1, prompt=row.prompt).account().model_flops_per_step
     peak = peak_for(device, "matrix", step.precision.matmul).flops_per_s
-    return _RooflineTimes(
-        moved / device.main_memory.bandwidth_bytes_per_s * 1e3, prompt / step.layout.dp / ranks / peak * 1e3
+    return MeanTimes(
+        prompt / step.layout.dp / ranks / peak * 1e3, moved / device.main_memory.bandwidth_bytes_per_s * 1e3
     )
 
 

@@ -35,8 +35,7 @@ from hespas.simulator.serving import (
     StepTimes,
     models_of,
     policy_of,
-    serve,
-    share_of,
+    serve_replicas,
     step_times,
 )
 from hespas.studies.serving.predict import Capacity, capacity_of, peak_concurrent
@@ -242,9 +241,10 @@ class _PreparedRun:
     def simulated(self, correction: Correction) -> tuple[_ReplayTimes, float]:
         """Simulate the run with a correction; return its times, and the time of the simulation [s]."""
         start = perf_counter()
-        steps, busy = self.steps.corrected(correction), min(self.run.dp, len(self.run.requests))
-        shares = [share_of(self.run.requests, replica, busy) for replica in range(busy)]
-        runs = [serve(share, steps, self.policy, cache_tokens=self.cache_tokens) for share in shares]
+        steps = self.steps.corrected(correction)
+        runs = serve_replicas(
+            self.run.requests, steps, self.policy, self.run.dp, cache_tokens=self.cache_tokens
+        )
         return _ReplayTimes.of(runs), perf_counter() - start
 
 
