@@ -253,9 +253,10 @@ def validate_serving(
 
     ``table`` has one row per run, with means over its requests (columns: ``model_path, system, backend,
     mode, isl, osl, tp_size, silicon_ttft_ms, silicon_tpot_ms`` and others of aiconfigurator's sample of
-    measurements). ``split`` selects the rows to evaluate (empty: all). ``recorded`` are two tables, of runs
-    and of their requests, which are replayed request by request: the first fifth of the requests
-    calibrates, the others are compared.
+    measurements; ``concurrency``, ``benchmark`` and ``measured``, a date, may be columns of their own).
+    ``split`` selects the rows to evaluate (empty: all). ``recorded`` are two tables, of runs and of their
+    requests, which are replayed request by request: the first fifth of the requests calibrates, the
+    others are compared.
 
     ``calibrate``: ``none``; ``one-per-stack``, fit on one run of each device and framework;
     ``one-per-deployment``, fit on one run of each release, model and format of these; ``stack``, fit a few

@@ -2,7 +2,9 @@
 
 The columns are as in aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
 backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``.
-The number of concurrent requests is in ``silicon_data_source``, or ``batch_size``.
+The number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank;
+``benchmark`` and ``measured`` (a date) select the scripts that started the server. That sample packs the
+three into the cell ``silicon_data_source``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -55,6 +57,9 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
     prefill_num_workers: _Degree = 0
     decode_num_workers: _Degree = 0
     batch_size: Annotated[int, Column(low=1)] = 0
+    concurrency: Annotated[int, Column(low=1)] = 0
+    benchmark: Literal["", "InferenceMAX"] = ""
+    measured: str = ""
     silicon_data_source: str = ""
     silicon_ttft_ms: Annotated[float, Column(unit="ms", is_in_header=True)] = nan
     silicon_tpot_ms: Annotated[float, Column(unit="ms", is_in_header=True)] = nan
@@ -62,13 +67,14 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PRECISIONS: Mapping[str, str] = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "": "bf16"}
-_SPREAD_LENGTHS = re.compile(
+_INFERENCEMAX = re.compile(
     r"^(source_file=)?((db-dump/)?\d{4}-\d\d-\d\d|(kimi|qwen)[\w.-]*gap-analysis\.csv)"
 )
-"""Sources whose benchmark draws lengths uniformly from 0.8 x to 1 x the length of the row (InferenceMAX:
-``random-range-ratio`` 0.8). Other sources send prompts of equal length.
-"""
+"""Files of InferenceMAX in the sample of aiconfigurator."""
 _RATIO = 0.8
+"""InferenceMAX draws lengths uniformly from 0.8 x to 1 x the length of the row (``random-range-ratio``).
+Other sources send prompts of equal length.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,7 @@ def read_rows(path: Path) -> list[ServingRow]:
 
     Raises ``FormatError`` for a table without the columns, and for an invalid cell.
     """
-    return [_serving_row(row.row, cells) for row, cells in read_typed_table(path, _RunColumns)]
+    return [_serving_row(row.row, _unpacked(cells)) for row, cells in read_typed_table(path, _RunColumns)]
 
 
 def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
@@ -142,15 +148,25 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
         raise UsageError(f"no row has the split {split!r}", hint=hint)
 
 
-def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
-    """Convert a row of the table."""
-    source, engine = cells.silicon_data_source, cells.backend
-    is_published = bool(_SPREAD_LENGTHS.match(source))
+def _unpacked(cells: _RunColumns) -> _RunColumns:
+    """Return the cells with the columns that are empty and packed into ``silicon_data_source``."""
+    source = cells.silicon_data_source
     concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
-    date = dated[1] if dated else ""
+    return msgspec.structs.replace(
+        cells,
+        concurrency=cells.concurrency or (int(concurrency[1]) if concurrency else 0),
+        benchmark=cells.benchmark or ("InferenceMAX" if _INFERENCEMAX.match(source) else ""),
+        measured=cells.measured or (dated[1] if dated else ""),
+    )
+
+
+def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
+    """Convert a row of the table."""
+    engine, date = cells.backend, cells.measured
+    is_published = cells.benchmark == "InferenceMAX"
     model, precision = cells.model_path.rpartition("/")[2], cells.precision
-    clients = int(concurrency[1]) if concurrency else cells.batch_size
+    clients = cells.concurrency or cells.batch_size
     shares_attention = is_published and engine == "vllm" and not has_data_parallel_ranks(precision, clients)
     layout, counted_twice = _layout(cells, shares_attention=shares_attention)
     hardware = canonical_name(cells.system) or cells.system
@@ -158,7 +174,7 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
     benchmark = "InferenceMAX" if not date or date >= _WARMUP_DATE else f"InferenceMAX before {_WARMUP_DATE}"
     is_in_source = {
         "degrees counted twice": not counted_twice,
-        "concurrency": concurrency is not None,
+        "concurrency": cells.concurrency > 0,
         "precision": bool(precision),
     }
     row = ServingRow(
@@ -171,7 +187,7 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
         split=cells.split,
         prompt=cells.isl,
         output=cells.osl,
-        concurrency=max(1, clients if concurrency else clients * layout.dp),
+        concurrency=max(1, cells.concurrency or clients * layout.dp),
         ratio=_RATIO if is_published else 1.0,
         ttft_ms=cells.silicon_ttft_ms,
         tpot_ms=cells.silicon_tpot_ms,

@@ -177,3 +177,13 @@ def test_runs_near_capacity_are_summarized_apart(tmp_path: Path) -> None:
     assert shares[1] > 1
     values = {each.value for each in done.summaries() if each.by == "capacity"}
     assert "below capacity" in values
+
+
+def test_facts_of_a_source_are_columns_or_packed_into_its_cell(tmp_path: Path) -> None:
+    packed = {"silicon_data_source": "2026-03-25.csv; silicon_concurrency=48; measured=2026-03-25"}
+    columns = {"concurrency": 48, "benchmark": "InferenceMAX", "measured": "2026-03-25"}
+    one, two = (read_rows(_runs(tmp_path, {"backend": "vllm", **cells}))[0] for cells in (packed, columns))
+    assert one == two
+    assert (one.concurrency, one.source, one.ratio) == (48, "InferenceMAX", 0.8)
+    other = read_rows(_runs(tmp_path, {**packed, "concurrency": 8}))[0]
+    assert other.concurrency == 8
