@@ -329,7 +329,10 @@ def _parquet_rows(path: Path) -> _Lines:
             if is_first:
                 yield 0, header
             is_first = False
-            columns = [map(_text, column.to_pylist()) for column in batch.columns]
+            columns = [
+                map(_text, cast("list[object]", batch.column(number).to_pylist()))
+                for number in range(batch.num_columns)
+            ]
             yield from ((0, list(cells)) for cells in zip(*columns, strict=True))
     except (ArrowException, OSError, ValueError) as error:
         raise FormatError(

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, convert
 
@@ -62,15 +62,23 @@ class ExpressionError(ValueError):
     """Error in an expression."""
 
 
+def _round_up(value: Fraction, multiple: Fraction) -> Fraction:
+    return -(-value // multiple) * multiple
+
+
+_SIZE_FUNCTIONS: Mapping[str, tuple[int, Callable[..., Fraction]]] = {
+    "round_up": (2, _round_up),
+    "min": (2, min),
+    "max": (2, max),
+}
+"""Name -> number of arguments, and the function."""
+
+
 class _SizeParser(ExpressionParser[Mapping[str, int]]):
     """Parser of exact expressions over the sizes of a model; ``names`` are the sizes that it needs."""
 
     number = Fraction
-    functions: ClassVar[Mapping[str, tuple[int, Callable[..., Fraction]]]] = {
-        "round_up": (2, lambda value, multiple: -(-value // multiple) * multiple),
-        "min": (2, min),
-        "max": (2, max),
-    }
+    functions = _SIZE_FUNCTIONS
     max_characters = 500
 
     def __init__(self, text: str) -> None:
