@@ -57,7 +57,7 @@ def test_estimate_documents_fit_their_schema(program: str) -> None:
     _validate(done.to_json(), "estimate")
 
 
-@pytest.mark.parametrize("column", ["flops", "bytes_read", "duration_ns", "multiplicity"])
+@pytest.mark.parametrize("column", ["flops", "bytes_read", "duration_ns", "executions"])
 @pytest.mark.parametrize(("hardware", "estimator"), [("H100-SXM", "roofline"), ("TPU-v4", "systolic")])
 def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, estimator: str) -> None:
     program = api.read(ROOT / "fixtures" / "stablehlo" / "mlp.mlir")
@@ -68,15 +68,15 @@ def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, esti
     done = api.estimate(huge, hardware, estimator=estimator)
     _validate(done.to_json(), "estimate")
     stray = pytest.raises(UnsupportedError, match="its loops 1 times")  # no loop states these executions
-    with stray if column == "multiplicity" else nullcontext():
+    with stray if column == "executions" else nullcontext():
         api.simulate(huge, hardware, estimator=estimator, granularity="op")
     check_workload(huge, "chakra")
     refused = pytest.raises(FormatError, match="sum of operation times overflows")
-    with {"duration_ns": refused, "multiplicity": stray}.get(column, nullcontext()):
+    with {"duration_ns": refused, "executions": stray}.get(column, nullcontext()):
         api.simulate(huge)
 
 
-@pytest.mark.parametrize("column", ["flops", "duration_ns", "multiplicity"])
+@pytest.mark.parametrize("column", ["flops", "duration_ns", "executions"])
 @pytest.mark.parametrize("figure", [1e300, 1.7e308])
 def test_accuracy_bears_figures_past_what_a_number_holds(column: str, figure: float) -> None:
     program = api.read(ROOT / "fixtures" / "stablehlo" / "mlp.mlir")

@@ -97,12 +97,12 @@ def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
         (
             on_meshes('"data"=2, "model"=4], device_ids=[0,4,1,5,2,6,3,7'),
             "data=4,model=4",
-            "order of its own",
+            "an explicit device order",
         ),
-        (on_meshes('"data"=2, "model"=4', '"all"=8'), "data=4,model=4", "another mesh, all=8, which has 8"),
+        (on_meshes('"data"=2, "model"=4', '"all"=8'), "data=4,model=4", "another mesh, all=8, with 8 devices, but data=4,model=4 has 16"),
         (TILES, "data=4,model=4", "sharded in tiles over 8 devices"),
         (MANUAL, "data=4,model=4", "axis data is manual"),
-        ((FIXTURES / "mlp.mlir").read_bytes(), "data=4", "neither over which mesh"),
+        ((FIXTURES / "mlp.mlir").read_bytes(), "data=4", "neither a mesh nor shardings"),
         (
             gzip.decompress((FIXTURES / "llama_fsdp_tp_local_N8.mlir.gz").read_bytes()),
             "data=2,model=4",

@@ -290,8 +290,10 @@ def _check_bounds(
                 path, f"group set {number} has a rank twice, an empty group, or ranks outside the job"
             )
     for number, way in enumerate(ways):
-        if not 0 < way.num_ranks <= count or abs(way.shift) > count:
+        if not 0 < way.num_ranks <= count:
             raise _wrong(path, f"permutation {number} has {way.num_ranks:,} ranks, but the job has {count:,}")
+        if abs(way.shift) > count:
+            raise _wrong(path, f"permutation {number} shifts by more than the {count:,} ranks of the job")
 
 
 def _wrong(path: Path, message: str) -> FormatError:

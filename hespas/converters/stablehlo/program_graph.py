@@ -102,7 +102,8 @@ def _stopped(error: Exception, data: bytes) -> FormatError | None:
     if not isinstance(error, RuntimeError):
         return None
     # A lack of memory inside the bindings is reported like any of their other failures.
-    reason = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
+    lines = str(error).splitlines() or [""]
+    reason = lines[-1 if lines[0].startswith("Traceback") else 0][:_LONGEST_REASON]
     message = f"jaxlib's bindings stop with {type(error).__name__}: {reason}"
     hint = "write or copy the file again"
     if is_text:

@@ -110,6 +110,8 @@ def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
     except HespasError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
+        if isinstance(error.__cause__, RuntimeError):  # the child's limits, whatever was found before
+            diagnostics = Diagnostics()
         refusal = {
             "kind": type(error).__name__,
             "message": error.message,

@@ -90,7 +90,7 @@ def test_one_program_of_the_folder_says_whose_it_is(tmp_path: Path) -> None:
     ("ranks", "message"),
     [
         ("0-2", "rank 1 also runs another program"),
-        ("0-99", "it is of rank 99 of a job of 4"),
+        ("0-99", "it runs on rank 99, but the job has 4 ranks"),
         ("3-0", "is not a run of ranks"),
         ("0-16777216", "is not a run of ranks"),
         ("0-3/0", "is not a run of ranks"),
