@@ -99,7 +99,11 @@ def test_tiles_of_gspmd_are_partitioned_by_it() -> None:
             "data=4,model=4",
             "an explicit device order",
         ),
-        (on_meshes('"data"=2, "model"=4', '"all"=8'), "data=4,model=4", "another mesh, all=8, with 8 devices, but data=4,model=4 has 16"),
+        (
+            on_meshes('"data"=2, "model"=4', '"all"=8'),
+            "data=4,model=4",
+            "another mesh, all=8, with 8 devices",
+        ),
         (TILES, "data=4,model=4", "sharded in tiles over 8 devices"),
         (MANUAL, "data=4,model=4", "axis data is manual"),
         ((FIXTURES / "mlp.mlir").read_bytes(), "data=4", "neither a mesh nor shardings"),
