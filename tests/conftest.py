@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw tests if the option is given."""
     seconds: float | None = config.getoption("--draw-seconds")
     if seconds is not None:
-        config.pluginmanager.register(TimedDraw(seconds, config.getoption("--draw-seed")))
+        config.pluginmanager.register(TimedDraw(seconds, str(config.getoption("--draw-seed"))))
 
 
 def pytest_collection_finish() -> None:

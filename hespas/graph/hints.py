@@ -99,9 +99,14 @@ def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object
                 if isinstance(bound, AtLeast) and not cast("float", value) >= bound.least:
                     yield name, value, bound.least
         elif isinstance(origin, type) and issubclass(cast("type[object]", origin), Mapping):
-            entries = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
-            for key, entry in entries.items():
-                yield from _below(f"{name}[{key!r}]", entry, inside[1])
+            yield from _below_in_mapping(name, value, inside[1])
+
+
+def _below_in_mapping(name: str, value: object, hint: object) -> Iterator[tuple[str, object, float]]:
+    """Yield what :func:`_below` yields for the values of a mapping, nothing for another value."""
+    if isinstance(value, Mapping):
+        for key, entry in cast("Mapping[object, object]", value).items():
+            yield from _below(f"{name}[{key!r}]", entry, hint)
 
 
 @cache

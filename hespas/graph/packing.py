@@ -6,7 +6,7 @@ bytes of a process that reads hostile input are safe to unpack. Files use the op
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -73,7 +73,7 @@ class _Packer:
         if isinstance(value, str):
             return "text", value.encode("utf-8", "surrogatepass")
         if isinstance(value, bytes | memoryview):
-            return "bytes", value
+            return "bytes", bytes(cast("bytes | memoryview[int]", value))
         if isinstance(value, np.ndarray):
             return "array", self._number(cast("NDArray[Any]", value))
         if isinstance(value, tuple):
@@ -102,17 +102,17 @@ def _array(dtype: str, shape: list[int], is_constant: bool, content: bytes) -> N
     return np.broadcast_to(values, shape) if is_constant else values.reshape(shape)
 
 
-def _unpacked(value: object, arrays: list[NDArray[Any]]) -> Any:
+def _unpacked(value: object, arrays: Sequence[NDArray[Any]]) -> Any:
     if not isinstance(value, list):
         return value
-    kind, content = value
+    kind, content = cast("tuple[str, Any]", value)
     match kind:
         case "text":
             return content.decode("utf-8", "surrogatepass")
         case "bytes":
             return content
         case "array":
-            return arrays[content]
+            return arrays[int(content)]
         case "tuple":
             return tuple(_unpacked(item, arrays) for item in content)
         case "mapping":

@@ -62,7 +62,8 @@ def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: D
     head, _, packed = reply.partition(_NEWLINE)
     answer: dict[str, Any] = json.loads(head)
     for finding, count in answer["findings"]:
-        diagnostics.record(Diagnostic(**{**finding, "severity": Severity(finding["severity"])}), count)
+        finding["severity"] = Severity(finding["severity"])
+        diagnostics.record(Diagnostic(**finding), count)
     if (refusal := answer["refusal"]) is not None:
         if refusal["kind"] == MissingExtraError.__name__:
             load_bindings()  # raises the same error, of the same installation

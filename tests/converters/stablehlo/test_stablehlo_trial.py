@@ -95,7 +95,7 @@ def test_a_child_reads_what_this_process_would_read() -> None:
         assert workload.metadata == expected.metadata
         assert workload.classes[0].attachments == expected.classes[0].attachments
         assert (list(there), there.counts()) == (list(here), here.counts())
-    assert here.counts()["stablehlo.unknown-custom-call"] == 5
+        assert here.counts().get("stablehlo.unknown-custom-call", 0) == (0 if data == programs[0] else 5)
 
 
 VALUE = "tensor<4xf32>"
