@@ -140,7 +140,7 @@ class CaptureResult(Result):
         _write_bytes(Path(path), self.spmd_hlo.encode(), overwrite=overwrite)
 
     def document(self) -> CaptureDocument:
-        """Return the document as a value."""
+        """Return the content of the command's ``--json`` as a typed value."""
         graph = self.workload.classes[0]
         sums = totals(graph)
         return CaptureDocument(
@@ -463,7 +463,7 @@ class ProfiledProgram(Result):
         )
 
     def document(self) -> ProfiledProgramDocument:
-        """Return the document as a value."""
+        """Return the content of the command's ``--json`` as a typed value."""
         return ProfiledProgramDocument(
             inputs=[],
             diagnostics=findings(self.diagnostics),

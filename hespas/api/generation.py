@@ -114,7 +114,7 @@ class GenerationResult(Result):
         return f"{self.workload.name}: {ranks:,} ranks in {classes:,} class{'es' if classes > 1 else ''}"
 
     def document(self) -> GenerationDocument:
-        """Return the document as a value."""
+        """Return the content of the command's ``--json`` as a typed value."""
         account, step = self.account, self.step
         step_document = None
         if step is not None:

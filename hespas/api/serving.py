@@ -312,7 +312,7 @@ class ServingResult(Result):
         return [*rows, between]
 
     def document(self) -> ServingDocument:
-        """Return the document as a value."""
+        """Return the content of the command's ``--json`` as a typed value."""
         steps = [run.steps.columns() for run in self.runs]
         time, batch, prompts = (np.concatenate([columns[index] for columns in steps]) for index in range(3))
         requests = [run.requests for run in self.runs]

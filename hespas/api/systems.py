@@ -81,7 +81,7 @@ class SystemResult(Result):
         return document_bytes(self.document())
 
     def document(self) -> SystemDocument:
-        """Return the document as a value."""
+        """Return the content of the command's ``--json`` as a typed value."""
         return SystemDocument(
             inputs=[self.system.name],
             diagnostics=findings(self.diagnostics),

@@ -52,9 +52,9 @@ _EstimatorOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Fit this estimator; repeatable (default: calibrated). calibrated: roofline forms, collectives; "
-        "systolic: lines of a systolic array; learned: trees, in the folder FILE.learned. With --end-to-end: "
-        "the estimator of the steps (default: composite).",
+        help="Fit this estimator; repeatable (default: calibrated). calibrated fits the roofline and the "
+        "collectives, systolic the times of a systolic array, learned decision trees (written to the folder "
+        "FILE.learned). With --end-to-end: the estimator that predicts the steps (default: composite).",
     ),
 ]
 _SplitOption = Annotated[

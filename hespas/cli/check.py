@@ -216,7 +216,11 @@ def _names(paths: Sequence[Path] | None) -> str:
 def capture(
     graph: Annotated[Path, typer.Argument(metavar="GRAPH", help="Captured program, in any readable format.")],
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="Profile of its run, or execution or Chakra trace.")
+        Path,
+        typer.Argument(
+            metavar="TRACE",
+            help="Recorded run of it: profile, execution trace or Chakra trace.",
+        ),
     ],
     source_format: options.SourceFormat = "",
     num_devices: options.NumDevices = None,

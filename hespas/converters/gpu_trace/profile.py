@@ -73,7 +73,7 @@ class _RangeLabels:
 
     @classmethod
     def of(cls, trace: GpuTrace) -> _RangeLabels:
-        """Parse each text once."""
+        """Return the labels of all ranges of a recording; a text that several ranges share is parsed once."""
         parsed = [parse_range_text(text) for text in trace.texts]
         add = trace.strings.add
 

@@ -449,7 +449,7 @@ class _SideTables:
             _checked("permutation", row, -1, len(self.permutations))
         else:
             if entry.permutation is not None:
-                raise ValueError("a p2p has either permutation or pairs")
+                raise ValueError("this p2p has both permutation and pairs: give only one")
             permutation = Permutation.from_pairs(entry.pairs, self._num_ranks)
             row = self._permutation_rows.setdefault(permutation, len(self.permutations))
             if row == len(self.permutations):

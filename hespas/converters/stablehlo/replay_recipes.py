@@ -392,9 +392,10 @@ def fused_matmuls(node: ReplayNode) -> list[Value] | None:
 
 
 def _affordable(node: ReplayNode, rows: Sequence[MatmulShape]) -> bool:
-    """Return True if the products fit in the node's FLOPs and need little more memory than it moves.
+    """Return True if a node may be replayed as these products: they have no more FLOPs than the node, and
+    their operands need at most :data:`_MOST_EXPANSION` times the bytes that it moves.
 
-    This excludes unfolded convolutions.
+    Convolutions written as products of unfolded inputs need more memory, and are not replayed as products.
     """
     if sum(row.flops for row in rows) > node.target_flops * _MOST_EXCESS:
         return False

@@ -354,7 +354,9 @@ def _whole(kind: ProtoKind, raw: int | bytes) -> int:
 
 
 def _by_message(*roots: MessageSpec) -> dict[str, dict[str, FieldSpec]]:
-    """Return fields by name in both spellings, of all messages within ``roots``."""
+    """Return the fields of ``roots`` and of all messages nested in them, by message and by name, both as
+    ``comm_size`` and as ``commSize``.
+    """
     fields_of: dict[str, dict[str, FieldSpec]] = {}
     waiting = list(roots)
     while waiting:
