@@ -96,7 +96,7 @@ class Analysis(Result):
         """
         tables = self.tables_by_name()
         if table not in tables:
-            raise UsageError(f"no table {table!r}", hint=f"one of: {', '.join(tables)}")
+            raise UsageError(f"no table {table!r}", hint=f"use one of: {', '.join(tables)}")
         return tables[table].to_pandas()
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:

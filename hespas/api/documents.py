@@ -231,8 +231,8 @@ def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
                     raise FormatError(
                         f"standard input is longer than {limit:,} bytes, the limit",
                         path=STANDARD_STREAM,
-                        hint=f"if you trust it, {INPUT_BYTES_VARIABLE} (or `max_input_bytes`) "
-                        "raises the limit",
+                        hint=f"if you trust it, raise the limit with {INPUT_BYTES_VARIABLE} or "
+                        "`max_input_bytes`",
                     )
                 if copied - len(chunk) < _HEAD_BYTES <= copied:
                     copy.flush()

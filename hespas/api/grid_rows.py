@@ -133,7 +133,7 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
         if key not in AXES:
             raise FormatError(
                 f"unknown axis '{clipped(key)}'", path=str(path), position=key,
-                hint=f"one of {', '.join(AXES)}",
+                hint=f"use one of {', '.join(AXES)}",
             )  # fmt: skip
         if isinstance(value, list):
             items = enumerate(cast("list[object]", value))
@@ -162,7 +162,8 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
         shared["source"] = str(source)
     count = prod(map(len, axes.values()))
     if count > _MAX_ROWS:
-        raise FormatError(f"{count:,} rows are more than {_MAX_ROWS:,}", path=str(path), hint="fewer values")
+        message = f"{count:,} rows are more than {_MAX_ROWS:,}"
+        raise FormatError(message, path=str(path), hint="give fewer values")
     return Grid(str(path), axes, shared)
 
 
@@ -171,7 +172,7 @@ def _checked_value(path: Path, key: str, value: object, estimator: str | None, p
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not axis.allows(value):
         raise FormatError(
             f"{key} has the value {clipped(repr(value))}", path=str(path), position=key,
-            hint=f"expected {axis.expected}, or a list of such",
+            hint=f"write {axis.expected}, or a list of such",
         )  # fmt: skip
     if not isinstance(value, str):
         return value

@@ -98,7 +98,7 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
     for setting in filter(None, settings.split(",")):
         key, _, text = setting.partition("=")
         if key not in allowed:
-            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"one of {', '.join(allowed)}")
+            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"use one of {', '.join(allowed)}")
         if key in values:
             raise UsageError(f"{name}: {key} is stated twice", hint="state it once")
         try:
@@ -154,6 +154,6 @@ def _read_log(path: Path) -> Requests:
     if not last - first <= _MAX_SPAN_S:
         raise FormatError(
             f"arrives {last - first:g} s after the first", path=str(path), position=f"row {order[-1]}",
-            hint=f"arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
+            hint=f"write arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
         )  # fmt: skip
     return Requests(arrival_ns=(arrival - first)[order] * 1e9, prompt=prompt[order], output=output[order])

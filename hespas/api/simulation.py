@@ -332,7 +332,7 @@ class _AstraRequest:
         file, and for arguments of the other mode.
         """
         if mode not in {"hespas", "astra"}:
-            raise UsageError(f"unknown mode {mode!r}", hint="one of: hespas, astra")
+            raise UsageError(f"unknown mode {mode!r}", hint="use hespas or astra")
         if mode == "hespas":
             files = [self.system_config, self.network_config, self.memory_config, self.astra_bin]
             if any(files) or self.backend != "unaware" or self.queues_per_dim != 1:

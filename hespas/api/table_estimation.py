@@ -119,7 +119,7 @@ def estimate_table(
         names = [name for name in usable if callable(getattr(estimator_factory(name), "predict", None))]
         raise UnsupportedError(
             f"estimator {model.name!r} takes programs, not tables",
-            hint=f"one of: {', '.join(names)}",
+            hint=f"use one of: {', '.join(names)}",
         )
     sink = diagnostics if diagnostics is not None else Diagnostics()
     job = _TableJob(Path(path))

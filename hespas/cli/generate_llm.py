@@ -227,7 +227,9 @@ def llm(
         _list_models()
         return None
     if bool(model) == bool(row):
-        raise UsageError("either MODEL or --row is required", hint="hespas generate llm --list")
+        raise UsageError(
+            "either MODEL or --row is required", hint="list the models: hespas generate llm --list"
+        )
     if row:
         table, _, number = row.rpartition(":")
         is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_ROW_DIGITS

@@ -214,7 +214,7 @@ def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, o
         "tables nested too deeply",
         path=shown,
         position=deep,
-        hint=f"keys have at most three parts; {example}",
+        hint=f"use keys of at most three parts; {example}",
     )
 
 

@@ -172,7 +172,7 @@ def _check_parent(destination: Path) -> None:
     """Raise ``OutputError`` if the folder of the destination cannot hold it."""
     parent = destination.parent
     if not parent.is_dir():
-        raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
+        raise OutputError("the folder does not exist", path=str(parent), hint=f"create it: mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise _unwritable(parent)
     if "{rank}" in destination.name:

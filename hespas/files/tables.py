@@ -95,11 +95,11 @@ class TableRow(NamedTuple):
     cells: Mapping[str, str]
 
     def fault(self, column: str, problem: str, expected: str) -> FormatError:
-        """Return the error of a cell that should hold ``expected``."""
+        """Return the error of a cell that should hold ``expected``, such as ``a number above 0``."""
         place = f"column {column}" if self.row < 0 else f"row {self.row}, column {column}"
         where = f"; row {self.row} is line {self.line} of the file" if self.line else ""
         return FormatError(
-            f"{column} {problem}", path=self.path, position=place, hint=f"expected {expected}{where}"
+            f"{column} {problem}", path=self.path, position=place, hint=f"write {expected}{where}"
         )
 
 

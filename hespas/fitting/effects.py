@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.files.documents import Count, Figure
 from hespas.fitting.held_out import best_share
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import InvariantError
@@ -355,11 +356,11 @@ class ComponentFactor:
     source: str
     accelerator: str
     component: str
-    factor: float
-    std_error: float
-    prior_std: float
-    share: float
-    n: int
+    factor: Figure
+    std_error: Figure
+    prior_std: Figure
+    share: Figure
+    n: Count
 
 
 def factors_of(table: FitRows) -> list[ComponentFactor]:

@@ -94,7 +94,7 @@ class PluginTable:
                 raise self.unusable(name, f"{type(error).__name__}: {clipped(str(error))}") from error
         target = self.plugins().get(name)
         if target is None:
-            raise UsageError(f"unknown {self.what} {name!r}", hint=f"one of: {', '.join(self.names())}")
+            raise UsageError(f"unknown {self.what} {name!r}", hint=f"use one of: {', '.join(self.names())}")
         return self.guarded(name, lambda: attribute_of(target))
 
     def guarded(self, name: str, use: Callable[[], _Result]) -> _Result:

@@ -61,7 +61,7 @@ class DeviceIndex:
         candidates = [name for name in self.names if folded and _fold_spelling(name).startswith(folded)]
         if len(candidates) > 1:
             raise UsageError(
-                f"device '{clipped(query)}' is ambiguous", hint=f"one of {', '.join(candidates)}"
+                f"device '{clipped(query)}' is ambiguous", hint=f"use one of {', '.join(candidates)}"
             )
         if folded in _THIS_MACHINE:
             raise UsageError(
@@ -189,7 +189,7 @@ def index_folder(folder: Path) -> DeviceIndex:
                     f"'{spelling}' already names {other} ({folder / other}.toml)",
                     path=str(path),
                     position="aliases",
-                    hint="one spelling names one device",
+                    hint="remove it from one of the files",
                 )
     return DeviceIndex(folder, names, owner)
 

@@ -56,7 +56,7 @@ class CpuProbe:
 
     def __post_init__(self) -> None:
         if min(self.gemm_extent, self.copy_bytes // 64, self.repeats, self.sample_ns) < 1 or self.threads < 0:
-            raise UsageError(f"nothing to measure with {self}", hint="every size and count must be positive")
+            raise UsageError(f"nothing to measure with {self}", hint="use sizes and counts above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

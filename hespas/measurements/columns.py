@@ -189,7 +189,10 @@ class Columns:
     def _absent(self, name: str) -> FormatError:
         listed = ", ".join(sorted(self.names))
         return FormatError(
-            f"no column {name!r}", path=str(self.path), position="header", hint=f"the table has {listed}"
+            f"no column {name!r}",
+            path=str(self.path),
+            position="header",
+            hint=f"use one of its columns: {listed}",
         )
 
 

@@ -116,11 +116,15 @@ class _Selection:
             return
         if self.split and self.split not in self.splits:
             error = f"no row of {path.name} has split {self.split!r}"
-            listed = clipped(", ".join(sorted(self.splits - {""}))) or "no column 'split'"
+            listed = clipped(", ".join(sorted(self.splits - {""})))
+            hint = f"use one of its splits: {listed}" if listed else "leave `split` out: the table has none"
         else:
             error = f"no row of {path.name} has hardware {self.hardware!r}"
-            listed = clipped(", ".join(sorted(self.devices - {""}))) or "no device"
-        raise UsageError(error, hint=f"the table has {listed}")
+            listed = clipped(", ".join(sorted(self.devices - {""})))
+            hint = (
+                f"use one of its devices: {listed}" if listed else "leave `hardware` out: the table has none"
+            )
+        raise UsageError(error, hint=hint)
 
 
 def _equals(labels: Labels, text: str) -> BoolArray:

@@ -13,30 +13,34 @@ from hespas.files.documents import Count, Figure
 from hespas.fitting.statistics import error_figures
 from hespas.graph.columns import FloatArray
 
-__all__ = ["ErrorFigures", "GroupErrors", "finite", "grouped", "grouped_by"]
+__all__ = ["ErrorFigures", "ErrorSizes", "GroupErrors", "finite", "grouped", "grouped_by"]
 
 _Row = TypeVar("_Row")
 _Key = TypeVar("_Key")
 
 
-class ErrorFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors of ``n`` predictions: mean, median and 90th percentile of their sizes, and their
-    mean.
-    """
+class ErrorSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the relative errors of ``n`` predictions: their mean and their median."""
 
     n: Count
     mean_ape: Figure
     median_ape: Figure
-    p90_ape: Figure
-    bias: Figure
 
     @classmethod
-    def of(cls, errors: Iterable[float], **fields: Any) -> Self:
-        """Return the figures of relative errors, of which NaN are skipped, with the other ``fields``."""
+    def of(cls, errors: Iterable[float], **others: Any) -> Self:
+        """Return the figures of relative errors, with the values of other fields. NaN are skipped."""
         known = finite(errors)
         figures = error_figures(known)
-        mean_ape = figures.pop("mape")
-        return cls(n=len(known), mean_ape=mean_ape, **figures, **fields)
+        figures["mean_ape"] = figures.pop("mape")
+        own = {name: figure for name, figure in figures.items() if name in cls.__struct_fields__}
+        return cls(n=len(known), **own, **others)
+
+
+class ErrorFigures(ErrorSizes, frozen=True, kw_only=True):
+    """Relative errors of predictions, with the 90th percentile of their sizes, and their mean."""
+
+    p90_ape: Figure
+    bias: Figure
 
 
 class GroupErrors(ErrorFigures, frozen=True, kw_only=True):

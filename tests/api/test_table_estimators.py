@@ -33,7 +33,7 @@ def test_who_takes_programs_only_is_told_who_takes_tables(
     table.write_text("m,n,k\n8,8,8\n")
     with pytest.raises(UnsupportedError, match="programs, not tables") as caught:
         estimate_table(table, "H100-SXM", estimator="programs-only")
-    listed = (caught.value.hint or "").removeprefix("one of: ").split(", ")
+    listed = (caught.value.hint or "").removeprefix("use one of: ").split(", ")
     usable = [each.name for each in list_estimators() if each.available]
     assert listed == [name for name in usable if name not in {"programs-only", "compiler", "training"}]
     assert {"roofline", "learned", "composite", "collectives"} <= set(listed)

@@ -186,7 +186,7 @@ def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
         ("hardware = ['A100', 'A100']", "hardware lists a value twice"),
         ("mode = ['fast']", "mode has the value 'fast'"),
         ("link_bandwidth = [0]", "link_bandwidth has the value 0"),
-        ("link_bandwidth = [1e-308]", "expected a factor from 1e-9 to 1e9"),
+        ("link_bandwidth = [1e-308]", "write a factor from 1e-9 to 1e9"),
         ("link_bandwidth = [nan]", "link_bandwidth has the value nan"),
         ("precision = ['i8']", "precision has the value 'i8'"),
         ("num_devices = [true]", "num_devices has the value True"),

@@ -85,7 +85,7 @@ def test_an_error_names_the_cell_and_what_it_may_hold(
         list(read_typed_table(path, Cells))
     error = caught.value
     assert (error.path, error.position) == (str(path), f"row 1, column {column}")
-    assert f"expected {expected}" in str(error.hint)
+    assert f"write {expected}" in str(error.hint)
     assert "row 1 is line 4 of the file" in str(error.hint)
 
 

@@ -17,7 +17,7 @@ from hespas.files.streams import read_document
 from hespas.fitting.effects import COMPONENTS, ComponentFactor, factors_of
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical_name
-from hespas.studies.errors import ErrorFigures
+from hespas.studies.errors import ErrorSizes
 from hespas.studies.league.evaluation import (
     Calibration,
     EvaluatedRow,
@@ -45,6 +45,7 @@ __all__ = [
     "FactorsDocument",
     "League",
     "LeagueDocument",
+    "PeakMemoryErrors",
     "evaluate_league",
     "factors_json",
     "league_document",
@@ -52,6 +53,12 @@ __all__ = [
     "read_factors",
     "refusals",
 ]
+
+
+class PeakMemoryErrors(ErrorSizes, frozen=True, kw_only=True):
+    """Errors of the peak memory of the rows that publish it."""
+
+    bias: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +82,9 @@ class League:
         return next((group for group in self.groups if group.by == "all"), None)
 
     @property
-    def memory(self) -> ErrorFigures:
+    def memory(self) -> PeakMemoryErrors:
         """Return the errors of the peak memory of the rows that publish it."""
-        return ErrorFigures.of(
+        return PeakMemoryErrors.of(
             row.row.predicted.peak_memory_bytes / 2**30 / published - 1
             for row in self.rows
             if (published := row.row.number_of("peak_memory_gib")) > 0 < row.row.predicted.peak_memory_bytes
@@ -157,7 +164,7 @@ class LeagueDocument(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: Figure
     rows: list[_LeagueRowJson]
     summary: Sequence[RowGroupErrors]
-    peak_memory: ErrorFigures
+    peak_memory: PeakMemoryErrors
     baselines: Sequence[BaselineErrors]
     layouts: Sequence[LayoutRanking]
     scaling: Sequence[ScalingPoint]

@@ -97,7 +97,7 @@ def system_of(run: PublishedRun, system: System | None, device: Device) -> Syste
     if (node_cell and not node_size > 0) or not node_size.is_integer():
         raise FormatError(
             f"{clipped(node_cell)!r} is not a number of devices",
-            position="column gpus_per_node", hint="expected a whole number of 1 or more",
+            position="column gpus_per_node", hint="write a whole number of 1 or more",
         )  # fmt: skip
     inner = system.dimensions[0]
     if system.placement == "fill" and inner.size == _NODE_SIZE and 0 < node_size < _NODE_SIZE:

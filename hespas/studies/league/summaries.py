@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.files.documents import Count, Figure
 from hespas.fitting.statistics import kendall_tau
-from hespas.studies.errors import ErrorFigures, GroupErrors, grouped, grouped_by
+from hespas.studies.errors import ErrorSizes, GroupErrors, grouped, grouped_by
 from hespas.studies.league.evaluation import Calibration, EvaluatedRow
 
 __all__ = [
@@ -87,10 +87,11 @@ def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
         )
 
 
-class BaselineErrors(ErrorFigures, frozen=True, kw_only=True):
+class BaselineErrors(ErrorSizes, frozen=True, kw_only=True):
     """Errors of a constant MFU per accelerator and number format: the median of the other rows."""
 
     name: str
+    p90_ape: Figure
 
 
 def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:

@@ -147,13 +147,15 @@ def read_recorded(runs: Path, requests: Path, *, diagnostics: Diagnostics | None
     for row, request in read_typed_table(requests, _RequestColumns):
         if not request.queued_s <= request.first_token_s <= request.last_token_s:
             problem = f"is {request.last_token_s:g}, after {request.queued_s:g} and {request.first_token_s:g}"
-            raise row.fault("last_token_s", problem, "queued, first and last token in order")
+            raise row.fault(
+                "last_token_s", problem, "times of queueing, first and last token in ascending order"
+            )
         by_trace[request.trace].append(request)
     recorded: list[RecordedRun] = []
     for row, run in read_typed_table(runs, _RunColumns):
         if run.trace not in by_trace:
             problem = f"is {clipped(run.trace)!r}, which has no request in {requests}"
-            raise row.fault("trace", problem, "a trace with requests")
+            raise row.fault("trace", problem, "the name of a trace with requests")
         recorded.append(_recorded_run(run, by_trace[run.trace]))
     others = by_trace.keys() - {run.trace for run in recorded}
     if diagnostics is not None:
