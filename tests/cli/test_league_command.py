@@ -425,7 +425,7 @@ def test_peaks_of_memory_stand_beside_those_that_were_published(tmp_path: Path) 
     assert error == {
         "n": 1, "mean_ape": pytest.approx(abs(peak / 10 - 1)),
         "median_ape": pytest.approx(abs(peak / 10 - 1)),
-            "bias": pytest.approx(peak / 10 - 1),
+        "bias": pytest.approx(peak / 10 - 1),
     }  # fmt: skip
     assert f"peak memory of 1 row: mean error {error['median_ape']:.1%}" in done.stdout
     assert "peak memory of 1 rows" in (report / "league.html").read_text()
