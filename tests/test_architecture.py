@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
 import pytest
 
@@ -149,6 +150,45 @@ def test_paths_of_the_contributing_page_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:hespas|tests|tools|benchmarks)/[\w./-]+)`", text)
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+_REFERENCE = re.compile(r":(?:func|class|mod|data|meth|attr):`~?(hespas(?:\.\w+)+)`")
+_DOCUMENTED = re.compile(r"`(?:with )?(hespas(?:\.[A-Za-z_]\w*)+)")
+_GROUPS = {f"hespas.{group}" for group in ("costs", "estimators", "formats")}
+"""Groups of entry points, which documents name like modules."""
+
+
+def _exists(name: str) -> bool:
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: object = import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            value = getattr(value, part, getattr(value, "__annotations__", {}).get(part))
+            if value is None:
+                return False
+        return True
+    return False
+
+
+def test_names_in_documents_and_docstrings_exist() -> None:
+    named = {
+        (path.name, name)
+        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for name in _DOCUMENTED.findall(path.read_text(encoding="utf-8"))
+        if name not in _GROUPS and ".NAME" not in name
+    }
+    named |= {
+        (name_of(path), name)
+        for path in MODULES
+        for name in _REFERENCE.findall(path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    with catch_warnings():
+        simplefilter("ignore", DeprecationWarning)
+        assert sorted(entry for entry in named if not _exists(entry[1])) == []
 
 
 def test_imports_go_down_only() -> None:

@@ -113,7 +113,7 @@ TESTS: Mapping[str, str] = {
     "`HESPAS_UNTRUSTED=cpu_s=20": "tests/test_untrusted.py:test_limits_by_the_environment",
     "In Python, `with hespas": "tests/test_untrusted.py:test_an_inner_budget_leaves_the_outer_one",
     "Bounds of processor time": _STATED,
-    "They are no sandbox": _STATED,
+    "They are not a sandbox": _STATED,
     "Files are not isolated": _STATED,
     "A folder that others may": _STATED,
     "Estimators that run other programs": "tests/test_planted_code.py:test_simulators_in_another_python",

@@ -1,6 +1,6 @@
 """Operations by shape, operation classes and kernels, with their distance from the roofline.
 
-Operations are made from device events by :func:`~hespas.converters.measured_ops.costed_ops`: the host
+Operations are made from device events by :func:`~hespas.converters.measured_ops.build.costed_ops`: the host
 operation that launched them, with the FLOPs and bytes of the cost table. The roofline time is the longer of
 the arithmetic at peak rate and the bytes at the bandwidth of main memory. If an operation was faster, its
 operands were in a cache, and the roofline time is the least time that the device can need

@@ -39,11 +39,11 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class FormulaError(ValueError):
-    """Syntax error of an expression; ``place`` is the index of the character from 0."""
+    """Syntax error of an expression; ``position`` is the index of the character, from 0."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.place = position
+        self.position = position
 
 
 class ExpressionToken(NamedTuple):

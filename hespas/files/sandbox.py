@@ -91,7 +91,7 @@ def allowance(size: int) -> Allowance:
 
 
 class ParserFailedError(Exception):
-    """A child failed on an input; the message says how it ended: ``makes XLA end with SIGSEGV``."""
+    """A child failed on an input; the message states its end: ``makes XLA end with SIGSEGV``."""
 
 
 class ParserMemoryError(Exception):

@@ -69,7 +69,8 @@ _PARQUET_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Column of a table: its other ``names``, of which a table has one, the bounds and unit of its numbers.
+    """Column of a table: its other ``names``, and the bounds and unit of its numbers. A table has one of the
+    names.
 
     ``low`` is allowed unless ``is_open``. ``is_in_header``: the table must have the column, whose cells may
     be empty.

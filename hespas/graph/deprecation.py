@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import ParamSpec, TypeVar
 
-__all__ = ["RenamedAttribute", "renamed_arguments", "renamed_fields", "warn_renamed"]
+__all__ = ["RenamedAttribute", "moved_names", "renamed_arguments", "renamed_fields", "warn_renamed"]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -22,6 +23,18 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
     """Warn that ``old`` is now called ``new``; the position is the caller's caller by default."""
     message = f"{old} is deprecated and will be removed in the next minor version: use {new}"
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+def moved_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package for names that moved: name -> module that has it now."""
+
+    def find(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        warn_renamed(f"{package}.{name}", f"{modules[name]}.{name}")
+        return getattr(import_module(modules[name]), name)
+
+    return find
 
 
 class RenamedAttribute:

@@ -1,6 +1,6 @@
 """Workloads as bytes for another process of the same version of Hespas.
 
-The bytes hold the columns and plain values only. Unpacking builds no class but those of :data:`_CLASSES`, so
+The bytes hold the columns and plain values only. Unpacking builds only the classes in :data:`_CLASSES`, so
 bytes of a process that reads hostile input are safe to unpack. Files use the op-graph formats instead.
 """
 

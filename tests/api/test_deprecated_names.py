@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,6 +163,19 @@ def test_a_server() -> None:
         assert old(server, name) == new[names[name]]
     with pytest.raises(TypeError, match="both 'engine' and its deprecated name 'stack'"):
         make(model="Llama-3-8B", hardware="H100-SXM", stack="vllm", engine="vllm")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "module"),
+    [
+        ("hespas.converters.measured_ops", "kernel_bounds", "hespas.converters.measured_ops.device_events"),
+        ("hespas.validators.calibration", "FitMemory", "hespas.fitting.approaches"),
+    ],
+)
+def test_names_that_moved_to_another_module(package: str, name: str, module: str) -> None:
+    assert old(import_module(package), name) is getattr(import_module(module), name)
+    with pytest.raises(AttributeError, match="no attribute 'gone'"):
+        import_module(package).gone  # noqa: B018
 
 
 def test_columns_of_graphs_and_profiles() -> None:

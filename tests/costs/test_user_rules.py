@@ -202,7 +202,7 @@ def test_any_text_is_a_formula_or_is_refused(text: str) -> None:
     try:
         value = parse_formula(text)(call([2, 3]))
     except FormulaError as error:
-        place, value = error.place, 0.0
+        place, value = error.position, 0.0
     except (ArithmeticError, ValueError):
         value = 0.0
     assert 0 <= place <= len(text)

@@ -6,7 +6,7 @@ have handlers.
 A ``while`` is one region. An iteration is its condition, then its body, whose nodes wait for the predicate;
 the final evaluation of the condition is omitted. An unknown trip count is NaN with a diagnostic. Of a
 ``case`` or ``if`` the most expensive branch counts once and the others not at all, by their approximate time
-on an accelerator (:func:`~hespas.costs.branch_ns`); unknown costs count as zero.
+on an accelerator (:func:`~hespas.costs.operation.branch_ns`); unknown costs count as zero.
 """
 
 from __future__ import annotations

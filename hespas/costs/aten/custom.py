@@ -211,7 +211,7 @@ def _formula(text: object, key: str, fault: partial[FormatError]) -> Formula:
     try:
         return parse_formula(text)
     except FormulaError as error:
-        raise fault(f"{error}: {clipped(text)!r}", f"{key}, character {error.place + 1}") from error
+        raise fault(f"{error}: {clipped(text)!r}", f"{key}, character {error.position + 1}") from error
 
 
 def _fault(message: str, key: str, *, number: int, path: str) -> FormatError:

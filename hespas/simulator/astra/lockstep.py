@@ -1,10 +1,14 @@
-"""Simulation of ranks that must behave alike: one rank per class is run.
+"""Simulation of one rank per class of ranks that must behave alike.
 
 Ranks that start a collective at the same time and see the same network from their positions end it at the
 same time. Two ranks behave alike if they run the same graph and exchange messages with ranks that are alike
 and equally far. All ranks of each of their collectives must also be alike and see the same network from their
 positions. Classes of ranks are split until that holds (O(ranks x relations), in columns). One rank of each
 class is run, and it determines the times of collective phases (:mod:`hespas.simulator.astra.phases`).
+
+A collective between ranks of several classes, such as the norm of all gradients after a pipeline, is a stop.
+Ranks of a class are alike up to their first stop. From there all ranks are run, each from the state of its
+class, and the times of rings follow from the starts of their ranks (:mod:`hespas.simulator.astra.rings`).
 
 With congestion all ranks are run, except for rings in which no two messages share a link.
 
@@ -103,8 +107,9 @@ class _AlikeRanks:
                 return AlikeClasses(rank_kinds, frozenset(self._stops))
 
     def _refine(self) -> IntArray:
-        """Return classes whose ranks are alike as far as messages and collectives that are no stops decide.
-        Collectives of ranks of several classes become stops.
+        """Return the classes that follow from messages, and from collectives that are not stops.
+
+        Collectives between ranks of several classes become stops.
         """
         workload = self.traces.workload
         rank_kinds = workload.rank_class.astype(np.int64)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from hespas.graph.deprecation import warn_renamed
+from hespas.graph.deprecation import moved_names
 from hespas.validators.accuracy.sources import measurements_of
 from hespas.validators.calibration.calibrate import (
     ESTIMATORS,
@@ -34,12 +32,6 @@ __all__ = [
     "write_calibration",
 ]
 
-_MOVED = {"FitMemory": "hespas.fitting.approaches", "fit_device": "hespas.fitting.device_forms"}
-"""Deprecated names of this package, with the module that has them."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_renamed(f"{__name__}.{name}", f"{_MOVED[name]}.{name}")
-    return getattr(import_module(_MOVED[name]), name)
+__getattr__ = moved_names(
+    __name__, {"FitMemory": "hespas.fitting.approaches", "fit_device": "hespas.fitting.device_forms"}
+)
