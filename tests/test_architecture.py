@@ -289,10 +289,18 @@ def test_no_module_imports_tests_or_fixtures() -> None:
 def declared_public(tree: ast.Module) -> list[str] | None:
     """The literal list ``__all__``, None where there is none."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            assert isinstance(node, ast.Assign)
-            return [str(name) for name in ast.literal_eval(node.value)]
+        value = _public_list(node)
+        if value is not None:
+            return [str(name) for name in ast.literal_eval(value)]
+    return None
+
+
+def _public_list(node: ast.stmt) -> ast.expr | None:
+    """The value of ``__all__`` if the statement assigns it."""
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+        assert isinstance(node, ast.Assign | ast.AnnAssign)
+        return node.value
     return None
 
 
@@ -348,9 +356,7 @@ def test_the_rule_about_public_names_sees_them() -> None:
 
 def statements_before_all(tree: ast.Module) -> Iterator[ast.stmt]:
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
-        ):
+        if _public_list(node) is not None:
             return
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not is_docstring and not isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.Try):

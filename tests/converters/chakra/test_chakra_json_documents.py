@@ -205,7 +205,7 @@ def test_a_cut_file_is_refused_and_can_be_recovered(reference: Any, tmp_path: Pa
     path.write_bytes(whole[:-3])
     with pytest.raises(FormatError, match="document 4 is cut off") as caught:
         _read(path)
-    assert "`recover` keeps the 2 nodes" in str(caught.value)
+    assert "`recover` keeps what is before the cut (nodes: 2)" in str(caught.value)
     found = Diagnostics()
     workload = read_chakra_json(path, ReadOptions(recover=True), found)
     assert len(workload.classes[0]) == 2

@@ -163,7 +163,7 @@ class _TraceCopies:
         recovers = is_cut and self.options.recover
         if not (self.options.lenient or recovers):
             if is_cut and nodes:
-                error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
+                error.hint = f"{error.hint}; `recover` keeps what is before the cut (nodes: {nodes:,})"
             raise error
         self.cut = True
         message = f"{error.text}; the {nodes} nodes before it are kept"

@@ -187,7 +187,7 @@ def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
     recovers = _is_recovered(error, faults)
     if not (faults.lenient or recovers):
         if isinstance(error, CutOffError) and nodes:
-            error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
+            error.hint = f"{error.hint}; `recover` keeps what is before the cut (nodes: {nodes:,})"
         raise error
     message = f"{error.text}; the {nodes} nodes before it are kept" if nodes else error.text
     severity = Severity.WARNING if recovers else Severity.ERROR
