@@ -181,6 +181,12 @@ class Workload:
         return tuple(dict.fromkeys(groups for graph in self.classes for groups in graph.group_sets))
 
     @property
+    def program_bytes(self) -> tuple[str, ...]:
+        """Text of each class in :data:`PROGRAM_BYTES`; empty texts unless it lists every class."""
+        texts = self.metadata.get(PROGRAM_BYTES, "").split(";")
+        return tuple(texts) if len(texts) == len(self.classes) else ("",) * len(self.classes)
+
+    @property
     def nbytes(self) -> int:
         """Memory of the graphs in bytes."""
         return sum(graph.nbytes for graph in self.classes)

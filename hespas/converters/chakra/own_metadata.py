@@ -27,8 +27,7 @@ def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[st
     """Return the attributes of a rank class whose trace holds the graph ``written``: the bytes of its program
     that nodes do not state, and the recorded steps.
     """
-    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
-    text = classes[number] if len(classes) == len(workload.classes) else ""
+    text = workload.program_bytes[number]
     texts = {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
     graph = workload.classes[number]
     if not graph.attachments:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
+from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
 from hespas.simulator.memory.values import (
@@ -293,8 +293,7 @@ def _states_readers(graph: OpGraph) -> bool:
 
 def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
     """Return the bytes of parameters and results in the metadata, if it has them for every rank class."""
-    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
-    parts = classes[rank_class].split() if len(classes) == len(workload.classes) else []
+    parts = workload.program_bytes[rank_class].split()
     if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
         return None
     return ProgramBytes(*map(float, parts))

@@ -13,7 +13,6 @@ from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, GraphBuilder, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError
-from hespas.graph.workload import PROGRAM_BYTES
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     CaseMembers,
@@ -219,8 +218,7 @@ def sources_of_program(
 
 def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
     """Return the sizes that a program declares for its rank class ``number``; None without any."""
-    classes = workload.metadata.get(PROGRAM_BYTES, "").split(";")
-    parts = classes[number].split() if len(classes) == len(workload.classes) else []
+    parts = workload.program_bytes[number].split()
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
         return None
     return ProgramSizes(float(parts[0]), float(parts[1]), workload.num_ranks)

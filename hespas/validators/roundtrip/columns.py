@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import ABSENT, ExplicitGroups, OpGraph, Permutation, Workload
+from hespas.graph import ABSENT, PROGRAM_BYTES, ExplicitGroups, OpGraph, Permutation, Workload
 from hespas.graph.columns import BoolArray, IntArray, RaggedArray
 from hespas.graph.equality import COMPARED_COLUMNS, graphs_equal
 from hespas.graph.groups import GroupSet
@@ -80,8 +80,8 @@ def compare_columns(before: Workload, after: Workload) -> list[ColumnResult]:
         changed_ranks = abs(before.num_ranks - after.num_ranks)
     else:
         changed_ranks = int((_first_ranks(before) != _first_ranks(after)).sum())
-    facts = [item for item in before.metadata.items() if item[0] not in _FILE_FACTS]
-    lost = sum(after.metadata.get(key) != value for key, value in facts)
+    facts, others = _facts(before), _facts(after)
+    lost = sum(others.get(key) != value for key, value in facts.items())
     per_class = [_compare_graphs(left, right) for left, right in _class_pairs(before, after)]
     return [
         _result("ranks", before.num_ranks, changed_ranks),
@@ -112,6 +112,24 @@ def _result(column: str, known: int, changed: int, *, is_lost: bool = False) -> 
     if not changed:
         return ColumnResult(column, ColumnStatus.EXACT, known, 0)
     return ColumnResult(column, ColumnStatus.LOST if is_lost else ColumnStatus.CHANGED, known, changed)
+
+
+def _facts(workload: Workload) -> dict[str, object]:
+    """Return the metadata of a job without facts about its file.
+
+    The bytes of programs are listed per rank class. They are compared per rank, because writers split
+    classes.
+    """
+    facts: dict[str, object] = {
+        key: value for key, value in workload.metadata.items() if key not in _FILE_FACTS
+    }
+    facts.pop(PROGRAM_BYTES, None)
+    if any(workload.program_bytes):
+        present, class_of_rank = np.unique(workload.rank_class, return_inverse=True)
+        class_texts = ["" if number == ABSENT else workload.program_bytes[number] for number in present]
+        texts, text_of_class = np.unique(class_texts, return_inverse=True)
+        facts[PROGRAM_BYTES] = (*texts.tolist(), text_of_class[class_of_rank].tobytes())
+    return facts
 
 
 def _first_ranks(workload: Workload) -> IntArray:
