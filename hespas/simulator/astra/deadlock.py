@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from hespas.graph import CollectiveKind, Diagnostics
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import CheckFailedError
+from hespas.simulator.astra.events import NEVER, Slot
 from hespas.simulator.astra.plans import collective_name
-from hespas.simulator.astra.ranks import NEVER, AstraRank, IssuedCollective
-from hespas.simulator.astra.traces import Action, Slot
+from hespas.simulator.astra.ranks import AstraRank, IssuedCollective
+from hespas.simulator.astra.traces import Action
 
 __all__ = ["DeadlockedNode", "check_finished", "deadlocked_nodes"]
 

@@ -20,11 +20,12 @@ from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.opgraph import timed_class_name
 from hespas.simulator.astra.configuration import AstraOptions, Backend
 from hespas.simulator.astra.deadlock import check_finished
+from hespas.simulator.astra.events import NEVER
 from hespas.simulator.astra.external import ExternalRun
 from hespas.simulator.astra.lockstep import run_alike
 from hespas.simulator.astra.network import checked
 from hespas.simulator.astra.plans import Planner
-from hespas.simulator.astra.ranks import NEVER, AstraRun, RankRun, run_all
+from hespas.simulator.astra.ranks import AstraRun, RankRun, run_all
 from hespas.simulator.astra.statistics import RankStatistics, figures_of
 from hespas.simulator.astra.traces import AstraTraces, ClassTrace, GroupNames, StatedCosts, Statistic
 from hespas.simulator.results import ClassResult, CriticalPath, Simulation

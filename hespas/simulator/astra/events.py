@@ -1,12 +1,19 @@
-"""ASTRA-sim's event queue: callbacks in order of time [ns], and of entry at equal times."""
+"""ASTRA-sim's order of events and its issue rule.
+
+Callbacks run in order of time [ns], and of entry at equal times. A rank issues its ready nodes in ascending
+order of ids, each if its slot is free. It runs one CPU operation, one device computation and one
+communication at a time; receives are not counted. Nodes that become ready while nodes are issued wait for the
+next node that ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Any
 
-__all__ = ["Callback", "EventQueue", "Timers"]
+__all__ = ["NEVER", "Callback", "EventQueue", "IssuingRank", "Slot", "Timers"]
 
 Callback = Callable[[Any], None]
 """Function to call; its argument is entered with it."""
@@ -72,3 +79,68 @@ class Timers:
         for callback, argument in self._at[time_ns]:
             callback(argument)
         del self._at[time_ns]
+
+
+NEVER = -1
+"""Time of an event that has not happened, and cause of a node without a cause."""
+
+
+class Slot(IntEnum):
+    """Resource of a node: a rank runs one node of each of the first three at a time."""
+
+    CPU = 0
+    COMPUTE = 1
+    COMMUNICATION = 2
+    RECEIVE = 3
+    """No resource."""
+
+
+class IssuingRank:
+    """Ready nodes and busy slots of one rank; positions count its nodes in ascending order of ids.
+
+    ``waiting`` counts the dependencies of each node, which has the dependents
+    ``targets[bounds[position] : bounds[position + 1]]``. A subclass issues nodes and ends them.
+    """
+
+    __slots__ = ("_bounds", "_busy", "_ready", "_slot", "_targets", "_waiting")
+
+    def __init__(
+        self, slot: Sequence[int], waiting: Sequence[int], bounds: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        self._slot, self._bounds, self._targets = slot, bounds, targets
+        self._waiting = list(waiting)
+        self._ready: tuple[list[int], ...] = tuple([] for _ in Slot)
+        self._busy = [False] * len(Slot)
+
+    def begin(self) -> None:
+        """Issue the nodes without dependencies."""
+        for position, waiting in enumerate(self._waiting):
+            if not waiting:
+                self._ready[self._slot[position]].append(position)  # ascending, so it is a heap
+        self._issue_ready()
+
+    def _release(self, position: int) -> None:
+        """Queue the nodes whose last dependency was a node that ended."""
+        waiting, targets = self._waiting, self._targets
+        for at in range(self._bounds[position], self._bounds[position + 1]):
+            target = targets[at]
+            waiting[target] -= 1
+            if not waiting[target]:
+                heappush(self._ready[self._slot[target]], target)
+
+    def _issue_ready(self) -> None:
+        """Issue ready nodes in ascending order, each if its slot is free."""
+        ready, busy = self._ready, self._busy
+        while True:
+            first, chosen = NEVER, NEVER
+            for slot, heap in enumerate(ready):
+                if heap and not busy[slot] and (first == NEVER or heap[0] < first):
+                    first, chosen = heap[0], slot
+            if chosen == NEVER:
+                return
+            heappop(ready[chosen])
+            self._issue(first, chosen)
+
+    def _issue(self, position: int, slot: int) -> None:
+        """Start a node; it occupies its slot until a subclass frees the slot."""
+        raise NotImplementedError

@@ -28,7 +28,7 @@ import numpy as np
 from hespas.graph import CollectiveKind
 from hespas.graph.columns import IntArray
 from hespas.simulator.astra.configuration import AstraOptions
-from hespas.simulator.astra.events import Callback, EventQueue
+from hespas.simulator.astra.events import NEVER, Callback, EventQueue
 from hespas.simulator.astra.network import (
     EmptyNetwork,
     Mailbox,
@@ -45,7 +45,7 @@ from hespas.simulator.astra.phases import (
     PhaseTimes,
 )
 from hespas.simulator.astra.plans import Planner
-from hespas.simulator.astra.ranks import NEVER, AstraRank, AstraRun, RunContext
+from hespas.simulator.astra.ranks import AstraRank, AstraRun, RunContext
 from hespas.simulator.astra.rings import RingMeetings
 from hespas.simulator.astra.traces import Action, AstraTraces, ClassTrace, RankTrace
 from hespas.simulator.astra.watched import WatchedPhase, WatchedTimers

@@ -1,23 +1,17 @@
-"""Simulation of ranks: ready and running nodes, the queues of their collectives, and the run of all ranks.
-
-A rank runs one CPU operation, one device computation and one communication at a time; receives are not
-counted. When a node ends, ready nodes are visited in ascending order of their ids, and each node whose slot
-is free is issued.
-"""
+"""Simulation of ranks: running nodes, the queues of their collectives, and the run of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from math import ceil
 
 from hespas.graph import CollectiveKind
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.simulator.astra.configuration import AstraOptions, SystemConfig
-from hespas.simulator.astra.events import EventQueue, Timers
+from hespas.simulator.astra.events import NEVER, EventQueue, IssuingRank, Slot, Timers
 from hespas.simulator.astra.network import (
     AwareNetwork,
     Mailbox,
@@ -29,11 +23,10 @@ from hespas.simulator.astra.network import (
 )
 from hespas.simulator.astra.phases import PhaseMachine, PhaseMachineFactory, PhaseStart, machine_of
 from hespas.simulator.astra.plans import FIRST_QUEUES, LAST_QUEUES, CollectivePlan, PhasePlan, Planner
-from hespas.simulator.astra.traces import Action, RankTrace, Slot
+from hespas.simulator.astra.traces import Action, RankTrace
 
 __all__ = [
     "GROUP_STREAMS",
-    "NEVER",
     "AstraRank",
     "AstraRun",
     "IssuedCollective",
@@ -42,10 +35,6 @@ __all__ = [
     "RunContext",
     "run_all",
 ]
-
-
-NEVER = -1
-"""Time of an event that has not happened, and cause of a node without a cause."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,8 +251,6 @@ class RankQueues:
             position += 1
 
 
-_SLOTS = 3
-
 _SHOWN = 3
 
 
@@ -277,7 +264,7 @@ class IssuedCollective:
     first_stream: int
 
 
-class AstraRank:
+class AstraRank(IssuingRank):
     """State of one rank; times are ``NEVER`` until they happen, ``cause`` is the node whose end started a
     node.
 
@@ -285,15 +272,13 @@ class AstraRank:
     """
 
     __slots__ = (
-        "_busy",
         "_context",
         "_counters",
         "_flying",
-        "_ready",
+        "_skipped",
         "_stops",
         "_timers",
         "_trigger",
-        "_waiting",
         "cause",
         "end_ns",
         "ended",
@@ -312,13 +297,13 @@ class AstraRank:
         timers: Timers | None = None,
         stops: Collection[int] = (),
     ) -> None:
+        columns = trace.trace
+        super().__init__(columns.slot, columns.waiting, columns.bounds, columns.targets)
         self.trace, self._context, self._stops, self.stopped = trace, context, stops, NEVER
         self._timers = timers or Timers(context.queue)
         self.queues = RankQueues(trace.rank, context, self._timers)
-        nodes = len(trace.trace)
-        self._waiting = trace.trace.waiting.copy()
-        self._ready: tuple[list[int], ...] = ([], [], [], [])
-        self._busy = [False] * (_SLOTS + 1)
+        nodes = len(columns)
+        self._skipped: list[int] = []
         self._flying = 0
         self._counters: dict[int, int] = {}
         self._trigger = NEVER
@@ -329,11 +314,7 @@ class AstraRank:
 
     def begin(self) -> None:
         """Issue the nodes without dependencies."""
-        slot = self.trace.trace.slot
-        for position, waiting in enumerate(self._waiting):
-            if not waiting:
-                self._ready[slot[position]].append(position)  # ascending, so it is a heap
-        self._issue_ready()
+        super().begin()
         if self._context.queue.is_due:
             shown = [self.trace.trace.label(position) for position in self.flying()[:_SHOWN]]
             raise UnsupportedError(
@@ -396,50 +377,35 @@ class AstraRank:
         self._check_finish(is_caught=is_caught)
 
     def _close(self, position: int) -> None:
-        trace = self.trace.trace
-        self._busy[trace.slot[position]] = False
+        self._busy[self._slot[position]] = False
         self._flying -= 1
         self.ended += 1
         self.end_ns[position] = self._context.queue.now_ns
-        waiting, targets = self._waiting, trace.targets
-        for at in range(trace.bounds[position], trace.bounds[position + 1]):
-            target = targets[at]
-            waiting[target] -= 1
-            if not waiting[target]:
-                heappush(self._ready[trace.slot[target]], target)
+        self._release(position)
 
     def _issue_ready(self) -> None:
-        """Issue ready nodes in ascending order, each if its slot is free; nodes that become ready meanwhile
-        wait for the next node that ends.
+        """Issue ready nodes, then end the skipped ones: nodes that become ready by that wait for the next
+        node that ends.
         """
-        ready, busy = self._ready, self._busy
-        skipped: list[int] = []
-        while True:
-            first, chosen = NEVER, NEVER
-            for slot, heap in enumerate(ready):
-                if heap and not busy[slot] and (first == NEVER or heap[0] < first):
-                    first, chosen = heap[0], slot
-            if chosen == NEVER:
-                break
-            heappop(ready[chosen])
-            if self.trace.trace.action[first] == Action.SKIP:
-                self.start_ns[first] = self._context.queue.now_ns
-                skipped.append(first)
-            else:
-                self._issue(first, chosen)
+        before, self._skipped = self._skipped, []  # a node that ends at once issues nodes in between
+        super()._issue_ready()
+        skipped, self._skipped = self._skipped, before
         for position in skipped:
             self._flying += 1
-            busy_before = self._busy[self.trace.trace.slot[position]]
+            busy_before = self._busy[self._slot[position]]
             self._close(position)
-            self._busy[self.trace.trace.slot[position]] = busy_before
+            self._busy[self._slot[position]] = busy_before
 
     def _issue(self, position: int, slot: int) -> None:
         context, trace = self._context, self.trace.trace
+        self.start_ns[position] = context.queue.now_ns
+        action = trace.action[position]
+        if action == Action.SKIP:
+            self._skipped.append(position)
+            return
         self._busy[slot] = slot != Slot.RECEIVE
         self._flying += 1
-        self.start_ns[position] = context.queue.now_ns
         self.cause[position] = self._trigger
-        action = trace.action[position]
         if action == Action.WAIT:
             self._timers.after(trace.delay_ns[position], self._end_any, position)
         elif action == Action.COLLECTIVE:

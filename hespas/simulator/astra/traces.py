@@ -14,6 +14,7 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.passes import all_deps
 from hespas.simulator.astra.configuration import SystemConfig
+from hespas.simulator.astra.events import Slot
 from hespas.simulator.astra.network import TAG_SPACE
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "GroupNames",
     "NodeRoofline",
     "RankTrace",
-    "Slot",
     "StatedCosts",
     "Statistic",
     "TraceCollective",
@@ -46,16 +46,6 @@ class StatedCosts(NamedTuple):
     duration_ns: FloatArray
     num_ops: FloatArray
     tensor_bytes: FloatArray
-
-
-class Slot(IntEnum):
-    """Resource of a node: a rank runs one node of each of the first three at a time."""
-
-    CPU = 0
-    COMPUTE = 1
-    COMMUNICATION = 2
-    RECEIVE = 3
-    """No resource."""
 
 
 class Action(IntEnum):

@@ -16,10 +16,10 @@ __all__ = ["CommNode", "order_cycle"]
 
 @dataclass(frozen=True, slots=True)
 class CommNode:
-    """Communication on a cycle: a node of the representative of a kind of rank."""
+    """Communication on a cycle: the position of a node of the representative of a kind of rank."""
 
     task: int
-    node: int
+    position: int
 
 
 class _OrderGraph:
@@ -32,41 +32,43 @@ class _OrderGraph:
         self.vertex: list[list[int]] = []
         self.send_vertex: list[dict[int, int]] = []
         for number, task in enumerate(tasks):
-            self.vertex.append([self._add_vertex(number, node) for node in range(len(task.program))])
+            self.vertex.append([self._add_vertex(number, position) for position in range(len(task.program))])
             permutes = task.sends.keys() & task.receives.keys()
-            self.send_vertex.append({node: self._add_vertex(number, node) for node in sorted(permutes)})
+            self.send_vertex.append(
+                {position: self._add_vertex(number, position) for position in sorted(permutes)}
+            )
 
-    def _add_vertex(self, task: int, node: int) -> int:
+    def _add_vertex(self, task: int, position: int) -> int:
         self.edges.append([])
-        self.owner.append(CommNode(task, node))
+        self.owner.append(CommNode(task, position))
         return len(self.edges) - 1
 
-    def start(self, task: int, node: int) -> int:
+    def start(self, task: int, position: int) -> int:
         """Return the vertex where a node starts: the sending half of a permute, else the node."""
-        return self.send_vertex[task].get(node, self.vertex[task][node])
+        return self.send_vertex[task].get(position, self.vertex[task][position])
 
     def merge_collectives(self, orders: Sequence[Sequence[int]]) -> None:
         """Let the k-th collectives of all tasks on one channel share a vertex."""
         shared: dict[tuple[int, int], int] = {}
         for number, task in enumerate(self.tasks):
             rounds: dict[int, int] = {}
-            for node in orders[number]:
-                channel = task.channel.get(node)
+            for position in orders[number]:
+                channel = task.channel.get(position)
                 if channel is None:
                     continue
                 turn = rounds[channel] = rounds.get(channel, -1) + 1
-                vertex = shared.setdefault((channel, turn), self.vertex[number][node])
-                self.vertex[number][node] = vertex
+                vertex = shared.setdefault((channel, turn), self.vertex[number][position])
+                self.vertex[number][position] = vertex
 
     def add_tasks(self, orders: Sequence[Sequence[int]]) -> None:
         """Add the dependencies within each task, and the order of its one communication slot."""
         for number, task in enumerate(self.tasks):
             vertex = self.vertex[number]
-            for node in range(len(task.program)):
-                for dependent in task.program.dependents(node):
-                    self.edges[vertex[node]].append(self.start(number, dependent))
-            for node, start in self.send_vertex[number].items():
-                self.edges[start].append(vertex[node])
+            for position in range(len(task.program)):
+                for dependent in task.program.dependents(position):
+                    self.edges[vertex[position]].append(self.start(number, dependent))
+            for position, start in self.send_vertex[number].items():
+                self.edges[start].append(vertex[position])
             for one, other in pairwise(orders[number]):
                 # A permute frees the slot when its sending half completes.
                 self.edges[self.start(number, one)].append(self.start(number, other))
@@ -75,16 +77,16 @@ class _OrderGraph:
         """Add an edge from the k-th send of each key to its k-th receive."""
         sends: dict[MessageKey, list[int]] = {}
         for number, task in enumerate(self.tasks):
-            for node in orders[number]:
-                if node in task.sends:
-                    sends.setdefault(task.sends[node], []).append(self.start(number, node))
+            for position in orders[number]:
+                if position in task.sends:
+                    sends.setdefault(task.sends[position], []).append(self.start(number, position))
         turns: dict[MessageKey, int] = {}
         for number, task in enumerate(self.tasks):
-            for node in sorted(task.receives, key=task.program.priority.__getitem__):
-                key = task.receives[node]
+            for position in sorted(task.receives):
+                key = task.receives[position]
                 turn = turns[key] = turns.get(key, -1) + 1
                 if turn < len(sends.get(key, ())):
-                    self.edges[sends[key][turn]].append(self.vertex[number][node])
+                    self.edges[sends[key][turn]].append(self.vertex[number][position])
 
     def unreachable(self) -> list[bool]:
         """Return, per vertex, True if it is on a cycle or behind one, so that no order reaches it."""
@@ -130,4 +132,4 @@ def order_cycle(tasks: Sequence[ReplayTask], orders: Sequence[Sequence[int]]) ->
         walk.append(vertex)
         vertex = before[vertex]
     owners = dict.fromkeys(graph.owner[vertex] for vertex in reversed(walk[position[vertex] :]))
-    return tuple(owner for owner in owners if tasks[owner.task].communicates(owner.node))
+    return tuple(owner for owner in owners if tasks[owner.task].communicates(owner.position))

@@ -1,26 +1,22 @@
 """Replay of the communication of ranks by ASTRA-sim's issue rule, to find ranks that deadlock.
 
-One CPU operation, one device operation and one communication are in flight per rank, and any number of
-receives. Whenever an operation completes, ready nodes are issued in ascending id (network model, section 7).
+Ranks issue nodes as in :mod:`hespas.simulator.astra.events`, with one event queue for all of them (network
+model, section 7). A communication takes a constant time.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.graph import NodeKind, OpGraph, Resource
+from hespas.graph import NodeKind, OpGraph, RaggedArray, Resource
 from hespas.graph.passes import all_deps
+from hespas.simulator.astra.events import EventQueue, IssuingRank, Slot
 
 __all__ = [
-    "COMM_SLOT",
-    "CPU_SLOT",
-    "DEVICE_SLOT",
     "BlockedNode",
     "IssueOrder",
     "MessageKey",
@@ -31,9 +27,6 @@ __all__ = [
     "replay",
 ]
 
-CPU_SLOT, DEVICE_SLOT, COMM_SLOT = range(3)
-_NO_SLOT: Final = -1
-
 _MAX_DURATION_NS = 10**15
 
 MessageKey = Hashable
@@ -42,16 +35,14 @@ MessageKey = Hashable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeProgram:
-    """Graph as plain lists, for sequential loops.
+    """Graph as plain lists by position, for sequential loops. Positions count nodes in order of their ids.
 
-    ``slot`` is the slot of a node that does not communicate. ``priority`` is the position of each node in id
-    order, ``by_priority`` the inverse. ``num_deps`` counts the dependencies of each node; its dependents are
-    ``targets[bounds[node] : bounds[node + 1]]``.
+    ``node`` is the node at each position. ``slot`` is its slot if it does not communicate. ``num_deps``
+    counts its dependencies; its dependents are ``targets[bounds[position] : bounds[position + 1]]``.
     """
 
+    node: list[int]
     slot: list[int]
-    priority: list[int]
-    by_priority: list[int]
     num_deps: list[int]
     bounds: list[int]
     targets: list[int]
@@ -60,39 +51,42 @@ class NodeProgram:
     @classmethod
     def of(cls, graph: OpGraph) -> NodeProgram:
         """Convert a graph; unknown and zero durations become 1 ns. O(nodes + edges)."""
-        nodes = len(graph)
-        deps = all_deps(graph)
-        dependents = deps.transpose(nodes)
         order = np.argsort(graph.id, kind="stable")
-        priority = np.empty(nodes, np.int64)
-        priority[order] = np.arange(nodes)
+        position = np.empty(len(graph), np.int64)
+        position[order] = np.arange(len(graph))
+        deps = all_deps(graph).take(order)
+        dependents = RaggedArray(deps.offsets, position[deps.values].astype(np.int32)).transpose(len(graph))
         uses_memory = np.isin(graph.kind, (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
         on_host = graph.resource == int(Resource.HOST)
-        slot = np.where(uses_memory, COMM_SLOT, np.where(on_host, CPU_SLOT, DEVICE_SLOT))
+        slot = np.where(uses_memory, Slot.COMMUNICATION, np.where(on_host, Slot.CPU, Slot.COMPUTE))
         duration_ns = np.nan_to_num(graph.duration_ns, nan=1.0, posinf=_MAX_DURATION_NS, neginf=1.0)
         return cls(
-            slot=slot.tolist(),
-            priority=priority.tolist(),
-            by_priority=order.tolist(),
+            node=order.tolist(),
+            slot=slot[order].tolist(),
             num_deps=deps.lengths.tolist(),
             bounds=dependents.offsets.tolist(),
             targets=dependents.values.tolist(),
-            compute_ns=np.clip(duration_ns, 1, _MAX_DURATION_NS).astype(np.int64).tolist(),
+            compute_ns=np.clip(duration_ns[order], 1, _MAX_DURATION_NS).astype(np.int64).tolist(),
         )
 
     def __len__(self) -> int:
         return len(self.slot)
 
-    def dependents(self, node: int) -> list[int]:
-        """Return the nodes that depend on a node."""
-        return self.targets[self.bounds[node] : self.bounds[node + 1]]
+    def dependents(self, position: int) -> list[int]:
+        """Return the positions that depend on a position."""
+        return self.targets[self.bounds[position] : self.bounds[position + 1]]
+
+    def positions(self) -> dict[int, int]:
+        """Return the position of each node."""
+        return {node: position for position, node in enumerate(self.node)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayTask:
-    """Program of one rank: the ``channel`` of each collective and the message keys of sends and receives.
+    """Program of one rank: the ``channel`` of each collective and the message keys of sends and receives, by
+    position.
 
-    A node in both ``sends`` and ``receives`` is a permute. ``skipped`` nodes complete at once.
+    A position in both ``sends`` and ``receives`` is a permute. ``skipped`` positions complete at once.
     """
 
     program: NodeProgram
@@ -101,9 +95,9 @@ class ReplayTask:
     receives: dict[int, MessageKey]
     skipped: frozenset[int] = frozenset()
 
-    def communicates(self, node: int) -> bool:
+    def communicates(self, position: int) -> bool:
         """Return True if the node is a collective or a message."""
-        return node in self.channel or node in self.sends or node in self.receives
+        return position in self.channel or position in self.sends or position in self.receives
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ class BlockedNode:
     """
 
     task: int
-    node: int
+    position: int
     channel: int = -1
     arrived: frozenset[int] = frozenset()
     key: MessageKey | None = None
@@ -151,9 +145,14 @@ def replay(
     of its tasks it never does. Every communication takes ``comm_ns``. Every computation takes 1 ns without
     ``use_durations``.
     """
-    engine = _ReplayEngine(tasks, needed, comm_ns, use_durations)
-    engine.run()
-    return engine.outcome()
+    channels = _Channels(needed, comm_ns)
+    ranks = [_ReplayRank(number, task, channels, use_durations) for number, task in enumerate(tasks)]
+    for rank in ranks:
+        rank.begin()
+    channels.queue.run()
+    return ReplayOutcome(
+        [rank.issued for rank in ranks], [rank.num_left for rank in ranks], channels.blocked()
+    )
 
 
 def issue_order(graph: OpGraph) -> IssueOrder:
@@ -164,163 +163,134 @@ def issue_order(graph: OpGraph) -> IssueOrder:
     by_id: list[int] = nodes[np.argsort(graph.id[nodes], kind="stable")].tolist()
     if len(by_id) < 2:
         return IssueOrder(tuple(by_id), tuple(by_id))
-    task = ReplayTask(NodeProgram.of(graph), dict.fromkeys(by_id, 0), {}, {})
+    program = NodeProgram.of(graph)
+    position = program.positions()
+    task = ReplayTask(program, {position[node]: 0 for node in by_id}, {}, {})
     issued = replay([task], [1], comm_ns=1).issued[0]
-    return IssueOrder(tuple(issued), tuple(by_id))
+    return IssueOrder(tuple(program.node[at] for at in issued), tuple(by_id))
 
 
-_Endpoint = tuple[int, int]
-"""Rank and node."""
+class _Channels:
+    """Collectives and messages under way between the ranks of a replay."""
 
-
-@dataclass(slots=True, eq=False)
-class _ReplayRank:
-    """State of one rank: dependencies left per node, ready nodes and occupancy per slot."""
-
-    task: ReplayTask
-    deps_left: list[int]
-    nodes_left: int
-    ready: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
-    busy: list[bool] = field(default_factory=lambda: [False, False, False])
-    rounds: dict[int, int] = field(default_factory=dict[int, int])
-    """Channel -> collectives issued on it."""
-    halves_left: dict[int, int] = field(default_factory=dict[int, int])
-    """Message node -> halves (send, receive) that are not complete."""
-    issued: list[int] = field(default_factory=list[int])
-
-
-_COMPLETE, _DELIVER = range(2)
-
-
-class _ReplayEngine:
-    """Event loop of a replay: nodes complete and messages are delivered in order of time."""
-
-    def __init__(
-        self, tasks: Sequence[ReplayTask], needed: Sequence[int], comm_ns: int, use_durations: bool
-    ) -> None:
-        self.states = [_ReplayRank(task, task.program.num_deps.copy(), len(task.program)) for task in tasks]
-        self.needed = needed
+    def __init__(self, needed: Sequence[int], comm_ns: int) -> None:
+        self.queue = EventQueue()
         self.comm_ns = comm_ns
-        self.use_durations = use_durations
-        self.now_ns = 0
-        self.num_events = 0
-        self.events: list[tuple[int, int, int, int, int]] = []
-        self.rendezvous: dict[tuple[int, int], list[_Endpoint]] = {}
-        """Channel and round -> arrived endpoints of a pending collective."""
-        self.delivered: dict[MessageKey, int] = {}
+        self._needed = needed
+        self._rendezvous: dict[tuple[int, int], list[tuple[_ReplayRank, int]]] = {}
+        """Channel and round -> arrived ranks and positions of a pending collective."""
+        self._delivered: dict[MessageKey, int] = {}
         """Messages that no receive has taken yet."""
-        self.posted: dict[MessageKey, deque[_Endpoint]] = {}
+        self._posted: dict[MessageKey, deque[tuple[_ReplayRank, int]]] = {}
         """Receives that wait for a message, oldest first."""
 
-    def run(self) -> None:
-        """Issue all nodes without dependencies, then process events until none is left."""
-        for rank, state in enumerate(self.states):
-            for node in state.task.program.by_priority:
-                if not state.deps_left[node]:
-                    self._make_ready(rank, node)
-            self._fill_slots(rank)
-        while self.events:
-            self.now_ns, _, event, rank, node = heappop(self.events)
-            state = self.states[rank]
-            task = state.task
-            if event == _COMPLETE:
-                state.nodes_left -= 1
-                slot = self._slot(task, node)
-                is_permute = node in task.sends and node in task.receives
-                if slot != _NO_SLOT and not is_permute:
-                    state.busy[slot] = False
-                for dependent in task.program.dependents(node):
-                    state.deps_left[dependent] -= 1
-                    if not state.deps_left[dependent]:
-                        self._make_ready(rank, dependent)
-                self._fill_slots(rank)
-            else:
-                # The send completes, and so does the oldest receive that waits for the message.
-                key = task.sends[node]
-                self._complete_half(rank, node)
-                if node in task.receives:  # a permute frees the slot while it waits for its own message
-                    state.busy[COMM_SLOT] = False
-                    self._fill_slots(rank)
-                receives = self.posted.get(key)
-                if receives:
-                    self._complete_half(*receives.popleft())
-                else:
-                    self.delivered[key] = self.delivered.get(key, 0) + 1
+    def arrive(self, rank: _ReplayRank, position: int, channel: int, number: int) -> None:
+        """Issue a collective of one rank, which completes after the last rank that is needed."""
+        arrived = self._rendezvous.setdefault((channel, number), [])
+        arrived.append((rank, position))
+        if len(arrived) == self._needed[channel]:
+            over_ns = self.queue.now_ns + self.comm_ns
+            for member, member_position in self._rendezvous.pop((channel, number)):
+                self.queue.enter(over_ns, member.complete, member_position)
 
-    def outcome(self) -> ReplayOutcome:
-        """Return the issue orders and the blocked nodes."""
+    def deliver(self, key: MessageKey) -> None:
+        """Hand a message to the oldest receive that waits for it."""
+        receives = self._posted.get(key)
+        if receives:
+            rank, position = receives.popleft()
+            rank.complete_half(position)
+        else:
+            self._delivered[key] = self._delivered.get(key, 0) + 1
+
+    def receive(self, rank: _ReplayRank, position: int, key: MessageKey) -> None:
+        """Issue a receive, which completes with its message."""
+        if self._delivered.get(key, 0):
+            self._delivered[key] -= 1
+            rank.complete_half(position)
+        else:
+            self._posted.setdefault(key, deque()).append((rank, position))
+
+    def blocked(self) -> list[BlockedNode]:
+        """Return the collectives and receives that were issued and never completed."""
         blocked: list[BlockedNode] = []
-        for (channel, _), endpoints in self.rendezvous.items():
-            arrived = frozenset(rank for rank, _ in endpoints)
-            blocked += [BlockedNode(rank, node, channel, arrived) for rank, node in endpoints]
-        for key, queue in self.posted.items():
-            blocked += [BlockedNode(rank, node, key=key) for rank, node in queue]
-        issued = [state.issued for state in self.states]
-        return ReplayOutcome(issued, [state.nodes_left for state in self.states], blocked)
+        for (channel, _), arrived in self._rendezvous.items():
+            numbers = frozenset(rank.number for rank, _ in arrived)
+            blocked += [BlockedNode(rank.number, position, channel, numbers) for rank, position in arrived]
+        for key, receives in self._posted.items():
+            blocked += [BlockedNode(rank.number, position, key=key) for rank, position in receives]
+        return blocked
 
-    def _schedule(self, delay_ns: int, event: int, rank: int, node: int) -> None:
-        self.num_events += 1
-        heappush(self.events, (self.now_ns + delay_ns, self.num_events, event, rank, node))
 
-    @staticmethod
-    def _slot(task: ReplayTask, node: int) -> int:
-        """Return the slot that a node occupies; receives and skipped nodes have none."""
-        if node in task.channel or node in task.sends:
-            return COMM_SLOT
-        if node in task.receives or node in task.skipped:
-            return _NO_SLOT
-        return task.program.slot[node]
+class _ReplayRank(IssuingRank):
+    """State of one rank: ``issued`` collectives and sends, and the number of nodes that are not complete."""
 
-    def _make_ready(self, rank: int, node: int) -> None:
-        """Queue a node for its slot; issue it at once if it has none."""
-        state = self.states[rank]
-        slot = self._slot(state.task, node)
-        if slot == _NO_SLOT:
-            self._issue(rank, node)
+    __slots__ = (
+        "_channels",
+        "_halves_left",
+        "_rounds",
+        "_task",
+        "_use_durations",
+        "issued",
+        "num_left",
+        "number",
+    )
+
+    def __init__(self, number: int, task: ReplayTask, channels: _Channels, use_durations: bool) -> None:
+        program = task.program
+        slot = program.slot.copy()
+        for position in (*task.skipped, *task.receives):
+            slot[position] = Slot.RECEIVE
+        for position in (*task.channel, *task.sends):
+            slot[position] = Slot.COMMUNICATION
+        super().__init__(slot, program.num_deps, program.bounds, program.targets)
+        self.number, self.num_left = number, len(program)
+        self.issued: list[int] = []
+        self._task, self._channels, self._use_durations = task, channels, use_durations
+        self._rounds: dict[int, int] = {}
+        """Channel -> collectives issued on it."""
+        self._halves_left: dict[int, int] = {}
+        """Position of a message -> halves (send, receive) that are not complete."""
+
+    def complete(self, position: int) -> None:
+        """End a node, and issue the nodes that waited for it and for its slot."""
+        task = self._task
+        self.num_left -= 1
+        if position not in task.sends or position not in task.receives:
+            self._busy[self._slot[position]] = False
+        self._release(position)
+        self._issue_ready()
+
+    def complete_half(self, position: int) -> None:
+        """Complete the send or the receive of a message; the node ends with the last of both."""
+        self._halves_left[position] -= 1
+        if not self._halves_left[position]:
+            queue = self._channels.queue
+            queue.enter(queue.now_ns, self.complete, position)
+
+    def _issue(self, position: int, slot: int) -> None:
+        task, channels, queue = self._task, self._channels, self._channels.queue
+        self._busy[slot] = slot != Slot.RECEIVE
+        if position in task.channel:
+            self.issued.append(position)
+            channel = task.channel[position]
+            number = self._rounds.get(channel, 0)
+            self._rounds[channel] = number + 1
+            channels.arrive(self, position, channel, number)
+        elif position in task.sends or position in task.receives:
+            self._halves_left[position] = (position in task.sends) + (position in task.receives)
+            if position in task.sends:
+                self.issued.append(position)
+                queue.enter(queue.now_ns + channels.comm_ns, self._sent, position)
+            if position in task.receives:
+                channels.receive(self, position, task.receives[position])
         else:
-            heappush(state.ready[slot], state.task.program.priority[node])
+            takes_ns = task.program.compute_ns[position] if self._use_durations else 1
+            queue.enter(queue.now_ns + (0 if position in task.skipped else takes_ns), self.complete, position)
 
-    def _fill_slots(self, rank: int) -> None:
-        """Issue the ready node of lowest id for every free slot."""
-        state = self.states[rank]
-        for slot, ready in enumerate(state.ready):
-            if ready and not state.busy[slot]:
-                state.busy[slot] = True
-                self._issue(rank, state.task.program.by_priority[heappop(ready)])
-
-    def _issue(self, rank: int, node: int) -> None:
-        state = self.states[rank]
-        task = state.task
-        if node in task.channel:
-            state.issued.append(node)
-            channel = task.channel[node]
-            number = state.rounds.get(channel, 0)
-            state.rounds[channel] = number + 1
-            endpoints = self.rendezvous.setdefault((channel, number), [])
-            endpoints.append((rank, node))
-            if len(endpoints) == self.needed[channel]:
-                for member, member_node in self.rendezvous.pop((channel, number)):
-                    self._schedule(self.comm_ns, _COMPLETE, member, member_node)
-        elif node in task.sends or node in task.receives:
-            state.halves_left[node] = (node in task.sends) + (node in task.receives)
-            if node in task.sends:
-                state.issued.append(node)
-                self._schedule(self.comm_ns, _DELIVER, rank, node)
-            if node in task.receives:
-                key = task.receives[node]
-                if self.delivered.get(key, 0):
-                    self.delivered[key] -= 1
-                    self._complete_half(rank, node)
-                else:
-                    self.posted.setdefault(key, deque()).append((rank, node))
-        elif node in task.skipped:
-            self._schedule(0, _COMPLETE, rank, node)
-        else:
-            duration_ns = task.program.compute_ns[node] if self.use_durations else 1
-            self._schedule(duration_ns, _COMPLETE, rank, node)
-
-    def _complete_half(self, rank: int, node: int) -> None:
-        halves_left = self.states[rank].halves_left
-        halves_left[node] -= 1
-        if not halves_left[node]:
-            self._schedule(0, _COMPLETE, rank, node)
+    def _sent(self, position: int) -> None:
+        task = self._task
+        self.complete_half(position)
+        if position in task.receives:  # a permute frees the slot while it waits for its own message
+            self._busy[Slot.COMMUNICATION] = False
+            self._issue_ready()
+        self._channels.deliver(task.sends[position])

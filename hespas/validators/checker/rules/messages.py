@@ -104,12 +104,14 @@ def messages_of(graph: OpGraph, equivalence: RankEquivalence, kind: int) -> Iter
 def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankPrograms:
     """Return the replay tasks of all kinds of ranks of a complete job."""
     programs: dict[int, NodeProgram] = {}
+    positions: dict[int, dict[int, int]] = {}
     tasks: list[ReplayTask] = []
     for kind, rank in enumerate(equivalence.representatives):
         index = int(workload.rank_class[rank])
         graph = workload.classes[index]
         if index not in programs:
             programs[index] = NodeProgram.of(graph)
+            positions[index] = programs[index].positions()
         # Nodes that never run complete at once.
         program = programs[index]
         rows = equivalence.channel_rows[kind]
@@ -117,16 +119,20 @@ def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankProgram
         nodes: list[int] = graph.collectives.node.tolist()
         sets: list[int] = graph.collectives.group_set.tolist()
         collectives = zip(nodes, sets, strict=True)
-        channel = {node: rows[row] for node, row in collectives if rows[row] >= 0 and not never[node]}
+        position = positions[index]
+        channel = {
+            position[node]: rows[row] for node, row in collectives if rows[row] >= 0 and not never[node]
+        }
         messages = list(messages_of(graph, equivalence, kind))
-        sends = {message.node: message.key for message in messages if message.is_send}
-        receives = {message.node: message.key for message in messages if not message.is_send}
+        sends = {position[message.node]: message.key for message in messages if message.is_send}
+        receives = {position[message.node]: message.key for message in messages if not message.is_send}
         communication = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
         idle: list[int] = np.flatnonzero(
             never | np.isin(graph.kind, [int(entry) for entry in communication])
         ).tolist()
         busy = channel.keys() | sends.keys() | receives.keys()
-        tasks.append(ReplayTask(program, channel, sends, receives, frozenset(idle) - busy))
+        skipped = frozenset(position[node] for node in idle) - busy
+        tasks.append(ReplayTask(program, channel, sends, receives, skipped))
     needed = tuple(len(channel.kinds) + bool(channel.absent) for channel in equivalence.channels)
     return RankPrograms(tuple(tasks), needed)
 

@@ -207,7 +207,8 @@ def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
             else:
                 awaited_rank = job.equivalence.representatives[entry.task]
                 graph = job.workload.graph_of(awaited_rank)
-                row = graph.p2p.node.tolist().index(entry.node)
+                received_node = programs.tasks[entry.task].program.node[entry.position]
+                row = graph.p2p.node.tolist().index(received_node)
                 received = job.equivalence.receive_pairs[entry.task][int(graph.p2p.permutation[row])]
                 task = -1 if received is None else received[0].source_kind
             chain.append((entry, task))
@@ -216,14 +217,17 @@ def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
         if is_cycle or not report.has("ET014", "ET015", "ET019", "ET020"):
             hedge = "" if severity is None else " (if timing leads to these orders)"
             steps = [
-                f"{_node_text(job, programs, CommNode(entry.task, entry.node))} waits for rank "
+                f"{_node_text(job, programs, CommNode(entry.task, entry.position))} waits for rank "
                 f"{job.equivalence.representatives[other] if other >= 0 else 'outside of the job'}"
                 for entry, other in chain
             ]
             end = "which waits for the first" if is_cycle else "which never arrives"
             first = chain[0][0] if chain else None
-            rank = None if first is None else job.equivalence.representatives[first.task]
-            node = None if first is None or rank is None else int(job.workload.graph_of(rank).id[first.node])
+            rank = node = None
+            if first is not None:
+                rank = job.equivalence.representatives[first.task]
+                at = programs.tasks[first.task].program.node[first.position]
+                node = int(job.workload.graph_of(rank).id[at])
             unfinished = sum(
                 size for size, left in zip(job.equivalence.sizes, outcome.unfinished, strict=True) if left
             )
@@ -242,10 +246,12 @@ def _node_text(job: CheckedJob, programs: RankPrograms, comm: CommNode) -> str:
     """Return ``rank 0 in node 5 (all-reduce over [0, 1])``."""
     rank = job.equivalence.representatives[comm.task]
     graph = job.workload.graph_of(rank)
-    node = int(graph.id[comm.node])
-    if comm.node not in programs.tasks[comm.task].channel:
-        return f"rank {rank} in node {node} ({graph.node_name(comm.node) or 'message'})"
-    row = graph.collectives.node.tolist().index(comm.node)
+    task = programs.tasks[comm.task]
+    at = task.program.node[comm.position]
+    node = int(graph.id[at])
+    if comm.position not in task.channel:
+        return f"rank {rank} in node {node} ({graph.node_name(at) or 'message'})"
+    row = graph.collectives.node.tolist().index(at)
     kind = collective_name(int(graph.collectives.kind[row]))
     # List the group of this rank, because the channel may list an equivalent group.
     members: Sequence[int] = range(job.workload.num_ranks)
