@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "graph": frozenset(),
     "schemas": frozenset(),
     "files": frozenset({"graph"}),
+    "report": frozenset({"graph", "files"}),
     "costs": frozenset({"graph"}),
     "programs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "simulator",
             "converters",
             "generators",
+            "report",
         }
     ),
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from hespas.analysis.operations import MeasuredOperations
 from hespas.analysis.recording import DeviceEventKind, Recording
-from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, listed, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, GroupStatistics, RowTable, listed, table_from_rows, table_of
 from hespas.converters.comm_matching import CommKey, clock_shifts, comm_key, match_comms
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, Diagnostics
@@ -293,7 +293,7 @@ def _transfer_ns(matched: MatchedCollectives) -> FloatArray:
     return transfer
 
 
-def collectives(matched: MatchedCollectives) -> Table[MeasuredCollectiveRow]:
+def collectives(matched: MatchedCollectives) -> RowTable[MeasuredCollectiveRow]:
     """Return collectives by kind, group and size, most time first. O(events)."""
     sizes: list[float] = np.where(np.isnan(matched.size_bytes), -1.0, matched.size_bytes).tolist()
     members: list[int] = matched.group_size.tolist()
@@ -337,7 +337,7 @@ def _arrivals(matched: MatchedCollectives) -> tuple[IntArray, FloatArray]:
     return rows, matched.start_ns[rows] + shift
 
 
-def instances(matched: MatchedCollectives) -> Table[InstanceRow]:
+def instances(matched: MatchedCollectives) -> RowTable[InstanceRow]:
     """Return the collectives of several ranks, in the order of the first rank. O(events log events)."""
     rows, arrived = _arrivals(matched)
     count = int(matched.instance.max(initial=-1)) + 1
@@ -369,7 +369,7 @@ def instances(matched: MatchedCollectives) -> Table[InstanceRow]:
     )
 
 
-def stragglers(matched: MatchedCollectives) -> Table[StragglerRow]:
+def stragglers(matched: MatchedCollectives) -> RowTable[StragglerRow]:
     """Return the ranks; the one that arrived last most often is first."""
     rows, arrived = _arrivals(matched)
     if not len(rows):

@@ -17,7 +17,7 @@ import numpy as np
 
 from hespas.analysis.device_use import KERNEL_DELAY_NS
 from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
-from hespas.analysis.table import AnalysisRow, Table, joined_tables, listed, table_of
+from hespas.analysis.table import AnalysisRow, RowTable, joined_tables, listed, table_of
 from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
@@ -64,16 +64,16 @@ class PathRow(AnalysisRow, frozen=True, kw_only=True):
 class CriticalPaths:
     """Critical paths of all ranks."""
 
-    totals: Table[PathRow]
-    segments: Table[SegmentRow]
+    totals: RowTable[PathRow]
+    segments: RowTable[SegmentRow]
 
 
 def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) -> CriticalPaths:
     """Return the path through the step of median length of each rank; without steps, through the whole
     recording. O(events log events).
     """
-    totals: list[Table[PathRow]] = []
-    segments: list[Table[SegmentRow]] = []
+    totals: list[RowTable[PathRow]] = []
+    segments: list[RowTable[SegmentRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
@@ -240,7 +240,7 @@ class _StartConditions:
         return -1, self.begin
 
 
-def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequence[str]) -> Table[PathRow]:
+def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequence[str]) -> RowTable[PathRow]:
     """Return the time on the path by kind and name, most time first."""
     sums: dict[tuple[str, str], list[float]] = {}
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
-from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, joined_tables, table_of
+from hespas.analysis.table import AnalysisRow, GroupStatistics, RowTable, joined_tables, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import Profile
 from hespas.graph.columns import FloatArray, IntArray, distinct_rows
@@ -82,9 +82,9 @@ class BreakdownRow(AnalysisRow, frozen=True, kw_only=True):
     period_ns: Figure
 
 
-def breakdown(recordings: Sequence[Recording]) -> Table[BreakdownRow]:
+def breakdown(recordings: Sequence[Recording]) -> RowTable[BreakdownRow]:
     """Return one row per rank, then its steps in order. O(events log events)."""
-    parts: list[Table[BreakdownRow]] = []
+    parts: list[RowTable[BreakdownRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
@@ -95,7 +95,7 @@ def breakdown(recordings: Sequence[Recording]) -> Table[BreakdownRow]:
 
 def _breakdown_by(
     recording: Recording, step: NDArray[np.integer], *, least: int = ALL_STEPS
-) -> Table[BreakdownRow]:
+) -> RowTable[BreakdownRow]:
     """Return one row for each number in ``step`` (one per event) from ``least`` on."""
     chosen = np.flatnonzero(step >= least)
     start, end = recording.start_ns[chosen], recording.end_ns[chosen]
@@ -198,9 +198,9 @@ class GapRow(AnalysisRow, frozen=True, kw_only=True):
     max_ns: Figure
 
 
-def idle(recordings: Sequence[Recording]) -> Table[IdleRow]:
+def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:
     """Return the gaps of each rank: of the device, then of the known streams. O(events log events)."""
-    parts: list[Table[IdleRow]] = []
+    parts: list[RowTable[IdleRow]] = []
     for recording in recordings:
         by_end = np.argsort(recording.end_ns, kind="stable")
         streams = [(WHOLE_DEVICE, np.arange(len(recording))), *recording.streams()] if len(recording) else []
@@ -262,9 +262,9 @@ def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[Int
     return after, length, cause
 
 
-def gaps_before(recordings: Sequence[Recording]) -> Table[GapRow]:
+def gaps_before(recordings: Sequence[Recording]) -> RowTable[GapRow]:
     """Return the gaps of the device by cause and next operation, most time first in each rank."""
-    parts: list[Table[GapRow]] = []
+    parts: list[RowTable[GapRow]] = []
     for recording in recordings:
         if not len(recording):
             continue
@@ -334,9 +334,9 @@ class QueuePointRow(AnalysisRow, frozen=True, kw_only=True):
     length: int
 
 
-def launches(recordings: Sequence[Recording]) -> Table[LaunchRow]:
+def launches(recordings: Sequence[Recording]) -> RowTable[LaunchRow]:
     """Return launches by rank and operation, most time in calls first. O(events log events)."""
-    parts: list[Table[LaunchRow]] = []
+    parts: list[RowTable[LaunchRow]] = []
     for recording in recordings:
         profile = recording.profile
         rows = recording.rows
@@ -379,7 +379,7 @@ def _queue_changes(recording: Recording, events: IntArray) -> tuple[FloatArray, 
     return time[order], np.cumsum(change[order])
 
 
-def queues(recordings: Sequence[Recording]) -> Table[QueueRow]:
+def queues(recordings: Sequence[Recording]) -> RowTable[QueueRow]:
     """Return the queue of each known stream of each rank. O(events log events)."""
     rows: list[tuple[float, ...]] = []
     for recording in recordings:
@@ -407,11 +407,11 @@ def queues(recordings: Sequence[Recording]) -> Table[QueueRow]:
     return table_of(QueueRow, **{name: [row[column] for row in rows] for column, name in enumerate(names)})
 
 
-def queue_points(recordings: Sequence[Recording]) -> Table[QueuePointRow]:
+def queue_points(recordings: Sequence[Recording]) -> RowTable[QueuePointRow]:
     """Return the depth of each queue at two hundred moments or fewer: the largest depth until the next
     moment.
     """
-    parts: list[Table[QueuePointRow]] = []
+    parts: list[RowTable[QueuePointRow]] = []
     for recording in recordings:
         for stream, events in recording.streams():
             time, length = _queue_changes(recording, events)
@@ -466,9 +466,9 @@ def _allocators(profile: Profile) -> list[tuple[int, int, IntArray]]:
     return [(rank, device, order[changes.device[order] == device]) for device in devices]
 
 
-def memory(profiles: Sequence[Profile]) -> Table[MemoryRow]:
+def memory(profiles: Sequence[Profile]) -> RowTable[MemoryRow]:
     """Return the peaks of each allocator."""
-    parts: list[Table[MemoryRow]] = []
+    parts: list[RowTable[MemoryRow]] = []
     for profile in profiles:
         for rank, device, rows in _allocators(profile):
             changes = profile.memory.take(rows)
@@ -489,9 +489,9 @@ def memory(profiles: Sequence[Profile]) -> Table[MemoryRow]:
     return joined_tables(MemoryRow, parts)
 
 
-def memory_points(profiles: Sequence[Profile]) -> Table[MemoryPointRow]:
+def memory_points(profiles: Sequence[Profile]) -> RowTable[MemoryPointRow]:
     """Return memory over time, at five hundred moments or fewer for each allocator."""
-    parts: list[Table[MemoryPointRow]] = []
+    parts: list[RowTable[MemoryPointRow]] = []
     for profile in profiles:
         for rank, device, rows in _allocators(profile):
             firsts = np.linspace(0, len(rows), min(_MEMORY_POINTS, len(rows)), endpoint=False).astype(

@@ -14,7 +14,7 @@ import numpy as np
 
 from hespas.analysis.device_use import ALL_STEPS, BreakdownRow
 from hespas.analysis.operations import KernelRow, OperationRow
-from hespas.analysis.table import AnalysisRow, Table, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, RowTable, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph.columns import FloatArray
 
@@ -62,12 +62,12 @@ class ChangeRow(AnalysisRow, frozen=True, kw_only=True):
 class RecordingDifference:
     """Tables of the comparison of two recordings."""
 
-    parts: Table[PartRow]
-    by_operation: Table[ChangeRow]
-    by_shape: Table[ChangeRow]
-    by_kernel: Table[ChangeRow]
+    parts: RowTable[PartRow]
+    by_operation: RowTable[ChangeRow]
+    by_shape: RowTable[ChangeRow]
+    by_kernel: RowTable[ChangeRow]
 
-    def tables(self) -> Mapping[str, Table[Any]]:
+    def tables(self) -> Mapping[str, RowTable[Any]]:
         """Return the tables by name."""
         return {column.name: getattr(self, column.name) for column in fields(self)}
 
@@ -81,7 +81,7 @@ _PARTS = {
 }
 
 
-def parts(before: Table[BreakdownRow], after: Table[BreakdownRow]) -> Table[PartRow]:
+def parts(before: RowTable[BreakdownRow], after: RowTable[BreakdownRow]) -> RowTable[PartRow]:
     """Return the parts of the span of whole ranks."""
     rows: list[PartRow] = []
     for name, label in _PARTS.items():
@@ -95,7 +95,7 @@ _ChangeKey = tuple[str, str, str]
 
 def changes(
     before: Mapping[_ChangeKey, tuple[int, float]], after: Mapping[_ChangeKey, tuple[int, float]]
-) -> Table[ChangeRow]:
+) -> RowTable[ChangeRow]:
     """Return the changes of counts and times by name, shapes and types; the largest change first."""
     keys = list(dict.fromkeys((*before, *after)))
     absent = (0, 0.0)
@@ -131,7 +131,7 @@ def changes(
     ).take(order)
 
 
-def _sums(table: Table[Any], *columns: str) -> dict[_ChangeKey, tuple[int, float]]:
+def _sums(table: RowTable[Any], *columns: str) -> dict[_ChangeKey, tuple[int, float]]:
     """Return count and time by the texts of some columns."""
     sums: dict[_ChangeKey, tuple[int, float]] = {}
     blank = [""] * len(table)
@@ -147,17 +147,17 @@ class ComparedTables(Protocol):
     """Tables of one recording that are compared."""
 
     @property
-    def breakdown(self) -> Table[BreakdownRow]:
+    def breakdown(self) -> RowTable[BreakdownRow]:
         """Return the time breakdown."""
         ...
 
     @property
-    def operations(self) -> Table[OperationRow]:
+    def operations(self) -> RowTable[OperationRow]:
         """Return the operations by shape."""
         ...
 
     @property
-    def kernels(self) -> Table[KernelRow]:
+    def kernels(self) -> RowTable[KernelRow]:
         """Return the kernels by name."""
         ...
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.recording import Intervals
-from hespas.analysis.table import AnalysisRow, Table, table_from_rows
+from hespas.analysis.table import AnalysisRow, RowTable, table_from_rows
 from hespas.files.documents import Figure
 from hespas.graph import (
     CollectiveKind,
@@ -73,10 +73,10 @@ class LinkTrafficRow(AnalysisRow, frozen=True, kw_only=True):
 class NetworkUtilization:
     """Tables of a step: a row per dimension, and a row per dimension, kind and algorithm."""
 
-    links: Table[LinkRow]
-    traffic: Table[LinkTrafficRow]
+    links: RowTable[LinkRow]
+    traffic: RowTable[LinkTrafficRow]
 
-    def tables(self) -> dict[str, Table[LinkRow] | Table[LinkTrafficRow]]:
+    def tables(self) -> dict[str, RowTable[LinkRow] | RowTable[LinkTrafficRow]]:
         """Return both tables by name."""
         return {"links": self.links, "link_traffic": self.traffic}
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.analysis.recording import DeviceEventKind, Recording
-from hespas.analysis.table import AnalysisRow, GroupStatistics, Table, listed, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, GroupStatistics, RowTable, listed, table_from_rows, table_of
 from hespas.converters.measured_ops.build import CostedOps
 from hespas.estimators.rates import peak_times, roof_ns
 from hespas.files.documents import Count, Figure
@@ -266,7 +266,7 @@ def _operation_groups(measured: MeasuredOperations) -> _RowGroups:
     return _RowGroups(keys, moments, sums, {"kernel": names, "bound": bounds}, measured.busy_ns[first])
 
 
-def operations(measured: Sequence[MeasuredOperations]) -> Table[OperationRow]:
+def operations(measured: Sequence[MeasuredOperations]) -> RowTable[OperationRow]:
     """Return operations by name, program, shapes, types and class; most time first. O(n log n)."""
     parts = [_operation_groups(of_profile) for of_profile in measured if len(of_profile.costed.graph)]
     if not parts:
@@ -302,7 +302,7 @@ def operations(measured: Sequence[MeasuredOperations]) -> Table[OperationRow]:
     return table.largest("total_ns")
 
 
-def classes(measured: Sequence[MeasuredOperations]) -> Table[ClassRow]:
+def classes(measured: Sequence[MeasuredOperations]) -> RowTable[ClassRow]:
     """Return operations by class, most time first; unknown figures are not in the sums. O(n)."""
     sums = np.zeros((6, len(OpClass)))
     for of_profile in measured:
@@ -335,7 +335,7 @@ def classes(measured: Sequence[MeasuredOperations]) -> Table[ClassRow]:
     return table.largest("total_ns")
 
 
-def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperations]) -> Table[KernelRow]:
+def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperations]) -> RowTable[KernelRow]:
     """Return kernels of all ranks by name, most time first. O(n log n)."""
     class_of = _event_classes(measured)
     parts: list[_RowGroups] = []
@@ -414,7 +414,7 @@ def product_dtype(measured: Sequence[MeasuredOperations]) -> str:
     return DTYPES[int(time_ns.argmax())].name if time_ns.any() else ""
 
 
-def wins(table: Table[OperationRow]) -> Table[WinRow]:
+def wins(table: RowTable[OperationRow]) -> RowTable[WinRow]:
     """Return the optimization opportunities: operations by their time above the roofline, the largest first.
     Operations without a roofline time are left out.
     """

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from math import isnan
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hespas._version import __version__
-from hespas.analysis.table import Table
-from hespas.files.documents import encode_json, escape_cell, json_for_script
+from hespas.analysis.device_use import MemoryPointRow, QueuePointRow
+from hespas.analysis.simulated import SpanRow
+from hespas.analysis.table import RowTable, listed
 from hespas.files.output import check_report_files, write_report_files
 from hespas.graph import Diagnostics
+from hespas.report.drawings import Bar, Curve, Lane, curves, lanes, stacked_bars
+from hespas.report.page import (
+    Block,
+    Drawing,
+    Page,
+    Paragraph,
+    Section,
+    TableView,
+    diagnostics_section,
+    inputs_text,
+    page_html,
+)
+from hespas.report.tables import Table
+from hespas.report.texts import bytes_text, time_text
 
-__all__ = ["SECTIONS", "SIMULATED", "Section", "analysis_html", "check_folder", "write_report"]
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["SECTIONS", "SIMULATED", "AnalysisSection", "analysis_html", "check_folder", "write_report"]
 
 _PAGE, _ANALYSIS = "index.html", "analysis.json"
-_MAX_ROWS = 5000
-"""Rows of a table on the page; its CSV file has all rows."""
-_MAX_DIAGNOSTICS = 100
-_PACKAGE = "hespas.analysis"
+_MAX_DEVICES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class AnalysisSection:
     """Table on the page: its title, an explanation, and the columns that are not shown."""
 
     table: str
@@ -40,79 +50,83 @@ class Section:
 
 _SHAPES = frozenset({"shapes", "dtypes"})
 SECTIONS = (
-    Section(
+    AnalysisSection(
         "breakdown",
         "Time breakdown",
         "Each rank as a whole, then its steps. Exposed time runs while nothing computes; the parts add up "
         "to the span.",
         frozenset({"start_ns"}),
     ),
-    Section("parts", "Difference by part of the time", "Summed over ranks; the parts add up to the span."),
-    Section(
+    AnalysisSection(
+        "parts", "Difference by part of the time", "Summed over ranks; the parts add up to the span."
+    ),
+    AnalysisSection(
         "by_shape",
         "Operations by shape that changed",
         "The difference is divided into two parts: more or fewer runs, at the mean time before, and another "
         "mean time.",
     ),
-    Section("by_operation", "Operations that changed", "As above, by name alone.", _SHAPES),
-    Section("by_kernel", "Kernels that changed", "As above.", _SHAPES),
-    Section(
+    AnalysisSection("by_operation", "Operations that changed", "As above, by name alone.", _SHAPES),
+    AnalysisSection("by_kernel", "Kernels that changed", "As above.", _SHAPES),
+    AnalysisSection(
         "wins",
         "Optimization opportunities",
         "Time above the roofline: the least time that the device needs for the arithmetic and the bytes.",
     ),
-    Section(
+    AnalysisSection(
         "idle",
         "Idle time by cause",
         "Gaps by cause, of the device (no stream ran anything) and of each stream. Host-bound: the next "
         "event was launched after the previous one had ended (launch delay: and most of the gap is after "
         "that call); kernel delay: launched in time, and below 30 us.",
     ),
-    Section(
+    AnalysisSection(
         "gaps", "Idle time by next operation", "Gaps of the device by the operation that ran after them."
     ),
-    Section(
+    AnalysisSection(
         "operations",
         "Operations by shape",
         "On all ranks together. The roofline time is the least that the device needs.",
     ),
-    Section(
+    AnalysisSection(
         "classes", "Operation classes", "Costed is the share of the time whose FLOPs and bytes are known."
     ),
-    Section("kernels", "Kernels", "On all ranks together."),
-    Section(
+    AnalysisSection("kernels", "Kernels", "On all ranks together."),
+    AnalysisSection(
         "tree",
         "Device time by call tree",
         "Modules, functions, ranges and operations around each launch, from the top.",
         frozenset({"node", "parent"}),
     ),
-    Section(
+    AnalysisSection(
         "critical_path",
         "Critical path",
         "Operations that determine the length of the median step, walked backwards from its last device "
         "event: each start by the last event that it waited for.",
     ),
-    Section("critical_segments", "Critical path by segment", "In order of time, without a gap."),
-    Section(
+    AnalysisSection("critical_segments", "Critical path by segment", "In order of time, without a gap."),
+    AnalysisSection(
         "collectives",
         "Collectives",
         "Bandwidths are as defined by nccl-tests; the transfer time is the least over the ranks, without "
         "waiting for late ranks.",
     ),
-    Section("stragglers", "Stragglers", "On clocks aligned by the ends of collectives."),
-    Section(
+    AnalysisSection("stragglers", "Stragglers", "On clocks aligned by the ends of collectives."),
+    AnalysisSection(
         "collective_instances",
         "Collectives across ranks",
         "Skew is the time from the first arrival to the last.",
     ),
-    Section("launches", "Launches", "Calls that enqueued work; the delay is from their return to its start."),
-    Section("queues", "Queue depth", "Work that was launched and had not started, over time."),
-    Section("memory", "Memory", "Peak allocated and reserved memory of each allocator."),
+    AnalysisSection(
+        "launches", "Launches", "Calls that enqueued work; the delay is from their return to its start."
+    ),
+    AnalysisSection("queues", "Queue depth", "Work that was launched and had not started, over time."),
+    AnalysisSection("memory", "Memory", "Peak allocated and reserved memory of each allocator."),
 )
 """Sections of the page of an analysis."""
 
 SIMULATED = (
-    Section(
+    AnalysisSection(
         "breakdown",
         "Time breakdown",
         "Ranks that behave alike are one row. Exposed time runs while nothing computes; the parts add up "
@@ -120,134 +134,207 @@ SIMULATED = (
         "waiting for other ranks.",
         frozenset({"step"}),
     ),
-    Section(
+    AnalysisSection(
         "spans",
         "Timeline",
         "Streams of the first ranks; operations on the critical path are darker. Adjacent short operations "
         "of one class are drawn as one. A `timeline` file shows all operations in a viewer.",
     ),
-    Section("critical_path", "Critical path", "Operations that determine the length of the step."),
-    Section(
+    AnalysisSection("critical_path", "Critical path", "Operations that determine the length of the step."),
+    AnalysisSection(
         "across",
         "Critical path across ranks",
         "Each segment starts when the previous one allows it, by a message or a collective.",
     ),
-    Section("classes", "Operation classes", "On all ranks together; critical is time on the path above."),
-    Section(
+    AnalysisSection(
+        "classes", "Operation classes", "On all ranks together; critical is time on the path above."
+    ),
+    AnalysisSection(
         "axes",
         "Communication by axis",
         "By the groups of ranks that communicate. Bandwidths are as defined by nccl-tests.",
     ),
-    Section(
+    AnalysisSection(
         "links",
         "Network utilization",
         "By dimension of the system: of a device in the mean over the ranks, and of the rank with the most. "
         "Utilization is the share of the bandwidth over the whole step, and while in use.",
     ),
-    Section(
+    AnalysisSection(
         "link_traffic",
         "Network traffic",
         "Bytes sent by a device, in the mean over the ranks, by kind and chosen algorithm.",
     ),
-    Section(
+    AnalysisSection(
         "modules",
         "Time by module",
         "By the module that the operations name.",
         frozenset({"node", "parent"}),
     ),
-    Section("operations", "Operations", "On all ranks together."),
+    AnalysisSection("operations", "Operations", "On all ranks together."),
 )
 """Sections of the page of a simulated step."""
 
-_ID_COLUMNS = frozenset({"rank", "step", "stream", "device", "depth", "sequence", "first_rank", "last_rank"})
-"""Columns of whole numbers that identify something."""
-_MOMENT_COLUMNS = frozenset({"start_ns", "end_ns", "peak_time_ns"})
-"""Columns of moments on the clock of the recording."""
-_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes": "", "": ""}
-"""Suffixes of column names -> units in labels; the page writes times and bytes with their own units."""
+_PARTS = {
+    "compute_ns": ("compute", "compute"),
+    "exposed_communication_ns": ("communication", "exposed communication"),
+    "exposed_memory_ns": ("copies", "copies"),
+    "idle_ns": ("idle", "idle"),
+}
+"""Parts of the span of a rank: style and text."""
+_LANE_STYLES = {"compute": "compute", "communication": "communication", "copy": "copies"}
+"""First words of lanes -> styles of their spans."""
+_PointT = TypeVar("_PointT", QueuePointRow, MemoryPointRow)
 
 
 def analysis_html(
     verdict: str,
-    tables: Mapping[str, Table[Any]],
+    tables: Mapping[str, RowTable[Any]],
     *,
     inputs: Sequence[str],
     baseline: Sequence[str] = (),
     devices: Sequence[str] = (),
     about: str = "",
     title: str = "Time breakdown",
-    shown: Sequence[Section] = SECTIONS,
+    shown: Sequence[AnalysisSection] = SECTIONS,
     notes: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> str:
     """Return the page as HTML. It loads nothing, and names from files are escaped. ``about`` is a sentence
     below the verdict; of the sections in ``shown``, those whose table has rows are on the page.
     """
-    import jinja2
-    from markupsafe import Markup
+    source = inputs_text(inputs, baseline)
+    on = f", on {', '.join(devices[:_MAX_DEVICES])}" if devices else ""
+    summary = [Paragraph(verdict, "summary"), Paragraph(source + on + f". {about}", "faint")]
+    summary += [Paragraph(note, "faint") for note in notes]
+    sections = [
+        Section(section.table, section.title, _blocks(section, tables), section.note)
+        for section in shown
+        if section.table in tables and len(tables[section.table])
+    ]
+    page = Page(title=title, summary=summary, sections=[*sections, diagnostics_section(diagnostics)])
+    return page_html(page)
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(_PACKAGE, "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+
+def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> list[Block]:
+    """Return the drawing of a section, and its table."""
+    table = tables[section.table]
+    if section.table == "spans":
+        return [Drawing(content=_span_lanes(table))]
+    blocks: list[Block] = []
+    if section.table == "breakdown":
+        blocks.append(Drawing(content=_part_bars(table)))
+    if section.table == "queues" and "queue_points" in tables:
+        blocks.append(Drawing(content=_queue_curves(tables["queue_points"])))
+    if section.table == "memory" and "memory_points" in tables:
+        blocks.append(Drawing(content=_memory_curves(tables["memory_points"])))
+    left_out = section.left_out | {"depth"}
+    header = tuple(
+        replace(column, is_hidden=True) if column.name in left_out else column for column in table.header
     )
-    sections = [section for section in shown if section.table in tables and len(tables[section.table])]
-    points = {
-        name: {key: column.tolist() for key, column in tables[name].columns.items()} if name in tables else {}
-        for name in ("queue_points", "memory_points")
-    }
-    data = {"sections": [_section_data(section, tables[section.table]) for section in sections], **points}
-    distinct = {(row.code, row.path, row.message): row for row in diagnostics or ()}
-    rows = list(distinct.values())
-    templates = files(_PACKAGE) / "templates"
-    return environment.get_template("page.html").render(
-        version=__version__,
-        verdict=verdict,
-        inputs=list(inputs),
-        baseline=list(baseline),
-        devices=list(devices),
-        about=about,
-        title=title,
-        notes=list(notes),
-        sections=sections,
-        diagnostics=rows[:_MAX_DIAGNOSTICS],
-        more=max(len(rows) - _MAX_DIAGNOSTICS, 0),
-        json=Markup(json_for_script(encode_json(data))),
-        style=Markup((templates / "page.css").read_text(encoding="utf-8")),
-        script=Markup((templates / "page.js").read_text(encoding="utf-8")),
+    names = ("name", "operation", "kernel")
+    named = next((name for name in names if name in table.columns), "")
+    folded = _passing_rows(table) if "device_ns" in table.columns and "depth" in table.columns else ()
+    blocks.append(
+        TableView(
+            name=f"table-{section.table}",
+            table=Table(header, table.columns),
+            label=section.title,
+            file=f"{section.table}.csv",
+            named=named,
+            strong=(table["step"] < 0).tolist() if "step" in table.columns else (),
+            depths=table["depth"].tolist() if "depth" in table.columns else (),
+            folded=folded,
+            fold_text="calls that only pass on to one other, too",
+            filters={name for name in ("op_class", "kind", "cause") if name in table.columns},
+        )
     )
+    return blocks
 
 
-def _section_data(section: Section, table: Table[Any]) -> dict[str, object]:
-    """Return a section as the script reads it: columns of values, null if unknown."""
-    shown = table.take(np.arange(min(len(table), _MAX_ROWS)))
-    names = [name for name in table.columns if name not in section.left_out]
-    columns: list[dict[str, str]] = []
-    for name in names:
-        kinds = {
-            "text": shown[name].dtype == np.object_,
-            "moment": name in _MOMENT_COLUMNS,
-            "time": name.endswith("_ns"),
-            "share": name in {"overlap", "share"} or name.endswith("_share"),
-            "bytes": name == "bytes_moved" or name.endswith("_bytes"),
-            "flops": name == "flops",
-            "name": name in _ID_COLUMNS,
-            "count": shown[name].dtype.kind in "iu",
-        }
-        kind = next((kind for kind, applies in kinds.items() if applies), "number")
-        unit = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
-        label = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
-        columns.append({"name": name, "label": label, "kind": kind})
-    return {
-        "table": section.table,
-        "title": section.title,
-        "note": section.note,
-        "of": len(table),
-        "columns": columns,
-        "values": [shown[name].tolist() for name in names],
-    }
+def _passing_rows(table: RowTable[Any]) -> list[bool]:
+    """Return True for rows of a tree that only lead to one other with all of their time; modules stay."""
+    if not len(table):
+        return []
+    depth, time, names = table["depth"], table["device_ns"], table["name"].tolist()
+    is_passing = np.zeros(len(table), np.bool_)
+    is_passing[:-1] = (depth[1:] == depth[:-1] + 1) & (time[1:] == time[:-1])
+    return [
+        bool(passing) and not name.startswith("nn.Module: ")
+        for passing, name in zip(is_passing.tolist(), names, strict=True)
+    ]
+
+
+def _part_bars(table: RowTable[Any]) -> Markup:
+    """Return the parts of the span of each rank, or of each step where there is one rank."""
+    ranks = listed(table["rank"])
+    steps = listed(table["step"])
+    spans = table["span_ns"].tolist()
+    parts = np.stack([table[name] for name in _PARTS], axis=1).tolist()
+    is_single = len(set(ranks)) == 1
+    rows = [row for row in range(len(ranks)) if is_single or steps[row] < 0]
+    bars: list[Bar] = []
+    for row in rows:
+        is_whole = is_single and steps[row] < 0 and len(rows) > 1
+        step = f"step {steps[row]}" if steps[row] >= 0 else f"rank {ranks[row]}"
+        label = "all" if is_whole else step if is_single else f"rank {ranks[row]}"
+        bars.append(Bar(label, parts[row], text=time_text(spans[row]), whole=is_whole))
+    return stacked_bars(bars, dict(_PARTS.values()), "more steps" if is_single else "more ranks")
+
+
+def _queue_curves(points: RowTable[QueuePointRow]) -> Markup:
+    """Return the work that was launched and had not started."""
+    drawn: list[Curve] = []
+    for (rank, stream), chosen in _groups(points, "stream"):
+        length = chosen["length"].astype(np.float64)
+        caption = f"rank {rank}, stream {stream}: launched and not started, at most {int(length.max())}"
+        drawn.append(Curve(f"{caption}, over {_duration(chosen)}", chosen["time_ns"], {"length": length}))
+    return curves(drawn)
+
+
+def _memory_curves(points: RowTable[MemoryPointRow]) -> Markup:
+    """Return the memory in use, and the memory that the allocator holds."""
+    drawn: list[Curve] = []
+    for (rank, device), chosen in _groups(points, "device"):
+        heights = {name: chosen[f"{name}_bytes"] for name in ("allocated", "reserved")}
+        most = max(float(np.nanmax(line, initial=0.0)) for line in heights.values())
+        where = "host" if device == -1 else f"device {device}"
+        caption = f"rank {rank}, {where}: memory given out, and held, at most {bytes_text(most)}"
+        drawn.append(Curve(f"{caption}, over {_duration(chosen)}", chosen["time_ns"], heights))
+    return curves(drawn)
+
+
+def _groups(points: RowTable[_PointT], key: str) -> Iterator[tuple[tuple[int, int], RowTable[_PointT]]]:
+    """Yield the rows of each rank and stream or device, in order of their first row."""
+    pairs = list(zip(listed(points["rank"]), listed(points[key]), strict=True))
+    for rank, number in dict.fromkeys(pairs):
+        yield (rank, number), points.take((points["rank"] == rank) & (points[key] == number))
+
+
+def _duration(points: RowTable[_PointT]) -> str:
+    return time_text(float(points["time_ns"][-1] - points["time_ns"][0]))
+
+
+def _span_lanes(table: RowTable[SpanRow]) -> Markup:
+    """Return the streams of each rank over the step, one below the other."""
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for row, key in enumerate(zip(listed(table["rank"]), table["lane"].tolist(), strict=True)):
+        rows_of.setdefault(key, []).append(row)
+    several = len({rank for rank, _ in rows_of}) > 1
+    drawn: list[Lane] = []
+    for (rank, lane), rows in rows_of.items():
+        chosen = table.take(np.array(rows))
+        drawn.append(
+            Lane(
+                label=f"rank {rank}, {lane}" if several else lane,
+                style=_LANE_STYLES.get(lane.split(" ")[0], "host"),
+                start_ns=chosen["start_ns"].tolist(),
+                end_ns=chosen["end_ns"].tolist(),
+                texts=chosen["operation"].tolist(),
+                critical=chosen["is_critical"].tolist(),
+            )
+        )
+    return lanes(drawn)
 
 
 def check_folder(folder: Path, *, document: str = _ANALYSIS, overwrite: bool) -> None:
@@ -259,7 +346,7 @@ def write_report(
     folder: Path,
     page: str,
     document: bytes,
-    tables: Mapping[str, Table[Any]],
+    tables: Mapping[str, RowTable[Any]],
     *,
     name: str = _ANALYSIS,
     overwrite: bool,
@@ -269,15 +356,5 @@ def write_report(
     Raises ``OutputError`` if a file exists (without ``overwrite``) or the folder cannot be made.
     """
     contents = {_PAGE: page.encode("utf-8", "replace"), name: document}
-    for title, table in tables.items():
-        if not len(table):
-            continue
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(table.columns)
-        for row in zip(*(column.tolist() for column in table.columns.values()), strict=True):
-            writer.writerow(
-                "" if isinstance(cell, float) and isnan(cell) else escape_cell(cell) for cell in row
-            )
-        contents[f"{title}.csv"] = text.getvalue().encode("utf-8", "replace")
+    contents |= {f"{title}.csv": table.to_csv().encode() for title, table in tables.items() if len(table)}
     write_report_files(folder, contents, overwrite=overwrite)

@@ -54,7 +54,7 @@ from hespas.analysis.operations import (
     wins,
 )
 from hespas.analysis.recording import Recording, recordings_of
-from hespas.analysis.table import Table
+from hespas.analysis.table import RowTable
 from hespas.analysis.tree import TreeRow, tree
 from hespas.converters.measured_ops.build import costed_ops
 from hespas.converters.measured_ops.steps import recorded_steps, recording_text, steps_since
@@ -103,35 +103,35 @@ class AnalysisTables:
     unclassified: float
     product_dtype: str
     period_ns: float
-    breakdown: Table[BreakdownRow]
-    idle: Table[IdleRow]
-    gaps: Table[GapRow]
-    launches: Table[LaunchRow]
-    queues: Table[QueueRow]
-    queue_points: Table[QueuePointRow]
-    classes: Table[ClassRow]
-    operations: Table[OperationRow]
-    kernels: Table[KernelRow]
-    wins: Table[WinRow]
-    tree: Table[TreeRow]
-    critical_path: Table[PathRow]
-    critical_segments: Table[SegmentRow]
-    collectives: Table[MeasuredCollectiveRow]
-    collective_instances: Table[InstanceRow]
-    stragglers: Table[StragglerRow]
-    memory: Table[MemoryRow]
-    memory_points: Table[MemoryPointRow]
+    breakdown: RowTable[BreakdownRow]
+    idle: RowTable[IdleRow]
+    gaps: RowTable[GapRow]
+    launches: RowTable[LaunchRow]
+    queues: RowTable[QueueRow]
+    queue_points: RowTable[QueuePointRow]
+    classes: RowTable[ClassRow]
+    operations: RowTable[OperationRow]
+    kernels: RowTable[KernelRow]
+    wins: RowTable[WinRow]
+    tree: RowTable[TreeRow]
+    critical_path: RowTable[PathRow]
+    critical_segments: RowTable[SegmentRow]
+    collectives: RowTable[MeasuredCollectiveRow]
+    collective_instances: RowTable[InstanceRow]
+    stragglers: RowTable[StragglerRow]
+    memory: RowTable[MemoryRow]
+    memory_points: RowTable[MemoryPointRow]
     difference: RecordingDifference | None = None
 
-    def by_name(self) -> Mapping[str, Table[Any]]:
+    def by_name(self) -> Mapping[str, RowTable[Any]]:
         """Return all tables by name, including the comparison with a baseline."""
         values = {column.name: getattr(self, column.name) for column in fields(self)}
-        tables: dict[str, Table[Any]] = {
-            name: value for name, value in values.items() if isinstance(value, Table)
+        tables: dict[str, RowTable[Any]] = {
+            name: value for name, value in values.items() if isinstance(value, RowTable)
         }
         return {**tables, **(self.difference.tables() if self.difference else {})}
 
-    def __call__(self) -> Mapping[str, Table[Any]]:
+    def __call__(self) -> Mapping[str, RowTable[Any]]:
         """Return :meth:`by_name`: the deprecated meaning of ``Analysis.tables()``."""
         warn_renamed("Analysis.tables()", "Analysis.tables_by_name()")
         return self.by_name()

@@ -15,7 +15,7 @@ import numpy as np
 from hespas.analysis.collectives import bus_factor
 from hespas.analysis.device_use import ALL_STEPS
 from hespas.analysis.recording import Intervals
-from hespas.analysis.table import AnalysisRow, Table, table_from_rows, table_of
+from hespas.analysis.table import AnalysisRow, RowTable, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, OpGraph, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, at_rows
@@ -166,16 +166,16 @@ class SpanRow(AnalysisRow, frozen=True, kw_only=True):
 class SimulatedStep:
     """Tables of one simulated step."""
 
-    breakdown: Table[SimulatedRankRow]
-    classes: Table[SimulatedClassRow]
-    operations: Table[SimulatedOperationRow]
-    modules: Table[ModuleRow]
-    axes: Table[AxisRow]
-    critical_path: Table[CriticalOperationRow]
-    across: Table[CriticalSegmentRow]
-    spans: Table[SpanRow]
+    breakdown: RowTable[SimulatedRankRow]
+    classes: RowTable[SimulatedClassRow]
+    operations: RowTable[SimulatedOperationRow]
+    modules: RowTable[ModuleRow]
+    axes: RowTable[AxisRow]
+    critical_path: RowTable[CriticalOperationRow]
+    across: RowTable[CriticalSegmentRow]
+    spans: RowTable[SpanRow]
 
-    def tables(self) -> dict[str, Table[Any]]:
+    def tables(self) -> dict[str, RowTable[Any]]:
         """Return all tables by name."""
         return {column.name: getattr(self, column.name) for column in fields(self)}
 
@@ -329,7 +329,7 @@ class _SimulatedSpans:
         return runs, total, flops, moved
 
 
-def _breakdown(spans: _SimulatedSpans) -> Table[SimulatedRankRow]:
+def _breakdown(spans: _SimulatedSpans) -> RowTable[SimulatedRankRow]:
     timeline = spans.timeline
     step_ns = timeline.step_ns
     working = spans.on_resource("compute", "communication")
@@ -373,7 +373,7 @@ def _rate(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
     return rates
 
 
-def _critical_segments(done: Simulation) -> Table[CriticalSegmentRow]:
+def _critical_segments(done: Simulation) -> RowTable[CriticalSegmentRow]:
     """Return the segments of the critical path; an empty table if it stays on one rank."""
     path = segments(done)
     rows: list[CriticalSegmentRow] = []
@@ -392,7 +392,7 @@ def _critical_segments(done: Simulation) -> Table[CriticalSegmentRow]:
     return table_from_rows(CriticalSegmentRow, rows)
 
 
-def _module_rows(spans: _SimulatedSpans) -> Table[ModuleRow]:
+def _module_rows(spans: _SimulatedSpans) -> RowTable[ModuleRow]:
     """Return the time by module, from the paths of names that a framework gives operations, such as
     ``jit(step)/Model/layer_0/attn``; an empty table if no operation names its module.
     """
@@ -450,7 +450,7 @@ def _module_tree(own: Mapping[tuple[str, ...], list[float]]) -> Iterator[ModuleR
             waiting.extend(sorted(submodules.get(path, []), key=lambda child: inside[child][1]))
 
 
-def _axis_rows(spans: _SimulatedSpans) -> Table[AxisRow]:
+def _axis_rows(spans: _SimulatedSpans) -> RowTable[AxisRow]:
     """Return collectives and messages by the groups of ranks that communicate, which are axes of the
     layout.
     """
@@ -520,7 +520,7 @@ def _communication(graph: OpGraph, num_ranks: int) -> tuple[IntArray, dict[int, 
     return kind, texts, size, whole
 
 
-def _drawn_spans(spans: _SimulatedSpans, path: IntArray) -> Table[SpanRow]:
+def _drawn_spans(spans: _SimulatedSpans, path: IntArray) -> RowTable[SpanRow]:
     """Return the spans of the first ranks, merged so that they can be drawn."""
     timeline = spans.timeline
     is_critical = np.zeros(len(timeline), np.bool_)

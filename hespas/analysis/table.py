@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -12,14 +14,13 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, check_lengths
 from hespas.graph.errors import InvariantError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from hespas.report.tables import Column, Kind, Table
+from hespas.report.texts import UNKNOWN
 
 __all__ = [
     "AnalysisRow",
     "GroupStatistics",
-    "Table",
+    "RowTable",
     "joined_tables",
     "listed",
     "table_from_rows",
@@ -35,25 +36,20 @@ _RowT = TypeVar("_RowT", bound=AnalysisRow)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table(Generic[_RowT]):
-    """Table of columns of equal length. Their names are the fields of ``row``, whose docstring describes
-    them.
-    """
+class RowTable(Table, Generic[_RowT]):
+    """Table whose columns are the fields of ``row``, whose docstring describes them."""
 
-    row: type[_RowT]
     columns: Mapping[str, NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+    row: type[_RowT]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
 
-    def take(self, rows: IntArray | BoolArray) -> Table[_RowT]:
+    def take(self, rows: IntArray | BoolArray) -> RowTable[_RowT]:
         """Return the selected rows; ``rows`` are numbers or a mask."""
-        return Table(self.row, {name: column[rows] for name, column in self.columns.items()})
+        return _row_table(self.row, {name: column[rows] for name, column in self.columns.items()})
 
-    def largest(self, name: str) -> Table[_RowT]:
+    def largest(self, name: str) -> RowTable[_RowT]:
         """Return the rows sorted by a column, largest first, unknown last. The sort is stable."""
         return self.take(np.argsort(-self.columns[name], kind="stable"))
 
@@ -63,16 +59,88 @@ class Table(Generic[_RowT]):
         names = list(self.columns)
         return [self.row(**dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True)]
 
-    def to_pandas(self) -> pd.DataFrame:
-        """Return the table as a data frame."""
-        import pandas as pd
 
-        # pandas would store texts as Arrow strings, which cannot hold the lone surrogates that ours may have
-        columns = {
-            name: pd.Series(column, dtype=object) if column.dtype == np.object_ else column
-            for name, column in self.columns.items()
-        }
-        return pd.DataFrame(columns)
+def _row_table(row: type[_RowT], columns: Mapping[str, NDArray[Any]]) -> RowTable[_RowT]:
+    return RowTable(_header(row), columns, row)
+
+
+_IDS = frozenset({"rank", "sequence", "first_rank", "last_rank", "node", "parent", "depth"})
+"""Columns of whole numbers that identify something."""
+_MOMENTS = frozenset({"start_ns", "end_ns", "peak_time_ns"})
+"""Columns of moments on the clock of the recording."""
+_ALL = {"step": "all", "stream": "device", "device": "host"}
+"""Columns of whole numbers that identify something -> text of -1."""
+_CODES = frozenset({"name", "operation", "kernel", "program", "first_operation", "last_operation"})
+"""Columns of names from files."""
+_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes": "", "": ""}
+"""Suffixes of column names -> units in titles; times and bytes are written with their own units."""
+_SHORT_DTYPES = {
+    "c10::BFloat16": "bf16", "c10::Half": "f16", "float": "f32", "double": "f64", "int": "i32",
+    "long int": "i64", "long": "i64", "unsigned char": "u8", "signed char": "i8", "Scalar": UNKNOWN,
+    "ScalarList": UNKNOWN, "": UNKNOWN,
+}  # fmt: skip
+
+
+@cache
+def _header(row: type[AnalysisRow]) -> tuple[Column, ...]:
+    """Return the declarations of the columns of a row type, from their names and annotations."""
+    return tuple(_declared(name, str(row.__annotations__[name])) for name in row.__struct_fields__)
+
+
+def _declared(name: str, annotation: str) -> Column:
+    unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
+    title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
+    if name in _ALL:
+        text_of_all = _ALL[name]
+        return Column(name, title, "id", write=lambda value: text_of_all if value == -1 else str(value))
+    if name in {"shapes", "dtypes"}:
+        return Column(name, title, write=_shapes_text if name == "shapes" else _dtypes_text)
+    kinds: dict[Kind, bool] = {
+        "code": name in _CODES,
+        "text": annotation == "str",
+        "flag": annotation == "bool",
+        "moment": name in _MOMENTS,
+        "time": name.endswith("_ns"),
+        "share": name in {"overlap", "share"} or name.endswith("_share"),
+        "bytes": name == "bytes_moved" or name.endswith("_bytes"),
+        "flops": name == "flops",
+        "id": name in _IDS,
+        "count": annotation in {"int", "Count"},
+    }
+    return Column(name, title, next((kind for kind, applies in kinds.items() if applies), "number"))
+
+
+def _shapes_text(text: str) -> str:
+    """Return a JSON list of extents as ``8 x 4, (2 x 3, 5)``; any other text unchanged."""
+
+    def extents(shape: object) -> str:
+        if not isinstance(shape, list):
+            return str(shape)
+        parts = cast("list[object]", shape)
+        if any(isinstance(part, list) for part in parts):
+            return f"({', '.join(map(extents, parts))})"
+        return "\N{MULTIPLICATION SIGN}".join(map(str, parts)) or UNKNOWN
+
+    return _listed_text(text, extents)
+
+
+def _dtypes_text(text: str) -> str:
+    """Return a JSON list of element types as ``f32, bf16``; any other text unchanged."""
+    return _listed_text(text, lambda dtype: _SHORT_DTYPES.get(str(dtype), str(dtype)))
+
+
+def _listed_text(text: str, write: Callable[[object], str]) -> str:
+    """Return the items of a JSON list, without the unknown ones at its end."""
+    items: list[object] | None = None
+    if text.startswith("["):
+        with suppress(msgspec.DecodeError, RecursionError):
+            items = msgspec.json.decode(text, type=list[object])
+    if items is None:
+        return text or UNKNOWN
+    texts = [write(item) for item in items]
+    while texts and texts[-1] == UNKNOWN:
+        texts.pop()
+    return ", ".join(texts) or UNKNOWN
 
 
 def listed(column: NDArray[np.integer]) -> list[int]:
@@ -81,7 +149,7 @@ def listed(column: NDArray[np.integer]) -> list[int]:
     return numbers
 
 
-def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> Table[_RowT]:
+def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> RowTable[_RowT]:
     """Return a table with all columns of ``row``, in the types of its annotations."""
     if set(columns) != set(row.__struct_fields__):
         wrong = sorted(set(columns) ^ set(row.__struct_fields__))
@@ -94,21 +162,21 @@ def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> Table
         else:
             arrays[name] = np.asarray(values, dtype)
     check_lengths(row.__name__, len(next(iter(arrays.values()))), arrays)
-    return Table(row, arrays)
+    return _row_table(row, arrays)
 
 
-def table_from_rows(row: type[_RowT], rows: Sequence[_RowT]) -> Table[_RowT]:
+def table_from_rows(row: type[_RowT], rows: Sequence[_RowT]) -> RowTable[_RowT]:
     """Return a table of a few rows."""
     columns = {name: [getattr(value, name) for value in rows] for name in row.__struct_fields__}
     return table_of(row, **columns)
 
 
-def joined_tables(row: type[_RowT], parts: Sequence[Table[_RowT]]) -> Table[_RowT]:
+def joined_tables(row: type[_RowT], parts: Sequence[RowTable[_RowT]]) -> RowTable[_RowT]:
     """Return the rows of all parts, one part after the other."""
     if not parts:
         return table_from_rows(row, [])
     names = row.__struct_fields__
-    return Table(row, {name: np.concatenate([part.columns[name] for part in parts]) for name in names})
+    return _row_table(row, {name: np.concatenate([part.columns[name] for part in parts]) for name in names})
 
 
 _DTYPES: Mapping[str, type[np.generic]] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.recording import Recording
-from hespas.analysis.table import AnalysisRow, Table, listed, table_of
+from hespas.analysis.table import AnalysisRow, RowTable, listed, table_of
 from hespas.converters.linking import EventNesting
 from hespas.files.documents import Count, Figure
 from hespas.graph import CAPTURED_THREAD, Profile, RaggedArray
@@ -104,7 +104,7 @@ def callers_of(profile: Profile) -> Callers:
     )
 
 
-def tree(recordings: Sequence[Recording]) -> Table[TreeRow]:
+def tree(recordings: Sequence[Recording]) -> RowTable[TreeRow]:
     """Return the call tree of all ranks together. O((calls + events) log)."""
     paths = _CallPaths()
     for recording in recordings:

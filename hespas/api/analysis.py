@@ -37,7 +37,7 @@ from hespas.analysis.run import (
     summary_line,
     world_size_of,
 )
-from hespas.analysis.table import Table
+from hespas.analysis.table import RowTable
 from hespas.analysis.tree import TreeRow
 from hespas.api.arguments import checked
 from hespas.api.documents import Document, Result, findings
@@ -86,7 +86,7 @@ class Analysis(Result):
         """Return the document of ``--json``: ``hespas.analyze/1``."""
         return document_bytes(analysis_document(self))
 
-    def tables_by_name(self) -> Mapping[str, Table[Any]]:
+    def tables_by_name(self) -> Mapping[str, RowTable[Any]]:
         """Return all tables by name, including the comparison with a baseline."""
         return self.tables.by_name()
 

@@ -22,7 +22,9 @@ from hespas.cli.destinations import (
 )
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, op_class_text, table_text, time_text
+from hespas.cli.text import op_class_text
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted, time_text
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Accuracy, Comparison

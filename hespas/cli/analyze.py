@@ -20,7 +20,9 @@ from hespas.cli.destinations import (
 )
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, print_info, progress_bar, report_diagnostics
-from hespas.cli.text import bytes_text, count_text, op_class_text, table_text, time_text
+from hespas.cli.text import op_class_text
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
     from hespas.analysis.difference import RecordingDifference

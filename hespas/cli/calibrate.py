@@ -25,9 +25,10 @@ from hespas.cli.destinations import (
 )
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted
 
 if TYPE_CHECKING:
     from hespas.api import CalibrationReport

@@ -13,9 +13,10 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics, stdout_redirected
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text
 from hespas.files.processes import killing_descendants
 from hespas.graph.diagnostics import Diagnostics
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, flops_text
 
 __all__ = ["capture"]
 

@@ -13,8 +13,10 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports, write_document
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
-from hespas.cli.text import bytes_text, count_text, counted, flagged, table_text
+from hespas.cli.text import flagged
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, counted
 
 if TYPE_CHECKING:
     from hespas.validators.capture import CaptureCheck

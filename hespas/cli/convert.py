@@ -14,10 +14,11 @@ from hespas.cli.entry import Version
 from hespas.cli.entry import run as run_app
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_verbose, print_info, progress_bar, report_diagnostics
-from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, counted, flops_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

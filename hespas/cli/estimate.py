@@ -15,21 +15,11 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports, estimator_files, hardware_files, list_file
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import (
-    bytes_text,
-    count_text,
-    counted,
-    energy_text,
-    flagged,
-    flops_text,
-    mixed_lines,
-    op_class_text,
-    step_lines,
-    table_text,
-    time_text,
-)
+from hespas.cli.text import flagged, mixed_lines, op_class_text, step_lines
 from hespas.cli.what_if import WhatIf
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, counted, energy_text, flops_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import ClassTotals

@@ -11,11 +11,12 @@ import typer
 
 from hespas.cli.generating import GivenOptions, generator_command
 from hespas.cli.terminal import emit
-from hespas.cli.text import count_text, counted, table_text
 from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
 from hespas.graph.workload import Launch
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted
 
 if TYPE_CHECKING:
     from hespas.generators.llm import Layout, Model, Overlap, Training

@@ -14,10 +14,12 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import bytes_text, count_text, flops_text, step_lines, table_text
+from hespas.cli.text import step_lines
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, flops_text
 
 __all__ = ["GivenOptions", "generator_command"]
 

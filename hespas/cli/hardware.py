@@ -11,9 +11,9 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports, hardware_files, list_file
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, report_diagnostics
-from hespas.cli.text import table_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError, clipped
+from hespas.report.tables import table_text
 
 if TYPE_CHECKING:
     from hespas.hardware import Device

@@ -14,8 +14,9 @@ from hespas.cli.accuracy import percent, signed
 from hespas.cli.destinations import check_apart, check_reports, estimator_files, report_folder, write_document
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.diagnostics import Diagnostics
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted
 
 if TYPE_CHECKING:
     from hespas.studies.league.document import League

@@ -12,8 +12,9 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports, hardware_files
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted, time_text
 
 __all__ = ["serve"]
 

@@ -21,19 +21,12 @@ from hespas.cli.destinations import (
 )
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import (
-    bytes_text,
-    count_text,
-    counted,
-    mixed_lines,
-    op_class_text,
-    step_lines,
-    table_text,
-    time_text,
-)
+from hespas.cli.text import mixed_lines, op_class_text, step_lines
 from hespas.cli.what_if import WhatIf
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, counted, time_text
 from hespas.simulator.astra.configuration import Backend
 from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
 from hespas.simulator.job.matching import Protocol

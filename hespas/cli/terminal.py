@@ -15,9 +15,10 @@ from typing import TextIO
 
 import typer
 
-from hespas.cli.text import flagged, plain_text
+from hespas.cli.text import flagged
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import OutputError, clipped
+from hespas.report.texts import plain_text
 
 __all__ = [
     "ClosedOutput",

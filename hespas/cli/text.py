@@ -1,42 +1,27 @@
-"""Formatting of quantities and tables for the terminal."""
+"""Summary lines of steps, and names of options and classes, for the terminal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from itertools import zip_longest
-from math import isfinite, isnan, nan
-from textwrap import wrap
+from collections.abc import Mapping
+from math import isnan, nan
 from typing import TYPE_CHECKING
 
 from hespas.graph.errors import clipped
+from hespas.report.texts import count_text, counted, time_text
 
 if TYPE_CHECKING:
     from hespas.simulator import Simulation
 
 __all__ = [
-    "WIDTH",
-    "bytes_text",
-    "count_text",
-    "counted",
-    "energy_text",
     "flagged",
-    "flops_text",
     "mixed_lines",
     "op_class_text",
-    "plain_text",
     "ranks_text",
     "step_lines",
     "step_text",
-    "table_text",
-    "time_text",
 ]
 
-WIDTH = 100
-"""Target width of a table in characters; tables with many figures may be wider."""
-_MIN_WIDTH = 25
-_MAX_DECIMAL = 1e15
-"""Figures from here on are written with an exponent."""
 _SAME_NAME = (
     "allow_programs alone args astra_bin astra_timeout backend baseline batch block_size "
     "calibrate capacity capture classes cluster comm_groups compile_for compiled context "
@@ -79,46 +64,6 @@ def flagged(text: str) -> str:
         return argument[0] if flag is None else flag if argument[2] is None else f"{flag} {argument[2]}"
 
     return _ARGUMENT.sub(option, text)
-
-
-def _scaled(value: float, units: Sequence[str], step: float) -> str:
-    if isnan(value):
-        return "unknown"
-    index = 0
-    while abs(value) >= step and index < len(units) - 1:
-        value /= step
-        index += 1
-    if abs(value) >= _MAX_DECIMAL:
-        return f"{_exponent_text(value)} {units[index]}"
-    digits = f"{value:,.0f}" if index == 0 and value == int(value) else f"{value:,.3f}"
-    return f"{digits} {units[index]}"
-
-
-def _exponent_text(value: float) -> str:
-    """Format a figure beyond all prefixes, or infinity."""
-    if isfinite(value):
-        return f"{value:.3e}"
-    return "infinite" if value > 0 else "-infinite"
-
-
-def flops_text(flops: float) -> str:
-    """Format floating-point operations with a decimal prefix."""
-    return _scaled(flops, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"), 1000)
-
-
-def bytes_text(count: float) -> str:
-    """Format bytes with a decimal prefix."""
-    return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), 1000)
-
-
-def energy_text(energy_j: float) -> str:
-    """Format an energy with a fitting unit."""
-    return _scaled(energy_j * 1e9, ("nJ", "uJ", "mJ", "J", "kJ", "MJ"), 1000)
-
-
-def time_text(duration_ns: float) -> str:
-    """Format a duration with a fitting unit."""
-    return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
 
 
 def step_text(done: Simulation, hardware: str, *, mode: str = "hespas") -> str:
@@ -181,24 +126,6 @@ def op_class_text(name: str) -> str:
     return {"contraction": "matmul", "move": "copy", "generate": "init", "free": "zero-cost"}.get(name, name)
 
 
-def count_text(count: float) -> str:
-    """Format a count with thousands separators, and one decimal if it is fractional."""
-    if isnan(count):
-        return "unknown"
-    if abs(count) >= _MAX_DECIMAL:
-        return _exponent_text(count)
-    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
-
-
-def counted(count: float, noun: str, plural: str = "") -> str:
-    """Format a count with its noun: ``1 rank``, ``2 classes``. ``plural`` is the last word if irregular."""
-    if count == 1:
-        return f"1 {noun}"
-    if plural:
-        return f"{count_text(count)} {' '.join((*noun.split()[:-1], plural))}"
-    return f"{count_text(count)} {noun}{'es' if noun.endswith('s') else 's'}"
-
-
 def ranks_text(available: int, total: int) -> str:
     """Format a number of ranks: ``4 ranks``, or ``1 of 8 ranks`` if the input holds only some of the job."""
     return (
@@ -206,50 +133,3 @@ def ranks_text(available: int, total: int) -> str:
         if available == total
         else f"{count_text(available)} of {counted(total, 'rank')}"
     )
-
-
-def plain_text(text: str) -> str:
-    """Return a text as one line. Characters that break lines, control a terminal or cannot be encoded are
-    escaped as in JSON.
-    """
-    if text.isprintable():
-        return text
-
-    def escaped(character: str) -> str:
-        short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
-        if short is not None:
-            return short
-        code = character.encode("utf-16-be", "surrogatepass").hex()
-        return "".join(f"\\u{code[start : start + 4]}" for start in range(0, len(code), 4))
-
-    # translate() escapes each distinct character once, also in megabytes of text.
-    return text.translate({ord(char): escaped(char) for char in set(text) if not char.isprintable()})
-
-
-def table_text(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
-) -> list[str]:
-    """Return the lines of a plain-text table. Columns ``left`` are aligned left, the others right.
-
-    The widest text columns are wrapped at blanks, so that lines fit :data:`WIDTH` characters if possible.
-    """
-    shown = [[plain_text(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    words = [column for column in left if column]
-    while words and (excess := sum(widths) + 2 * len(widths) - 2 - WIDTH) > 0:
-        widest = max(words, key=widths.__getitem__)
-        words.remove(widest)
-        widths[widest] = max(widths[widest] - excess, min(widths[widest], _MIN_WIDTH))
-    lines: list[str] = []
-    for row in shown:
-        broken = [
-            [cell] if len(cell) <= width else wrap(cell, width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        for parts in zip_longest(*broken, fillvalue=""):
-            cells = [
-                cell.ljust(width) if column in left else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(parts, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-    return lines

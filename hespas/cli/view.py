@@ -13,18 +13,10 @@ from hespas.cli import options
 from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import (
-    bytes_text,
-    count_text,
-    counted,
-    flops_text,
-    op_class_text,
-    plain_text,
-    ranks_text,
-    table_text,
-    time_text,
-)
+from hespas.cli.text import op_class_text, ranks_text
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, counted, flops_text, plain_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api.summary import ClassSummary, OpRow, ProfileSummary

@@ -13,9 +13,11 @@ import typer
 from hespas.cli.destinations import check_reports
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import count_text, counted, flagged, op_class_text, table_text, time_text
+from hespas.cli.text import flagged, op_class_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.report.tables import table_text
+from hespas.report.texts import count_text, counted, time_text
 
 __all__ = ["WhatIf"]
 

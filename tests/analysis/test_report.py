@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hespas.analysis.report import SECTIONS
 from hespas.cli.main import app
 from hespas.files.documents import unescape_formula
 from hespas.graph.errors import OutputError
+from hespas.report.texts import shown
 from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import host, kernel, launch, write_kineto
 from tests.limits import SAFETY_S
@@ -33,7 +33,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)
     assert found
     document: dict[str, Any] = json.loads(found[1])
     return document
@@ -47,10 +47,12 @@ def test_page_tables_and_document_say_the_same(tmp_path: Path) -> None:
     filled = {name for name, table in tables.items() if len(table)}
     assert names == {"index.html", "analysis.json", *(f"{name}.csv" for name in filled)}
     document = json.loads((tmp_path / "out" / "analysis.json").read_text())
-    sections = {
-        each["table"]: each for each in data_of((tmp_path / "out" / "index.html").read_text())["sections"]
-    }
+    page = (tmp_path / "out" / "index.html").read_text()
+    data = data_of(page)
+    sections = {name.removeprefix("table-"): table for name, table in data["tables"].items()}
+    del sections["diagnostics-table"]
     assert set(sections) == {each.table for each in SECTIONS} & filled
+    assert set(sections) == set(re.findall(r'<section id="(\w+)"', page)) - {"diagnostics"}
     for name in filled:
         with (tmp_path / "out" / f"{name}.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -62,8 +64,12 @@ def test_page_tables_and_document_say_the_same(tmp_path: Path) -> None:
                 assert unescape_formula(cell) == wanted or float(cell) == pytest.approx(value)
     for name, section in sections.items():
         assert section["of"] == len(tables[name])
-        for column, values in zip(section["columns"], section["values"], strict=True):
-            assert values == [row[column["name"]] for row in document[name]]
+        for column in section["columns"]:
+            known = [row[column["name"]] for row in document[name]]
+            if "values" in column:
+                assert column["values"] == known
+            elif column["name"] not in {"shapes", "dtypes"}:
+                assert [data["texts"][code] for code in column["codes"]] == known
 
 
 def test_names_from_files_are_text(tmp_path: Path) -> None:
@@ -75,8 +81,7 @@ def test_names_from_files_are_text(tmp_path: Path) -> None:
     assert page.count("</script>") == 2
     assert "http:" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https:" not in page
-    operation = next(each for each in data_of(page)["sections"] if each["table"] == "operations")
-    assert HOSTILE in operation["values"][0]
+    assert shown(HOSTILE) in data_of(page)["texts"]
 
 
 def test_what_stands_there_is_kept(tmp_path: Path) -> None:
@@ -110,16 +115,7 @@ def test_figures_of_a_table_are_csv_numbers(tmp_path: Path) -> None:
 
 def rows_shown(section: dict[str, Any]) -> int:
     """Rows of a table; of the tree those that do more than pass all of their time on to one other."""
-    if section["table"] != "tree":
-        return int(section["of"])
-    names = [column["name"] for column in section["columns"]]
-    rows = [dict(zip(names, row, strict=True)) for row in zip(*section["values"], strict=True)]
-    passing = [
-        above
-        for above, below in pairwise(rows)
-        if below["depth"] == above["depth"] + 1 and below["device_ns"] == above["device_ns"]
-    ]
-    return len(rows) - sum(not row["name"].startswith("nn.Module: ") for row in passing)
+    return int(section["rows"]) - int(sum(section.get("folded", ())))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium to open the page in")
@@ -137,7 +133,7 @@ def test_the_page_draws_its_tables(tmp_path: Path) -> None:
     )
     assert b"CONSOLE" not in done.stderr
     dom = done.stdout.decode("utf-8", "replace")
-    sections = data_of(page.read_text())["sections"]
-    for section in sections:
-        part = dom.partition(f'<section id="{section["table"]}">')[2].partition("</section>")[0]
+    for name, section in data_of(page.read_text())["tables"].items():
+        part = dom.partition(f'<div class="table" id="{name}">')[2].partition("</table>")[0]
         assert part.count("<tr") - 1 == min(rows_shown(section), 50)
+        assert part.count("<button") == len(section["columns"])

@@ -21,10 +21,12 @@ from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, print_message, report_diagnostics
-from hespas.cli.text import bytes_text, count_text, flagged, flops_text, table_text, time_text
+from hespas.cli.text import flagged
 from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
+from hespas.report.tables import table_text
+from hespas.report.texts import bytes_text, count_text, flops_text, time_text
 
 
 def test_escapes_of_terminals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

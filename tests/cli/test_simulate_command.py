@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from hespas import api
 from hespas.cli.main import app
-from hespas.cli.text import time_text
 from hespas.graph import OpGraph, Workload
+from hespas.report.texts import time_text
 from hespas.simulator import JobScheduler
 from tests.simulator.small_programs import Sketch
 from tests.sweeps import swept

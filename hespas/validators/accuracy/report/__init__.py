@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from hespas.validators.accuracy.report.csv_tables import CSV_COLUMNS, accuracy_csv, speed_up_csv
-from hespas.validators.accuracy.report.markdown import accuracy_markdown
 from hespas.validators.accuracy.report.page import FileFact, ReportProvenance, accuracy_html, provenance_of
+from hespas.validators.accuracy.report.tables import (
+    CSV_COLUMNS,
+    accuracy_csv,
+    accuracy_markdown,
+    speed_up_csv,
+)
 
 __all__ = [
     "CSV_COLUMNS",

@@ -18,6 +18,7 @@ from hespas.files.streams import open_input
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, named_device
+from hespas.report.texts import shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.figures import (
     NameTable,
@@ -30,12 +31,11 @@ from hespas.validators.accuracy.report.figures import (
     simulated_lanes,
     waterfalls_of,
 )
-from hespas.validators.accuracy.report.markdown import FEW_SHAPES
+from hespas.validators.accuracy.report.tables import FEW_SHAPES
 from hespas.validators.accuracy.report.texts import (
     limits_of,
     percent,
     rate_text,
-    shown,
     summary_lines,
     time_text,
     verdict_of,

@@ -1,67 +1,31 @@
-"""Texts of a report: names, figures, threshold checks and summary lines.
-
-Names come from measured files and may contain any characters.
-"""
+"""Texts of a report: figures, threshold checks and summary lines."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from hespas.fitting.statistics import ErrorSummary, NoiseFloor
+from hespas.report.texts import UNKNOWN
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, SummaryRow, Thresholds
 
 __all__ = [
-    "UNKNOWN",
     "SummaryLine",
     "ThresholdCheck",
-    "clip",
     "count_text",
     "limits_of",
     "percent",
     "rate_text",
-    "shown",
     "summary_lines",
     "time_text",
     "verdict_of",
     "whole_rows",
 ]
 
-UNKNOWN = "\N{EN DASH}"
-"""Text of unknown figures."""
-
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 _RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
-
-
-def clip(text: str, limit: int) -> str:
-    """Shorten a text to ``limit`` characters: its start, ``…`` and its end."""
-    if len(text) <= limit:
-        return text
-    tail = max((limit - 1) // 3, 1)
-    return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
-
-
-def shown(text: str, limit: int = 160) -> str:
-    r"""Return a name of at most ``limit`` characters, with invisible characters written as ``\u202e``.
-
-    These are control, bidirectional and unpaired characters, which reorder, hide or break the text around.
-    """
-    cut = clip(text, limit)
-    if cut.isprintable():
-        return cut
-
-    def escaped(letter: str) -> str:
-        code = ord(letter)
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-    return "".join(
-        escaped(letter) if unicodedata.category(letter) in _INVISIBLE else letter for letter in cut
-    )
 
 
 def percent(value: float, *, signed: bool = False) -> str:

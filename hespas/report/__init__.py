@@ -1,0 +1,14 @@
+"""Tables that are declared once, with all their renderings, and the HTML page that shows them in sections."""
+
+from __future__ import annotations
+
+from hespas.report.tables import Column, Kind, MarkdownText, Table, table_from_records, table_from_rows
+
+__all__ = [
+    "Column",
+    "Kind",
+    "MarkdownText",
+    "Table",
+    "table_from_records",
+    "table_from_rows",
+]

@@ -1,0 +1,182 @@
+"""Drawings of a page as HTML and SVG without scripts: stacked bars, curves over time, and lanes of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import chain
+from math import isfinite, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray
+from hespas.report.texts import shown, time_text
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["Bar", "Curve", "Lane", "curves", "lanes", "legend", "stacked_bars", "svg", "svg_text"]
+
+_MOST_BARS = 500
+_SHOWN_BARS = 12
+_MOST_SPANS = 6_000
+_WIDTH, _HEIGHT = 1000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Bar of parts in the order of the legend [ns], with its text and, if known, an interval.
+
+    ``whole`` scales a bar to its own sum, not to the longest bar.
+    """
+
+    label: str
+    parts: Sequence[float]
+    low: float = nan
+    high: float = nan
+    text: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Steps over time [ns]: the height after each moment, by name of the line."""
+
+    caption: str
+    time_ns: FloatArray
+    heights: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Spans of one stream: ``style`` is a class of the style sheet, and ``texts`` are shown by the mouse."""
+
+    label: str
+    style: str
+    start_ns: Sequence[float]
+    end_ns: Sequence[float]
+    texts: Sequence[str]
+    critical: Sequence[bool]
+
+
+def _markup(parts: Iterable[str]) -> Markup:
+    from markupsafe import Markup
+
+    return Markup("".join(parts))
+
+
+def legend(styles: Mapping[str, str]) -> str:
+    """Return the keys of a drawing; ``styles`` maps classes of the style sheet to texts."""
+    return "".join(
+        f'<span class="key"><i class="{style}"></i>{escape(text)}</span>' for style, text in styles.items()
+    )
+
+
+def stacked_bars(bars: Sequence[Bar], styles: Mapping[str, str], more: str = "more") -> Markup:
+    """Return bars with their texts; the first ones are shown, the others are folded as ``more``."""
+    drawn = bars[:_MOST_BARS]
+    longest = max(
+        (max(sum(bar.parts), bar.high if isfinite(bar.high) else 0) for bar in drawn if not bar.whole),
+        default=0,
+    )
+    lines = [_bar(bar, styles, sum(bar.parts) if bar.whole else longest) for bar in drawn]
+    parts = [f"<p>{legend(styles)}</p>", f'<div class="bars">{"".join(lines[:_SHOWN_BARS])}</div>']
+    if rest := lines[_SHOWN_BARS:]:
+        of = f", of {len(bars) - _SHOWN_BARS:,}" if len(bars) > len(drawn) else ""
+        summary = f"<summary>{len(rest):,} {escape(more)}{of}</summary>"
+        parts.append(f'<details>{summary}<div class="bars">{"".join(rest)}</div></details>')
+    return _markup(parts)
+
+
+def _bar(bar: Bar, styles: Mapping[str, str], scale: float) -> str:
+    scale = scale or 1.0
+    parts = [
+        f'<i class="{style}" style="width:{part / scale * 100:.3f}%" '
+        f'title="{escape(text)}: {time_text(part)}"></i>'
+        for (style, text), part in zip(styles.items(), bar.parts, strict=True)
+        if part > 0
+    ]
+    if isfinite(bar.low) and isfinite(bar.high):
+        left, width = bar.low / scale * 100, (bar.high - bar.low) / scale * 100
+        title = f"{time_text(bar.low)} to {time_text(bar.high)}"
+        parts.append(f'<b style="left:{left:.3f}%;width:{width:.3f}%" title="{title}"></b>')
+    text = escape(bar.text or time_text(sum(bar.parts)))
+    label = escape(shown(bar.label))
+    return f'<span>{label}</span><span class="bar">{"".join(parts)}</span><span class="time">{text}</span>'
+
+
+def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
+    """Return one figure per curve, the ``most`` highest of them."""
+
+    def height_of(curve: Curve) -> float:
+        return (
+            float(max((np.nanmax(line, initial=0.0) for line in curve.heights.values()), default=0.0)) or 1.0
+        )
+
+    highest = sorted(drawn, key=height_of, reverse=True)
+    parts = [f'<p class="faint">The {most} highest of {len(drawn)}:</p>'] if len(drawn) > most else []
+    for curve in highest[:most]:
+        first, last = float(curve.time_ns[0]), float(curve.time_ns[-1])
+        x = (curve.time_ns - first) / ((last - first) or 1.0) * _WIDTH
+        paths: list[str] = []
+        for place, line in enumerate(curve.heights.values()):
+            y = _HEIGHT - 4 - np.nan_to_num(line) / height_of(curve) * (_HEIGHT - 8)
+            points = zip(x.tolist(), y.tolist(), strict=True)
+            steps = [f"H{left:.1f}V{top:.1f}" for left, top in points]
+            start = f"M{float(x[0]):.1f} {float(y[0]):.1f}"
+            style = ' class="second"' if place else ""
+            paths.append(f'<path{style} d="{start}{"".join(steps[1:])}"/>')
+        names = dict(zip(("compute", "communication"), curve.heights, strict=False))
+        keys = legend(names) if len(curve.heights) > 1 else ""
+        caption = escape(curve.caption)
+        parts.append(
+            f'<figure class="curve"><figcaption>{caption} {keys}</figcaption>'
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+            f'aria-label="{caption}">{"".join(paths)}</svg></figure>'
+        )
+    return _markup(parts)
+
+
+def lanes(drawn: Sequence[Lane]) -> Markup:
+    """Return the spans of streams over time, one stream below the other."""
+    last = max(chain.from_iterable(lane.end_ns for lane in drawn), default=0.0) or 1.0
+    most = max(_MOST_SPANS // max(len(drawn), 1), 1)
+    parts: list[str] = []
+    for lane in drawn:
+        spans = list(zip(lane.start_ns, lane.end_ns, lane.texts, lane.critical, strict=True))
+        if len(spans) > most:
+            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
+        boxes: list[str] = []
+        for start, end, text, is_critical in spans:
+            style = f"{lane.style} critical" if is_critical else lane.style
+            title = escape(shown(f"{text}: {time_text(end - start)} from {time_text(start)}", 240))
+            width = max((end - start) / last * _WIDTH, 0.15)
+            place = f'x="{start / last * _WIDTH:.2f}" width="{width:.2f}" height="10"'
+            boxes.append(f'<rect class="{style}" {place}><title>{title}</title></rect>')
+        busy = sum(end - start for start, end in zip(lane.start_ns, lane.end_ns, strict=True))
+        label = escape(shown(lane.label))
+        parts.append(
+            f'<span>{label}</span><svg viewBox="0 0 {_WIDTH} 10" preserveAspectRatio="none" role="img" '
+            f'aria-label="{label}: {len(spans):,} spans">{"".join(boxes)}</svg>'
+            f'<span class="time">{time_text(busy)}</span>'
+        )
+    return _markup([f'<div class="bars lanes">{"".join(parts)}</div>'])
+
+
+def svg(width: float, height: float, label: str, parts: Iterable[str]) -> Markup:
+    """Return an SVG drawing; ``parts`` are elements with escaped texts."""
+    return _markup(
+        [
+            f'<div class="drawn"><svg viewBox="0 0 {width:.0f} {height:.0f}" ',
+            f'style="max-width:{width:.0f}px" role="img" aria-label="{escape(label)}">',
+            *parts,
+            "</svg></div>",
+        ]
+    )
+
+
+def svg_text(x: float, y: float, text: str, anchor: str = "middle", attributes: str = "") -> str:
+    """Return a text in a drawing."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'

@@ -1,0 +1,381 @@
+"""HTML page of a report: sections of paragraphs, tables and drawings in one template.
+
+A page loads nothing, and works without scripts except for sorting, searching and plots. Texts are escaped;
+``Markup`` is HTML already. Names from files are limited, so that a page stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from math import isfinite
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from hespas._version import __version__
+from hespas.files.documents import encode_json, json_for_script
+from hespas.graph import Diagnostics
+from hespas.report.tables import Column, Table, table_from_rows
+from hespas.report.texts import shown
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = [
+    "Block",
+    "Drawing",
+    "Fold",
+    "NameTable",
+    "Page",
+    "Paragraph",
+    "Section",
+    "TableView",
+    "Tile",
+    "Tiles",
+    "code_text",
+    "diagnostics_section",
+    "inputs_text",
+    "page_html",
+]
+
+_PACKAGE = "hespas.report"
+_LENGTH_LIMITS = (1000, 400, 240, 160, 100, 60, 30)
+_MOST_BYTES = 1_600_000
+_FIRST_ROWS = 50
+"""Rows of a table before its button for more rows is used."""
+_MOST_ROWS = 5_000
+"""Default limit of the rows of a table on a page."""
+_MOST_DIAGNOSTICS = 100
+_MOST_INPUTS = 8
+_MOST_LEVELS = 24
+_LONG_TEXT = 24
+"""Letters from which a column of texts gets a minimum width."""
+
+
+class NameTable:
+    """Names of a page, one row per distinct name."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def row(self, name: str) -> int:
+        """Return the row of a name; a new name gets a new row."""
+        return self._rows.setdefault(name, len(self._rows))
+
+    def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
+        """Return the names, shortened as little as is needed for ``most_bytes`` of JSON.
+
+        Names are never shorter than the last length limit.
+        """
+        texts: list[str] = []
+        for limit in _LENGTH_LIMITS:
+            texts = [shown(name, limit) for name in self._rows]
+            size = 0
+            for text in texts:  # the JSON of a page needs six bytes for each of <, > and &
+                escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
+                size += len(text.encode("utf-8", "replace")) + escaped + 3
+            if size <= most_bytes:
+                break
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Paragraph; ``style`` are classes of the style sheet, such as ``faint`` or ``verdict pass``."""
+
+    block: ClassVar[str] = "paragraph"
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Figure with its name, and a note below."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Figures next to each other, under a title."""
+
+    block: ClassVar[str] = "tiles"
+    title: str
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Figure with its title and a note. ``is_half`` is a figure that may be next to another one."""
+
+    block: ClassVar[str] = "drawing"
+    content: Markup
+    title: str = ""
+    note: str = ""
+    is_half: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableView:
+    """Table on a page.
+
+    ``name`` is unique on the page; ``file`` has all rows if the page has only the first ``most`` of ``of``.
+    The column ``named`` comes first and stays in view. ``tones`` and ``links`` hold a class of the style
+    sheet and an id on the page per cell of a column. ``strong`` marks rows. ``depths`` makes the first
+    column a tree, whose ``folded`` rows are shown if the box ``fold_text`` is ticked. ``filters`` are columns
+    by whose texts rows are selected. ``choices`` maps columns to names; the columns of one name are shown,
+    selected under ``choice_title``.
+    """
+
+    block: ClassVar[str] = "table"
+    name: str
+    table: Table
+    title: str = ""
+    label: str = ""
+    note: str = ""
+    of: int = 0
+    file: str = ""
+    most: int = _MOST_ROWS
+    named: str = ""
+    tones: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    links: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    strong: Sequence[bool] = ()
+    depths: Sequence[int] = ()
+    folded: Sequence[bool] = ()
+    fold_text: str = ""
+    filters: Collection[str] = ()
+    choices: Mapping[str, str] = field(default_factory=dict[str, str])
+    choice_title: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Blocks that are shown after a click on their summary."""
+
+    block: ClassVar[str] = "fold"
+    summary: str
+    blocks: Sequence[Block]
+    id: str = ""
+    is_open: bool = False
+
+
+Block = Paragraph | Tiles | Drawing | TableView | Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Section of a page, to which its navigation leads."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Page of a report. ``summary`` is above the sections. ``scripts`` run after those of all pages, and read
+    ``data``, whose names are rows of ``names``.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    summary: Sequence[Block] = ()
+    scripts: Sequence[str] = ()
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    names: NameTable = field(default_factory=NameTable)
+
+
+def page_html(page: Page) -> str:
+    """Return the page as HTML."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(_PACKAGE, "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    sections = [section for section in page.sections if section.blocks]
+    tables: dict[str, dict[str, Any]] = {}
+    for blocks in (page.summary, *(section.blocks for section in sections)):
+        for view in _views(blocks):
+            tables[view.name] = _table_data(view, page.names)
+    texts = page.names.texts()
+    templates = files(_PACKAGE) / "templates"
+    data = {**page.data, "texts": texts, "tables": tables}
+    return environment.get_template("page.html").render(
+        version=__version__,
+        page=page,
+        sections=sections,
+        tables=tables,
+        head_cells=_head_cells,
+        first_rows=lambda name: _first_rows(tables[name], texts),
+        count_text=lambda name: _count_text(tables[name]),
+        json=Markup(json_for_script(encode_json(data))),
+        style=Markup((templates / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup((templates / "page.js").read_text(encoding="utf-8")), *map(Markup, page.scripts)],
+    )
+
+
+def _views(blocks: Sequence[Block]) -> list[TableView]:
+    views: list[TableView] = []
+    for block in blocks:
+        if isinstance(block, TableView):
+            views.append(block)
+        elif isinstance(block, Fold):
+            views += _views(block.blocks)
+    return views
+
+
+def _table_data(view: TableView, names: NameTable) -> dict[str, Any]:
+    """Return a table as the script reads it: texts and values by column, null if unknown."""
+    rows = min(len(view.table), view.most)
+    header = [column for column in view.table.header if not column.is_hidden]
+    header.sort(key=lambda column: column.name != view.named)
+    columns: list[dict[str, Any]] = []
+    for column in header:
+        values = view.table.values(column)[:rows]
+        texts = [column.text(value) for value in values]
+        entry: dict[str, Any] = {"name": column.name, "title": column.heading, "kind": column.kind}
+        if column.is_text:
+            entry["codes"] = [names.row(text) for text in texts]
+            if max(map(len, texts), default=0) > _LONG_TEXT:
+                entry["long"] = True
+        else:
+            entry |= {"values": values, "texts": texts}
+        if column.name in view.tones:
+            entry["tones"] = list(view.tones[column.name][:rows])
+        if column.name in view.links:
+            entry["links"] = list(view.links[column.name][:rows])
+        if column.name == view.named:
+            entry["named"] = True
+        if column.name in view.filters:
+            entry["filter"] = True
+        if column.name in view.choices:
+            entry["choice"] = view.choices[column.name]
+        columns.append(entry)
+    data: dict[str, Any] = {"columns": columns, "rows": rows, "of": max(view.of, len(view.table))}
+    if view.choices:
+        data |= {"choices": list(dict.fromkeys(view.choices.values())), "choice": view.choice_title}
+    if any(view.strong):
+        data["strong"] = list(map(bool, view.strong[:rows]))
+    if len(view.depths):
+        data["levels"] = _levels(view.depths[:rows], ())
+    if any(view.folded):
+        folded = list(map(bool, view.folded[:rows]))
+        data |= {"folded": folded, "fold": view.fold_text, "unfolded_levels": data["levels"]}
+        data["levels"] = _levels(view.depths[:rows], folded)
+    if view.file:
+        data["file"] = view.file
+    return data
+
+
+def _levels(depths: Sequence[int], hidden: Sequence[bool]) -> list[int]:
+    """Return the depth of each row of a tree below the rows that are not ``hidden``."""
+    below: dict[int, int] = {}
+    levels: list[int] = []
+    for row, depth in enumerate(depths):
+        level = below.get(depth - 1, 0)
+        below[depth] = level + (0 if hidden and hidden[row] else 1)
+        levels.append(min(level, _MOST_LEVELS))
+    return levels
+
+
+def _head_cells(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return class and title of the columns that are shown first."""
+    return [(_column_class(entry), entry["title"]) for entry in _first_columns(data)]
+
+
+def _first_columns(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = (None, *data.get("choices", ())[:1])
+    return [entry for entry in data["columns"] if entry.get("choice") in choices]
+
+
+def _column_class(entry: Mapping[str, Any]) -> str:
+    words = ["text" if "codes" in entry else "figure", entry["kind"], *(("long",) if "long" in entry else ())]
+    return " ".join(dict.fromkeys([*words, *(("named",) if "named" in entry else ())]))
+
+
+def _first_rows(data: Mapping[str, Any], texts: Sequence[str]) -> Markup:
+    """Return the first rows as HTML, as the script draws all rows."""
+    from markupsafe import Markup, escape
+
+    folded, levels = data.get("folded", ()), data.get("levels", ())
+    columns = [(entry, _column_class(entry)) for entry in _first_columns(data)]
+    chosen = [row for row in range(data["rows"]) if not (folded and folded[row])][:_FIRST_ROWS]
+    lines: list[str] = []
+    for row in chosen:
+        strong = ' class="strong"' if data.get("strong") and data["strong"][row] else ""
+        cells: list[str] = []
+        for place, (entry, kind) in enumerate(columns):
+            text = texts[entry["codes"][row]] if "codes" in entry else entry["texts"][row]
+            tone = f" {entry['tones'][row]}" if "tones" in entry else ""
+            link = entry["links"][row] if "links" in entry else ""
+            inside = escape(text)
+            if link:
+                inside = Markup('<a href="#{}">{}</a>').format(link, text)
+            if "codes" in entry:
+                level = f' style="--level:{levels[row]}"' if levels and not place else ""
+                inside = Markup(f"<span{level}>{inside}</span>")
+            share = entry["values"][row] if entry["kind"] == "share" else None
+            part = f' style="--part:{_share(share):.1f}%"' if isinstance(share, float) else ""
+            cells.append(f'<td class="{escape(kind + tone)}"{part}>{inside}</td>')
+        lines.append(f"<tr{strong}>{''.join(cells)}</tr>")
+    return Markup("\n".join(lines))
+
+
+def _share(value: float) -> float:
+    return max(0.0, min(value, 1.0)) * 100 if isfinite(value) else 0.0
+
+
+def _count_text(data: Mapping[str, Any]) -> str:
+    """Return the number of rows as the script writes it first; empty if all rows are shown."""
+    found = data["rows"] - sum(data.get("folded", ()))
+    counts = f"{min(found, _FIRST_ROWS):,} of {found:,} rows" if found > _FIRST_ROWS else ""
+    if data["of"] > data["rows"]:
+        where = f"; {data['file']} has all" if "file" in data else ""
+        cut = f"the first {data['rows']:,} of {data['of']:,} rows are on this page{where}"
+        return f"{counts}; {cut}" if counts else cut
+    return counts
+
+
+def code_text(*names: str, limit: int = 160, most: int = 0) -> Markup:
+    """Return names from files as code, separated by commas; at most ``most`` (0: all)."""
+    from markupsafe import Markup
+
+    listed = names[:most] if most else names
+    texts = (Markup("<code>{}</code>").format(shown(name, limit) or "(unnamed)") for name in listed)
+    more = f" and {len(names) - len(listed):,} more" if len(names) > len(listed) else ""
+    return Markup(", ").join(texts) + more
+
+
+def inputs_text(inputs: Sequence[str], baseline: Sequence[str] = ()) -> Markup:
+    """Return the inputs of a report, and those that they are compared with."""
+    text = code_text(*inputs, most=_MOST_INPUTS)
+    return text + ", compared with " + code_text(*baseline, most=_MOST_INPUTS) if baseline else text
+
+
+def diagnostics_section(diagnostics: Diagnostics | None, title: str = "Diagnostics") -> Section:
+    """Return a section with the distinct diagnostics; without any it has no blocks, and is left out."""
+    distinct = list({(row.code, row.path, row.message): row for row in diagnostics or ()}.values())
+    header = (
+        Column("severity"),
+        Column("message", write=lambda text: shown(cast("str", text), 300)),
+        Column("place", kind="code"),
+        Column("code", kind="code"),
+    )
+    rows = [(row.severity.value, row.message, row.path or row.location, row.code) for row in distinct]
+    view = TableView(
+        name="diagnostics-table",
+        label=title,
+        table=table_from_rows(header, rows[:_MOST_DIAGNOSTICS]),
+        of=len(rows),
+        file="the JSON document",
+        filters=("severity", "code"),
+    )
+    return Section("diagnostics", title, [view] if rows else [])

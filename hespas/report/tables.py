@@ -1,0 +1,331 @@
+"""Tables that are declared once, and their text, Markdown, CSV, Parquet, JSON and pandas.
+
+The page of a report renders the same tables as HTML.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from itertools import zip_longest
+from math import isnan
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.files.documents import escape_cell
+from hespas.graph.columns import check_lengths
+from hespas.report.texts import (
+    UNKNOWN,
+    bytes_text,
+    count_text,
+    flops_text,
+    plain_text,
+    shown,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "WIDTH",
+    "Column",
+    "Kind",
+    "MarkdownText",
+    "Table",
+    "Values",
+    "is_unknown",
+    "markdown_code",
+    "table_from_records",
+    "table_from_rows",
+    "table_text",
+]
+
+WIDTH = 100
+"""Target width of a text table in characters; tables with many figures may be wider."""
+_MIN_WIDTH = 25
+
+Kind = Literal["text", "code", "id", "flag", "count", "number", "share", "time", "moment", "bytes", "flops"]
+"""Kinds of values. ``code`` is a name from a file, ``id`` a number that identifies something, ``time`` and
+``moment`` are in ns, ``share`` is a fraction of 1.
+"""
+Values = Sequence[Any] | NDArray[Any]
+"""Values of a column. Unknown values are None, NaN, or an empty text."""
+
+
+def _number_text(value: float) -> str:
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+_WRITERS: Mapping[Kind, Callable[[Any], str]] = {
+    "text": str,
+    "code": str,
+    "id": str,
+    "flag": lambda value: "yes" if value else "",
+    "count": count_text,
+    "number": _number_text,
+    "share": lambda value: f"{value:.1%}",
+    "time": time_text,
+    "moment": lambda value: f"{value / 1e6:,.6f} ms",
+    "bytes": bytes_text,
+    "flops": flops_text,
+}
+"""Kind -> text of a known value."""
+
+_TEXTS: frozenset[Kind] = frozenset({"text", "code", "flag"})
+"""Kinds that are aligned left."""
+
+
+def is_unknown(value: object) -> bool:
+    """Return True for None and NaN."""
+    return value is None or (isinstance(value, float) and isnan(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Declaration of a column.
+
+    ``name`` is the key in CSV, Parquet, JSON and pandas, ``title`` the heading elsewhere (default: the name
+    with blanks, and ``unit``). ``write`` returns the text of a known value, by default that of its ``kind``.
+    ``digits`` limits the significant digits in CSV (0: all). ``is_hidden`` leaves the column out of pages.
+    """
+
+    name: str
+    title: str = ""
+    kind: Kind = "text"
+    unit: str = ""
+    write: Callable[[Any], str] | None = None
+    digits: int = 0
+    is_hidden: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Return the title, or a title made of the name and the unit."""
+        return self.title or f"{self.name.replace('_', ' ')} {self.unit}".strip()
+
+    @property
+    def is_text(self) -> bool:
+        """Return True for texts, which are aligned left; figures are aligned right."""
+        return self.kind in _TEXTS
+
+    def text(self, value: object, unknown: str = UNKNOWN) -> str:
+        """Return the text of a value, ``unknown`` for None and NaN."""
+        return unknown if is_unknown(value) else (self.write or _WRITERS[self.kind])(value)
+
+
+class MarkdownText(str):
+    """Text that is Markdown already, and is not escaped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Columns of equal length with their declarations. ``columns`` holds the values by name."""
+
+    header: tuple[Column, ...]
+    columns: Mapping[str, Values]
+
+    def __post_init__(self) -> None:
+        lengths = {column.name: len(self.columns[column.name]) for column in self.header}
+        check_lengths(
+            "table", next(iter(lengths.values()), 0), {name: self.columns[name] for name in lengths}
+        )
+
+    def __len__(self) -> int:
+        return len(self.columns[self.header[0].name]) if self.header else 0
+
+    def values(self, column: Column) -> list[Any]:
+        """Return the values of a column as Python objects."""
+        values = self.columns[column.name]
+        return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+    def tuples(self) -> Iterable[tuple[Any, ...]]:
+        """Iterate over the rows as tuples of Python objects."""
+        return zip(*map(self.values, self.header), strict=True)
+
+    def texts(self, unknown: str = UNKNOWN) -> list[list[str]]:
+        """Return the texts of all rows."""
+        columns = [[column.text(value, unknown) for value in self.values(column)] for column in self.header]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def to_text(self, unknown: str = "unknown") -> list[str]:
+        """Return the lines of a table for terminals."""
+        left = [place for place, column in enumerate(self.header) if column.is_text]
+        return table_text([column.heading for column in self.header], self.texts(unknown), left=left)
+
+    def to_markdown(self) -> str:
+        """Return a table of GitHub's Markdown without a final newline. Nothing in a text becomes markup:
+        names (``code``) are in code spans, and so are texts with letters that have a meaning.
+        """
+        columns = [
+            [self._markdown_cell(column, value) for value in self.values(column)] for column in self.header
+        ]
+        head = (column.heading for column in self.header)
+        lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(self.header)]
+        lines += (f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
+        return "\n".join(lines)
+
+    @staticmethod
+    def _markdown_cell(column: Column, value: object) -> str:
+        if isinstance(value, MarkdownText):
+            return value
+        text = column.text(value)
+        if column.kind == "code":
+            return markdown_code(text)
+        return text if not column.is_text or _PLAIN_MARKDOWN.fullmatch(text) else markdown_code(text)
+
+    def write_csv(self, stream: TextIO, *, line_end: str = "\n", has_header: bool = True) -> None:
+        """Write the table as CSV. Unknown values are empty, and spreadsheets evaluate no text."""
+        # A writer quotes the letters of its own line ends only: this one quotes both.
+        lines = _LineEnds(stream, line_end)
+        writer = csv.writer(lines, lineterminator="\r\n")
+        if has_header:
+            writer.writerow([escape_cell(column.name) for column in self.header])
+        columns = (
+            [
+                ""
+                if is_unknown(value)
+                else f"{value:.{column.digits}g}"
+                if column.digits
+                else escape_cell(value)
+                for value in self.values(column)
+            ]
+            for column in self.header
+        )
+        writer.writerows(zip(*columns, strict=True))
+
+    def to_csv(self) -> str:
+        """Return the table as CSV. Letters that UTF-8 cannot encode are escaped."""
+        text = StringIO()
+        self.write_csv(text)
+        return text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def to_records(self) -> list[dict[str, object]]:
+        """Return one dictionary per row, for JSON; unknown values are None."""
+        names = [column.name for column in self.header]
+        return [
+            {name: None if is_unknown(value) else value for name, value in zip(names, row, strict=True)}
+            for row in self.tuples()
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the table as a data frame; unknown values are NaN."""
+        import pandas as pd
+
+        # pandas would store texts as Arrow strings, which cannot hold the lone surrogates that ours may have
+        columns: dict[str, object] = {}
+        for column in self.header:
+            values = self.columns[column.name]
+            is_object = isinstance(values, np.ndarray) and values.dtype == np.object_
+            try:
+                columns[column.name] = pd.Series(cast("Any", values), dtype=object if is_object else None)
+            except UnicodeEncodeError:
+                columns[column.name] = pd.Series(cast("Any", values), dtype=object)
+        return pd.DataFrame(columns, columns=[column.name for column in self.header])
+
+    def write_parquet(self, path: Path) -> None:
+        """Write the table as a Parquet file; unknown values are null."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = {
+            column.name: [
+                None if is_unknown(value) else shown(value, len(value)) if isinstance(value, str) else value
+                for value in self.values(column)
+            ]
+            for column in self.header
+        }
+        pq.write_table(pa.table(columns), path)
+
+
+@dataclass(frozen=True, slots=True)
+class _LineEnds:
+    """Stream of lines that end in CRLF, written with another end."""
+
+    stream: TextIO
+    line_end: str
+
+    def write(self, line: str) -> int:
+        """Write one line."""
+        return self.stream.write(line.removesuffix("\r\n") + self.line_end)
+
+
+def _csv_cell(column: Column, value: object) -> object:
+    if is_unknown(value):
+        return ""
+    return f"{value:.{column.digits}g}" if column.digits else escape_cell(value)
+
+
+def table_from_rows(header: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table of rows of values, in order of the columns."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    return Table(tuple(header), {column.name: cells for column, cells in zip(header, columns, strict=True)})
+
+
+def table_from_records(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Table:
+    """Return a table of the rows of a document. Columns are ``names``, by default all keys in order; keys of
+    nested objects are joined by dots.
+    """
+    flat = [dict(_flattened(record, "")) for record in records]
+    keys = list(names) or list(dict.fromkeys(key for record in flat for key in record))
+    return Table(tuple(map(Column, keys)), {key: [record.get(key) for record in flat] for key in keys})
+
+
+def _flattened(record: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, object]]:
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from _flattened(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+_PLAIN_MARKDOWN = re.compile(r"[A-Za-z0-9 _-]*")
+"""Texts that have no meaning in Markdown."""
+
+
+def markdown_code(name: str, limit: int = 80) -> MarkdownText:
+    """Return a code span of any text: fenced by more backticks than it has, bars escaped for the table."""
+    text = shown(name, limit) or "(unnamed)"
+    text = re.sub(r"\\+\|", lambda match: match[0][:-1] + " |", text).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    if not longest:
+        return MarkdownText(f"`{text}`")
+    fence = "`" * (longest + 1)
+    return MarkdownText(f"{fence} {text} {fence}")
+
+
+def table_text(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
+) -> list[str]:
+    """Return the lines of a plain-text table. Columns ``left`` are aligned left, the others right.
+
+    The widest text columns are wrapped at blanks, so that lines fit :data:`WIDTH` characters if possible.
+    """
+    texts = [[plain_text(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
+    words = [column for column in left if column]
+    while words and (excess := sum(widths) + 2 * len(widths) - 2 - WIDTH) > 0:
+        widest = max(words, key=widths.__getitem__)
+        words.remove(widest)
+        widths[widest] = max(widths[widest] - excess, min(widths[widest], _MIN_WIDTH))
+    lines: list[str] = []
+    for row in texts:
+        broken = [
+            [cell] if len(cell) <= width else wrap(cell, width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*broken, fillvalue=""):
+            cells = [
+                cell.ljust(width) if column in left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+    return lines
