@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.graph import CollectiveKind
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, equal_rows
 from hespas.simulator.astra.configuration import AstraOptions
 from hespas.simulator.astra.events import NEVER, Callback, EventQueue
 from hespas.simulator.astra.network import (
@@ -119,7 +119,7 @@ class _AlikeRanks:
             ranks = workload.ranks_of(index)
             for (table, numbers), places in self._groups(trace, ranks):
                 groups.append((table, [(index, place) for place in places]))
-                rank_kinds = _split(rank_kinds, numbers)
+                rank_kinds = equal_rows(rank_kinds, numbers)[1]
             sides = {
                 (message.row, trace.action[position] == Action.SEND)
                 for position, message in trace.messages.items()
@@ -129,7 +129,7 @@ class _AlikeRanks:
                 relations.append(relation)
                 paths = np.full(len(rank_kinds), -1, np.int64)
                 paths[relation.ranks] = self._paths(*relation)
-                rank_kinds = _split(rank_kinds, paths)
+                rank_kinds = equal_rows(rank_kinds, paths)[1]
         sent = self._listed(sends=True)
         if not np.array_equal(sent, self._listed(sends=False)):
             raise _NotAlike  # a send without a receive
@@ -138,7 +138,7 @@ class _AlikeRanks:
             for relation in relations:
                 others = np.full(len(rank_kinds), -1, np.int64)
                 others[relation.ranks] = rank_kinds[relation.peers]
-                rank_kinds = _split(rank_kinds, others)
+                rank_kinds = equal_rows(rank_kinds, others)[1]
         for table, stops in groups:
             if (rank_kinds[table] != rank_kinds[table[:, :1]]).any():
                 self._stops.update(stops)
@@ -269,12 +269,6 @@ class _AlikeRanks:
                 ends = (ranks, peers) if sends else (peers, ranks)
                 parts.append(np.stack([*ends, np.full_like(ranks, tag), np.full_like(ranks, size)], 1))
         return np.unique(np.concatenate(parts), axis=0)
-
-
-def _split(rank_kinds: IntArray, numbers: IntArray) -> IntArray:
-    """Return classes split by a number of each rank."""
-    pairs = np.stack([rank_kinds, numbers], 1)
-    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:

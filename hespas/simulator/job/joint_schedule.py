@@ -28,8 +28,6 @@ from hespas.simulator.job.programs import (
     communication_of,
     join_tasks,
 )
-from hespas.simulator.job.relations import Relations
-from hespas.simulator.job.symmetry import BehaviourClasses
 from hespas.simulator.schedule import (
     Priority,
     Schedule,
@@ -43,6 +41,7 @@ from hespas.simulator.schedule import (
     release,
 )
 from hespas.simulator.streams import FREE, POSTED
+from hespas.simulator.symmetry import BehaviourClasses, Relations
 
 __all__ = [
     "JointResult",

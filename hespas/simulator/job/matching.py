@@ -16,9 +16,8 @@ from hespas.graph import ABSENT, CollectiveKind, Diagnostics, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import CheckFailedError
 from hespas.simulator.job.programs import CommunicationOrder, JobTasks, occurrences
-from hespas.simulator.job.relations import NONE, Relations
-from hespas.simulator.job.symmetry import BehaviourClasses
 from hespas.simulator.schedule import node_label
+from hespas.simulator.symmetry import NONE, BehaviourClasses, Relations
 
 __all__ = [
     "DIFFERING",

@@ -11,8 +11,8 @@ import numpy as np
 from hespas.graph import OpGraph, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.simulator.interference import Pressure
-from hespas.simulator.job.relations import RECEIVES, SENDS, Relations, group_rows, permutation_rows
 from hespas.simulator.schedule import TaskProgram, issue_order
+from hespas.simulator.symmetry import RECEIVES, SENDS, Relations, group_rows, permutation_rows
 
 __all__ = ["CommunicationOrder", "JobTasks", "RankProgram", "communication_of", "join_tasks", "occurrences"]
 

@@ -10,7 +10,7 @@ deadlocks. Ranks with different programs use program order. Ranks with equal pro
 the communication becomes ready on a rank without jitter, so that a slightly slower rank hardly changes the
 step. Rank classes with equal programs are treated like one class.
 
-Ranks that must behave alike are simulated once (:mod:`hespas.simulator.job.symmetry`).
+Ranks that must behave alike are simulated once (:mod:`hespas.simulator.symmetry`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,12 @@ from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.graph.passes import with_durations
 from hespas.simulator.interference import Pressure
+from hespas.simulator.job.idle_parts import IdleParts, has_idle_parts, idle_parts
 from hespas.simulator.job.joint_results import job_columns, schedules_of
 from hespas.simulator.job.joint_schedule import JointSimulator
 from hespas.simulator.job.loops import with_loops
 from hespas.simulator.job.matching import Differing, Protocol, Starts
 from hespas.simulator.job.programs import RankProgram
-from hespas.simulator.job.relations import (
-    NONE,
-    IdleParts,
-    Relations,
-    has_idle_parts,
-    idle_parts,
-    relations_of,
-)
-from hespas.simulator.job.symmetry import BehaviourClasses, every_rank, refined
 from hespas.simulator.list_scheduler import ListScheduler
 from hespas.simulator.loop_extrapolation import expanded
 from hespas.simulator.results import (
@@ -52,6 +44,14 @@ from hespas.simulator.results import (
 )
 from hespas.simulator.schedule import Priority, TaskProgram, Tasks, communication_order
 from hespas.simulator.streams import COMMUNICATION, kinds_of, stream_codes
+from hespas.simulator.symmetry import (
+    NONE,
+    BehaviourClasses,
+    Relations,
+    behave_alike,
+    every_rank,
+    relations_of,
+)
 
 __all__ = ["JobScheduler"]
 
@@ -128,7 +128,7 @@ class JobScheduler:
             behaviours = every_rank(relations)
         else:
             _, start = equal_rows(relations.rank_class, pace, idle.pattern)
-            behaviours = refined(relations, start, both_ways=self.protocol == "rendezvous")
+            behaviours = behave_alike(relations, start, both_ways=self.protocol == "rendezvous")
         job_run = _JobSimulation(self, workload, relations, behaviours, pace, idle, diagnostics, pressures)
         return job_run.run()
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hespas.files.limits import refuse_comparison
-from hespas.graph import GroupSet, Permutation, StridedGroups, Workload
-from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.groups import GroupMembership, PermutationPeers, membership_of, peers_of, salted
+from hespas.graph import StridedGroups, Workload
+from hespas.graph.columns import IntArray
+from hespas.simulator.symmetry import NONE, RankKinds, Relations, indistinguishable, relations_of
 
 __all__ = [
     "GroupChannel",
@@ -19,11 +17,6 @@ __all__ = [
     "RankEquivalence",
     "rank_equivalence_of",
 ]
-
-_Words = NDArray[np.uint64]
-
-_MAX_PATTERNS = 24
-"""Limit of permutations that are compared pairwise; above it, ranks that use them are distinguishable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,45 +58,6 @@ class RankEquivalence:
     receive_pairs: tuple[tuple[tuple[MessagePair, int] | None, ...], ...]
 
 
-class _RankRelations:
-    """Groups and peers of all ranks as columns, once per distinct group set and permutation.
-
-    ``uses`` has shape ``(classes, sets)``: True if the class communicates over the group set. ``moves`` has
-    shape ``(classes, permutations)``: True if the class sends or receives along the permutation.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        ranks = workload.num_ranks
-        self.num_ranks = ranks
-        self.rank_class = workload.rank_class.astype(np.int64)
-        self.groups: dict[GroupSet, int] = {}
-        self.permutations: dict[Permutation, int] = {}
-        self.all_ranks = StridedGroups.all_ranks(ranks)
-        for groups in (*workload.group_sets, self.all_ranks):
-            self.groups.setdefault(groups, len(self.groups))
-        for graph in workload.classes:
-            for permutation in graph.permutations:
-                self.permutations.setdefault(permutation, len(self.permutations))
-        uids: dict[bytes, int] = {}
-        self.members: list[tuple[int, ...]] = []
-        self.memberships: list[GroupMembership] = [
-            membership_of(groups, ranks, uids, self.members) for groups in self.groups
-        ]
-        self.peers: list[PermutationPeers] = [
-            peers_of(permutation, ranks) for permutation in self.permutations
-        ]
-        self.uses: BoolArray = np.zeros((len(workload.classes), len(self.groups)), np.bool_)
-        self.moves: BoolArray = np.zeros((len(workload.classes), len(self.permutations)), np.bool_)
-        for index, graph in enumerate(workload.classes):
-            set_rows: list[int] = np.unique(graph.collectives.group_set).tolist()
-            for row in set_rows:
-                self.uses[index, self.groups[graph.group_sets[row] if row >= 0 else self.all_ranks]] = True
-            permutation_rows: list[int] = np.unique(graph.p2p.permutation).tolist()
-            for row in permutation_rows:
-                if row >= 0:
-                    self.moves[index, self.permutations[graph.permutations[row]]] = True
-
-
 def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     """Return the coarsest partition of the ranks of a complete job that is safe to check.
 
@@ -113,21 +67,17 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
     """
     if _is_regular(workload):
         return _regular_equivalence(workload)
-    refuse_comparison(workload.num_ranks, path or workload.name)
-    relations = _RankRelations(workload)
-    kind, channel_hash = _refine(relations)
+    relations = relations_of(workload, path, only_executed=False)
+    kinds = indistinguishable(relations)
+    kind = kinds.kind
     representatives, sizes = np.unique(kind, return_index=True, return_counts=True)[1:]
-    order = np.argsort(representatives, kind="stable")  # number kinds by their first rank
-    renumber = np.empty(len(order), np.int64)
-    renumber[order] = np.arange(len(order))
-    kind = renumber[kind]
-    firsts: list[int] = representatives[order].tolist()
-    group_channels, channel_rows = _channels(workload, relations, kind, firsts, channel_hash)
+    firsts: list[int] = representatives.tolist()
+    group_channels, channel_rows = _channels(workload, relations, kinds, firsts)
     send_pairs, receive_pairs = _pairs(workload, relations, kind, firsts)
     return RankEquivalence(
         kind,
         tuple(firsts),
-        tuple(sizes[order].tolist()),
+        tuple(sizes.tolist()),
         group_channels,
         channel_rows,
         send_pairs,
@@ -192,59 +142,8 @@ def _regular_equivalence(workload: Workload) -> RankEquivalence:
     )
 
 
-def _refine(relations: _RankRelations) -> tuple[IntArray, _Words]:
-    """Return the kinds of ranks, and a fingerprint per distinct group of its members and their sets."""
-    # Ranks also differ by which of their permutations lead to the same peer.
-    pattern = np.zeros(relations.num_ranks, np.uint64)
-    if len(relations.peers) > _MAX_PATTERNS:
-        moving = relations.moves[relations.rank_class].any(axis=1)
-        pattern = np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
-    else:
-        for left, one in enumerate(relations.peers):
-            for right, other in enumerate(relations.peers[:left]):
-                same = (one.target == other.target) + 2 * (one.source == other.source)
-                pattern = salted(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
-    fingerprint = salted(relations.rank_class.astype(np.uint64), 1) ^ pattern
-    num_kinds = 0
-    while True:
-        distinct, inverse = np.unique(fingerprint, return_inverse=True)
-        kind = inverse.astype(np.int64)
-        groups = _group_fingerprints(relations, kind)
-        if len(distinct) == num_kinds:
-            return kind, groups
-        num_kinds = len(distinct)
-        fingerprint = salted(kind.astype(np.uint64), 2)
-        for salt, membership in enumerate(relations.memberships):
-            users = relations.uses[relations.rank_class, salt] & (membership.group >= 0)
-            word = np.zeros(relations.num_ranks, np.uint64)
-            word[users] = groups[membership.uid[membership.group[users]]]
-            fingerprint = salted(fingerprint ^ salted(word, 3), salt)
-        for salt, peers in enumerate(relations.peers):
-            users = relations.moves[relations.rank_class, salt]
-            for peer in (peers.target, peers.source):
-                word = np.where(users & (peer >= 0), kind[peer] + 1, 0).astype(np.uint64)
-                fingerprint = salted(fingerprint ^ salted(word, 4), salt)
-
-
-def _group_fingerprints(relations: _RankRelations, kind: IntArray) -> _Words:
-    """Return a fingerprint per distinct group, of the kinds of its members and the sets that they use."""
-    total = np.zeros(len(relations.members), np.uint64)
-    word = kind.astype(np.uint64)
-    for salt, membership in enumerate(relations.memberships):
-        inside = membership.group >= 0
-        uses = inside & relations.uses[relations.rank_class, salt]
-        np.add.at(total, membership.uid[membership.group[uses]], salted(word[uses], 2 * salt + 10))
-        if not len(membership.uid):
-            continue  # a set without groups
-        # A member that does not use the group counts once, through the set that lists the group first.
-        first = inside & membership.is_first[membership.group]
-        np.add.at(total, membership.uid[membership.group[first]], salted(word[first], 5))
-    sizes = np.array([len(members) for members in relations.members], np.uint64)
-    return salted(total ^ salted(sizes, 6), 7)
-
-
 def _channels(
-    workload: Workload, relations: _RankRelations, kind: IntArray, firsts: list[int], fingerprints: _Words
+    workload: Workload, relations: Relations, kinds: RankKinds, firsts: list[int]
 ) -> tuple[tuple[GroupChannel, ...], tuple[tuple[int, ...], ...]]:
     row_of: dict[int, int] = {}
     channels: list[GroupChannel] = []
@@ -252,19 +151,17 @@ def _channels(
     for rank in firsts:
         graph = workload.graph_of(rank)
         channel_rows: list[int] = []
-        for groups in (*graph.group_sets, relations.all_ranks):
-            membership = relations.memberships[relations.groups[groups]]
-            group = int(membership.group[rank])
-            if group < 0:
+        for groups in (*graph.group_sets, StridedGroups.all_ranks(workload.num_ranks)):
+            group = int(relations.group[relations.sets[groups], rank])
+            if group == NONE:
                 channel_rows.append(-1)
                 continue
-            uid = int(membership.uid[group])
-            row = row_of.setdefault(int(fingerprints[uid]), len(channels))
+            row = row_of.setdefault(int(kinds.group_word[group]), len(channels))
             if row == len(channels):
-                members = relations.members[uid]
-                present = [rank for rank in members if 0 <= rank < len(kind)]
-                absent = tuple(rank for rank in members if not 0 <= rank < len(kind))
-                channels.append(GroupChannel(members, frozenset(kind[present].tolist()), absent))
+                members = relations.members[group]
+                present = [rank for rank in members if 0 <= rank < len(kinds.kind)]
+                absent = tuple(rank for rank in members if not 0 <= rank < len(kinds.kind))
+                channels.append(GroupChannel(members, frozenset(kinds.kind[present].tolist()), absent))
             channel_rows.append(row)
         rows.append(tuple(channel_rows))
     return tuple(channels), tuple(rows)
@@ -274,7 +171,7 @@ _PairRows = tuple[tuple[tuple[MessagePair, int] | None, ...], ...]
 
 
 def _pairs(
-    workload: Workload, relations: _RankRelations, kind: IntArray, firsts: list[int]
+    workload: Workload, relations: Relations, kind: IntArray, firsts: list[int]
 ) -> tuple[_PairRows, _PairRows]:
     listed: dict[tuple[int, int], set[int]] = {}
     symbolic: list[int] = []
@@ -287,16 +184,18 @@ def _pairs(
 
     def pair_of(source: int, target: int) -> MessagePair:
         joined = set(listed.get((source, target), ()))
-        joined.update(index for index in symbolic if relations.peers[index].target[source] == target)
+        joined.update(index for index in symbolic if relations.target[index, source] == target)
+        used = relations.sends[workload.rank_class[source]] | relations.receives[workload.rank_class[target]]
+        joined = {index for index in joined if used[index]}
         return MessagePair(int(kind[source]), int(kind[target]), frozenset(joined))
 
     sends: list[tuple[tuple[MessagePair, int] | None, ...]] = []
     receives: list[tuple[tuple[MessagePair, int] | None, ...]] = []
     for rank in firsts:
         graph = workload.graph_of(rank)
-        peers = [relations.peers[relations.permutations[entry]] for entry in graph.permutations]
-        targets = [int(entry.target[rank]) for entry in peers]
-        sources = [int(entry.source[rank]) for entry in peers]
+        rows = [relations.permutations[entry] for entry in graph.permutations]
+        targets: list[int] = relations.target[rows, rank].tolist()
+        sources: list[int] = relations.source[rows, rank].tolist()
         sends.append(tuple((pair_of(rank, to), to) if _is_peer(to, rank) else None for to in targets))
         receives.append(tuple((pair_of(of, rank), of) if _is_peer(of, rank) else None for of in sources))
     return tuple(sends), tuple(receives)
