@@ -266,7 +266,8 @@ class Roofline:
         ):
             # Local: a copy within the memory of the rank, read and written.
             moved = graph.bytes_moved[rows.node]
-            copy_ns = np.where(np.isnan(moved), 2 * payload, moved) / bandwidth * 1e9
+            with np.errstate(over="ignore"):
+                copy_ns = np.where(np.isnan(moved), 2 * payload, moved) / bandwidth * 1e9
             time = overhead_ns[rows.node] + np.where(rows.local, copy_ns, rows.duration_ns)
             _report_network(graph, device, rows, diagnostics)
             yield rows, time, np.where(rows.local, _MEMORY, _NETWORK).astype(np.int8)

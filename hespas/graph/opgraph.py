@@ -513,7 +513,8 @@ class Totals:
 def known_sum(column: FloatArray) -> float:
     """Return the sum of the known terms; NaN if terms are unknown and the others are 0."""
     unknown = np.isnan(column)
-    total = float(column[~unknown].sum())
+    with np.errstate(over="ignore"):  # the sum of finite terms can be infinite
+        total = float(column[~unknown].sum())
     return float("nan") if total == 0 and bool(unknown.any()) else total
 
 

@@ -13,6 +13,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -121,8 +122,14 @@ def test_estimates_are_compared_with_the_table_and_fitted_on_it(
     table = sweep / "operations.csv"
     said = run("accuracy", "--table", table, "--hardware", hardware, "--split", "devval")
     assert "vector f32" in said
-    out = tmp_path / "fitted.toml"
-    run("calibrate", "--table", table, "--hardware", hardware, "--out", out)
+    # A fit is used only if it improves held-out rows. Times of so few repeats are noise, so this table states
+    # times that follow from the sizes.
+    rows = pd.read_csv(table)
+    for column in ("latency_us", *(f"device_us_{turn}" for turn in range(1, REPEATS + 1))):
+        rows[column] = 5.0 + rows["rows"].fillna(1.0) / 4
+    regular, out = tmp_path / "regular.csv", tmp_path / "fitted.toml"
+    rows.to_csv(regular, index=False)
+    run("calibrate", "--table", regular, "--hardware", hardware, "--out", out)
     assert [fit.kind for fit in load_device(out).fits if fit.kind == "vector"]
 
 

@@ -423,7 +423,7 @@ class PreservedRows:
         for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
             keys[row] = assembly.key(self.graph.strings[row])
         foreign, _ = foreign_texts(self.graph, of_file=of_file)
-        is_kept = mine & _is_attribute(table.tag)
+        is_kept = mine & _is_attribute(table)
         is_kept[foreign] = True
         rows = np.flatnonzero(is_kept)
         kind = self.table.tag[rows].astype(np.uint8)
@@ -431,7 +431,7 @@ class PreservedRows:
         text_rows = np.flatnonzero(self.table.tag[rows] == Tag.TEXT)
         broken = not_text(ByteRows(self.data, self.table.offsets).take(rows[text_rows]))
         kind[text_rows] = np.where(broken, AttributeField.BYTES, AttributeField.STRING)
-        held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
+        held = _has_payload(kind)
         base = assembly.buffer(table.values)
         length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
         bits = np.zeros(len(rows), np.uint64)
@@ -453,11 +453,11 @@ class PreservedRows:
 def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
     """Return the rows of another format's texts that become string attributes, and the number of rows that
     cannot be written: rows without a key or with a key that has another meaning in a trace, further rows of a
-    key on a node, and rows with an unknown tag.
+    key on a node, and rows with an unknown tag or with a number that has not eight bytes.
     """
     table = graph.extra
     mine = (table.node < 0) == of_file
-    own = _is_attribute(table.tag)
+    own = _is_attribute(table)
     foreign = mine & (table.tag == Tag.TEXT)
     unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
     if not foreign.any():
@@ -474,8 +474,20 @@ def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
     return writable, unknown + int(foreign.sum()) - len(writable)
 
 
-def _is_attribute(tag: NDArray[np.int16]) -> Bools:
-    """Return a mask of the tags of trace attributes."""
+def _is_attribute(table: ExtraTable) -> Bools:
+    """Return a mask of the rows of trace attributes. Numbers and absent values have eight bytes."""
+    tag = table.tag
     of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
-    is_attribute: Bools = of_value | (tag == Tag.NO_VALUE)
+    eight_bytes = np.diff(table.offsets) == 8
+    is_attribute: Bools = (of_value & (eight_bytes | _has_payload(tag))) | (
+        (tag == Tag.NO_VALUE) & eight_bytes
+    )
     return is_attribute
+
+
+def _has_payload(field: NDArray[np.integer]) -> Bools:
+    """Return a mask of the fields of values that are bytes: texts, bytes and lists."""
+    has_payload: Bools = (field >= AttributeField.BOOL_LIST) | (
+        (field > AttributeField.DOUBLE) & (field & 1 == 0)
+    )
+    return has_payload

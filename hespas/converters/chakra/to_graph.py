@@ -116,8 +116,8 @@ class _NodeCosts:
 
 def _costs(columns: EtColumns, reader: _AttributeReader) -> _NodeCosts:
     num_ops, tensor_size = (reader.take(reader.find(name)) for name in ("num_ops", "tensor_size"))
-    counted_ops = _counted(reader, "counted_ops", num_ops)
-    counted_bytes = _counted(reader, "counted_bytes", tensor_size)
+    counted_ops = _counted(reader, "counted_ops", num_ops, tensor_size)
+    counted_bytes = _counted(reader, "counted_bytes", tensor_size, num_ops)
     flops, moved = num_ops.copy(), tensor_size.copy()
     flops[counted_ops.node] = moved[counted_bytes.node] = 0.0
     useful = reader.find("useful_ops")
@@ -151,10 +151,13 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _NodeCosts:
     )
 
 
-def _counted(reader: _AttributeReader, name: str, totals: FloatArray) -> AttributeValues:
-    """Return counts of 0 that are stated as 1 because a simulator cannot handle 0."""
+def _counted(reader: _AttributeReader, name: str, totals: FloatArray, others: FloatArray) -> AttributeValues:
+    """Return counts of 0 that are stated as 1 because a simulator cannot handle 0. A writer states them only
+    next to a known count of the other kind.
+    """
     true_counts = reader.find(name)
-    true_counts = true_counts.where((totals[true_counts.node] == 1) & (true_counts.value == 0))
+    is_raised = (totals[true_counts.node] == 1) & (others[true_counts.node] >= 0)
+    true_counts = true_counts.where(is_raised & (true_counts.value == 0))
     reader.modelled[true_counts.row] = True
     return true_counts
 

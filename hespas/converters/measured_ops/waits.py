@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Self
 
 import numpy as np
@@ -332,10 +333,11 @@ def serial_excess(graph: OpGraph) -> float:
     least 0.
     """
     computes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.resource == int(Resource.DEVICE))
-    serial_ns = float(np.nansum(graph.duration_ns[computes]))
-    end_ns = _earliest(all_deps(graph), graph.duration_ns) + np.nan_to_num(graph.duration_ns)
+    with np.errstate(over="ignore"):  # sums of finite times can be infinite
+        serial_ns = float(np.nansum(graph.duration_ns[computes]))
+        end_ns = _earliest(all_deps(graph), graph.duration_ns) + np.nan_to_num(graph.duration_ns)
     finish_ns = float(end_ns.max(initial=0.0))
-    return max(serial_ns / finish_ns - 1.0, 0.0) if finish_ns > 0 else 0.0
+    return max(serial_ns / finish_ns - 1.0, 0.0) if 0 < finish_ns < inf else 0.0
 
 
 def _earliest(deps: RaggedArray, duration_ns: FloatArray) -> FloatArray:
