@@ -18,8 +18,10 @@ code, ``source_id`` 1 + the node of the original graph, -1 - b for block b, or 0
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,7 @@ from hespas.simulator.interference import Pressure
 from hespas.simulator.schedule import (
     Block,
     Priority,
+    Schedule,
     TaskProgram,
     Tasks,
     busy_ns,
@@ -54,14 +57,10 @@ from hespas.simulator.streams import FREE, STREAMS, stream_codes
 
 __all__ = [
     "IterationTimes",
-    "LoopRuns",
-    "collapsed",
+    "LoopExtrapolation",
     "expanded",
     "flatten",
-    "loop_alone",
-    "nodes_inside",
     "prepared",
-    "rest_of_loop",
     "too_long",
     "with_trips",
 ]
@@ -135,25 +134,97 @@ def expanded(
     """
     reduced = prepared(graph)
     chosen = too_long(reduced, limit)
-    if not chosen.any():
-        return flatten(reduced, (), overlap_trips=overlap_trips, pressure=pressure)
-    blocks: list[Block] = []
-    for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
-        inside = nodes_inside(reduced, region)
-        trips = int(reduced.regions.trips[region])
-        alone = loop_alone(reduced, inside, region)
-        runs = _LoopRuns(alone, region, tuple(blocks), priority, overlap_trips, pressure)
-        block = rest_of_loop(runs, alone, region, trips, diagnostics)
-        blocks.append(block)
-        reduced = collapsed(reduced, region, inside, block, len(blocks) - 1)
-    extrapolated = sum(block.trips for block in blocks)
-    diagnostics.info(
-        "simulate.extrapolated-loops",
-        graph.name,
-        f"loops simulate one iteration and extrapolate {extrapolated:,} more from their steady state",
-        count=len(blocks),
+
+    def measure(_: Sequence[int], programs: Sequence[TaskProgram]) -> list[IterationTimes]:
+        return [_times_alone(program, list_schedule(program.tasks, priority)) for program in programs]
+
+    loops = LoopExtrapolation(
+        reduced=[reduced],
+        pressures=[pressure],
+        measure=measure,
+        diagnostics=diagnostics,
+        overlap_trips=overlap_trips,
     )
-    return flatten(reduced, tuple(blocks), overlap_trips=overlap_trips, pressure=pressure)
+    for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
+        loops.extrapolate([(0, region)])
+    blocks = loops.blocks[0]
+    if blocks:
+        extrapolated = sum(block.trips for block in blocks)
+        diagnostics.info(
+            "simulate.extrapolated-loops",
+            graph.name,
+            f"loops simulate one iteration and extrapolate {extrapolated:,} more from their steady state",
+            count=len(blocks),
+        )
+    return loops.unrolled(0)
+
+
+def _times_alone(program: TaskProgram, schedule: Schedule) -> IterationTimes:
+    return IterationTimes(
+        time_ns=schedule.finish_ns,
+        exposed_ns=exposed_ns(program, schedule),
+        busy_ns=busy_ns(program, schedule),
+        critical_ns=critical_ns(program, schedule, schedule.critical()),
+        wait_ns=np.zeros(len(WAITS)),
+        added_ns=interference_ns(program, schedule),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopExtrapolation:
+    """Graphs of ranks, reduced by :func:`prepared`, in which blocks replace long loops, one by one.
+
+    ``pressures`` belong to the ranks. ``measure`` runs programs of some positions of ``reduced`` together on
+    idle streams. ``varies``: times differ between iterations.
+    """
+
+    reduced: list[OpGraph]
+    pressures: Sequence[Pressure | None]
+    measure: Callable[[Sequence[int], Sequence[TaskProgram]], list[IterationTimes]]
+    diagnostics: Diagnostics
+    overlap_trips: bool
+    varies: bool = False
+    blocks: list[list[Block]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start without blocks."""
+        self.blocks = [[] for _ in self.reduced]
+
+    def unrolled(self, position: int, graph: OpGraph | None = None) -> TaskProgram:
+        """Return the program of a rank's graph, or of a part of it, with the blocks so far."""
+        return flatten(
+            self.reduced[position] if graph is None else graph,
+            tuple(self.blocks[position]),
+            overlap_trips=self.overlap_trips,
+            pressure=self.pressures[position],
+        )
+
+    def extrapolate(self, loops: Sequence[tuple[int, int]]) -> None:
+        """Replace all iterations but the first of loops that run together (position and region) with blocks.
+        Their trip counts are equal.
+        """
+        inside = [_nodes_inside(self.reduced[position], region) for position, region in loops]
+        alone = [
+            _loop_alone(self.reduced[position], mine, region)
+            for (position, region), mine in zip(loops, inside, strict=True)
+        ]
+        known: dict[int, list[IterationTimes]] = {}
+
+        def run(number: int, trips: int) -> IterationTimes:
+            if trips not in known:
+                programs: list[TaskProgram] = []
+                for (position, region), graph in zip(loops, alone, strict=True):
+                    counts = graph.regions.trips.copy()
+                    counts[region] = trips
+                    programs.append(self.unrolled(position, with_trips(graph, counts)))
+                known[trips] = self.measure([position for position, _ in loops], programs)
+            return known[trips][number]
+
+        for number, ((position, region), mine, graph) in enumerate(zip(loops, inside, alone, strict=True)):
+            block = _rest_of_loop(partial(run, number), graph, region, self.diagnostics, varies=self.varies)
+            self.blocks[position].append(block)
+            last = len(self.blocks[position]) - 1
+            self.reduced[position] = _collapsed(self.reduced[position], region, mine, block, last)
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
@@ -190,12 +261,12 @@ def too_long(graph: OpGraph, limit: int) -> BoolArray:
         allowance //= 2
 
 
-def nodes_inside(graph: OpGraph, region: int) -> BoolArray:
+def _nodes_inside(graph: OpGraph, region: int) -> BoolArray:
     """Return a mask of the nodes in a region or in a region nested in it."""
     return graph.regions.within(region)[graph.region]
 
 
-def loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
+def _loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
     """Return only the nodes of a loop, in a program without other work; its inputs from outside are ready."""
     rows = np.flatnonzero(inside)
     number = np.cumsum(inside) - 1
@@ -224,7 +295,7 @@ class _BlockTasks(NamedTuple):
         return old.astype(np.int64) + np.where(old > self.last, len(self.streams), 0)
 
 
-def collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
+def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
     """Return the graph with one iteration of a loop followed by ``block``, one node per stream that the loop
     uses.
     """
@@ -346,74 +417,38 @@ class IterationTimes(NamedTuple):
     added_ns: float
 
 
-class LoopRuns(Protocol):
-    """Runs of a loop by their number of iterations."""
-
-    def run(self, trips: int) -> IterationTimes:
-        """Return the times of ``trips`` iterations."""
-        ...
+_Run = Callable[[int], IterationTimes]
+"""Function that returns the times of a number of iterations of a loop."""
 
 
-@dataclass(slots=True)
-class _LoopRuns:
-    """Cached runs of ``region`` alone by their number of iterations."""
-
-    loop: OpGraph
-    region: int
-    blocks: tuple[Block, ...]
-    priority: Priority
-    overlap_trips: bool
-    pressure: Pressure | None
-    runs: dict[int, IterationTimes] = field(default_factory=dict[int, IterationTimes])
-
-    def run(self, trips: int) -> IterationTimes:
-        """Return the times of ``trips`` iterations."""
-        if trips not in self.runs:
-            counts = self.loop.regions.trips.copy()
-            counts[self.region] = trips
-            looped = with_trips(self.loop, counts)
-            program = flatten(looped, self.blocks, overlap_trips=self.overlap_trips, pressure=self.pressure)
-            schedule = list_schedule(program.tasks, self.priority)
-            self.runs[trips] = IterationTimes(
-                time_ns=schedule.finish_ns,
-                exposed_ns=exposed_ns(program, schedule),
-                busy_ns=busy_ns(program, schedule),
-                critical_ns=critical_ns(program, schedule, schedule.critical()),
-                wait_ns=np.zeros(len(WAITS)),
-                added_ns=interference_ns(program, schedule),
-            )
-        return self.runs[trips]
-
-
-def _period(runs: LoopRuns, trips: int) -> int:
+def _period(run: _Run, trips: int) -> int:
     """Return the number of iterations after which T grows by the same amount again, from ``trips`` on; 0: not
     found.
     """
     for period in range(1, _LONGEST_PERIOD + 1):
-        last = runs.run(trips + 2 * period).time_ns
-        middle = runs.run(trips + period).time_ns
-        if abs((last - middle) - (middle - runs.run(trips).time_ns)) <= _EQUAL * last:
+        last = run(trips + 2 * period).time_ns
+        middle = run(trips + period).time_ns
+        if abs((last - middle) - (middle - run(trips).time_ns)) <= _EQUAL * last:
             return period
     return 0
 
 
-def rest_of_loop(
-    runs: LoopRuns, loop: OpGraph, region: int, trips: int, diagnostics: Diagnostics, *, varies: bool = False
-) -> Block:
-    """Return the block for all iterations of ``region`` but the first, from runs of a few iterations
-    (``runs``). ``loop`` has only its nodes, reduced as by :func:`prepared`. If times vary between iterations,
+def _rest_of_loop(run: _Run, loop: OpGraph, region: int, diagnostics: Diagnostics, *, varies: bool) -> Block:
+    """Return the block for all iterations of ``region`` but the first, from runs of a few iterations.
+    ``loop`` has only its nodes, reduced as by :func:`prepared`. If times vary between iterations,
     there is no period, and the mean of more iterations is used.
 
     Warns in ``diagnostics`` if no period was found: then the mean growth of the measured iterations is used.
     """
-    first = runs.run(1)
+    trips = int(loop.regions.trips[region])
+    first = run(1)
     size = max(float((loop.executions / trips).sum()), 1.0)
     seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
     more = max(2 * _LONGEST_PERIOD, min(_MOST_VARIED, int(_MOST_EXECUTIONS / size)) if varies else 0)
     if trips <= seen + more:
-        whole = runs.run(trips)
+        whole = run(trips)
         return _block(region, trips, first, whole, _minus(whole, first))
-    period = more if varies else _period(runs, seen)
+    period = more if varies else _period(run, seen)
     if not period:
         period = more
         diagnostics.warning(
@@ -421,8 +456,8 @@ def rest_of_loop(
             loop.name,
             f"a loop of {trips:,} iterations has no period within {seen + period}: their mean is used",
         )
-    growth = _minus(runs.run(seen + period), runs.run(seen))
-    start = runs.run(seen + (trips - seen) % period)
+    growth = _minus(run(seen + period), run(seen))
+    start = run(seen + (trips - seen) % period)
     periods = (trips - seen) // period
     busiest_ns = min(period * float(first.busy_ns.max()), float(growth.busy_ns.max()))
     slowest_ns = max(growth.time_ns, busiest_ns)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph import Diagnostics, NodeKind, OpGraph, Permutation, RegionKind, StridedGroups, Workload
-from hespas.simulator import JobScheduler, Simulation, simulate
+from hespas.simulator import JobScheduler, ListScheduler, Simulation, simulate
 from tests.simulator.job.small_jobs import Part, part, stages
 
 PAIR = StridedGroups.all_ranks(2)
@@ -97,6 +97,31 @@ def test_a_loop_of_ranks_that_meet_takes_as_long_as_unrolled(
     ]
     workload = stages(graphs, [0, 1])
     same(run(workload), run(workload, exact=True))
+
+
+@settings(max_examples=20)
+@given(steps, times)
+def test_time_is_linear_in_the_trip_count(what: list[str], takes: list[tuple[int, int]]) -> None:
+    """Together and alone: three counts at equal distances, a multiple of all periods that are searched."""
+    together: list[Simulation] = []
+    alone: list[Simulation] = []
+    for trips in (1_200, 2_400, 3_600):
+        graphs = [
+            looped(
+                trips,
+                [
+                    (("send", "recv")[stage] if step == "message" else step, float(each[stage]))
+                    for step, each in zip(what, takes, strict=False)
+                ],
+            )
+            for stage in (0, 1)
+        ]
+        together.append(run(stages(graphs, [0, 1])))
+        alone.append(simulate(stages(graphs, [0, 1]), simulator=ListScheduler(max_executions=1)))
+    for runs in (together, alone):
+        for first, second, third in zip(*(done.timeline.finish_ns.tolist() for done in runs), strict=True):
+            assert third - second == pytest.approx(second - first, rel=1e-12)
+            assert second > first
 
 
 def test_jitter_of_long_loops_costs_as_much_as_trip_by_trip() -> None:
