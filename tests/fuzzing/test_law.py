@@ -106,13 +106,11 @@ def test_what_is_accepted_comes_back(kind: str, tmp_path: Path) -> None:
         "op-graph-493",
         "op-graph-10243",
         "op-graph-arrow-163",
-        "op-graph-arrow-1281",
-        "op-graph-arrow-1502",
         "op-graph-arrow-1686",
         "op-graph-arrow-10167",
         "op-graph-arrow-10266",
         "chakra-json-331",
-    ],  # fmt: skip
+    ],
 )
 def test_what_was_found_comes_back(name: str, tmp_path: Path) -> None:
     """Each once broke the law. It is asked of every estimator, with and without a simulation by its times."""

@@ -138,7 +138,9 @@ _NODE_COSTS = (
     "duration_ns",
     "executions",
 )
-_COST_HINT = "use finite costs, sizes and trip counts of 0 or more; null (NaN) means unknown"
+_MOST_COST = 1e60
+"""Largest cost of a node, far above that of any workload: products and sums of costs stay finite."""
+_COST_HINT = "use costs, sizes and trip counts from 0 to 1e60; null (NaN) means unknown"
 _EXTENT_HINT = "use extents of 0 or more; -1 means unknown"
 _SHAPE_HINT = "correct the shape: no machine can hold such a tensor"
 _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in a group set"
@@ -147,7 +149,7 @@ _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in
 def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: str) -> None:
     """Check costs, carried values, kinds of communicating nodes, groups and permutations. O(size).
 
-    Costs are neither negative nor infinite, loops carry values between their own nodes, and groups and
+    Costs are between 0 and :data:`_MOST_COST`, loops carry values between their own nodes, and groups and
     permutations fit ``num_ranks``. Passes, simulators and writers rely on it. ``where`` is the prefix of
     positions of tables: ``$.`` or ``field``.
     """
@@ -262,14 +264,14 @@ def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
 
 
 def _first_illegal(values: FloatArray) -> int:
-    """Return the first row with a cost below 0 or infinite, -1 for none. NaN is legal."""
+    """Return the first row with a cost below 0 or above :data:`_MOST_COST`, -1 for none. NaN is legal."""
     if not len(values):
         return -1
     seen = values[:1] if 0 in values.strides else values
     low, high = float(np.fmin.reduce(seen)), float(np.fmax.reduce(seen))
-    if not (low < 0 or high == np.inf):
+    if not (low < 0 or high > _MOST_COST):
         return -1
-    return int(np.argmax((seen < 0) | (seen == np.inf)))
+    return int(np.argmax((seen < 0) | (seen > _MOST_COST)))
 
 
 def _check_table_costs(graph: OpGraph, fault: FaultReporter) -> None:

@@ -316,6 +316,7 @@ def _node(fields: str) -> str:
     [
         (_node('"flops":-5'), "node 0"),
         (_node('"duration_ns":"inf"'), "node 0"),
+        (_node('"duration_ns":1e61'), "node 0"),
         (_node('"bytes_read":"-inf"'), "node 0"),
         (_node('"multiplicity":-1'), "node 0"),
         (_node('"transcendentals":-0.5'), "node 0"),
