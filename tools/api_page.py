@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, ForwardRef, Literal, get_args, get_origin
 
 import hespas
 from hespas.api import Result
+from hespas.graph.hints import options_of
 from tools.documents import document_command
 
 __all__ = ["PAGE", "api_document", "main"]
@@ -31,6 +34,7 @@ Made by `python -m tools.api_page` from the docstrings; do not edit.
 Each command has one function. It takes paths, or values that were read already, and returns a result. A
 result has a summary line (`repr`), a table (`to_pandas()`) and the document that the command writes with
 `--json` (`to_json()` and `to_dict()`). A notebook shows the summary line and the first rows of the table.
+A table lists the keywords that are options of the command, too.
 Errors are those of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes
 are added to `diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of
 `hespas.converters`.
@@ -109,6 +113,44 @@ def _plain(doc: str | None) -> str:
     return text.replace("``", "`")
 
 
+def _type_text(hint: Any) -> str:
+    """Return a type as it is written, without declarations of options and bounds."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if isinstance(hint, ForwardRef):
+        return hint.__forward_arg__
+    if hint is type(None):
+        return "None"
+    if origin is Annotated:
+        return _type_text(inside[0])
+    if origin in {typing.Union, UnionType}:
+        return " | ".join(map(_type_text, inside))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inside))}]"
+    name: str = getattr(origin or hint, "__name__", str(hint))
+    return (
+        f"{name}[{', '.join('...' if part is ... else _type_text(part) for part in inside)}]"
+        if inside
+        else name
+    )
+
+
+def _stated_type(function: Any, annotation: str) -> str:
+    """Return the type of a parameter; a name of a declared option is replaced by its type."""
+    hint = getattr(inspect.unwrap(function), "__globals__").get(annotation)  # noqa: B009 - of any callable
+    return _type_text(hint) if get_origin(hint) is Annotated else annotation
+
+
+def _options_table(function: Any) -> str:
+    """Return the options of a function as a table; empty without one."""
+    rows: list[str] = []
+    for option in options_of(function).values():
+        keyword = option.name if option.kind is None else f"{option.parameter}.{option.name}"
+        flags = "" if option.option.is_argument else f"`{option.flags}`"
+        text = option.option.help.replace("\n\n", " ").replace("|", "\\|")
+        rows.append(f"| `{keyword}` | {flags} | {text} |\n")
+    return "".join(["\n| keyword | command line | |\n|---|---|---|\n", *rows]) if rows else ""
+
+
 def _signature(name: str, function: Any) -> str:
     """Return the signature on one line, or with a line per parameter."""
     signature = inspect.signature(function)
@@ -118,7 +160,9 @@ def _signature(name: str, function: Any) -> str:
         has_star = any(part.startswith("*") for part in parts)
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
-        stated = "" if parameter.annotation is inspect.Parameter.empty else f": {parameter.annotation}"
+        stated = ""
+        if parameter.annotation is not inspect.Parameter.empty:
+            stated = f": {_stated_type(function, parameter.annotation)}"
         shown = repr(parameter.default)
         parts.append(
             f"{star}{parameter.name}{stated}"
@@ -169,7 +213,8 @@ def api_document() -> str:
     parts = [_INTRODUCTION]
     for name, function in _functions():
         signature = _signature(name, function)
-        parts.append(f"## hespas.{name}\n\n```python\n{signature}\n```\n\n{_plain(function.__doc__)}\n")
+        doc = f"{_plain(function.__doc__)}\n{_options_table(function)}"
+        parts.append(f"## hespas.{name}\n\n```python\n{signature}\n```\n\n{doc}")
     parts.append("## Results\n")
     for name, kind in _result_classes().items():
         fields = ", ".join(f"`{each}`" for each in getattr(kind, "__dataclass_fields__", {}))

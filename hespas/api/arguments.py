@@ -1,16 +1,46 @@
-"""Checks of the arguments of public functions against their type hints."""
+"""Arguments of public functions: checks against their type hints, and options that several of them share."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_type_hints
 
-from hespas.graph.hints import check_fields, check_value, is_option_class
+from hespas.api.lowering import STEP_ESTIMATOR, Granularity, Missing
+from hespas.converters import ReadOptions
+from hespas.graph.errors import UsageError
+from hespas.graph.hints import (
+    DEVICE,
+    INPUT,
+    Option,
+    OptionsOf,
+    check_fields,
+    check_value,
+    is_option_class,
+)
 
-__all__ = ["checked"]
+__all__ = [
+    "Array",
+    "Captures",
+    "ChosenEstimator",
+    "ChosenGranularity",
+    "ComparedEstimator",
+    "Dataflow",
+    "EstimatedOn",
+    "MissingPolicy",
+    "ModelFlops",
+    "ReadingProgram",
+    "ReadingTrace",
+    "SourceFormat",
+    "Tables",
+    "Tokens",
+    "checked",
+    "hardware_option",
+    "with_array",
+]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -50,3 +80,123 @@ def checked(
         return call
 
     return decorate
+
+
+def hardware_option(help_text: str, *, repeats: bool = False) -> Option:
+    """Return the option for a device; if it ``repeats``, the command compares several."""
+    return Option(help_text, metavar="NAME|FILE", panel=DEVICE, completes="devices", repeats=repeats)
+
+
+def with_array(estimator: str, array: str, dataflow: str) -> str:
+    """Return the spelling of an estimator with the options of its systolic array. Raises ``UsageError`` if it
+    has no array.
+    """
+    parts = {option: value for option, value in (("array", array), ("dataflow", dataflow)) if value}
+    if not parts:
+        return estimator
+    name, _, given = estimator.partition(":")
+    if name != "systolic":
+        listed = " and ".join(f"`{option}`" for option in parts)
+        raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add `estimator=systolic`")
+    added = [f"{option}={value}" for option, value in parts.items()]
+    return f"{name}:{','.join([given, *added] if given else added)}"
+
+
+EstimatedOn = Annotated[
+    str,
+    hardware_option(
+        "Estimate durations on this device (see 'hespas hardware list'); repeat to compare.", repeats=True
+    ),
+]
+Array = Annotated[
+    str,
+    Option("Set the shape of the systolic array (default: the device's).", metavar="RxC", panel=DEVICE),
+]
+Dataflow = Annotated[
+    str,
+    Option(
+        "Set the dataflow: output-, weight- or input-stationary (default: the device's).",
+        metavar="os|ws|is",
+        panel=DEVICE,
+    ),
+]
+SourceFormat = Annotated[
+    str | None,
+    Option(
+        "Read the input as this format (default: detected).",
+        flag="from",
+        metavar="FORMAT",
+        panel=INPUT,
+        completes="formats",
+    ),
+]
+ReadingProgram = Annotated[
+    ReadOptions | None,
+    OptionsOf(("num_devices", "num_replicas", "default_dtype", "dims", "comm_groups", "run_time_unit")),
+]
+"""Options of commands that read a workload."""
+ReadingTrace = Annotated[ReadOptions | None, OptionsOf(("default_dtype", "comm_groups", "run_time_unit"))]
+"""Options of commands that read measurements of a workload."""
+Captures = Annotated[
+    str | Path | Sequence[str | Path] | None,
+    Option(
+        "Read CUDA graph captures from this PyTorch trace, or folder of traces; repeatable.",
+        flag="capture",
+        metavar="CAPTURE",
+        panel=INPUT,
+    ),
+]
+Tables = Annotated[
+    str | Path | Sequence[str | Path],
+    Option(
+        "Read measured operations from a table (CSV, Parquet); repeatable.",
+        flag="table",
+        metavar="T",
+        panel=INPUT,
+    ),
+]
+Tokens = Annotated[
+    float | None,
+    Option("Set tokens per step over all ranks, to report tokens/s.", metavar="N", panel=DEVICE),
+]
+ModelFlops = Annotated[
+    float | None,
+    Option("Set model FLOPs per step over all ranks, to report MFU.", metavar="N", panel=DEVICE),
+]
+ChosenEstimator = Annotated[
+    str,
+    Option(
+        "Estimate durations with this estimator (see 'hespas estimators').",
+        metavar="NAME",
+        panel=DEVICE,
+        completes="estimators",
+    ),
+]
+ComparedEstimator = Annotated[
+    str,
+    Option(
+        "Estimate durations with this estimator (see 'hespas estimators'); repeat to compare.",
+        metavar="NAME",
+        panel=DEVICE,
+        completes="estimators",
+        repeats=True,
+        default_text=f"{STEP_ESTIMATOR}: by kind of workload",
+    ),
+]
+ChosenGranularity = Annotated[
+    Granularity | None,
+    Option(
+        "Use one node per operation, elementwise chain, or region between collectives "
+        "(default: fused if durations are estimated and no compiler has fused the program, else op).",
+        panel=DEVICE,
+        default_text="",
+    ),
+]
+MissingPolicy = Annotated[
+    Missing,
+    Option(
+        "Handle unknown durations and trip counts: warn, fail, or count as zero.",
+        flag="missing",
+        panel=DEVICE,
+    ),
+]

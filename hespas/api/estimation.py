@@ -7,16 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import (
+    Array,
+    ChosenGranularity,
+    ComparedEstimator,
+    Dataflow,
+    EstimatedOn,
+    ReadingProgram,
+    SourceFormat,
+    checked,
+    with_array,
+)
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
-from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.configuration import default_configuration
 from hespas.estimators.interface import estimate_with, for_job, with_option
@@ -26,6 +35,7 @@ from hespas.files.documents import Count, Figure, document_bytes, escape_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.graph.hints import Option
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.graph.workload import of_own_ranks
 from hespas.hardware import load_device
@@ -108,15 +118,23 @@ class ClassTotals:
     estimators: tuple[EstimatorShare, ...] = ()
 
 
+_Source = Annotated[
+    str | Path | Workload | Profile,
+    Option("Workload in any readable format.", metavar="[SRC]", is_argument=True, is_required=False),
+]
+
+
 @checked()
 def estimate(
-    source: str | Path | Workload | Profile,
-    hardware: str,
+    source: _Source,
+    hardware: EstimatedOn,
     *,
-    estimator: str = STEP_ESTIMATOR,
-    granularity: Granularity | None = None,
-    format: str | None = None,  # noqa: A002 # the word users know
-    options: ReadOptions | None = None,
+    estimator: ComparedEstimator = STEP_ESTIMATOR,
+    granularity: ChosenGranularity = None,
+    array: Array = "",
+    dataflow: Dataflow = "",
+    format: SourceFormat = None,  # noqa: A002 # the word users know
+    options: ReadingProgram = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NodeEstimates:
@@ -125,10 +143,12 @@ def estimate(
     ``source`` is a workload, a profile (its device events are estimated), or the path of one, which is read
     as ``format`` (default: sniffed) with ``options``. The default ``estimator`` depends on the kind of
     workload (:mod:`hespas.estimators.configuration`). ``granularity`` selects the operations to merge; by
-    default an unoptimised program is fused. Raises ``UsageError`` for an unknown name, ``UnsupportedError``
+    default an unoptimised program is fused. ``array`` and ``dataflow`` are options of the estimator
+    ``systolic``. Raises ``UsageError`` for an unknown name, ``UnsupportedError``
     for a profile without device events; for a path also what ``read`` raises.
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
+    estimator = with_array(estimator, array, dataflow)
     name, workload = opened_program(source, format, options, sink)
     device, estimator = load_device(hardware), step_estimator(workload, hardware, estimator)
     model = for_job(load_estimator(estimator), workload.num_ranks)

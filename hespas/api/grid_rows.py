@@ -202,19 +202,19 @@ class GridRow(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: Count = 0
 
 
-def grid_row(settings: Mapping[str, GridValue], shown: Mapping[str, GridValue]) -> GridRow:
-    """Simulate one row. ``shown`` are the settings that the row reports. An error of the input becomes the
-    ``fault`` of the row.
+def grid_row(
+    settings: Mapping[str, GridValue], shown: Mapping[str, GridValue], options: ReadOptions
+) -> GridRow:
+    """Simulate one row of a workload that is read with ``options``. ``shown`` are the settings that the row
+    reports. An error of the input becomes the ``fault`` of the row.
     """
     diagnostics = Diagnostics()
-    counts = {
+    counts: dict[str, Any] = {
         key: value for key in ("num_devices", "num_replicas") if isinstance(value := settings.get(key), int)
     }
     with TemporaryDirectory(prefix="hespas-grid-") as folder:
         try:
-            reading = ReadOptions(
-                num_devices=counts.get("num_devices"), num_replicas=counts.get("num_replicas")
-            )
+            reading = replace(options, **counts)
             _, workload = opened_program(str(settings["source"]), None, reading, diagnostics)
             if "precision" in settings:
                 workload = _in_precision(workload, str(settings["precision"]), settings, diagnostics)

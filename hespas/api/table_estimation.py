@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import Array, ComparedEstimator, Dataflow, EstimatedOn, checked, with_array
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
@@ -22,6 +22,7 @@ from hespas.files.documents import Count, Figure, document_bytes, escape_cell, e
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.hints import INPUT, Option
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
 from hespas.operations import Operations
@@ -95,12 +96,26 @@ class KindTotals:
     estimators: tuple[str, ...]
 
 
+_Table = Annotated[
+    str | Path,
+    Option(
+        "Read a table of operations (CSV or Parquet) instead of SRC.",
+        flag="table",
+        metavar="FILE",
+        panel=INPUT,
+        is_required=False,
+    ),
+]
+
+
 @checked()
 def estimate_table(
-    path: str | Path,
-    hardware: str,
+    path: _Table,
+    hardware: EstimatedOn,
     *,
-    estimator: str = DEFAULT_ESTIMATOR,
+    estimator: ComparedEstimator = DEFAULT_ESTIMATOR,
+    array: Array = "",
+    dataflow: Dataflow = "",
     diagnostics: Diagnostics | None = None,
 ) -> TableEstimates:
     """Estimate the time of each operation of a table (CSV, CSV.gz, Parquet) on ``hardware``.
@@ -111,7 +126,7 @@ def estimate_table(
     """
     from hespas.measurements.read import DEFAULT_DTYPE, read_operations
 
-    device, estimator = load_device(hardware), operation_estimator(estimator)
+    device, estimator = load_device(hardware), operation_estimator(with_array(estimator, array, dataflow))
     model = load_estimator(estimator)
     candidate: object = model
     if not isinstance(candidate, OperationModel):

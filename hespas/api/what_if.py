@@ -5,20 +5,21 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from html import escape
 from io import StringIO
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
 
 from hespas._version import __version__
-from hespas.api.arguments import checked
+from hespas.api.arguments import ReadingProgram, checked
 from hespas.api.documents import Document, Result, findings
 from hespas.api.grid_rows import AXES, Grid, GridRow, GridValue, grid_row, read_grid
+from hespas.converters import ReadOptions
 from hespas.estimators.registry import named_paths
 from hespas.files.documents import Figure, document_bytes, encode_json, escape_cell
 from hespas.files.limits import limits
@@ -28,7 +29,7 @@ from hespas.files.streams import read_document
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError
-from hespas.graph.hints import PositiveInt
+from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option
 from hespas.hardware import is_path
 
 if TYPE_CHECKING:
@@ -137,20 +138,52 @@ class GridResult(Result):
         return pd.DataFrame(rows, columns=[*self.grid.axes, *_FIGURES])
 
 
+_WHAT_IF = "What if"
+"""Heading of ``--help``."""
+_Grid = Annotated[
+    str | Path | Grid,
+    Option(
+        "Sweep all combinations of the axes in this file (docs/simulation.md).",
+        flag="grid",
+        metavar="GRID.toml",
+        panel=_WHAT_IF,
+        is_required=False,
+    ),
+]
+_Folder = Annotated[
+    str | Path | None,
+    Option(
+        "Write a report: index.html, one CSV file per table and simulation.json.",
+        flag="report",
+        metavar="DIR",
+        panel=OUTPUT,
+        access="folder",
+    ),
+]
+_Jobs = Annotated[
+    int,
+    AtLeast(1),
+    AtMost(1024),
+    Option("Simulate N sweep points in parallel.", metavar="N", panel=_WHAT_IF),
+]
+
+
 @checked()
 def simulate_grid(
-    path: str | Path | Grid,
+    path: _Grid,
     source: str | Path | None = None,
     *,
-    folder: str | Path | None = None,
+    folder: _Folder = None,
     estimator: str | None = None,
-    jobs: PositiveInt = 1,
+    jobs: _Jobs = 1,
+    options: ReadingProgram = None,
     allow_programs: bool = False,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GridResult:
-    """Simulate every combination of the axes of a grid (a value or a file) in ``jobs`` processes.
+    """Simulate every combination of the axes of a grid (a value or a file) in ``jobs`` processes. Workloads
+    are read with ``options``.
 
     Each finished row is written into ``folder``, so that an interrupted run can be resumed; at the end
     ``grid.json``, ``grid.csv`` and a page (``index.html``) are written there, which ``overwrite`` replaces.
@@ -176,15 +209,17 @@ def simulate_grid(
                 raise OutputError(reason, path=str(target / _ROWS), hint=hint) from error
             for name in (_DOCUMENT, _TABLE, _PAGE):
                 check_destination(target / name, overwrite=overwrite)
-        settings = grid.rows()
-        files = [None if target is None else target / _ROWS / f"{_row_key(row)}.json" for row in settings]
+        settings, reading = grid.rows(), replace(options or ReadOptions(), progress=None)
+        files = [
+            None if target is None else target / _ROWS / f"{_row_key(row, reading)}.json" for row in settings
+        ]
         rows: list[GridRow | None] = [None if file is None else _finished_row(file) for file in files]
         kept = sum(row is not None for row in rows)
         if progress and kept:
             progress(kept, len(rows))
         shown = [{key: row[key] for key in grid.axes} for row in settings]
         missing = [index for index, row in enumerate(rows) if row is None]
-        tasks = [(settings[index], shown[index]) for index in missing]
+        tasks = [(settings[index], shown[index], reading) for index in missing]
         for number, row in pool(_simulated_row, tasks, jobs, progress=progress, finished=kept):
             index = missing[number]
             rows[index] = row
@@ -205,20 +240,18 @@ def simulate_grid(
         return result
 
 
-_RowTask = tuple[Mapping[str, GridValue], Mapping[str, GridValue]]
+def _simulated_row(task: tuple[Mapping[str, GridValue], Mapping[str, GridValue], ReadOptions]) -> GridRow:
+    return grid_row(*task)
 
 
-def _simulated_row(task: _RowTask) -> GridRow:
-    settings, shown = task
-    return grid_row(settings, shown)
-
-
-def _row_key(settings: Mapping[str, GridValue]) -> str:
-    """Return the cache key of a row: a hash of its settings, of size and time of the files that they name,
-    and of this version.
+def _row_key(settings: Mapping[str, GridValue], options: ReadOptions) -> str:
+    """Return the cache key of a row: a hash of its settings, of the options of readers, of size and time of
+    the files that the settings name, and of this version.
     """
     digest = blake2b(digest_size=12)
     digest.update(msgspec.json.encode([__version__, sorted(settings.items(), key=lambda item: item[0])]))
+    if options != ReadOptions():
+        digest.update(repr(options).encode())
     for key, value in settings.items():
         text = str(value)
         if key == "estimator":

@@ -6,8 +6,10 @@ the command ends.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,7 @@ from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
 from hespas.graph.errors import UsageError
 
 __all__ = [
+    "COMPLETIONS",
     "DEVICE",
     "INPUT",
     "OUTPUT",
@@ -61,6 +64,7 @@ __all__ = [
     "Untrusted",
     "UntrustedLimit",
     "Workload",
+    "common_parameters",
     "device_names",
     "estimator_names",
     "format_names",
@@ -110,6 +114,15 @@ def format_names(incomplete: str) -> Sequence[str]:
     from hespas import converters
 
     return _completions(incomplete, converters.format_names())
+
+
+COMPLETIONS = {
+    "devices": device_names,
+    "systems": system_names,
+    "estimators": estimator_names,
+    "formats": format_names,
+}
+"""Names that a shell completes -> the function that lists them."""
 
 
 def _set_variable(context: typer.Context, name: str, text: str) -> None:
@@ -524,3 +537,26 @@ UntrustedLimit = Annotated[
 Debug = Annotated[
     bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
 ]
+
+
+def _common(
+    json_file: Json = None,
+    overwrite: Overwrite = False,
+    progress: Progress = None,
+    max_input_bytes: MaxInputBytes = None,
+    allow_programs: AllowPrograms = False,
+    loudness: Loudness = None,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
+) -> None:
+    """Declare the options of all commands."""
+
+
+@cache
+def common_parameters() -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the options of all commands."""
+    return {
+        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(_common, eval_str=True).parameters.items()
+    }

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -56,7 +56,7 @@ def command_line(
     diagnostics: Diagnostics | None = None,
     source: str = "",
     *,
-    documents: Sequence[Path | None] = (),
+    documents: Collection[Path | None] = (),
     reads: _Paths = (),
     writes: _Paths = (),
 ) -> Generator[None]:

@@ -2,287 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import isfinite, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hespas.api.lowering import STEP_ESTIMATOR, Mode
-from hespas.cli import options
-from hespas.cli.destinations import (
-    check_apart,
-    check_report_folder,
-    check_reports,
-    hardware_files,
-    report_folder,
-)
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, progress_bar, report_diagnostics
+from hespas.api.simulation import simulate as simulate_step
+from hespas.api.what_if import simulate_grid
+from hespas.cli.command import Call, command
+from hespas.cli.destinations import check_apart, check_report_folder
+from hespas.cli.terminal import emit, report_diagnostics
 from hespas.cli.text import mixed_lines, op_class_text, step_lines
-from hespas.cli.what_if import WhatIf
+from hespas.cli.what_if import columns_of, print_columns, print_comparison, print_sweep
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import DEVICE, INPUT, OUTPUT, Option
 from hespas.report.tables import table_text
 from hespas.report.texts import bytes_text, count_text, counted, time_text
-from hespas.simulator.astra.configuration import Backend
-from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S
-from hespas.simulator.job.matching import Protocol
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
     from hespas.graph import OpGraph, Profile
-    from hespas.simulator import ClassResult, Simulator
+    from hespas.simulator import ClassResult
     from hespas.simulator.memory import RankMemory
 
 __all__ = ["simulate"]
 
 
+_PANELS = (DEVICE, "System and network", "Ranks and order", "What if", OUTPUT, INPUT, "ASTRA-sim")
 _MAX_SEGMENTS = 8
 _MAX_CLASSES = 8
 """Rank classes that are printed; the JSON document has all."""
 
-# Headings of --help, in order of their first option
-_NETWORK = "System and network"
-_RANKS = "Ranks and order"
-_ASTRA = "ASTRA-sim"
-_WHAT_IF = "What if"
-
-_Timeline = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write the simulated timeline: FILE.json, .pftrace or .csv.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-_Report = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        parser=report_folder,
-        help="Write a report: index.html, one CSV file per table and simulation.json.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-_Mode = Annotated[
-    Mode,
-    typer.Option(
-        help="Simulate with the Hespas engine, or with its exact model of ASTRA-sim's analytical simulator.",
-        rich_help_panel=_ASTRA,
-    ),
-]
-_System = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Use the network of this system, and its device unless --hardware is given.",
-        autocompletion=options.system_names,
-        rich_help_panel=_NETWORK,
-    ),
-]
-_SystemConfig = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json (mode astra).", rich_help_panel=_ASTRA),
-]
-_NetworkConfig = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml (mode astra).", rich_help_panel=_ASTRA),
-]
-_MemoryConfig = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Read ASTRA-sim's remote memory file (mode astra).", rich_help_panel=_ASTRA
-    ),
-]
-_Backend = Annotated[
-    Backend,
-    typer.Option(
-        help="Use the congestion-unaware or -aware network backend (mode astra).", rich_help_panel=_ASTRA
-    ),
-]
-_Queues = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=1,
-        max=1024,
-        help="Set the number of queues per network dimension (mode astra).",
-        rich_help_panel=_ASTRA,
-    ),
-]
-_Jitter = Annotated[
-    float,
-    typer.Option(
-        metavar="SIGMA", min=0, max=10,
-        help="Set the jitter of kernels and copies (coefficient of variation), drawn independently per rank.",
-        rich_help_panel=_RANKS),
-]  # fmt: skip
-_Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Set the random seed of --jitter.", rich_help_panel=_RANKS)
-]
-_Straggler = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="RANK=FACTOR",
-        help="Slow down rank RANK by FACTOR; repeatable.",
-        rich_help_panel=_RANKS,
-    ),
-]
-_Messages = Annotated[
-    Protocol,
-    typer.Option(
-        help="Complete a send at once (eager) or on receipt (rendezvous).", rich_help_panel=_NETWORK
-    ),
-]
-_OverlapTrips = Annotated[
-    bool,
-    typer.Option(
-        "--overlap-trips",
-        help="Start a loop iteration as soon as its inputs are ready (software pipelining), not after the "
-        "previous iteration ends.",
-        rich_help_panel=_RANKS,
-    ),
-]
-_Interference = Annotated[
-    bool,
-    typer.Option(
-        "--interference/--no-interference",
-        help="Model contention between concurrent kernels and collectives.",
-        rich_help_panel=_RANKS,
-    ),
-]
-_Alone = Annotated[
-    bool,
-    typer.Option(
-        "--alone",
-        help="Simulate each rank class alone, without waits for other ranks.",
-        rich_help_panel=_RANKS,
-    ),
-]
-_Simulator = Annotated[
-    Literal["hespas", "astra-sim"],
-    typer.Option(
-        help="astra-sim: also run your ASTRA-sim binary (--astra-bin) on the same traces.",
-        rich_help_panel=_ASTRA,
-    ),
-]
-_AstraBin = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="Set the path of ASTRA-sim's analytical binary (--simulator astra-sim).",
-        rich_help_panel=_ASTRA,
-    ),
-]
-_AstraTimeout = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        help="Limit the run time of ASTRA-sim [s] (default: 3600).",
-        show_default=False,
-        rich_help_panel=_ASTRA,
-    ),
-]
-_Launches = Annotated[
-    bool,
-    typer.Option(
-        "--launches/--no-launches",
-        help="Model the host that launches the kernels of a training step one by one; steps of XLA and whole "
-        "CUDA graphs have no launch overhead.",
-        rich_help_panel=_RANKS,
-    ),
-]
-_Grid = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="GRID.toml",
-        help="Sweep all combinations of the axes in this file (docs/simulation.md).",
-        rich_help_panel=_WHAT_IF,
-    ),
-]
-_Jobs = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=1, max=1024, help="Simulate N sweep points in parallel.", rich_help_panel=_WHAT_IF
-    ),
-]
 _Compare = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(
-        metavar="A.json B.json",
-        help="Compare two JSON documents written by --json.",
-        rich_help_panel=_WHAT_IF,
-    ),
-]
-_Overlay = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PROFILE",
-        help="Add this measured profile, or folder of rank profiles, to the timeline.",
-        rich_help_panel=options.OUTPUT,
-    ),
+    Option("Compare two JSON documents written by --json.", metavar="A.json B.json", panel="What if"),
 ]
 
 
-def simulate(
-    context: typer.Context,
-    source: Annotated[
-        Path | None,
-        typer.Argument(metavar="SRC", help="Workload in any readable format.", show_default=False),
-    ] = None,
-    hardware: Annotated[
-        list[str] | None,
-        options.hardware_option(
-            "Estimate durations on this device (default: durations in SRC); repeat to compare."
-        ),
-    ] = None,
-    estimator: options.Estimators = None,
-    allow_programs: options.AllowPrograms = False,
-    granularity: options.Granularity = None,
-    missing: options.Missing = "warn",
-    system: _System = "",
-    messages: _Messages = "eager",
-    jitter: _Jitter = 0.0,
-    seed: _Seed = 0,
-    straggler: _Straggler = None,
-    alone: _Alone = False,
-    overlap_trips: _OverlapTrips = False,
-    interference: _Interference = True,
-    launches: _Launches = True,
-    grid: _Grid = None,
-    jobs: _Jobs = 1,
-    compare: _Compare = None,
-    json_file: options.Json = None,
-    report: _Report = None,
-    timeline: _Timeline = None,
-    overlay: _Overlay = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-    source_format: options.SourceFormat = "",
-    num_devices: options.NumDevices = None,
-    num_replicas: options.NumReplicas = None,
-    default_dtype: options.DefaultDtype = "",
-    dim: options.Dim = None,
-    comm_groups: options.CommGroups = None,
-    run_time_unit: options.RunTimeUnit = "",
-    max_input_bytes: options.MaxInputBytes = None,
-    mode: _Mode = "hespas",
-    system_config: _SystemConfig = None,
-    network_config: _NetworkConfig = None,
-    memory_config: _MemoryConfig = None,
-    backend: _Backend = "unaware",
-    queues_per_dim: _Queues = 1,
-    simulator: _Simulator = "hespas",
-    astra_bin: _AstraBin = None,
-    astra_timeout: _AstraTimeout = DEFAULT_TIMEOUT_S,
-) -> None:
+@command(simulate_step, simulate_grid, progress="simulating", panels=_PANELS)
+def simulate(call: Call, *, compare: _Compare = None) -> None:
     """Simulate one step: compute, communication and copies in parallel, with memory and critical path.
 
     hespas simulate step.mlir --hardware H100-SXM
@@ -293,169 +54,54 @@ def simulate(
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
-    several = {"hardware": hardware or [""], "estimator": estimator or [STEP_ESTIMATOR]}
-    what_if = WhatIf(grid, compare, jobs, report, json_file, overwrite, progress, debug)
-    source = what_if.run(source, context, several)
-    if source is None:
-        return
-    (device,), (model_name,) = several.values()
-    diagnostics = Diagnostics()
-    configs = (system_config, network_config, memory_config)
-    reads: list[Path | str | None] = [source, device, system, model_name, overlay, *configs]
-    with command_line(
-        debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline, report]
-    ):
-        from hespas import api
-        from hespas.converters import ReadOptions
-
-        if simulator == "astra-sim" and astra_bin is None:
-            raise UsageError("--simulator astra-sim requires --astra-bin", hint="--astra-bin PATH")
-        if simulator != "astra-sim" and astra_bin is not None:
-            raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
-        outputs = _SimulationOutputs(timeline, overlay, json_file, report, overwrite)
-        outputs.check(source, device, [path for path in (*configs, *hardware_files(system)) if path])
-        mode = "astra" if simulator == "astra-sim" else mode
-        settings = (jitter, seed, straggler or [], messages, alone, overlap_trips, interference, launches)
-        with progress_bar("simulating", progress) as callback:
-            reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
-            done = api.simulate(
-                source,
-                device or None,
-                estimator=model_name,
-                granularity=granularity,
-                format=source_format or None,
-                options=reading,
-                simulator=_scheduler(mode, *settings),
-                on_unknown=missing,
-                timeline=timeline,
-                overlay=outputs.overlay_profiles(callback),
-                overwrite=overwrite,
-                mode=mode,
-                system=system or None,
-                system_config=system_config,
-                network_config=network_config,
-                memory_config=memory_config,
-                backend=backend,
-                queues_per_dim=queues_per_dim,
-                astra_bin=astra_bin,
-                astra_timeout=astra_timeout,
-                diagnostics=diagnostics,
-                progress=callback,
-            )
-        outputs.write(done)
-        report_diagnostics(diagnostics, source)
-        _print_result(done)
-        _print_references(done)
+    columns = columns_of(call)
+    if compare is not None:
+        print_comparison(call, compare)
+    elif call["path"] is not None:
+        print_sweep(call, call.several("estimator"))
+    elif call["source"] is None:
+        raise typer.BadParameter("Missing argument 'SRC'.")
+    elif columns:
+        print_columns(call, columns)
+    else:
+        _simulate_step(call)
 
 
-def _scheduler(
-    mode: Mode,
-    jitter: float,
-    seed: int,
-    straggler: Sequence[str],
-    messages: Protocol,
-    alone: bool,
-    overlap_trips: bool,
-    interference: bool,
-    launches: bool,
-) -> Simulator | None:
-    """Return the scheduler for the options; None if no option is given."""
-    from hespas.simulator import JobScheduler, ListScheduler
+def _simulate_step(call: Call) -> None:
+    """Simulate one step, write its files and print its figures."""
+    from hespas import api
 
-    values = {
-        "--jitter": jitter, "--seed": seed, "--straggler": straggler, "--messages": messages != "eager",
-        "--alone": alone, "--overlap-trips": overlap_trips, "--no-interference": not interference,
-        "--no-launches": not launches,
-    }  # fmt: skip
-    given = [option for option, value in values.items() if value]
-    if mode == "astra" and given:
-        raise UsageError(
-            f"{', '.join(given)}: not available in mode astra", hint="leave it out, or --mode hespas"
-        )
-    slow: dict[int, float] = {}
-    for text in straggler:
-        rank, _, factor = text.partition("=")
-        try:
-            rank_number, factor_value = int(rank), float(factor)
-        except ValueError:
-            raise UsageError(
-                f"invalid --straggler {text}: expected RANK=FACTOR", hint="--straggler 3=1.2"
-            ) from None
-        if rank_number in slow:
-            raise UsageError(f"--straggler names rank {rank_number} twice", hint="give each rank once")
-        slow[rank_number] = factor_value
-    if alone:
-        if jitter or seed or slow or messages != "eager":
-            raise UsageError(
-                "--alone excludes --jitter, --seed, --straggler and --messages", hint="leave --alone out"
-            )
-        return ListScheduler(overlap_trips=overlap_trips, interference=interference, launches=launches)
-    if seed and not jitter:
-        raise UsageError("--seed requires --jitter, which draws with it", hint="add --jitter 0.05")
-    if not given:
-        return None
-    return JobScheduler(
-        jitter=jitter,
-        seed=seed,
-        stragglers=tuple(slow.items()),
-        protocol=messages,
-        overlap_trips=overlap_trips,
-        interference=interference,
-        launches=launches,
-    )
+    if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
+        raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
+    timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]
+    if timeline:
+        check_apart("--timeline", timeline, call.files("reads"))
+    api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
+    check_report_folder(report, "simulation.json", call.json_file, call.files(), overwrite=call.overwrite)
+    changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
+    done = call.run(api.simulate, **changes)
+    if call.json_file:
+        api.write_simulation_json(done, call.json_file, overwrite=call.overwrite)
+    if report:
+        done.write(report, overwrite=call.overwrite)
+    report_diagnostics(call.diagnostics, call["source"])
+    _print_result(done)
+    _print_references(done)
 
 
-@dataclass(frozen=True, slots=True)
-class _SimulationOutputs:
-    """Files that one simulation writes, and the measured profile for its timeline."""
+def _overlay_profiles(paths: Sequence[Path]) -> list[Profile]:
+    """Read the profiles of ``--overlay`` and report their diagnostics."""
+    from hespas import api
 
-    timeline: Path | None
-    overlay: Path | None
-    json_file: Path | None
-    report: Path | None
-    overwrite: bool
-
-    def check(self, source: Path, hardware: str, configs: Sequence[Path]) -> None:
-        """Raise an error, before any work, for a file that cannot be written or would replace an input."""
-        from hespas import api
-
-        taken: dict[str, Sequence[str | Path]] = {"SRC": [source], "--hardware": hardware_files(hardware)}
-        if configs:
-            taken["a configuration"] = configs
-        if self.overlay:
-            taken["--overlay"] = [self.overlay]
-        if self.timeline:
-            check_apart("--timeline", self.timeline, taken)
-        api.check_timeline(self.timeline, overlay=self.overlay is not None, overwrite=self.overwrite)
-        if self.timeline:
-            taken["--timeline"] = [self.timeline]
-        check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
-        check_report_folder(self.report, "simulation.json", self.json_file, taken, overwrite=self.overwrite)
-
-    def overlay_profiles(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
-        """Read the profiles of ``--overlay`` and report their diagnostics."""
-        from hespas import api
-        from hespas.converters import ReadOptions
-
-        if not self.overlay:
-            return []
+    profiles: list[Profile] = []
+    for path in paths:
         diagnostics = Diagnostics()
-        reading = ReadOptions(progress=progress)
         try:
-            profiles = api.read_profiles(self.overlay, options=reading, diagnostics=diagnostics)
+            profiles += api.read_profiles(path, diagnostics=diagnostics)
         except UsageError as error:
             raise UsageError(f"--overlay: {error.message}", path=error.path, hint=error.hint) from error
-        report_diagnostics(diagnostics, self.overlay)
-        return profiles
-
-    def write(self, done: SimulationResult) -> None:
-        """Write the JSON document and the report, if requested."""
-        from hespas import api
-
-        if self.json_file:
-            api.write_simulation_json(done, self.json_file, overwrite=self.overwrite)
-        if self.report:
-            done.write(self.report, overwrite=self.overwrite)
+        report_diagnostics(diagnostics, path)
+    return profiles
 
 
 def _print_result(done: SimulationResult) -> None:

@@ -23,17 +23,18 @@ __all__ = [
 ]
 
 _SAME_NAME = (
-    "allow_programs alone args astra_bin astra_timeout backend baseline batch block_size "
+    "allow_programs alone args array astra_bin astra_timeout backend baseline batch block_size "
     "calibrate capacity capture classes cluster comm_groups compile_for compiled context "
-    "context_all_to_all cp default_dtype devices dp engine ep estimator etp expert_dtype expert_node "
-    "explicit factors framework global_batch gpu_memory_utilization granularity grid hardware imbalance "
-    "kv_cache_dtype kv_cache_tokens limit lora_rank max_batched_tokens max_e2e max_input_bytes max_mape "
-    "max_num_seqs max_regression memory_config mesh micro_batch min_coverage mode model_flops "
-    "network_config num_devices num_replicas num_speculative_tokens only_classes out overlap overlay "
-    "overwrite partitioner per_request platform pp precision profile prompt queues_per_dim ranks "
-    "real_tensors recompute recorded recover report request_overhead_ms requests rescale resume "
-    "ring_attention run_time_unit schedule seq sequence_parallel shard split step_overhead_us system "
-    "system_config table test_by timeline timeout tokens tp untrusted vp workload zero"
+    "context_all_to_all cp dataflow default_dtype devices dp engine ep estimator etp expert_dtype "
+    "expert_node explicit factors framework global_batch gpu_memory_utilization granularity grid "
+    "hardware imbalance interference jitter kv_cache_dtype kv_cache_tokens launches limit lora_rank "
+    "max_batched_tokens max_e2e max_input_bytes max_mape max_num_seqs max_regression memory_config "
+    "mesh messages micro_batch min_coverage mode model_flops network_config num_devices num_replicas "
+    "num_speculative_tokens only_classes out overlap overlap_trips overlay overwrite partitioner "
+    "per_request platform pp precision profile prompt queues_per_dim ranks real_tensors recompute "
+    "recorded recover report request_overhead_ms requests rescale resume ring_attention run_time_unit "
+    "schedule seed seq sequence_parallel shard simulator split step_overhead_us system system_config "
+    "table test_by timeline timeout tokens tp untrusted vp workload zero"
 )
 _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
     "broken": "--break",
@@ -44,6 +45,7 @@ _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SA
     "page": "--block-size",
     "profiles": "--measured",
     "source_format": "--from",
+    "stragglers": "--straggler",
     "source_version": "--from-version",
     "style": "--framework",
     "target_format": "--to",
@@ -61,7 +63,11 @@ def flagged(text: str) -> str:
 
     def option(argument: re.Match[str]) -> str:
         flag = _FLAGS.get(argument[1])
-        return argument[0] if flag is None else flag if argument[2] is None else f"{flag} {argument[2]}"
+        if flag is None:
+            return argument[0]
+        if argument[2] in {"True", "False"}:
+            return flag if argument[2] == "True" else f"--no-{flag.removeprefix('--')}"
+        return flag if argument[2] is None else f"{flag} {argument[2]}"
 
     return _ARGUMENT.sub(option, text)
 

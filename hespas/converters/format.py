@@ -7,24 +7,37 @@ point group ``hespas.formats``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hespas.files.limits import limits, reading_budget, refuse_ranks
 from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
-from hespas.graph.hints import PositiveInt
+from hespas.graph.errors import UsageError
+from hespas.graph.hints import INPUT, OUTPUT, Option, PositiveInt
 from hespas.graph.plugins import attribute_of
 
 __all__ = [
     "HEAD_BYTES",
+    "Cluster",
+    "CommGroups",
+    "DefaultDtype",
+    "Dims",
     "Format",
     "Head",
+    "Jobs",
+    "NumDevices",
+    "NumReplicas",
+    "OnlyClasses",
     "ReadOptions",
+    "Recover",
+    "Resume",
     "RunTimeUnit",
+    "Shard",
+    "UnitOfRunTimes",
     "Value",
     "WriteOptions",
     "assuming",
@@ -71,6 +84,112 @@ class Head:
 
 
 RunTimeUnit = Literal["", "us", "ns"]
+
+_MAX_EXTENT_DIGITS = 18
+_MAX_SHARD_DIGITS = 9
+
+
+def _dims_of(texts: Sequence[str]) -> dict[str, int]:
+    """Parse extents of symbolic dimensions: ``b=128``."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, _, extent = text.partition("=")
+        is_extent = extent.isascii() and extent.isdigit() and len(extent) <= _MAX_EXTENT_DIGITS
+        if not name.strip() or not is_extent:
+            raise UsageError(f"`dims`: {text!r}: expected NAME=N, such as b=128 or arg0.1=128")
+        dims[name.strip()] = int(extent)
+    return dims
+
+
+def _shard_of(text: str) -> tuple[int, int]:
+    """Parse a share: ``2/8``, the second of eight."""
+    index, slash, count = text.partition("/")
+    is_valid = slash and all(
+        part.isascii() and part.isdigit() and len(part) <= _MAX_SHARD_DIGITS for part in (index, count)
+    )
+    if not is_valid:
+        raise UsageError(
+            f"invalid `shard` {text!r}: expected I/N", hint="give `shard=1/4` for the first of four"
+        )
+    return int(index), int(count)
+
+
+NumDevices = Annotated[
+    PositiveInt | None,
+    Option("Set the number of ranks, for inputs that do not state it.", metavar="N", panel=INPUT),
+]
+NumReplicas = Annotated[
+    PositiveInt | None,
+    Option(
+        "Set how many of `num_devices` are replicas, for inputs that do not state it.",
+        metavar="N",
+        panel=INPUT,
+    ),
+]
+Recover = Annotated[
+    bool, Option("Recover the intact part of a truncated or damaged input.", flag="recover", panel=INPUT)
+]
+DefaultDtype = Annotated[
+    str,
+    Option("Set the element type of operations that state none: bf16, f32, ...", metavar="TYPE", panel=INPUT),
+]
+CommGroups = Annotated[
+    Path | None,
+    Option(
+        "Read process groups of a trace from FILE (default: comm_group.json in its folder).",
+        metavar="FILE",
+        panel=INPUT,
+    ),
+]
+UnitOfRunTimes = Annotated[
+    RunTimeUnit,
+    Option("Set the unit of run times in traces of old schemas (default: us).", metavar="us|ns", panel=INPUT),
+]
+Dims = Annotated[
+    Mapping[str, int],
+    Option(
+        "Set a symbolic dimension of a StableHLO program, by name or position (arg0.1=128); repeatable.",
+        flag="dim",
+        metavar="NAME=N",
+        panel=INPUT,
+        repeats=True,
+        parse=_dims_of,
+    ),
+]
+Jobs = Annotated[PositiveInt, Option("Write rank files with N threads.", metavar="N", panel=OUTPUT)]
+OnlyClasses = Annotated[
+    bool,
+    Option(
+        "Write one trace per distinct rank, and rank_map.json (rank to trace).",
+        flag="only-classes",
+        panel=OUTPUT,
+    ),
+]
+Shard = Annotated[
+    tuple[int, int] | None,
+    Option(
+        "Write only share I (from 1) of N shares of the ranks, for batch jobs.",
+        metavar="I/N",
+        panel=OUTPUT,
+        parse=_shard_of,
+    ),
+]
+Resume = Annotated[
+    bool,
+    Option(
+        "Continue an interrupted run of the same command; keep written files if interrupted again.",
+        flag="resume",
+        panel=OUTPUT,
+    ),
+]
+Cluster = Annotated[
+    str,
+    Option(
+        "Write with the workers of this Dask scheduler (tcp://...), which must share the folder of DST.",
+        metavar="ADDRESS",
+        panel=OUTPUT,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +249,14 @@ class ReadOptions:
     """
 
     lenient: bool = False
-    num_devices: PositiveInt | None = None
-    num_replicas: PositiveInt | None = None
+    num_devices: NumDevices = None
+    num_replicas: NumReplicas = None
     version: str = ""
-    recover: bool = False
-    comm_groups: Path | None = field(default_factory=lambda: _ASSUMED.get().comm_groups)
-    default_dtype: str = field(default_factory=lambda: _ASSUMED.get().default_dtype)
-    run_time_unit: RunTimeUnit = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
-    dims: Mapping[str, int] = field(default_factory=lambda: _ASSUMED.get().dims)
+    recover: Recover = False
+    comm_groups: CommGroups = field(default_factory=lambda: _ASSUMED.get().comm_groups)
+    default_dtype: DefaultDtype = field(default_factory=lambda: _ASSUMED.get().default_dtype)
+    run_time_unit: UnitOfRunTimes = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
+    dims: Dims = field(default_factory=lambda: _ASSUMED.get().dims)
     capture: tuple[Path, ...] = ()
     locations: bool = True
     max_bytes: PositiveInt = field(default_factory=lambda: limits().input_bytes)
@@ -163,11 +282,11 @@ class WriteOptions:
     name: str = ""
     directory: bool = False
     version: str = ""
-    jobs: PositiveInt = 1
-    only_classes: bool = False
-    shard: tuple[int, int] | None = None
-    resume: bool = False
-    cluster: str = ""
+    jobs: Jobs = 2
+    only_classes: OnlyClasses = False
+    shard: Shard = None
+    resume: Resume = False
+    cluster: Cluster = ""
     progress: Callable[[int, int], None] | None = None
 
 

@@ -1,26 +1,52 @@
-"""Checks of values against type hints: arguments of public functions and fields of option classes.
+"""Type hints of public functions and option classes: checks of values, and declarations of options.
 
-A hint may have bounds: ``queues_per_dim: PositiveInt``.
+A hint may have bounds (``queues_per_dim: PositiveInt``), and declare an option of the command line::
+
+    Jobs = Annotated[PositiveInt, Option("Run N processes.", metavar="N")]
+
+    @checked()
+    def league(table: str | Path, *, jobs: Jobs = 2) -> LeagueReport: ...
 """
 
 from __future__ import annotations
 
+import builtins
 import difflib
+import inspect
 import os
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from hespas.graph.errors import UsageError, clipped
 
-__all__ = ["AtLeast", "NonNegativeInt", "PositiveInt", "check_fields", "check_value", "is_option_class"]
+__all__ = [
+    "DEVICE",
+    "INPUT",
+    "OUTPUT",
+    "REQUIRED",
+    "Access",
+    "AtLeast",
+    "AtMost",
+    "DeclaredOption",
+    "NonNegativeInt",
+    "Option",
+    "OptionsOf",
+    "PositiveInt",
+    "check_fields",
+    "check_value",
+    "is_option_class",
+    "members_of",
+    "options_of",
+    "parameters_of",
+]
 
 _MOST_ELEMENTS = 1000
 """Limit of checked elements of a list: lists of names and paths are shorter."""
@@ -42,6 +68,13 @@ class AtLeast:
     least: float
 
 
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Upper bound of a number in its type hint."""
+
+    most: float
+
+
 PositiveInt = Annotated[int, AtLeast(1)]
 NonNegativeInt = Annotated[int, AtLeast(0)]
 
@@ -54,7 +87,7 @@ def is_option_class(kind: type) -> bool:
     if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 # not in stubs
         return False
     try:
-        members = [member for hint in _hints_of(kind).values() for member in _members(hint)]
+        members = [member for hint in _hints_of(kind).values() for member in members_of(hint)]
     except NameError:
         return False
     return not any(get_origin(member) is np.ndarray for member in members)
@@ -67,15 +100,13 @@ def check_fields(settings: object) -> None:
 
 
 def check_value(name: str, value: object, hint: object) -> None:
-    """Raise ``UsageError`` for a value that its type hint does not allow, or below a bound in the hint."""
+    """Raise ``UsageError`` for a value that its type hint does not allow, or beyond a bound in the hint."""
     if _fits(value, hint):
-        for label, number, least in _below(name, value, hint):
-            raise UsageError(
-                f"`{label}={number}` is less than {least:g}", hint=f"`{label}={least:g}` or more"
-            )
+        for message, remedy in _beyond(name, value, hint):
+            raise UsageError(message, hint=remedy)
         return
     choices = [
-        choice for member in _members(hint) if get_origin(member) is Literal for choice in get_args(member)
+        choice for member in members_of(hint) if get_origin(member) is Literal for choice in get_args(member)
     ]
     if choices and isinstance(value, str):
         text = ", ".join(map(repr, choices))
@@ -88,25 +119,31 @@ def check_value(name: str, value: object, hint: object) -> None:
     raise UsageError(f"{shown} is {kind}", hint=f"pass {_described(hint)}")
 
 
-def _below(name: str, value: object, hint: object) -> Iterator[tuple[str, object, float]]:
-    """Yield names, values and bounds of numbers below the bounds of a hint; names of mapping values have
+def _beyond(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]:
+    """Yield message and remedy for each number beyond the bounds of a hint; names of mapping values have
     keys.
     """
     for member in _alternatives(hint):
         origin, inside = get_origin(member), get_args(member)
         if origin is Annotated and _fits(value, inside[0]):
-            for bound in inside[1:]:
-                if isinstance(bound, AtLeast) and not cast("float", value) >= bound.least:
-                    yield name, value, bound.least
+            yield from _beyond(name, value, inside[0])
+            number = cast("float", value)
+            for bound in inside[1:] if isinstance(value, Real) else ():
+                if isinstance(bound, AtLeast) and not number >= bound.least:
+                    remedy = f"`{name}={bound.least:g}` or more"
+                    yield f"`{name}={value}` is less than {bound.least:g}", remedy
+                elif isinstance(bound, AtMost) and not number <= bound.most:
+                    remedy = f"`{name}={bound.most:g}` or less"
+                    yield f"`{name}={value}` is more than {bound.most:g}", remedy
         elif isinstance(origin, type) and issubclass(cast("type[object]", origin), Mapping):
-            yield from _below_in_mapping(name, value, inside[1])
+            yield from _beyond_in_mapping(name, value, inside[1])
 
 
-def _below_in_mapping(name: str, value: object, hint: object) -> Iterator[tuple[str, object, float]]:
-    """Yield what :func:`_below` yields for the values of a mapping, nothing for another value."""
+def _beyond_in_mapping(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]:
+    """Yield what :func:`_beyond` yields for the values of a mapping, nothing for another value."""
     if isinstance(value, Mapping):
         for key, entry in cast("Mapping[object, object]", value).items():
-            yield from _below(f"{name}[{key!r}]", entry, hint)
+            yield from _beyond(f"{name}[{key!r}]", entry, hint)
 
 
 @cache
@@ -164,18 +201,18 @@ def _alternatives(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in {typing.Union, UnionType} else (hint,)
 
 
-def _members(hint: object) -> tuple[object, ...]:
+def members_of(hint: object) -> tuple[object, ...]:
     """Return the members of a union, or the hint itself, without bounds."""
     if get_origin(hint) is Annotated:
-        return _members(get_args(hint)[0])
+        return members_of(get_args(hint)[0])
     members = _alternatives(hint)
-    return members if members == (hint,) else tuple(part for member in members for part in _members(member))
+    return members if members == (hint,) else tuple(part for member in members for part in members_of(member))
 
 
 def _described(hint: object) -> str:
     """Return a hint in words: ``a str, a Path or None``."""
     words: list[str] = []
-    for member in _members(hint):
+    for member in members_of(hint):
         origin = get_origin(member)
         if origin is Literal:
             words.append("one of " + ", ".join(map(repr, get_args(member))))
@@ -194,3 +231,147 @@ def _described(hint: object) -> str:
 
 def _article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+INPUT = "Input"
+"""Headings of ``--help`` that group options; options without a heading come first."""
+DEVICE = "Device and estimate"
+OUTPUT = "Output"
+
+REQUIRED = inspect.Parameter.empty
+"""Default of an option that must be given."""
+
+Access = Literal["", "reads", "writes", "document", "folder"]
+_Completed = Literal["", "devices", "systems", "estimators", "formats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Declaration of an option in a type hint. ``help`` names other options like messages of the library do:
+    ```num_devices```.
+
+    ``flag`` is the spelling on the command line (empty: the name), for a switch also its negation
+    (``interference/no-interference``). ``panel`` is a heading of ``--help``. ``completes`` are the names
+    that a shell completes. ``is_argument``: the option is given by position. ``repeats``: it can be given
+    several times, each time with one value. ``is_text``: its text need not be a path. ``is_required``: as the
+    signature states unless given. ``parse`` converts the text of the command line, or the texts of an option
+    that ``repeats``, to a value. ``default_text`` replaces the default in ``--help`` (empty: none is shown).
+
+    ``access`` states the use of the named files (empty: paths are read); ``label`` names them in messages
+    (empty: the flag).
+    """
+
+    help: str
+    _: KW_ONLY
+    flag: str = ""
+    metavar: str | None = None
+    panel: str = ""
+    completes: _Completed = ""
+    is_argument: bool = False
+    repeats: bool = False
+    is_text: bool = False
+    is_required: bool | None = None
+    parse: Callable[[Any], object] | None = None
+    default_text: str | None = None
+    access: Access = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOf:
+    """Declaration, in the type hint of an option class, of the fields that commands offer (none named: all
+    that are options).
+    """
+
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredOption:
+    """Option of a function: a keyword, or a field of the option class ``kind`` that ``parameter`` takes."""
+
+    name: str
+    option: Option
+    hint: object
+    default: object
+    parameter: str
+    kind: type | None = None
+
+    @property
+    def flags(self) -> str:
+        """Return the spellings on the command line: ``--launches/--no-launches``."""
+        return "/".join(f"--{flag}" for flag in (self.option.flag or self.name.replace("_", "-")).split("/"))
+
+    @property
+    def flag(self) -> str:
+        """Return the name in messages: the spelling on the command line, or an argument's placeholder."""
+        if self.option.is_argument:
+            return (self.option.metavar or self.name).strip("[].")
+        return self.flags.partition("/")[0]
+
+    @property
+    def is_required(self) -> bool:
+        """Return True if the command line needs a value."""
+        return self.default is REQUIRED if self.option.is_required is None else self.option.is_required
+
+
+class _Names(dict[str, Any]):
+    """Names of a module for its hints. Names that only type checkers import have any type."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def _declared_option(name: str, hint: object, default: object) -> DeclaredOption | None:
+    """Return the option that a type hint declares; None if it declares none."""
+    if get_origin(hint) is not Annotated:
+        return None
+    inside, *metadata = get_args(hint)
+    declared = [entry for entry in metadata if isinstance(entry, Option)]
+    bounds = [entry for entry in metadata if not isinstance(entry, Option)]
+    plain = Annotated[(inside, *bounds)] if bounds else inside
+    return DeclaredOption(name, declared[-1], plain, default, name) if declared else None
+
+
+@cache
+def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name."""
+    return inspect.signature(inspect.unwrap(function)).parameters
+
+
+@cache
+def options_of(function: Callable[..., object]) -> Mapping[str, DeclaredOption]:
+    """Return the options of a function by name, in the order of its parameters."""
+    function = inspect.unwrap(function)
+    names = _Names(getattr(function, "__globals__"))  # noqa: B009 - of a callable
+    hints = get_type_hints(function, localns=names, include_extras=True)
+    options: dict[str, DeclaredOption] = {}
+    for name, parameter in parameters_of(function).items():
+        hint = hints.get(name)
+        if option := _declared_option(name, hint, parameter.default):
+            options[name] = option
+        elif get_origin(hint) is Annotated:
+            kind, *metadata = get_args(hint)
+            for entry in metadata:
+                if isinstance(entry, OptionsOf):
+                    options |= _options_of_class(name, kind, entry.names)
+    return options
+
+
+def _options_of_class(parameter: str, hint: object, names: tuple[str, ...]) -> dict[str, DeclaredOption]:
+    """Return the options among the fields of the option class in the hint of a parameter."""
+    kinds = [member for member in (hint, *get_args(hint)) if hasattr(member, "__dataclass_fields__")]
+    kind = cast("type", kinds[0])
+    hints = get_type_hints(kind, include_extras=True)
+    of_class: dict[str, DeclaredOption] = {}
+    all_fields: tuple[Field[Any], ...] = fields(kind)
+    for field in all_fields:
+        default = REQUIRED if field.default is MISSING else field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        found = _declared_option(field.name, hints[field.name], default)
+        if found is not None and (not names or field.name in names):
+            of_class[field.name] = DeclaredOption(
+                found.name, found.option, found.hint, default, parameter, kind
+            )
+    return {name: of_class[name] for name in names or of_class}

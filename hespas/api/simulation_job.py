@@ -1,0 +1,417 @@
+"""Steps of jobs as :func:`hespas.api.simulate` runs them: on the engine, or on ASTRA-sim's simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import isnan, nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from hespas.analysis.links import network_utilization
+from hespas.api.estimation import estimate
+from hespas.api.io import opened_program, read_profiles
+from hespas.api.lowering import Granularity, Lowering, Mode, merged, refuse_global, step_estimator
+from hespas.api.simulation_result import SimulationResult, recorded_step_of
+from hespas.api.systems import sized_for
+from hespas.api.timeline_file import check_timeline, write_timeline
+from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
+from hespas.converters.chakra.comm_groups import FILE_NAME
+from hespas.converters.chakra.reader import read_chakra
+from hespas.converters.chakra.writer import write_chakra
+from hespas.estimators import MissingPolicy, refuse_converted
+from hespas.estimators.configuration import default_configuration
+from hespas.graph import ESTIMATED_ON, Diagnostics, Profile, Workload
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError, UsageError
+from hespas.hardware import Device, System, load_device, named_device
+from hespas.simulator import JobScheduler, ListScheduler, Simulation, Simulator
+from hespas.simulator import simulate as run_simulator
+from hespas.simulator.astra import (
+    AstraOptions,
+    AstraSimulation,
+    Backend,
+    read_memory_config,
+    read_network_config,
+    read_system_config,
+)
+from hespas.simulator.astra.configuration import FILE_NAMES, astra_sim_files
+from hespas.simulator.astra.external import DEFAULT_TIMEOUT_S, AstraBinary, run_external
+from hespas.simulator.job.matching import Protocol
+from hespas.simulator.memory import RankMemory, memory_by_class
+from hespas.simulator.network import Network, on_system
+from hespas.simulator.results import throughput_of, warn_of_rates
+from hespas.validators.checker.execution import run_traces
+
+__all__ = ["AstraRequest", "Scheduling", "StepJob", "TimelineFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Options of the engine: see :class:`hespas.simulator.JobScheduler`."""
+
+    jitter: float
+    seed: int
+    stragglers: Mapping[int, float]
+    messages: Protocol
+    alone: bool
+    overlap_trips: bool
+    interference: bool
+    launches: bool
+
+    def scheduler(self, mode: Mode) -> Simulator | None:
+        """Return the scheduler with these options; None if all have their defaults. Raises ``UsageError`` for
+        options that exclude each other or the mode.
+        """
+        values = {
+            "`jitter`": self.jitter,
+            "`seed`": self.seed,
+            "`stragglers`": self.stragglers,
+            "`messages`": self.messages != "eager",
+            "`alone`": self.alone,
+            "`overlap_trips`": self.overlap_trips,
+            "`interference=False`": not self.interference,
+            "`launches=False`": not self.launches,
+        }
+        given = [option for option, value in values.items() if value]
+        if mode == "astra" and given:
+            raise UsageError(
+                f"{', '.join(given)}: not available in mode astra", hint="leave it out, or `mode=hespas`"
+            )
+        common: dict[str, Any] = {
+            name: getattr(self, name) for name in ("overlap_trips", "interference", "launches")
+        }
+        if self.alone:
+            if self.jitter or self.seed or self.stragglers or self.messages != "eager":
+                raise UsageError(
+                    "`alone` excludes `jitter`, `seed`, `stragglers` and `messages`",
+                    hint="leave `alone` out",
+                )
+            return ListScheduler(**common)
+        if self.seed and not self.jitter:
+            raise UsageError("`seed` requires `jitter`, which draws with it", hint="add `jitter=0.05`")
+        if not given:
+            return None
+        stragglers = tuple(self.stragglers.items())
+        return JobScheduler(
+            jitter=self.jitter, seed=self.seed, stragglers=stragglers, protocol=self.messages, **common
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """Options of a simulation: the source of times, and the policy for unknown times."""
+
+    hardware: str | None
+    estimator: str
+    granularity: Granularity | None
+    on_unknown: MissingPolicy
+    diagnostics: Diagnostics
+    progress: Callable[[int, int], None] | None
+    system: System | None = None
+
+    def of_source(
+        self,
+        source: str | Path | Workload | Profile,
+        reading: tuple[str | None, ReadOptions | None],
+        request: AstraRequest,
+        timeline: TimelineFile,
+        system: str | Path | System | None,
+    ) -> SimulationResult:
+        """Simulate a workload, or the file of one, which is read with a format and options. The files of the
+        request are checked before the workload is read.
+        """
+        astra = request.checked_job(system)
+        timeline.check()
+        name, workload = opened_program(source, *reading, self.diagnostics)
+        measured = timeline.profiles(self.diagnostics)
+        if self.on_unknown == "error":
+            refuse_global(workload)
+        sized = sized_for(system, workload.num_ranks)
+        device = self.hardware or (sized.device if sized else "") or None
+        job = replace(self, hardware=device, system=sized)
+        if astra is None:
+            simulation = job.run(workload, request.scheduler)
+        else:
+            simulation = job.run_astra(workload, astra.options(sized, self.diagnostics), astra.binary)
+        result = job.result(name, simulation, measured)
+        timeline.write(result, measured)
+        return result
+
+    def run(self, workload: Workload, simulator: Simulator | None) -> Simulation:
+        """Simulate on the engine, with times of a device or of the workload."""
+        estimates = None
+        if self.hardware is None:
+            workload = merged(workload, self.granularity, self.diagnostics)
+        else:
+            if self.on_unknown == "error":
+                refuse_converted(workload, load_device(self.hardware))
+            estimated = estimate(
+                workload,
+                self.hardware,
+                estimator=self.estimator,
+                granularity=self.granularity,
+                diagnostics=self.diagnostics,
+                progress=self.progress,
+            )
+            workload, estimates = estimated.workload, estimated.estimates
+        device = self._device_of_times(workload)
+        configuration = None if device is None else default_configuration(workload, device, self.estimator)
+        if self.system is not None:
+            network = Network(self.system, device)
+            workload, estimates = on_system(workload, estimates, network, self.diagnostics)
+        return run_simulator(
+            workload,
+            estimates,
+            simulator=simulator,
+            device=device,
+            configuration=configuration,
+            missing=self.on_unknown,
+            diagnostics=self.diagnostics,
+        )
+
+    def run_astra(
+        self, workload: Workload, options: AstraOptions, binary: AstraBinary | None
+    ) -> AstraSimulation:
+        """Simulate as ASTRA-sim does. Chakra traces run as they were read; other workloads, and traces that
+        get times of a device, are converted as by ``hespas-convert``: whole microseconds, permutes as
+        messages, unrolled loops. ``binary``, the user's own ASTRA-sim, runs on the same files.
+
+        Raises what :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra` raise.
+        """
+        is_chakra = workload.metadata.get("format") == "chakra"
+        if self.hardware is None and self.granularity is None and is_chakra:
+            if binary is None:
+                return run_traces(workload, options, self.diagnostics)
+        else:
+            lowering = Lowering(
+                granularity=self.granularity,
+                on_unknown=self.on_unknown,
+                hardware=self.hardware,
+                estimator=self.estimator,
+                target=load_format("chakra"),
+                folds=not is_flat(workload.metadata, load_format("stablehlo")),  # its first format decides
+            )
+            workload, _ = lowering.run(workload, range(workload.num_ranks), self.diagnostics)
+        with TemporaryDirectory(prefix="hespas-astra-") as folder:
+            traces = Path(folder) / "traces"
+            writing = WriteOptions(progress=self.progress, directory=True)
+            write_chakra(workload, traces, writing, self.diagnostics)
+            written = read_chakra(traces, ReadOptions(comm_groups=None), Diagnostics())
+            simulation = run_traces(written, options, self.diagnostics)
+            if binary is None:
+                return simulation
+            groups = traces / FILE_NAME
+            group_file = groups if groups.exists() else None
+            reference = run_external(binary, traces, group_file, options, written.num_ranks)
+            return replace(simulation, external=reference)
+
+    def result(self, source: str, simulation: Simulation, measured: Sequence[Profile]) -> SimulationResult:
+        """Return the result: the simulation with rates, memory and use of the network. The measured step is
+        the longest time from the first to the last device event of a profile.
+        """
+        spans_ns = [
+            float(np.nanmax(profile.start_ns + profile.duration_ns) - np.nanmin(profile.start_ns))
+            for profile in measured
+            if len(profile.start_ns)
+        ]
+        workload = simulation.workload
+        columns = {column.name: getattr(simulation, column.name) for column in fields(Simulation)}
+        astra = simulation if isinstance(simulation, AstraSimulation) else None
+        rates = simulation.throughput
+        recorded = recorded_step_of(workload, estimated=bool(self.hardware) or astra is not None)
+        if rates.is_known and recorded is not None and recorded.count:
+            # rates of a recording are per period of its steps
+            period_ns = recorded.period_ns
+            if isnan(period_ns):
+                period_ns = simulation.step_ns / recorded.count
+            rates = throughput_of(workload.metadata, period_ns, self._device_of_times(workload))
+        columns["throughput"] = rates
+        warn_of_rates(rates, source, self.diagnostics)
+        network = None
+        if self.system is not None and astra is None:
+            network = network_utilization(workload, simulation.timeline, self.system, self.diagnostics)
+        memory: tuple[RankMemory, ...] = ()
+        if astra is None:
+            capacity = load_device(self.hardware).main_memory.capacity_bytes if self.hardware else -1
+            shown = {result.rank_class: result.rank for result in simulation.classes}
+            capacity_bytes = float(capacity) if capacity >= 0 else nan
+            memory = memory_by_class(workload, simulation.timeline, shown, capacity_bytes)
+            beyond = sum(workload.class_sizes[row.rank_class] for row in memory if row.fits is False)
+            message = f"ranks need more memory than {self.hardware} has ({capacity / 1e9:,.1f} GB)"
+            self.diagnostics.warning("simulate.beyond-memory", workload.name, message, count=beyond)
+        return SimulationResult(
+            source=source,
+            hardware=self.hardware or "",
+            estimator=step_estimator(workload, self.hardware, self.estimator) if self.hardware else "",
+            system="" if self.system is None else self.system.name,
+            diagnostics=self.diagnostics,
+            mode="hespas" if astra is None else "astra",
+            astra_statistics=None if astra is None else astra.statistics,
+            astra_reference=None if astra is None else astra.external,
+            measured_ns=max(spans_ns, default=nan),
+            memory=memory,
+            network_utilization=network,
+            **columns,
+        )
+
+    def _device_of_times(self, workload: Workload) -> Device | None:
+        """Return the device whose kernels and collectives contend: the chosen one, else the device for
+        which the durations of the workload were estimated. None for recorded times and for an unknown
+        device.
+        """
+        if self.hardware is not None:
+            return load_device(self.hardware)
+        name = workload.metadata.get(ESTIMATED_ON, "")
+        if not name:
+            return None
+        try:
+            device = named_device(name)
+        except UsageError:
+            self.diagnostics.warning(
+                "simulate.unknown-device",
+                workload.name,
+                f"durations are estimates for {name}, which is not in the catalogue: contention between "
+                "kernels and collectives is not included",
+            )
+            return None
+        self.diagnostics.info(
+            "simulate.estimated-times", workload.name, f"durations are estimates for {device.name}"
+        )
+        return device
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineFile:
+    """File of the simulated timeline, if any, with the measured profiles that are added to it."""
+
+    path: Path | None
+    overlays: Sequence[str | Path | Profile]
+    overwrite: bool
+
+    def check(self) -> None:
+        """Raise what :func:`hespas.api.check_timeline` raises."""
+        check_timeline(self.path, overlay=bool(self.overlays), overwrite=self.overwrite)
+
+    def profiles(self, diagnostics: Diagnostics) -> list[Profile]:
+        """Return the measured profiles, which are read if they are files."""
+        measured: list[Profile] = []
+        for item in self.overlays:
+            measured += [item] if isinstance(item, Profile) else read_profiles(item, diagnostics=diagnostics)
+        return measured
+
+    def write(self, result: SimulationResult, measured: Sequence[Profile]) -> None:
+        """Write the file."""
+        if self.path:
+            write_timeline(
+                result.timeline,
+                result.workload,
+                self.path,
+                overlay=measured,
+                hardware=result.hardware,
+                overwrite=self.overwrite,
+                diagnostics=result.diagnostics,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AstraRequest:
+    """The mode with its scheduler, and arguments of mode ``astra``: configuration files, network backend,
+    queues per dimension, binary.
+    """
+
+    mode: Mode = "hespas"
+    scheduler: Simulator | None = None
+    system_config: str | Path | None = None
+    network_config: str | Path | None = None
+    memory_config: str | Path | None = None
+    backend: Backend = "unaware"
+    queues_per_dim: int = 1
+    astra_bin: str | Path | None = None
+    astra_timeout: float = DEFAULT_TIMEOUT_S
+
+    def checked_job(self, system: object) -> _AstraJob | None:
+        """Check the arguments before the workload is read; return None in mode ``hespas``. Raises what
+        :meth:`options` raises, and ``UsageError`` for a system together with configuration files.
+        """
+        configuration = None
+        if self.mode != "astra" or system is None:
+            configuration = self.options()
+            if configuration is None:
+                return None
+        elif self.system_config or self.network_config or self.memory_config:
+            raise UsageError(
+                "`system` and configuration files of ASTRA-sim cannot be combined",
+                hint="leave one out; `hespas hardware system NAME --to astra-sim DIR` writes files to edit",
+            )
+        binary = None
+        if self.astra_bin is not None:
+            binary = AstraBinary(path=str(self.astra_bin), timeout_s=self.astra_timeout)
+        return _AstraJob(self, binary, configuration)
+
+    def options(self) -> AstraOptions | None:
+        """Read the configuration files; return None in mode ``hespas``. Raises ``UsageError`` for a missing
+        file, and for arguments of the other mode.
+        """
+        if self.mode == "hespas":
+            files = [self.system_config, self.network_config, self.memory_config, self.astra_bin]
+            if any(files) or self.backend != "unaware" or self.queues_per_dim != 1:
+                raise UsageError(
+                    "options of ASTRA-sim (files, binary, `backend`, `queues_per_dim`) need mode astra",
+                    hint="add `mode=astra`",
+                )
+            return None
+        if self.scheduler:
+            raise UsageError(
+                "`simulator` belongs to mode hespas", hint="leave `simulator` out, or use mode hespas"
+            )
+        if not self.system_config or not self.network_config:
+            missing = "network_config" if self.system_config else "system_config"
+            raise UsageError(
+                f"mode astra needs `{missing}`",
+                hint="give system.json and network.yml, or `system` with the name of one",
+            )
+        return AstraOptions(
+            system=read_system_config(Path(self.system_config)),
+            network=read_network_config(Path(self.network_config)),
+            memory=read_memory_config(Path(self.memory_config)) if self.memory_config else None,
+            backend=self.backend,
+            queues_per_dim=self.queues_per_dim,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _AstraJob:
+    """Checked request of mode ``astra``. ``configuration`` is read from the files; it is None for a system,
+    whose files are written after the size of the job is known.
+    """
+
+    request: AstraRequest
+    binary: AstraBinary | None
+    configuration: AstraOptions | None
+
+    def options(self, system: System | None, diagnostics: Diagnostics) -> AstraOptions:
+        """Return the configuration. For a sized system its files are written and read back."""
+        configuration = self.configuration
+        if configuration is None and system is not None:
+            with TemporaryDirectory(prefix="hespas-system-") as folder:
+                for name, text in astra_sim_files(system, diagnostics).items():
+                    (Path(folder) / name).write_text(text, encoding="utf-8")
+                system_file, network_file, memory_file = (Path(folder) / name for name in FILE_NAMES)
+                written = replace(
+                    self.request,
+                    system_config=system_file,
+                    network_config=network_file,
+                    memory_config=memory_file,
+                )
+                try:
+                    configuration = written.options()
+                except FormatError as error:  # users cannot look into our temporary files
+                    raise UnsupportedError(
+                        f"ASTRA-sim cannot run the system {system.name}: {error.message}", hint=error.hint
+                    ) from error
+        if configuration is None:
+            raise InvariantError("mode astra without configuration files")
+        return configuration
