@@ -230,7 +230,7 @@ def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> li
         blocks.append(Drawing(content=_memory_curves(tables["memory_points"])))
     left_out = section.left_out | {"depth"}
     header = tuple(
-        replace(column, is_hidden=True) if column.name in left_out else column for column in table.header
+        replace(column, detail=2) if column.name in left_out else column for column in table.header
     )
     names = ("name", "operation", "kernel")
     named = next((name for name in names if name in table.columns), "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hespas.report.tables import Column, Kind, MarkdownText, Table, table_from_records, table_from_rows
+from hespas.report.tables import Column, Kind, Name, Phrase, Table, table_from_records, table_from_rows
 
 __all__ = [
     "Column",
     "Kind",
-    "MarkdownText",
+    "Name",
+    "Phrase",
     "Table",
     "table_from_records",
     "table_from_rows",

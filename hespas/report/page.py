@@ -40,7 +40,7 @@ __all__ = [
 
 _PACKAGE = "hespas.report"
 _LENGTH_LIMITS = (1000, 400, 240, 160, 100, 60, 30)
-_MOST_BYTES = 1_600_000
+_MOST_BYTES = 1_100_000
 _FIRST_ROWS = 50
 """Rows of a table before its button for more rows is used."""
 _MOST_ROWS = 5_000
@@ -235,19 +235,22 @@ def _views(blocks: Sequence[Block]) -> list[TableView]:
 def _table_data(view: TableView, names: NameTable) -> dict[str, Any]:
     """Return a table as the script reads it: texts and values by column, null if unknown."""
     rows = min(len(view.table), view.most)
-    header = [column for column in view.table.header if not column.is_hidden]
+    header = [column for column in view.table.header if column.detail < 2]
     header.sort(key=lambda column: column.name != view.named)
     columns: list[dict[str, Any]] = []
     for column in header:
         values = view.table.values(column)[:rows]
         texts = [column.text(value) for value in values]
-        entry: dict[str, Any] = {"name": column.name, "title": column.heading, "kind": column.kind}
-        if column.is_text:
-            entry["codes"] = [names.row(text) for text in texts]
-            if max(map(len, texts), default=0) > _LONG_TEXT:
-                entry["long"] = True
-        else:
-            entry |= {"values": values, "texts": texts}
+        entry: dict[str, Any] = {
+            "name": column.name,
+            "title": column.heading,
+            "kind": column.kind,
+            "codes": [names.row(text) for text in texts],
+        }
+        if not column.is_text:
+            entry["values"] = [float(value) if isinstance(value, float) else value for value in values]
+        elif max(map(len, texts), default=0) > _LONG_TEXT:
+            entry["long"] = True
         if column.name in view.tones:
             entry["tones"] = list(view.tones[column.name][:rows])
         if column.name in view.links:
@@ -297,7 +300,11 @@ def _first_columns(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _column_class(entry: Mapping[str, Any]) -> str:
-    words = ["text" if "codes" in entry else "figure", entry["kind"], *(("long",) if "long" in entry else ())]
+    words = [
+        "figure" if "values" in entry else "text",
+        entry["kind"],
+        *(("long",) if "long" in entry else ()),
+    ]
     return " ".join(dict.fromkeys([*words, *(("named",) if "named" in entry else ())]))
 
 
@@ -313,13 +320,13 @@ def _first_rows(data: Mapping[str, Any], texts: Sequence[str]) -> Markup:
         strong = ' class="strong"' if data.get("strong") and data["strong"][row] else ""
         cells: list[str] = []
         for place, (entry, kind) in enumerate(columns):
-            text = texts[entry["codes"][row]] if "codes" in entry else entry["texts"][row]
+            text = texts[entry["codes"][row]]
             tone = f" {entry['tones'][row]}" if "tones" in entry else ""
             link = entry["links"][row] if "links" in entry else ""
             inside = escape(text)
             if link:
                 inside = Markup('<a href="#{}">{}</a>').format(link, text)
-            if "codes" in entry:
+            if "values" not in entry:
                 level = f' style="--level:{levels[row]}"' if levels and not place else ""
                 inside = Markup(f"<span{level}>{inside}</span>")
             share = entry["values"][row] if entry["kind"] == "share" else None

@@ -38,7 +38,8 @@ __all__ = [
     "WIDTH",
     "Column",
     "Kind",
-    "MarkdownText",
+    "Name",
+    "Phrase",
     "Table",
     "Values",
     "is_unknown",
@@ -94,7 +95,9 @@ class Column:
 
     ``name`` is the key in CSV, Parquet, JSON and pandas, ``title`` the heading elsewhere (default: the name
     with blanks, and ``unit``). ``write`` returns the text of a known value, by default that of its ``kind``.
-    ``digits`` limits the significant digits in CSV (0: all). ``is_hidden`` leaves the column out of pages.
+    ``digits`` limits the significant digits in CSV (0: all), ``limit`` the letters of a name in Markdown.
+    ``detail`` is 0 for columns of all renderings, 1 for those that text and Markdown leave out, and 2 for
+    those that pages leave out too.
     """
 
     name: str
@@ -103,7 +106,8 @@ class Column:
     unit: str = ""
     write: Callable[[Any], str] | None = None
     digits: int = 0
-    is_hidden: bool = False
+    limit: int = 80
+    detail: int = 0
 
     @property
     def heading(self) -> str:
@@ -120,10 +124,20 @@ class Column:
         return unknown if is_unknown(value) else (self.write or _WRITERS[self.kind])(value)
 
 
-class MarkdownText(str):
-    """Text that is Markdown already, and is not escaped."""
+class Name(str):
+    """Name from a file, in a :class:`Phrase`."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """Value of a column of texts: words of our own and names from files."""
+
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,36 +165,24 @@ class Table:
         """Iterate over the rows as tuples of Python objects."""
         return zip(*map(self.values, self.header), strict=True)
 
-    def texts(self, unknown: str = UNKNOWN) -> list[list[str]]:
-        """Return the texts of all rows."""
-        columns = [[column.text(value, unknown) for value in self.values(column)] for column in self.header]
-        return [list(row) for row in zip(*columns, strict=True)]
-
     def to_text(self, unknown: str = "unknown") -> list[str]:
         """Return the lines of a table for terminals."""
-        left = [place for place, column in enumerate(self.header) if column.is_text]
-        return table_text([column.heading for column in self.header], self.texts(unknown), left=left)
+        header = [column for column in self.header if not column.detail]
+        columns = [[column.text(value, unknown) for value in self.values(column)] for column in header]
+        left = [place for place, column in enumerate(header) if column.is_text]
+        rows = list(zip(*columns, strict=True))
+        return table_text([column.heading for column in header], rows, left=left)
 
     def to_markdown(self) -> str:
         """Return a table of GitHub's Markdown without a final newline. Nothing in a text becomes markup:
         names (``code``) are in code spans, and so are texts with letters that have a meaning.
         """
-        columns = [
-            [self._markdown_cell(column, value) for value in self.values(column)] for column in self.header
-        ]
-        head = (column.heading for column in self.header)
-        lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(self.header)]
+        header = [column for column in self.header if not column.detail]
+        columns = [[_markdown_cell(column, value) for value in self.values(column)] for column in header]
+        titles = (column.heading for column in header)
+        lines = [f"| {' | '.join(titles)} |", "|" + " --- |" * len(header)]
         lines += (f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
         return "\n".join(lines)
-
-    @staticmethod
-    def _markdown_cell(column: Column, value: object) -> str:
-        if isinstance(value, MarkdownText):
-            return value
-        text = column.text(value)
-        if column.kind == "code":
-            return markdown_code(text)
-        return text if not column.is_text or _PLAIN_MARKDOWN.fullmatch(text) else markdown_code(text)
 
     def write_csv(self, stream: TextIO, *, line_end: str = "\n", has_header: bool = True) -> None:
         """Write the table as CSV. Unknown values are empty, and spreadsheets evaluate no text."""
@@ -246,6 +248,15 @@ class Table:
         pq.write_table(pa.table(columns), path)
 
 
+def _markdown_cell(column: Column, value: object) -> str:
+    if isinstance(value, Phrase):
+        return "".join(markdown_code(part) if isinstance(part, Name) else part for part in value.parts)
+    text = column.text(value)
+    if column.kind == "code" or (column.is_text and not _PLAIN_MARKDOWN.fullmatch(text)):
+        return markdown_code(text, column.limit)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class _LineEnds:
     """Stream of lines that end in CRLF, written with another end."""
@@ -291,15 +302,15 @@ _PLAIN_MARKDOWN = re.compile(r"[A-Za-z0-9 _-]*")
 """Texts that have no meaning in Markdown."""
 
 
-def markdown_code(name: str, limit: int = 80) -> MarkdownText:
+def markdown_code(name: str, limit: int = 80) -> str:
     """Return a code span of any text: fenced by more backticks than it has, bars escaped for the table."""
     text = shown(name, limit) or "(unnamed)"
     text = re.sub(r"\\+\|", lambda match: match[0][:-1] + " |", text).replace("|", "\\|")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     if not longest:
-        return MarkdownText(f"`{text}`")
+        return f"`{text}`"
     fence = "`" * (longest + 1)
-    return MarkdownText(f"{fence} {text} {fence}")
+    return f"{fence} {text} {fence}"
 
 
 def table_text(

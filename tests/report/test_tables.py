@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hespas.files.documents import document_bytes, unescape_formula
 from hespas.graph.errors import InvariantError
-from hespas.report import Column, MarkdownText, Table, table_from_records, table_from_rows
+from hespas.report import Column, Name, Phrase, Table, table_from_records, table_from_rows
 
 HEADER = (
     Column("name", "operation", "code"),
@@ -121,6 +121,14 @@ def test_a_text_is_no_markup_in_markdown(text: str) -> None:
     assert line.startswith("| `") or not set(line[2:-2]) & set("`<>*[]\\|#@!~&$")
 
 
-def test_markdown_is_kept() -> None:
-    table = table_from_rows([Column("x")], [(MarkdownText("**bold**"),)])
-    assert table.to_markdown().endswith("| **bold** |")
+def test_a_phrase_has_names_as_code() -> None:
+    table = table_from_rows([Column("x")], [(Phrase((Name("a|b"), " over ", Name(""))),)])
+    assert table.to_markdown().endswith("| `a\\|b` over `(unnamed)` |")
+    assert table.to_text()[-1] == "a|b over"
+
+
+def test_details_are_left_out_of_text_and_markdown() -> None:
+    table = table_from_rows([Column("a"), Column("b", detail=1)], [("x", "y")])
+    assert table.to_text() == ["a", "x"]
+    assert "b" not in table.to_markdown()
+    assert table.to_csv() == "a,b\nx,y\n"

@@ -20,9 +20,9 @@
     const box = document.getElementById(name);
     const element = box.querySelector("table"), count = box.querySelector(".count");
     const head = element.tHead.rows[0], body = element.tBodies[0];
-    const text = (column, row) => (column.codes ? data.texts[column.codes[row]] : column.texts[row]);
-    const value = (column, row) => (column.codes ? text(column, row) : column.values[row]);
-    const classOf = column => [...new Set([column.codes ? "text" : "figure", column.kind, column.long ? "long" : "", column.named ? "named" : ""])].join(" ").trim();
+    const text = (column, row) => data.texts[column.codes[row]];
+    const value = (column, row) => (column.values ? column.values[row] : text(column, row));
+    const classOf = column => [...new Set([column.values ? "figure" : "text", column.kind, column.long ? "long" : "", column.named ? "named" : ""])].join(" ").trim();
     const order = Array.from({ length: table.rows }, (_, row) => row);
     let choice = table.choices && table.choices[0], folds = Boolean(table.folded);
     let most = FIRST_ROWS, sorted = "", isDown = true, wanted = "", searched = null;
@@ -46,7 +46,7 @@
       button.type = "button";
       if (column.title === sorted) cell.setAttribute("aria-sort", isDown ? "descending" : "ascending");
       button.addEventListener("click", () => {
-        isDown = sorted === column.title ? !isDown : !column.codes;
+        isDown = sorted === column.title ? !isDown : Boolean(column.values);
         sorted = column.title;
         sort();
         fillHead();
@@ -61,7 +61,7 @@
         const words = text(column, row);
         const cell = make("td", undefined, classOf(column) + (column.tones ? ` ${column.tones[row]}` : ""));
         let inside = cell;
-        if (column.codes) {
+        if (!column.values) {
           inside = make("span");
           if (levels && !place) inside.style.setProperty("--level", levels[row]);
           cell.append(inside);
@@ -79,7 +79,7 @@
     };
     const fill = () => {
       const isFiltered = wanted || filters.size > 0;
-      if (wanted && !searched) searched = order.map((_, row) => table.columns.filter(column => column.codes).map(column => text(column, row)).join("\n").toLowerCase());
+      if (wanted && !searched) searched = Array.from({ length: table.rows }, (_, row) => table.columns.filter(column => !column.values).map(column => text(column, row)).join("\n").toLowerCase());
       const isTree = table.levels && !sorted && !isFiltered;
       const levels = isTree ? (folds || !table.unfolded_levels ? table.levels : table.unfolded_levels) : null;
       const found = order.filter(row => (!wanted || searched[row].includes(wanted)) && !(isTree && folds && table.folded[row])
@@ -103,7 +103,7 @@
       control.addEventListener("change", () => { chosen(control.value === "" ? null : words[Number(control.value)]); restart(); });
       tools.append(labelled(title, control));
     };
-    if (table.rows > 5 && table.columns.some(column => column.codes)) {
+    if (table.rows > 5 && table.columns.some(column => !column.values)) {
       const input = make("input");
       input.type = "search";
       input.autocomplete = "off";

@@ -212,8 +212,8 @@ def test_every_report_lists_what_an_instruction_carries_out() -> None:
         done, NO_LIMITS
     )
     page = accuracy_html(done, NO_LIMITS)
-    assert "Operations of each instruction: 1 instructions" in page
-    assert "<code>dot_general.8</code>, <code>add.9</code>" in page
+    assert "Operations of each instruction" in page
+    assert "dot_general.8, add.9" in page
 
 
 def test_a_contribution_says_how_much_its_case_is_made_of() -> None:

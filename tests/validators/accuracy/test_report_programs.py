@@ -60,7 +60,7 @@ def test_the_program_that_took_most_time_is_simulated(tmp_path: Path) -> None:
     )
     found = _simulated(tmp_path)
     assert found is not None
-    names = json.loads((tmp_path / "report.html").read_text().split('"names":')[-1].partition("]")[0] + "]")
+    names = json.loads((tmp_path / "report.html").read_text().split('"texts":')[1].partition("]")[0] + "]")
     shown = {names[row] for row in cast("list[int]", found["label"])}
     assert shown == {"multiply.1", "copy.2"}
     [span] = {

@@ -19,6 +19,7 @@ from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, peak_for
 from hespas.hardware.devices import Unit
+from hespas.report.page import NameTable
 from hespas.report.texts import shown
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.result import Accuracy, Contribution
@@ -30,8 +31,7 @@ __all__ = [
     "ErrorCurve",
     "ErrorPart",
     "ErrorWaterfall",
-    "NameTable",
-    "ShapeRows",
+    "ShapeRow",
     "SpanLanes",
     "class_names",
     "curves_of",
@@ -44,8 +44,6 @@ __all__ = [
     "waterfalls_of",
 ]
 
-_LENGTH_LIMITS = (400, 240, 160, 100, 60, 30)
-_MOST_BYTES = 1_600_000
 MOST_POINTS = 5_000
 """Most cases shown as points, and rows of the table."""
 _QUANTILES = 60
@@ -60,33 +58,6 @@ _UNITS: tuple[Unit, ...] = ("matrix", "vector")
 _ELEMENT_TYPE = re.compile(r"\b(?:\d+x|\?x)*([a-z][a-zA-Z0-9]{1,15})\b")
 
 Column = list[float | None]
-
-
-class NameTable:
-    """Names of a page, one row per distinct name."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-
-    def row(self, name: str) -> int:
-        """Return the row of a name; a new name gets a new row."""
-        return self._rows.setdefault(name, len(self._rows))
-
-    def texts(self, most_bytes: int = _MOST_BYTES) -> list[str]:
-        """Return the names, shortened as little as is needed for ``most_bytes`` of JSON.
-
-        Names are never shorter than the last length limit.
-        """
-        texts: list[str] = []
-        for limit in _LENGTH_LIMITS:
-            texts = [shown(name, limit) for name in self._rows]
-            size = 0
-            for text in texts:  # the JSON of a page needs six bytes for each of <, > and &
-                escaped = 5 * sum(map(text.count, "<>&")) + sum(map(text.count, '"\\'))
-                size += len(text.encode("utf-8", "replace")) + escaped + 3
-            if size <= most_bytes:
-                break
-        return texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +76,20 @@ class CasePoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeRows:
-    """Cases of one source and shape as one row, the longest of ``of``; times are means over ``count``
-    cases.
+class ShapeRow:
+    """Cases of one source and shape; times [ns] are means over ``count`` cases, ``share`` is their share of
+    the measured time of the source. ``predicted_ns`` has one time per estimator.
     """
 
-    of: int
-    source: list[int]
-    op_class: list[int]
-    label: list[int]
-    shape: list[int]
-    count: list[int]
-    measured_ns: Column
-    share: Column
-    predicted_ns: list[Column]
+    source: str
+    hardware: str
+    op_class: str
+    label: str
+    shape: str
+    count: int
+    measured_ns: float
+    share: float
+    predicted_ns: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +157,10 @@ def _joined_columns(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntAr
     return np.concatenate([np.asarray(column, np.float64) for column in columns] or [np.empty(0)])
 
 
-def shape_rows_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> ShapeRows:
-    """Return the shapes of all sources, most measured time first. O(cases log cases)."""
+def shape_rows_of(result: Accuracy, estimators: Sequence[str]) -> tuple[list[ShapeRow], int]:
+    """Return the shapes of all sources with most measured time, longest first, and the number of all of them.
+    O(cases log cases).
+    """
     tables: list[FloatArray] = []
     for cases in result.cases:
         shape, first, index, counts = np.unique(
@@ -206,21 +179,23 @@ def shape_rows_of(result: Accuracy, estimators: Sequence[str], names: NameTable)
     all_rows = np.concatenate(tables) if tables else np.empty((0, 6 + len(estimators)))
     order = np.argsort(-all_rows[:, 3], kind="stable")[:MOST_POINTS]
     rows = all_rows[order]
-    sources: list[int] = source[order].tolist()
-    firsts: list[int] = rows[:, 0].astype(np.int64).tolist()
-    shapes: list[int] = rows[:, 1].astype(np.int64).tolist()
-    of_source = [result.cases[number] for number in sources]
-    return ShapeRows(
-        of=len(all_rows),
-        source=sources,
-        op_class=[int(cases.op_class[case]) for cases, case in zip(of_source, firsts, strict=True)],
-        label=[names.row(cases.labels[case]) for cases, case in zip(of_source, firsts, strict=True)],
-        shape=[names.row(cases.shapes[row]) for cases, row in zip(of_source, shapes, strict=True)],
-        count=rows[:, 2].astype(np.int64).tolist(),
-        measured_ns=figures(rows[:, 4]),
-        share=figures(rows[:, 5]),
-        predicted_ns=[figures(rows[:, 6 + number]) for number in range(len(estimators))],
-    )
+    shapes: list[ShapeRow] = []
+    for of_source, cells in zip(source[order].tolist(), rows.tolist(), strict=True):
+        cases, row = result.cases[of_source], int(cells[0])
+        shapes.append(
+            ShapeRow(
+                source=cases.source,
+                hardware=cases.hardware,
+                op_class=cases.classes[int(cases.op_class[row])],
+                label=cases.labels[row],
+                shape=cases.shapes[int(cells[1])],
+                count=int(cells[2]),
+                measured_ns=cells[4],
+                share=cells[5],
+                predicted_ns=tuple(cells[6:]),
+            )
+        )
+    return shapes, len(all_rows)
 
 
 def curves_of(result: Accuracy, estimators: Sequence[str]) -> Iterator[ErrorCurve]:

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
+from math import isnan
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
+from markupsafe import Markup
+
 from hespas._version import __version__
-from hespas.files.documents import encode_json, json_for_script
 from hespas.files.streams import open_input
+from hespas.fitting.statistics import relative_error
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, named_device
-from hespas.report.texts import shown
+from hespas.report.page import (
+    Block,
+    Drawing,
+    Fold,
+    NameTable,
+    Page,
+    Paragraph,
+    Section,
+    TableView,
+    Tile,
+    Tiles,
+    code_text,
+    page_html,
+)
+from hespas.report.tables import Column, Table, Values, table_from_rows
+from hespas.report.texts import UNKNOWN, shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.figures import (
-    NameTable,
+    CasePoints,
     class_names,
     curves_of,
+    figures,
     measured_lanes,
     points_of,
     roofs_of,
@@ -31,7 +52,19 @@ from hespas.validators.accuracy.report.figures import (
     simulated_lanes,
     waterfalls_of,
 )
-from hespas.validators.accuracy.report.tables import FEW_SHAPES
+from hespas.validators.accuracy.report.tables import (
+    FEW_SHAPES,
+    ReportTable,
+    class_tables,
+    end_to_end_table,
+    interval_text,
+    join_table,
+    limit_table,
+    lint_table,
+    matching_table,
+    speed_up_table,
+    trend_table,
+)
 from hespas.validators.accuracy.report.texts import (
     limits_of,
     percent,
@@ -40,7 +73,7 @@ from hespas.validators.accuracy.report.texts import (
     time_text,
     verdict_of,
 )
-from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
+from hespas.validators.accuracy.result import Accuracy, Thresholds
 
 __all__ = ["FileFact", "ReportProvenance", "accuracy_html", "plotly_script", "provenance_of"]
 
@@ -52,7 +85,20 @@ _MOST_ROWS = 200
 """Most rows of other tables; the page shows the number of the remaining rows."""
 _MOST_JOINS = 2000
 """Most instructions with their operations, over all sources."""
-_TEMPLATES = "hespas.validators.accuracy.report"
+_MOST_SOURCES = 40
+_PACKAGE = "hespas.validators.accuracy.report"
+_VERDICTS = {
+    "pass": "\N{CHECK MARK} Pass: within every limit",
+    "fail": "\N{BALLOT X} Fail: a limit is exceeded",
+    "unknown": "? Unknown: a limit could not be checked",
+    "none": "No limits set",
+}
+_ERROR_NOTE = (
+    "n: cases; MAPE: mean absolute error, with a 95 % bootstrap interval over distinct shapes; bias: mean "
+    "signed error; sum: error of the summed time. Naive models: datasheet-roofline, published peaks alone; "
+    "one-efficiency, two parameters fitted for the device; overhead+two-efficiencies, the same per class; "
+    "each shape is excluded from its own fit."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +165,6 @@ def provenance_of(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ErrorTable:
-    """Errors of one estimator on one device at one level, with the rows of the baselines."""
-
-    hardware: str
-    estimator: str
-    level: str
-    rows: tuple[tuple[SummaryRow, tuple[SummaryRow | None, ...]], ...]
-
-
 def accuracy_html(
     result: Accuracy,
     limits: Thresholds,
@@ -145,9 +181,6 @@ def accuracy_html(
     If there are very many cases, the page shows some of them as points and reports it; it stays below 8 MB.
     Raises ``MissingExtraError`` without plotly.
     """
-    import jinja2
-    from markupsafe import Markup
-
     plotly = plotly_script()
     if provenance is None:
         devices: list[Device] = []
@@ -158,73 +191,366 @@ def accuracy_html(
                 continue
         metadata = {profile.name: profile.metadata for profile in profiles}
         provenance = provenance_of(result.inputs, devices, metadata)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(_TEMPLATES, "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(shown=shown, percent=percent, time=time_text, rate=rate_text)
-    checks = limits_of(result, limits)
-    data = _page_data(result, provenance.devices, profiles, timeline, program)
-    folder = files(_TEMPLATES) / "templates"
-    rows = {(row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary}
-    return environment.get_template("report.html").render(
-        version=__version__,
-        result=result,
-        limits=checks,
-        verdict=verdict_of(checks),
-        summary_lines=list(summary_lines(result)),
-        tables=[
-            _ErrorTable(
-                hardware=hardware,
-                estimator=estimator,
-                level=level,
-                rows=tuple(
-                    (
-                        row,
-                        tuple(
-                            rows.get((hardware, name, level, row.op_class, row.size)) for name in BASELINES
-                        ),
-                    )
-                    for row in result.summary
-                    if (row.hardware, row.estimator, row.level) == (hardware, estimator, level)
-                ),
-            )
-            for hardware in dict.fromkeys(row.hardware for row in result.summary)
-            for estimator in result.estimators
-            for level in ("shape", "instance")
+    names = NameTable()
+    lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
+    data = {
+        **_plot_data(result, provenance.devices, names),
+        "timelines": [lane for lane in lanes if lane is not None],
+        "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
+    }
+    sources = f"{len(result.cases):,} {'source' if len(result.cases) == 1 else 'sources'}"
+    measured = f"{sum(map(len, result.cases)):,} measured operations of {sources} on "
+    about = ". Errors are relative to the measurement: +100% is twice as long."
+    page = Page(
+        title="Estimates against measurements",
+        summary=[Paragraph(Markup("{}{}{}").format(measured, code_text(*result.noise), about), "faint")],
+        sections=[
+            Section("verdict", "Verdict", _verdict_blocks(result, limits)),
+            Section("errors", "Errors by class and size", _error_blocks(result), _ERROR_NOTE),
+            Section("figures", "Figures", _figure_blocks(result, data)),
+            Section("operations", "Operations", [_operation_view(result)]),
+            Section("devices", "Across devices", _views(speed_up_table(result), trend_table(result))),
+            Section("matching", "Matching of program and profile", _matching_blocks(result)),
+            Section("data", "Data quality", _quality_blocks(result)),
+            Section("provenance", "Provenance", _provenance_blocks(provenance)),
         ],
-        baselines=BASELINES,
-        few=FEW_SHAPES,
-        most=_MOST_ROWS,
-        most_joins=max(_MOST_JOINS // max(len(result.joins), 1), 20),
-        counts=result.diagnostics.counts(),
-        diagnostics=list(result.diagnostics),
-        provenance=provenance,
+        scripts=[plotly, (files(_PACKAGE) / "templates" / "plots.js").read_text(encoding="utf-8")],
         data=data,
-        json=Markup(json_for_script(encode_json(data))),
-        plotly=Markup(plotly),
-        style=Markup((folder / "report.css").read_text(encoding="utf-8")),
-        script=Markup((folder / "report.js").read_text(encoding="utf-8")),
+        names=names,
+    )
+    return page_html(page)
+
+
+def _views(*tables: ReportTable) -> list[TableView]:
+    """Return the tables that have rows."""
+    return [
+        TableView(
+            name=f"table-{table.name}",
+            table=table.table,
+            title=table.title,
+            note=table.note,
+            of=table.of,
+            most=_MOST_JOINS,
+            file="report.json",
+        )
+        for table in tables
+        if len(table.table)
+    ]
+
+
+def _verdict_blocks(result: Accuracy, limits: Thresholds) -> list[Block]:
+    """Return the verdict, the limits, the figures of each estimator on each device, and whole sources."""
+    checks = limits_of(result, limits)
+    verdict = verdict_of(checks)
+    blocks: list[Block] = [Paragraph(_VERDICTS[verdict], f"verdict {verdict}")]
+    tones = {"status": [check.status for check in checks]}
+    blocks += [replace(view, title="", tones=tones) for view in _views(limit_table(result, limits))]
+    for line in summary_lines(result):
+        run, shape = line.run, line.shape
+        least = "at least " if run is not None and run.is_lower_bound else ""
+        worst = f", worst of {line.runs} sources" if line.runs > 1 else ""
+        compared = (
+            "nothing to compare"
+            if run is None
+            else f"{least}{time_text(run.predicted_ns)} for {time_text(run.measured_ns)}, "
+            f"{run.basis_text}{worst}"
+        )
+        difference = line.baseline_mape - shape.mape
+        naive = "better than the estimator" if difference < 0 else "worse than the estimator"
+        noise = f"variation of repeats of equal work; n {line.noise.n:,}"
+        tiles = [
+            Tile(
+                "End to end", UNKNOWN if run is None else percent(run.relative_error, signed=True), compared
+            ),
+            Tile(
+                "MAPE over shapes",
+                percent(shape.mape),
+                f"95 %: {interval_text(shape)}; {shape.shapes:,} shapes",
+            ),
+            Tile("Median error", percent(shape.median_ape), f"P90 {percent(shape.p90_ape)}"),
+            Tile(
+                "Best naive model",
+                percent(line.baseline_mape),
+                f"{line.best_baseline}, {naive if difference else 'the same'}"
+                if line.best_baseline
+                else "none",
+            ),
+            Tile("Noise floor", percent(line.noise.mape), noise if line.noise.n else "nothing was repeated"),
+            Tile(
+                "Time estimated",
+                percent(line.instance.coverage),
+                f"{line.instance.n:,} of {line.instance.of:,} compared",
+            ),
+        ]
+        if not isnan(line.matched):
+            tiles.append(Tile("Device time matched", percent(line.matched), "matched with the program"))
+        title = Markup("{} on {}").format(
+            code_text(line.estimator, limit=60), code_text(line.hardware, limit=60)
+        )
+        blocks.append(Tiles(title, tiles))
+    return [*blocks, *_views(end_to_end_table(result, _MOST_ROWS))]
+
+
+def _error_blocks(result: Accuracy) -> list[Block]:
+    """Return the errors of each estimator on each device; those of every instance are folded."""
+    blocks: list[Block] = []
+    for _, _, level, table in class_tables(result):
+        title = shown(table.title)
+        for view in _views(table):
+            strong = [str(part) == "all" for part in table.table.columns["part"]]
+            if level == "shape":
+                blocks.append(replace(view, title=title, strong=strong))
+            else:
+                blocks.append(
+                    Fold(summary=title, blocks=[replace(view, title="", label=title, strong=strong)])
+                )
+    return blocks
+
+
+def _figure_blocks(result: Accuracy, data: Mapping[str, object]) -> list[Block]:
+    """Return the places of the plots, which the script draws, with the fields that select their data."""
+    points = cast("CasePoints", data["points"])
+    fields = '<div class="tools">{}</div>'
+    field_of = '<label for="{0}">{1}<select id="{0}"></select></label>'
+    chosen = fields.format(
+        field_of.format("pick-estimator", "estimator") + field_of.format("pick-device", "device")
+    )
+    blocks: list[Block] = [Drawing(content=Markup(chosen))]
+    drawn, of = len(points.measured_ns), points.of
+    if of > drawn:
+        blocks.append(
+            Paragraph(
+                f"{drawn:,} of {of:,} cases are drawn as points: those with the largest time errors, and an "
+                "even selection of the others. Tables, distributions and totals include all cases.",
+                "faint small thinned",
+            )
+        )
+    few = f"Classes of fewer than {FEW_SHAPES} cases are omitted."
+    plots = [
+        (
+            "scatter",
+            "Predicted against measured",
+            "Both axes are logarithmic; dashed: twice and half the measured time.",
+            "",
+        ),
+        (
+            "cdf",
+            "Distribution of errors",
+            f"Share of cases within an absolute relative error; broken lines: naive models. {few}",
+            "",
+        ),
+        ("roof", "Roofline", Markup('<span id="about-roof"></span>'), ""),
+        (
+            "fall",
+            "From the measured time to the predicted",
+            "The shapes with the largest errors; time without an estimate is subtracted first.",
+            fields.format(field_of.format("pick-source", "source")),
+        ),
+    ]
+    if data["timelines"] or data["simulated"]:
+        picked = fields.format(field_of.format("pick-time", "profile"))
+        plots.append(("time", "Timeline", Markup('<span id="about-time"></span>'), picked))
+    for name, title, note, above in plots:
+        content = Markup(f'{above}<div class="plot" id="plot-{name}"></div>')
+        is_half = name in {"scatter", "cdf"}
+        blocks.append(Drawing(content=content, title=title, note=note, is_half=is_half))
+    return blocks
+
+
+def _operation_view(result: Accuracy) -> TableView:
+    """Return the shapes of all sources, with the predictions of the estimator that is selected."""
+    estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
+    rows, of = shape_rows_of(result, estimators)
+    signed = partial(percent, signed=True)
+    several = len({cases.hardware for cases in result.cases}) > 1
+    header = [
+        Column("operation", kind="code"),
+        Column("shape", kind="code"),
+        Column("n", kind="count"),
+        Column("measured", kind="time", write=time_text),
+        Column("of_time", "of the time", "share", write=percent),
+    ]
+    columns: dict[str, Values] = {
+        "operation": [row.label for row in rows],
+        "shape": [row.shape for row in rows],
+        "n": [row.count for row in rows],
+        "measured": figures(np.array([row.measured_ns for row in rows])),
+        "of_time": figures(np.array([row.share for row in rows])),
+    }
+    choices: dict[str, str] = {}
+    for number, estimator in enumerate(estimators):
+        choice = shown(estimator) if number < len(result.estimators) else f"{shown(estimator)} (naive)"
+        predicted = np.array([row.predicted_ns[number] for row in rows])
+        measured = np.array([row.measured_ns for row in rows])
+        error = relative_error(predicted, measured)
+        missed = (predicted - measured) * np.array(columns["n"])
+        for name, title, values in (
+            ("predicted", "predicted", predicted),
+            ("error", "error", error),
+            ("missed", "missed", missed),
+        ):
+            write = signed if name == "error" else partial(time_text, signed=name == "missed")
+            header.append(
+                Column(f"{name}-{number}", title, "number" if name == "error" else "time", write=write)
+            )
+            columns[f"{name}-{number}"] = figures(values)
+            choices[f"{name}-{number}"] = choice
+    header.append(Column("op_class", "class"))
+    columns["op_class"] = [row.op_class for row in rows]
+    if len(result.cases) > 1:
+        header.append(Column("source", kind="code"))
+        columns["source"] = [f"{row.source} ({row.hardware})" if several else row.source for row in rows]
+    return TableView(
+        name="operations-table",
+        table=Table(tuple(header), columns),
+        label="Operations",
+        note="Equal operations of one source are one row; measured and predicted are means. Missed: "
+        "predicted minus measured, times n.",
+        of=of,
+        file="report.csv",
+        named="operation",
+        filters={"op_class", "source"} if len(result.cases) <= _MOST_SOURCES else {"op_class"},
+        choices=choices,
+        choice_title="estimator",
     )
 
 
-def _page_data(
-    result: Accuracy,
-    devices: Sequence[Device],
-    profiles: Sequence[Profile],
-    timeline: Timeline | None,
-    program: Workload | None,
-) -> dict[str, object]:
-    """Return the data that the script of the page reads.
+def _matching_blocks(result: Accuracy) -> list[Block]:
+    """Return the matched shares, and for each source the names without a match."""
+    blocks: list[Block] = [replace(view, title="") for view in _views(matching_table(result))]
+    for number, (source, coverage) in enumerate(list(result.coverage.items())[:_MOST_SOURCES]):
+        inner: list[Block] = []
+        if coverage.inferred_time_ns:
+            inner.append(
+                Paragraph(
+                    f"{time_text(coverage.inferred_time_ns)} belongs to instructions that the compiler "
+                    "created; they are matched with the operations that they serve."
+                )
+            )
+        if coverage.by_rule:
+            rules = ", ".join(
+                f"{shown(rule, 60)} {time_text(time)}" for rule, time in coverage.by_rule.items()
+            )
+            inner.append(Paragraph(f"By rule: {rules}.", "faint small"))
+        for title, missed, unlisted, name in (
+            ("Only measured", coverage.unmatched_events, coverage.unlisted_events, "measured"),
+            ("Only in the program", coverage.unmatched_nodes, coverage.unlisted_nodes, "program"),
+        ):
+            header = (
+                Column("name", kind="code"),
+                Column("n", kind="count"),
+                Column("time", kind="time", write=time_text, detail=2 if name == "program" else 0),
+            )
+            rows = [(row.name, row.count, row.total_ns) for row in missed]
+            if not rows:
+                inner.append(Paragraph(f"{title}: nothing.", "faint"))
+                continue
+            inner.append(
+                TableView(
+                    name=f"{name}-{number}",
+                    title=f"{title}: {len(missed) + unlisted:,} names",
+                    table=table_from_rows(header, rows),
+                    of=len(missed) + unlisted,
+                )
+            )
+        summary = Markup("{}: {} of the device time matched").format(
+            code_text(source, limit=100), percent(coverage.time_share)
+        )
+        blocks.append(Fold(summary=summary, blocks=inner, is_open=len(result.coverage) == 1))
+    return [*blocks, *_views(join_table(result, _MOST_JOINS))]
+
+
+def _quality_blocks(result: Accuracy) -> list[Block]:
+    """Return the findings about the measurements, and the diagnostics by code."""
+    found: list[Block] = [replace(view, title="") for view in _views(lint_table(result))]
+    found = found or [Paragraph("No findings about the measurements.")]
+    counts = result.diagnostics.counts()
+    first = {row.code: row for row in reversed(list(result.diagnostics))}
+    if first:
+        header = (
+            Column("code", kind="code"),
+            Column("severity"),
+            Column("n", kind="count"),
+            Column("message", "first message"),
+            Column("place", kind="code"),
+        )
+        rows = [
+            (code, row.severity.value, counts[code], row.message, row.location)
+            for code, row in sorted(first.items())
+        ]
+        table = table_from_rows(header, rows)
+        summary = f"Diagnostics: {len(first):,} codes"
+        view = TableView(name="codes", table=table, label=summary, most=_MOST_ROWS)
+        found.append(Fold(summary=summary, blocks=[view]))
+    return found
+
+
+def _provenance_blocks(provenance: ReportProvenance) -> list[Block]:
+    """Return files with their hashes, versions of programs, figures of devices, and metadata of profiles."""
+    blocks: list[Block] = []
+    if provenance.files:
+        header = (
+            Column("file", kind="code"),
+            Column("bytes", kind="count"),
+            Column("sha256", "SHA-256", "code"),
+        )
+        rows = [(file.path, file.size_bytes, file.sha256) for file in provenance.files]
+        of = len(rows) + provenance.omitted
+        view = TableView(
+            name="files", title="Files", table=table_from_rows(header, rows), of=of, most=_MOST_ROWS
+        )
+        blocks.append(view)
+    programs = ", ".join(f"{program} {number}" for program, number in provenance.versions.items())
+    blocks.append(Paragraph(f"{programs}."))
+    for number, device in enumerate(provenance.devices):
+        launch = f"{time_text(device.launch_overhead_ns)} ({shown(device.launch_overhead_source, 100)})"
+        inner: list[Block] = [Paragraph(f"{shown(device.description, 300)}. Launch overhead {launch}.")]
+        header = (Column("figure"), Column("value", kind="number", write=str), Column("source"))
+        table = table_from_rows(header, _device_rows(device))
+        inner.append(
+            TableView(name=f"device-{number}", table=table, label=f"Figures of {shown(device.name, 60)}")
+        )
+        inner += [
+            Paragraph(Markup("<b>{}</b>: {}").format(shown(source.key, 60), shown(source.text, 400)), "small")
+            for source in device.sources
+        ]
+        summary = Markup("Device {}").format(code_text(device.name, limit=60))
+        blocks.append(Fold(summary=summary, blocks=inner, is_open=True))
+    for number, (source, facts) in enumerate(provenance.metadata.items()):
+        if facts:
+            view = TableView(
+                name=f"metadata-{number}",
+                table=table_from_rows((Column("key"), Column("value", kind="code")), list(facts.items())),
+                label="Metadata",
+                most=_MOST_ROWS,
+            )
+            blocks.append(Fold(summary=f"Metadata of {shown(source, 100)}", blocks=[view]))
+    return blocks
+
+
+def _device_rows(device: Device) -> Iterator[tuple[str, str, str]]:
+    """Yield peaks, memories and fits of a device: name, value and source."""
+    for peak in device.peaks:
+        sparse = " sparse" if peak.density == "sparse" else ""
+        accumulator = f", accumulated in {peak.accumulator}" if peak.accumulator else ""
+        name = f"{peak.unit} {peak.dtype}{sparse}{accumulator}"
+        yield name, rate_text(peak.flops_per_s), f"{peak.source}: {peak.note}" if peak.note else peak.source
+    for memory in device.memories:
+        bandwidth = memory.bandwidth_bytes_per_s
+        value = UNKNOWN if isnan(bandwidth) else f"{bandwidth / 1e9:.4g} GB/s"
+        source = f"{memory.source}: {memory.note}" if memory.note else memory.source
+        yield f"{shown(memory.name, 40)} ({memory.level})", value, source
+    for row in device.efficiencies:
+        value = f"{row.compute:.3g} of peak, {row.memory:.3g} of memory, {time_text(row.t0_ns)}"
+        yield f"fit of {row.op_class} {row.dtype}", value, row.provenance
+
+
+def _plot_data(result: Accuracy, devices: Sequence[Device], names: NameTable) -> dict[str, object]:
+    """Return the data that the script of the plots reads.
 
     ``estimators`` holds the requested estimators, then the baselines.
     """
-    names = NameTable()
     estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
-    lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
     return {
         "requested": len(result.estimators),
         "few": FEW_SHAPES,
@@ -236,12 +562,8 @@ def _page_data(
         "noise": {shown(name): floor.mape for name, floor in result.noise.items()},
         "roofs": list(roofs_of(devices, result.cases)),
         "points": points_of(result, estimators, names),
-        "shapes": shape_rows_of(result, estimators, names),
         "curves": list(curves_of(result, estimators)),
         "waterfalls": list(waterfalls_of(result, estimators, names)),
-        "timelines": [lane for lane in lanes if lane is not None],
-        "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
-        "names": names.texts(),
     }
 
 

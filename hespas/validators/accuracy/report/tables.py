@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from math import isnan
 
 import numpy as np
@@ -14,7 +15,7 @@ from hespas._version import __version__
 from hespas.estimators.interface import CasePrediction
 from hespas.fitting.statistics import ErrorSummary, relative_error
 from hespas.graph.columns import FloatArray
-from hespas.report.tables import Column, MarkdownText, markdown_code, table_from_rows
+from hespas.report.tables import Column, Name, Phrase, Table, markdown_code, table_from_rows
 from hespas.report.texts import UNKNOWN, shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases
@@ -33,9 +34,19 @@ __all__ = [
     "CSV_COLUMNS",
     "FEW_SHAPES",
     "SPEED_UP_COLUMNS",
+    "ReportTable",
     "accuracy_csv",
     "accuracy_markdown",
+    "class_tables",
+    "end_to_end_table",
+    "interval_text",
+    "join_table",
+    "limit_table",
+    "lint_table",
+    "matching_table",
     "speed_up_csv",
+    "speed_up_table",
+    "trend_table",
 ]
 
 CSV_COLUMNS = (
@@ -104,7 +115,7 @@ _VERDICTS = {
 
 def _names(*titles: str, limit: int = 80) -> list[Column]:
     """Return columns of names from files, cut to ``limit`` letters."""
-    return [Column(title, title, "code", write=partial(shown, limit=limit)) for title in titles]
+    return [Column(title, title, "code", limit=limit) for title in titles]
 
 
 def _texts(*titles: str) -> list[Column]:
@@ -121,15 +132,43 @@ def _counts(*titles: str) -> list[Column]:
 
 
 def _shares(*titles: str, signed: bool = False) -> list[Column]:
-    return [Column(title, title, "share", write=partial(percent, signed=signed)) for title in titles]
+    return [Column(title, title, "number", write=partial(percent, signed=signed)) for title in titles]
 
 
 def _times(*titles: str) -> list[Column]:
-    return [Column(title, title, "time", write=time_text) for title in titles]
+    return [Column(title, title, "time", write=_bounded_text) for title in titles]
+
+
+def _bounded_text(time_ns: float) -> str:
+    return ("at least " if isinstance(time_ns, _LowerBound) else "") + time_text(time_ns)
 
 
 def _ratio(title: str, layout: str) -> Column:
     return Column(title, title, "number", write=layout.format)
+
+
+class _LowerBound(float):
+    """Predicted time to which the parts without an estimate are missing."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """Table of the report, which Markdown and the page show; ``of`` is the number of all rows."""
+
+    name: str
+    title: str
+    table: Table
+    of: int = 0
+    note: str = ""
+
+    def to_markdown(self) -> str:
+        """Return the table under its title; an empty text without rows."""
+        if not len(self.table):
+            return ""
+        note = f"\n\n{len(self.table):,} of {self.of:,} rows." if self.of > len(self.table) else ""
+        return f"## {self.title}\n\n{self.table.to_markdown()}{note}"
 
 
 def accuracy_markdown(result: Accuracy, limits: Thresholds) -> str:
@@ -137,129 +176,116 @@ def accuracy_markdown(result: Accuracy, limits: Thresholds) -> str:
 
     Names are in code spans, so that nothing in them becomes markup, a link or a mention.
     """
-    checks = limits_of(result, limits)
+    verdict = verdict_of(limits_of(result, limits))
     sources = f"{len(result.cases):,} {'source' if len(result.cases) == 1 else 'sources'}"
     sections = [
         "# Estimates against measurements",
-        f"**Verdict: {_VERDICTS[verdict_of(checks)]}** ({sum(map(len, result.cases)):,} cases of {sources})",
+        f"**Verdict: {_VERDICTS[verdict]}** ({sum(map(len, result.cases)):,} cases of {sources})",
     ]
     if result.inputs:
         more = _more_text(len(result.inputs) - _MOST_ROWS)
         sections.append(f"Inputs: {', '.join(map(markdown_code, result.inputs[:_MOST_ROWS]))}{more}")
-    rows = [(check.name, check.required, check.worst, check.status) for check in checks]
-    limit_columns = (*_texts("quantity"), *_figures("limit", "worst"), *_texts("status"))
-    sections += [
-        _section("Limits", limit_columns, rows),
-        *_error_tables(result),
-        *_device_tables(result),
-        *_matching_tables(result),
-        _LEGEND,
-    ]
+    tables = (
+        limit_table(result, limits),
+        _summary_table(result),
+        end_to_end_table(result, 4 * _MOST_ROWS),
+        *(
+            replace(
+                table,
+                title=f"Errors of {markdown_code(estimator)} on {markdown_code(hardware)}, each shape once",
+            )
+            for hardware, estimator, level, table in class_tables(result)
+            if level == "shape"
+        ),
+        _contribution_table(result),
+        speed_up_table(result),
+        trend_table(result),
+        matching_table(result),
+        join_table(result, _MOST_ROWS),
+        lint_table(result),
+    )
+    sections += [*(table.to_markdown() for table in tables), _LEGEND]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _error_tables(result: Accuracy) -> Iterator[str]:
-    """Yield the errors: summary lines, end to end, by class and size, and by contribution."""
-    yield _section(
-        "Summary, each shape once",
-        (
-            *_names("estimator", "device"),
-            *_shares("MAPE"),
-            *_figures("95 %", "best naive"),
-            *_shares("noise floor", "estimated", "matched"),
-            *_shares("end to end", signed=True),
-        ),
-        (
-            (
-                line.estimator,
-                line.hardware,
-                line.shape.mape,
-                _interval(line.shape),
-                f"{percent(line.baseline_mape)} ({line.best_baseline})" if line.best_baseline else None,
-                line.noise.mape,
-                line.instance.coverage,
-                line.matched,
-                None if line.run is None else line.run.relative_error,
-            )
-            for line in summary_lines(result)
-        ),
-    )
-    yield _section(
-        "End to end",
-        (
-            *_names("source", "device"),
-            *_texts("basis"),
-            *_names("estimator"),
-            *_figures("predicted"),
-            *_times("measured"),
-            *_shares("error", signed=True),
-            *_shares("estimated"),
-        ),
-        (
-            (
-                run.source,
-                run.hardware,
-                run.basis_text,
-                run.estimator,
-                ("at least " if run.is_lower_bound else "") + time_text(run.predicted_ns),
-                run.measured_ns,
-                run.relative_error,
-                run.coverage,
-            )
-            for run in result.end_to_end[: 4 * _MOST_ROWS]
-        ),
-        len(result.end_to_end),
-    )
-    yield from _class_tables(result)
-    yield _contribution_table(result)
+def limit_table(result: Accuracy, limits: Thresholds) -> ReportTable:
+    """Return the limits that were set, with the worst values."""
+    header = (*_texts("quantity"), *_figures("limit", "worst"), *_texts("status"))
+    rows = [(check.name, check.required, check.worst, check.status) for check in limits_of(result, limits)]
+    return ReportTable(name="limits", title="Limits", table=table_from_rows(header, rows))
 
 
-def _contribution_table(result: Accuracy) -> str:
-    """Return the shapes with the largest contributions to the error."""
-    contributions = [row for row in result.contributions if row.estimator in result.estimators]
-    contributions.sort(key=lambda row: -abs(row.share))
-    return _section(
-        "Largest contributions to the error",
+def _summary_table(result: Accuracy) -> ReportTable:
+    header = (
+        *_names("estimator", "device"),
+        *_shares("MAPE"),
+        *_figures("95 %", "best naive"),
+        *_shares("noise floor", "estimated", "matched"),
+        *_shares("end to end", signed=True),
+    )
+    rows = (
         (
-            *_names("source", limit=40),
-            *_names("estimator"),
-            *_names("operation", limit=40),
-            *_names("shape"),
-            *_texts("class"),
-            *_figures("instructions : operations"),
-            *_counts("n"),
-            *_times("predicted", "measured"),
-            *_shares("of the measured time", signed=True),
-        ),
+            line.estimator,
+            line.hardware,
+            line.shape.mape,
+            interval_text(line.shape),
+            f"{percent(line.baseline_mape)} ({line.best_baseline})" if line.best_baseline else None,
+            line.noise.mape,
+            line.instance.coverage,
+            line.matched,
+            None if line.run is None else line.run.relative_error,
+        )
+        for line in summary_lines(result)
+    )
+    return ReportTable(name="summary", title="Summary, each shape once", table=table_from_rows(header, rows))
+
+
+def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
+    """Return predicted and measured times of whole sources."""
+    header = (
+        *_names("source", "device"),
+        *_texts("basis"),
+        *_names("estimator"),
+        *_times("predicted", "measured"),
+        *_shares("error", signed=True),
+        *_shares("estimated"),
+    )
+    rows = (
         (
-            (
-                row.source,
-                row.estimator,
-                row.label,
-                row.shape,
-                row.op_class,
-                f"{row.instructions:,} : {row.operations:,}",
-                row.count,
-                row.predicted_ns,
-                row.measured_ns,
-                row.share,
-            )
-            for row in contributions[:_MOST_ROWS]
-        ),
-        len(contributions),
+            run.source,
+            run.hardware,
+            run.basis_text,
+            run.estimator,
+            _LowerBound(run.predicted_ns) if run.is_lower_bound else run.predicted_ns,
+            run.measured_ns,
+            run.relative_error,
+            run.coverage,
+        )
+        for run in result.end_to_end[:most]
+    )
+    return ReportTable(
+        name="end-to-end",
+        title="End to end",
+        table=table_from_rows(header, rows),
+        of=len(result.end_to_end),
+        note="span: simulated step and time from first start to last end; busy: simulated step and time "
+        "during which the device works; sum of operations: sum of the predictions and sum of the mean "
+        "measured times of the same operations; estimated: share of the device time that the estimates "
+        "cover. At least: a part has no estimate.",
     )
 
 
-def _class_tables(result: Accuracy) -> Iterator[str]:
-    """Yield one table of errors by class and size per device and estimator, next to the naive baselines."""
+def class_tables(result: Accuracy) -> Iterator[tuple[str, str, str, ReportTable]]:
+    """Yield device, estimator and level (each shape once, or every instance) with their errors by class and
+    size, next to the naive baselines.
+    """
     by_part = {
-        (row.hardware, row.estimator, row.op_class, row.size): row
-        for row in result.summary
-        if row.level == "shape"
+        (row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary
     }
     header = (
         *_texts("part"),
         *_counts("n"),
+        replace(_counts("of")[0], detail=1),
         *_shares("MAPE"),
         *_figures("95 %"),
         *_shares("median", "P90"),
@@ -267,164 +293,227 @@ def _class_tables(result: Accuracy) -> Iterator[str]:
         *_shares("coverage", *(f"MAPE {name}" for name in BASELINES)),
         *_texts("note"),
     )
-    for hardware in dict.fromkeys(row.hardware for row in result.summary):
-        for estimator in result.estimators:
-            rows: list[Sequence[object]] = []
-            for (row_hardware, row_estimator, op_class, size), row in by_part.items():
-                if (row_hardware, row_estimator) != (hardware, estimator):
-                    continue
-                errors = row.errors
-                naive = [by_part.get((hardware, name, op_class, size)) for name in BASELINES]
-                note = "n too small" if errors.shapes < FEW_SHAPES else ""
-                rows.append(
-                    (
-                        MarkdownText(size) if op_class == "all" else op_class,
-                        errors.n,
-                        errors.mape,
-                        _interval(errors),
-                        errors.median_ape,
-                        errors.p90_ape,
-                        errors.bias,
-                        errors.sum_error,
-                        errors.coverage,
-                        *(None if other is None else other.errors.mape for other in naive),
-                        note if errors.n else "not estimated",
-                    )
+    for number, (hardware, estimator, level) in enumerate(
+        (hardware, estimator, level)
+        for hardware in dict.fromkeys(row.hardware for row in result.summary)
+        for estimator in result.estimators
+        for level in ("shape", "instance")
+    ):
+        rows: list[Sequence[object]] = []
+        for (*of_row, op_class, size), row in by_part.items():
+            if of_row != [hardware, estimator, level]:
+                continue
+            errors = row.errors
+            naive = [by_part.get((hardware, name, level, op_class, size)) for name in BASELINES]
+            note = "n too small" if errors.shapes < FEW_SHAPES else ""
+            rows.append(
+                (
+                    Phrase((size,)) if op_class == "all" else op_class,
+                    errors.n,
+                    errors.of,
+                    errors.mape,
+                    interval_text(errors),
+                    errors.median_ape,
+                    errors.p90_ape,
+                    errors.bias,
+                    errors.sum_error,
+                    errors.coverage,
+                    *(None if other is None else other.errors.mape for other in naive),
+                    note if errors.n else "not estimated",
                 )
-            title = f"Errors of {markdown_code(estimator)} on {markdown_code(hardware)}, each shape once"
-            yield _section(title, header, rows)
-
-
-def _device_tables(result: Accuracy) -> Iterator[str]:
-    """Yield speed-ups between devices, and trends over the sources of a device."""
-    yield _section(
-        "Speed-ups between devices",
-        (
-            *_names("estimator"),
-            *_texts("devices"),
-            *_counts("n"),
-            *_shares("faster device correct", "above 20 us", "median error", "of one ratio"),
-            _ratio("tau", "{:+.2f}"),
-        ),
-        (
-            (
-                row.estimator,
-                MarkdownText(f"{markdown_code(row.other)} over {markdown_code(row.hardware)}"),
-                row.n,
-                row.sign,
-                row.sign_long,
-                row.median_error,
-                row.constant_error,
-                row.rank,
             )
-            for row in result.speed_ups
-        ),
+        title = f"{estimator} on {hardware}, {'each shape once' if level == 'shape' else 'every instance'}"
+        table = ReportTable(name=f"errors-{number}", title=title, table=table_from_rows(header, rows))
+        yield hardware, estimator, level, table
+
+
+def _contribution_table(result: Accuracy) -> ReportTable:
+    contributions = [row for row in result.contributions if row.estimator in result.estimators]
+    contributions.sort(key=lambda row: -abs(row.share))
+    header = (
+        *_names("source", limit=40),
+        *_names("estimator"),
+        *_names("operation", limit=40),
+        *_names("shape"),
+        *_texts("class"),
+        *_figures("instructions : operations"),
+        *_counts("n"),
+        *_times("predicted", "measured"),
+        *_shares("of the measured time", signed=True),
     )
-    yield _section(
-        "Trends over sources",
+    rows = (
         (
-            *_names("estimator", "device"),
-            *_counts("n"),
-            _ratio("tau", "{:+.2f}"),
-            _ratio("slope", "{:.2f}"),
-        ),
-        ((row.estimator, row.hardware, row.n, row.rank, row.slope) for row in result.trends),
+            row.source,
+            row.estimator,
+            row.label,
+            row.shape,
+            row.op_class,
+            f"{row.instructions:,} : {row.operations:,}",
+            row.count,
+            row.predicted_ns,
+            row.measured_ns,
+            row.share,
+        )
+        for row in contributions[:_MOST_ROWS]
+    )
+    return ReportTable(
+        name="contributions",
+        title="Largest contributions to the error",
+        table=table_from_rows(header, rows),
+        of=len(contributions),
     )
 
 
-def _matching_tables(result: Accuracy) -> Iterator[str]:
-    """Yield matched shares, the operations of each instruction, and findings about the measurements."""
+def speed_up_table(result: Accuracy) -> ReportTable:
+    """Return the errors of the ratios between devices."""
+    header = (
+        *_names("estimator"),
+        *_texts("devices"),
+        *_counts("n"),
+        *_shares("faster device correct"),
+        replace(_shares("by one ratio")[0], detail=1),
+        *_shares("above 20 us"),
+        replace(_counts("of them")[0], detail=1),
+        *_shares("median error", "of one ratio"),
+        _ratio("tau", "{:+.2f}"),
+    )
+    rows = (
+        (
+            row.estimator,
+            Phrase((Name(row.other), " over ", Name(row.hardware))),
+            row.n,
+            row.sign,
+            row.constant_sign,
+            row.sign_long,
+            row.n_long,
+            row.median_error,
+            row.constant_error,
+            row.rank,
+        )
+        for row in result.speed_ups
+    )
+    return ReportTable(
+        name="speed-ups",
+        title="Speed-ups between devices",
+        table=table_from_rows(header, rows),
+        note="Shapes measured on both devices: share with the faster device predicted correctly, and error "
+        "of the predicted ratio. One ratio: the same figures for a single factor for all shapes.",
+    )
+
+
+def trend_table(result: Accuracy) -> ReportTable:
+    """Return the trends over the sources of each device."""
+    header = (
+        *_names("estimator", "device"),
+        *_counts("n"),
+        _ratio("tau", "{:+.2f}"),
+        _ratio("slope", "{:.2f}"),
+    )
+    rows = ((row.estimator, row.hardware, row.n, row.rank, row.slope) for row in result.trends)
+    return ReportTable(
+        name="trends",
+        title="Trends over sources",
+        table=table_from_rows(header, rows),
+        note="Over the sources of one device: rank correlation of the totals, and the slope of ln(predicted) "
+        "over ln(measured); with slope 1 the estimator scales like the device.",
+    )
+
+
+def matching_table(result: Accuracy) -> ReportTable:
+    """Return the matched shares of each source, and the first names without a match."""
     rows: list[Sequence[object]] = []
     for source, coverage in result.coverage.items():
-        events = [
-            f"{markdown_code(row.name, 40)} {time_text(row.total_ns)}"
-            for row in coverage.unmatched_events[:_MOST_NAMES]
-        ]
-        nodes = [
-            f"{markdown_code(row.name, 40)} x {row.count:,}" for row in coverage.unmatched_nodes[:_MOST_NAMES]
-        ]
         more_events = len(coverage.unmatched_events) + coverage.unlisted_events - _MOST_NAMES
         more_nodes = len(coverage.unmatched_nodes) + coverage.unlisted_nodes - _MOST_NAMES
+        events = ((row.name, f" {time_text(row.total_ns)}") for row in coverage.unmatched_events)
+        nodes = ((row.name, f" x {row.count:,}") for row in coverage.unmatched_nodes)
         rows.append(
             (
                 source,
                 f"{coverage.matched_events:,} of {coverage.events:,}",
                 coverage.time_share,
                 f"{coverage.matched_nodes:,} of {coverage.nodes:,}",
-                MarkdownText(", ".join(events) + _more_text(more_events)),
-                MarkdownText(", ".join(nodes) + _more_text(more_nodes)),
+                _listed(events, _more_text(more_events)),
+                _listed(nodes, _more_text(more_nodes)),
             )
         )
-    yield _section(
-        "Matching",
-        (
-            *_names("source"),
-            *_figures("events"),
-            *_shares("device time"),
-            *_figures("operations"),
-            *_texts("only measured", "only in the program"),
-        ),
-        rows,
+    header = (
+        *_names("source"),
+        *_figures("events"),
+        *_shares("device time"),
+        *_figures("operations"),
+        *_texts("only measured", "only in the program"),
     )
+    return ReportTable(name="matched", title="Matching", table=table_from_rows(header, rows))
+
+
+def join_table(result: Accuracy, most: int) -> ReportTable:
+    """Return the operations of the program that each instruction carries out, most time first."""
     joins = [(source, join) for source, of_source in result.joins.items() for join in of_source]
     joins.sort(key=lambda row: -row[1].time_ns)
-    yield _section(
-        "Operations of each instruction",
-        (
-            *_names("source", "instruction", limit=40),
-            *_texts("operations of the program", "rule"),
-            *_counts("events"),
-            *_times("time"),
-        ),
-        (
-            (
-                source,
-                join.instruction,
-                MarkdownText(
-                    ", ".join(markdown_code(name, 40) for name in join.operations[:_MOST_NAMES])
-                    + _more_text(len(join.operations) - _MOST_NAMES)
-                ),
-                join.rule,
-                join.events,
-                join.time_ns,
-            )
-            for source, join in joins[:_MOST_ROWS]
-        ),
-        len(joins),
+    header = (
+        *_names("source", "instruction", limit=40),
+        *_texts("operations of the program", "rule"),
+        Column("served", kind="flag", detail=1),
+        *_counts("events"),
+        *_times("time"),
     )
-    yield _section(
-        "Findings about the measurements",
+    rows = (
         (
-            *_texts("finding"),
-            *_names("source"),
-            Column("count", kind="count", write=count_text),
-            *_shares("of the time"),
-            *_names("message"),
-        ),
-        (
-            (MarkdownText(finding.code), finding.source, finding.count, finding.share, finding.message)
-            for finding in result.lint
-        ),
+            source,
+            join.instruction,
+            _listed(((name, "") for name in join.operations), _more_text(len(join.operations) - _MOST_NAMES)),
+            join.rule,
+            join.inferred,
+            join.events,
+            join.time_ns,
+        )
+        for source, join in joins[:most]
     )
+    return ReportTable(
+        name="joins",
+        title="Operations of each instruction",
+        table=table_from_rows(header, rows),
+        of=len(joins),
+        note="Served: the compiler created the instruction; the operations are those that it serves.",
+    )
+
+
+def lint_table(result: Accuracy) -> ReportTable:
+    """Return the findings about the measurements."""
+    header = (
+        *_texts("finding"),
+        *_names("source"),
+        Column("count", kind="count", write=count_text),
+        *_shares("of the time"),
+        *_names("message"),
+    )
+    rows = (
+        (Phrase((finding.code,)), finding.source, finding.count, finding.share, finding.message)
+        for finding in result.lint
+    )
+    title = "Findings about the measurements"
+    return ReportTable(name="findings", title=title, table=table_from_rows(header, rows))
+
+
+def _listed(names: Iterable[tuple[str, str]], more: str) -> Phrase:
+    """Return the first names, each with a text behind it, and ``more`` behind all of them."""
+    parts: list[str] = []
+    for name, text in islice(names, _MOST_NAMES):
+        parts += [", "] if parts else []
+        parts += [Name(shown(name, 40)), text]
+    return Phrase((*parts, more))
 
 
 def _more_text(count: int) -> str:
     return f" and {count:,} more" if count > 0 else ""
 
 
-def _interval(errors: ErrorSummary) -> str:
+def interval_text(errors: ErrorSummary) -> str:
+    """Return the bootstrap interval of the MAPE."""
     if isnan(errors.ci_low) or isnan(errors.ci_high):
         return UNKNOWN
     return f"{percent(errors.ci_low)} to {percent(errors.ci_high)}"
-
-
-def _section(title: str, header: Sequence[Column], rows: Iterable[Sequence[object]], of: int = 0) -> str:
-    """Return a table with its title; an empty text without rows. ``of`` is the number of all rows."""
-    table = table_from_rows(header, rows)
-    if not len(table):
-        return ""
-    note = f"\n\n{len(table):,} of {of:,} rows." if of > len(table) else ""
-    return f"## {title}\n\n{table.to_markdown()}{note}"
 
 
 def accuracy_csv(result: Accuracy) -> str:

@@ -34,7 +34,7 @@
     if (letters.length > width * most) lines[most - 1] += "…";
     return lines.map(safe).join("<br>");
   };
-  const named = (row) => data.names[row] || "(unnamed)";
+  const named = (row) => data.texts[row] || "(unnamed)";
   // Shapes begin with the operation: "aten::mm(8x4xf32, 4x2xf32) -> 8x2xf32".
   const workOf = (label, shape) => shape.startsWith(label) ? shape.slice(label.length).trim() : shape;
   const errorOf = (predicted, measured) => predicted === null || !(measured > 0) ? null : (predicted - measured) / measured;
@@ -66,7 +66,6 @@
   const devices = [...new Set(data.sources.map((source) => source.hardware))];
   const estimatorTexts = data.estimators.map((text, row) => row < data.requested ? text : `${text} (naive)`);
   options(at("pick-estimator"), estimatorTexts);
-  options(at("pick-row-estimator"), estimatorTexts);
   options(at("pick-device"), devices);
   const estimator = () => Number(at("pick-estimator").value) || 0;
   const device = () => devices[Number(at("pick-device").value) || 0];
@@ -310,118 +309,5 @@
   narrow.addEventListener("change", drawAll);
   addEventListener("beforeprint", drawAll);
 
-  // ---- the table of operations ----
-  const shapes = data.shapes;
-  const several = data.sources.length > 1;
-  const sourceText = (row) => devices.length > 1 ? `${data.sources[row].name} (${data.sources[row].hardware})` : data.sources[row].name;
-  const rowEstimator = () => Number(at("pick-row-estimator").value) || 0;
-  const said = (row, which = rowEstimator()) => shapes.predicted_ns[which][row];
-  const naive = data.estimators.map((text, row) => [text, row]).slice(data.requested);
-  const columns = [
-    { title: "operation", value: (row) => named(shapes.label[row]), more: (row) => workOf(named(shapes.label[row]), named(shapes.shape[row])), code: true },
-    { title: "n", value: (row) => shapes.count[row], text: countText },
-    { title: "measured", value: (row) => shapes.measured_ns[row], text: (value) => timeText(value) },
-    { title: "predicted", value: (row) => said(row), text: (value) => timeText(value) },
-    { title: "error", value: (row) => errorOf(said(row), shapes.measured_ns[row]), text: (value) => percentText(value, "+") },
-    { title: "missed", value: (row) => said(row) === null ? null : (said(row) - shapes.measured_ns[row]) * shapes.count[row], text: (value) => timeText(value, "+"), size: Math.abs },
-    { title: "of the time", value: (row) => shapes.share[row], text: (value) => percentText(value) },
-    ...naive.map(([text, which]) => ({ title: `error ${text}`, value: (row) => errorOf(said(row, which), shapes.measured_ns[row]), text: (value) => percentText(value, "+") })),
-    { title: "class", value: (row) => data.classes[shapes.op_class[row]] },
-    ...(several ? [{ title: "source", value: (row) => sourceText(shapes.source[row]), code: true }] : []),
-  ];
-  const step = 50;
-  let order = { column: columns.findIndex((column) => column.title === "missed"), down: true };
-  let shownRows = step;
-  const head = at("rows").tHead.rows[0];
-  columns.forEach((column, place) => {
-    const cell = document.createElement("th");
-    cell.scope = "col";
-    if (column.text) cell.className = "figure";
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = column.title;
-    button.addEventListener("click", () => {
-      order = { column: place, down: order.column === place ? !order.down : Boolean(column.text) };
-      fillRows();
-    });
-    cell.append(button);
-    head.append(cell);
-  });
-  const present = [...new Set(shapes.op_class)].sort((one, two) => data.classes[one].localeCompare(data.classes[two]));
-  const every = document.createElement("option");
-  every.value = "";
-  every.textContent = "all";
-  at("pick-class").append(every);
-  present.forEach((code) => {
-    const option = document.createElement("option");
-    option.value = String(code);
-    option.textContent = data.classes[code];
-    at("pick-class").append(option);
-  });
-  const compare = (one, two) => {
-    if (one === two) return 0;
-    if (one === null || two === null) return one === null ? 1 : -1;
-    const way = order.down ? -1 : 1;
-    return way * (typeof one === "string" ? one.localeCompare(two) : one - two);
-  };
-  const folded = 72;
-  const coded = (text) => {
-    const code = document.createElement("code");
-    code.textContent = text;
-    return code;
-  };
-  // A long name shows its start, and all of it when it is opened.
-  const nameOf = (text) => {
-    const letters = Array.from(text);
-    if (letters.length <= folded) return coded(text);
-    const details = document.createElement("details");
-    const summary = document.createElement("summary");
-    summary.append(coded(`${letters.slice(0, folded - 8).join("")}…`));
-    details.append(summary, coded(text));
-    return details;
-  };
-  const fillRows = () => {
-    const column = columns[order.column];
-    const needle = at("find").value.trim().toLowerCase();
-    const code = at("pick-class").value;
-    const rows = [];
-    for (let row = 0; row < shapes.source.length; row += 1) {
-      if (code !== "" && shapes.op_class[row] !== Number(code)) continue;
-      if (needle && ![named(shapes.label[row]), named(shapes.shape[row]), data.sources[shapes.source[row]].name].some((text) => text.toLowerCase().includes(needle))) continue;
-      const value = column.value(row);
-      rows.push([value !== null && column.size ? column.size(value) : value, row]);
-    }
-    rows.sort((one, two) => compare(one[0], two[0]) || one[1] - two[1]);
-    [...head.cells].forEach((cell, place) => {
-      if (place === order.column) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
-      else cell.removeAttribute("aria-sort");
-    });
-    const lines = rows.slice(0, shownRows).map(([, row]) => {
-      const tr = document.createElement("tr");
-      columns.forEach((each) => {
-        const cell = document.createElement("td");
-        const value = each.value(row);
-        if (each.code) {
-          cell.className = each.more ? "name op" : "name";
-          cell.append(nameOf(value));
-          if (each.more) cell.append(nameOf(each.more(row)));
-        } else if (each.text) {
-          cell.className = "figure";
-          cell.textContent = each.text(value);
-        } else cell.textContent = value;
-        tr.append(cell);
-      });
-      return tr;
-    });
-    at("rows").tBodies[0].replaceChildren(...lines);
-    at("row-count").textContent = `${countText(lines.length)} of ${countText(rows.length)} rows${rows.length < shapes.source.length ? `, of ${countText(shapes.source.length)} in all` : ""}`;
-    at("more-rows").hidden = lines.length >= rows.length;
-  };
-  const restart = () => { shownRows = step; fillRows(); };
-  at("find").addEventListener("input", restart);
-  at("pick-class").addEventListener("change", restart);
-  at("pick-row-estimator").addEventListener("change", restart);
-  at("more-rows").addEventListener("click", () => { shownRows += 4 * step; fillRows(); });
-  fillRows();
   drawAll();
 })();
