@@ -1,22 +1,16 @@
-"""Contention between communication and kernels of one rank: slow-down factors, and progress at a changing
-pace.
+"""Contention between communication and kernels of one rank: slow-down factors.
 
 A collective occupies units of a GPU (channels) from its start to its end, also while it waits for other
 ranks: a compute-bound kernel has the other units. While a collective transfers, each byte is read from and
 written to memory: a memory-bound kernel has the rest of the bandwidth, and the collective loses the same
 share. :mod:`hespas.hardware.kernel_shares` converts shares to slow-down factors. Recorded times already
 include these effects.
-
-Whenever an operation of a rank begins or ends, the remaining work of the running operations is rescaled. A
-collective progresses at the pace of its slowest member.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from heapq import heappush
-from math import nan
 
 import numpy as np
 
@@ -28,7 +22,7 @@ from hespas.hardware import Device
 from hespas.hardware.kernel_shares import held_units, interference_factor
 from hespas.simulator.streams import COMMUNICATION, COMMUNICATION_KINDS, COMPUTE, kinds_of, stream_codes
 
-__all__ = ["ConstantPace", "ContentionPace", "Pressure", "pressures_of", "uniform_pressures"]
+__all__ = ["Pressure", "pressures_of", "uniform_pressures"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,205 +77,6 @@ class Pressure:
         parts = [cls.none(0), *parts]
         names = [column.name for column in fields(cls)]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-_Ends = list[tuple[float, int]]
-"""Heap of end times and tasks."""
-
-
-class ConstantPace:
-    """Constant pace, for tasks without contention."""
-
-    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
-        """Start a task that waits for no other rank."""
-        heappush(ends, (now + work_ns, task))
-
-    def wait(self, task: int) -> None:
-        """Start a communication task, which may have to wait for other ranks."""
-
-    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
-        """Start the transfer of a communication task after its last arrival: it ends at ``over_ns``."""
-        heappush(ends, (over_ns, task))
-
-    def end(self, task: int, now: float) -> bool:
-        """Return True if the task ends now; False if its end has moved to another time."""
-        return True
-
-    def settle(self, now: float, ends: _Ends) -> None:
-        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
-
-
-@dataclass(slots=True)
-class ContentionPace(ConstantPace):
-    """Pace that changes with contention. ``owner`` is the rank of each task, ``event`` the communication
-    event that ends it (-1: none).
-
-    ``ended`` and ``moved`` are the times at which paced tasks ended and began to transfer (NaN: other tasks).
-    """
-
-    owner: list[int]
-    event: list[int]
-    holds: list[float]
-    moves: list[float]
-    by_units: list[float]
-    by_memory: list[float]
-    works: list[float]
-    paced: list[bool]
-    presses: list[bool]
-    slow: list[float]
-    left: list[float]
-    since: list[float]
-    due: list[float]
-    ended: list[float]
-    moved: list[float]
-    kernels: list[set[int]]
-    communicating: list[set[int]]
-    load: list[float]
-    event_members: dict[int, list[int]]
-    changed: set[int]
-
-    @classmethod
-    def of(
-        cls,
-        pressure: Pressure,
-        duration_ns: FloatArray,
-        stream: IntArray | SmallIntArray,
-        owner: IntArray,
-        ended_by: IntArray,
-    ) -> ContentionPace:
-        """Return the initial state; tasks without a stream are not paced."""
-        held = stream >= 0
-        slowed = (pressure.by_units > 0) | (pressure.by_memory > 0)
-        presses = ((pressure.holds > 0) | (pressure.moves > 0)) & held
-        paced = (slowed | (pressure.stretches & presses)) & held
-        tasks, owners = len(pressure), int(owner.max(initial=-1)) + 1
-        return cls(
-            owner=owner.tolist(),
-            event=ended_by.tolist(),
-            holds=pressure.holds.tolist(),
-            moves=pressure.moves.tolist(),
-            by_units=pressure.by_units.tolist(),
-            by_memory=pressure.by_memory.tolist(),
-            works=duration_ns.tolist(),
-            paced=paced.tolist(),
-            presses=presses.tolist(),
-            slow=[nan] * tasks,
-            left=[0.0] * tasks,
-            since=[0.0] * tasks,
-            due=[nan] * tasks,
-            ended=[nan] * tasks,
-            moved=[nan] * tasks,
-            kernels=[set() for _ in range(owners)],
-            communicating=[set() for _ in range(owners)],
-            load=[0.0] * owners,
-            event_members={},
-            changed=set(),
-        )
-
-    def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
-        """Start a task that waits for no other rank."""
-        if self.presses[task]:
-            self.wait(task)
-            self.move(task, now, now + work_ns, ends)
-        elif self.paced[task]:
-            owner = self.owner[task]
-            self.kernels[owner].add(task)
-            self.left[task], self.since[task] = work_ns, now
-            if self.communicating[owner]:
-                self.changed.add(owner)
-            else:  # the common case: no contention
-                self._stretch(task, 1.0, now, ends)
-        else:
-            heappush(ends, (now + work_ns, task))
-
-    def wait(self, task: int) -> None:
-        """Start a communication task, which may have to wait for other ranks."""
-        if self.presses[task]:
-            owner = self.owner[task]
-            self.communicating[owner].add(task)
-            if self.kernels[owner]:
-                self.changed.add(owner)
-
-    def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
-        """Start the transfer of a communication task after its last arrival: it ends at ``over_ns``, or later
-        with contention.
-        """
-        if self.presses[task]:
-            self.moved[task] = now
-            self.changed.add(self.owner[task])
-        if not self.paced[task]:
-            heappush(ends, (over_ns, task))
-            return
-        self.left[task], self.since[task] = self.works[task], now
-        if self.event[task] >= 0:
-            self.event_members.setdefault(self.event[task], []).append(task)
-
-    def end(self, task: int, now: float) -> bool:
-        """Return True if the task ends now; False if its end has moved to another time."""
-        if self.paced[task]:
-            if self.due[task] != now:
-                return False
-            self.ended[task] = now
-            self.due[task] = nan
-            self.event_members.pop(self.event[task], None)
-        elif not self.presses[task]:
-            return True
-        owner = self.owner[task]
-        mine, others = self.kernels[owner], self.communicating[owner]
-        if self.presses[task]:
-            mine, others = others, mine
-        mine.discard(task)
-        if others:
-            self.changed.add(owner)
-        if not self.kernels[owner]:
-            self.load[owner] = 0.0
-        return True
-
-    def settle(self, now: float, ends: _Ends) -> None:
-        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
-        if ends and ends[0][0] == now:
-            return
-        events: set[int] = set()
-        for owner in self.changed:
-            communicating = sorted(self.communicating[owner])
-            moving = [task for task in communicating if self.moved[task] == self.moved[task]]
-            held, moved = (
-                sum(self.holds[task] for task in communicating),
-                sum(self.moves[task] for task in moving),
-            )
-            load = 0.0
-            for task in sorted(self.kernels[owner]):
-                load += self.by_memory[task]
-                slow = 1.0 + self.by_units[task] * held + self.by_memory[task] * moved
-                self._stretch(task, slow, now, ends)
-            self.load[owner] = min(load, 1.0)
-            mine = [task for task in moving if self.paced[task]]
-            for task in mine:
-                if self.event[task] < 0:
-                    self._stretch(task, self._pace(task), now, ends)
-            events |= {self.event[task] for task in mine if self.event[task] >= 0}
-        self.changed.clear()
-        for event in events:
-            members = self.event_members[event]
-            slowest = max(self._pace(task) for task in members)
-            for task in members:
-                self._stretch(task, slowest, now, ends)
-
-    def _pace(self, task: int) -> float:
-        return 1.0 + self.moves[task] * self.load[self.owner[task]]
-
-    def _stretch(self, task: int, slow: float, now: float, ends: _Ends) -> None:
-        if slow == self.slow[task]:
-            return
-        if now > self.since[task]:
-            self.left[task] = max(self.left[task] - (now - self.since[task]) / self.slow[task], 0.0)
-        self.slow[task], self.since[task] = slow, now
-        self.due[task] = now + self.left[task] * slow
-        heappush(ends, (self.due[task], task))
-
-    def columns(self) -> tuple[FloatArray, FloatArray]:
-        """Return ``ended`` and ``moved``."""
-        return np.array(self.ended, np.float64), np.array(self.moved, np.float64)
 
 
 _MOST_TAKEN = 0.5

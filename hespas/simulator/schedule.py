@@ -1,15 +1,9 @@
-"""List schedule of a program: an idle stream always runs the first of its ready nodes.
-
-A node is ready when all its dependencies have ended. A node without a stream takes no time: it ends when it
-is ready. A delay ends its duration after it is ready and occupies no stream. Nodes are not interrupted. At
-one moment all ends are processed first, then idle streams start work. O((nodes + edges) log nodes).
-"""
+"""List schedule of a program by the event loop (:mod:`hespas.simulator.event_loop`), and its figures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from math import inf, nan
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,12 +15,13 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, SmallIntArray
 from hespas.graph.errors import FormatError
+from hespas.graph.passes.order import ready_order
 from hespas.graph.timeline import united
-from hespas.simulator.interference import ConstantPace, ContentionPace, Pressure
+from hespas.simulator.event_loop import ConstantPace, ContentionPace, EventLoop
+from hespas.simulator.interference import Pressure
 from hespas.simulator.streams import (
     COMMUNICATION,
     COMPUTE,
-    DELAY,
     FREE,
     STREAMS,
     concurrent_kinds,
@@ -52,7 +47,6 @@ __all__ = [
     "list_schedule",
     "node_label",
     "ranks_of",
-    "release",
 ]
 
 
@@ -122,11 +116,17 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None =
     previous task of a queue. Raises ``FormatError`` if dependencies form a cycle, and if times overflow.
     """
     rank = ranks_of(tasks, priority)
-    start_ns, ended_ns, ran = _start_times(tasks if queued is None else replace(tasks, deps=queued), rank)
+    pace = ConstantPace()
+    if tasks.pressure is not None and tasks.pressure.matters:
+        alone = np.full(len(tasks), -1, np.int64)
+        pace = ContentionPace.of(
+            tasks.pressure, tasks.duration_ns, tasks.stream, np.zeros(len(tasks), np.int64), alone
+        )
+    deps = tasks.deps if queued is None else queued
+    start_ns, end_ns, ran = EventLoop(deps, tasks.stream, tasks.duration_ns, rank, pace).run()
     with np.errstate(over="ignore", invalid="ignore"):
-        end_ns = start_ns + np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
-        added_ns = np.where(np.isnan(ended_ns), 0.0, np.maximum(ended_ns - end_ns, 0.0))
-        end_ns = np.where(np.isnan(ended_ns), end_ns, ended_ns)
+        takes_ns = np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
+        added_ns = np.maximum(end_ns - (start_ns + takes_ns), 0.0)
     if sum(tasks.duration_ns.tolist()) == inf and not np.isfinite(end_ns).all():
         raise FormatError(
             f"{tasks.name or 'the graph'}: the sum of operation times overflows",
@@ -174,24 +174,12 @@ def issue_order(deps: RaggedArray) -> IntArray:
 
     O(tasks) if program order is topological, else O((tasks + dependencies) log tasks).
     """
-    count = len(deps)
     if (deps.values < deps.row_ids).all():
-        return np.arange(count, dtype=np.int64)
-    waiting: list[int] = deps.lengths.tolist()
-    consumers = deps.transpose(count)
-    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
-    ready = [task for task, left in enumerate(waiting) if not left]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        task = heappop(ready)
-        order.append(task)
-        for consumer in targets[bounds[task] : bounds[task + 1]]:
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                heappush(ready, consumer)
-    order += [task for task, left in enumerate(waiting) if left > 0]
-    return np.array(order, np.int64)
+        return np.arange(len(deps), dtype=np.int64)
+    order = ready_order(deps)
+    reached = np.zeros(len(deps), np.bool_)
+    reached[order] = True
+    return np.concatenate([order, np.flatnonzero(~reached)])
 
 
 def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
@@ -216,106 +204,6 @@ def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
     rank = np.empty(len(tasks), np.int64)
     rank[first] = np.arange(len(tasks))
     return rank
-
-
-def _start_times(tasks: Tasks, rank: IntArray | None) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return the start of each task [ns], NaN for tasks that never start; the ends of tasks with contention
-    (NaN: others); and the tasks with a stream in order of starts.
-    """
-    pressure = tasks.pressure if tasks.pressure is not None and tasks.pressure.matters else None
-    if rank is not None:  # renumber so that smaller numbers run first
-        order = np.argsort(rank)
-        deps = tasks.deps.take(order)
-        deps = RaggedArray(deps.offsets, rank[deps.values].astype(np.int32))
-        mine = None if pressure is None else pressure.take(order)
-        ranked = Tasks(tasks.name, tasks.duration_ns[order], tasks.stream[order], deps, mine)
-        start_ns, ended_ns, ran = _start_times(ranked, None)
-        return start_ns[rank], ended_ns[rank], order[ran]
-    consumers = tasks.deps.transpose(len(tasks))
-    pace = None
-    if pressure is not None:
-        alone = np.full(len(tasks), -1, np.int64)
-        pace = ContentionPace.of(
-            pressure, tasks.duration_ns, tasks.stream, np.zeros(len(tasks), np.int64), alone
-        )
-    start_ns, ran = _simulate(
-        tasks.duration_ns.tolist(),
-        tasks.stream.tolist(),
-        tasks.deps.lengths.tolist(),
-        consumers.offsets.tolist(),
-        consumers.values.tolist(),
-        pace=pace or ConstantPace(),
-    )
-    return start_ns, np.full(len(tasks), nan) if pace is None else pace.columns()[0], ran
-
-
-def _simulate(
-    durations: list[float],
-    streams: list[int],
-    waiting: list[int],
-    bounds: list[int],
-    targets: list[int],
-    *,
-    pace: ConstantPace,
-) -> tuple[FloatArray, IntArray]:
-    """Process events in order of time. ``waiting`` counts unfinished dependencies and is consumed."""
-    starts = [float("nan")] * len(streams)
-    ran: list[int] = []
-    ready: list[list[int]] = [[] for _ in range(max(streams, default=FREE) + 1)]
-    idle = [True] * len(ready)
-    ends: list[tuple[float, int]] = []
-    fresh = [task for task, count in enumerate(waiting) if not count]
-    changed: set[int] = set()
-    now = 0.0
-    while True:
-        while fresh:
-            task = fresh.pop()
-            stream = streams[task]
-            if stream >= 0:
-                heappush(ready[stream], task)
-                changed.add(stream)
-                continue
-            starts[task] = now
-            if stream == DELAY:
-                heappush(ends, (now + durations[task], task))
-            else:
-                release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
-        for stream in sorted(changed):
-            if idle[stream] and ready[stream]:
-                task = heappop(ready[stream])
-                idle[stream], starts[task] = False, now
-                ran.append(task)
-                pace.begin(task, now, durations[task], ends)
-        changed.clear()
-        pace.settle(now, ends)
-        if not ends or ends[0][0] == inf:
-            return np.array(starts, np.float64), np.array(ran, np.int64)
-        now = ends[0][0]
-        for task in _pop_ended(now, ends, pace):
-            if streams[task] >= 0:
-                idle[streams[task]] = True
-                changed.add(streams[task])
-            release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
-
-
-def _pop_ended(now: float, ends: list[tuple[float, int]], pace: ConstantPace) -> list[int]:
-    """Return the tasks that end at a moment and remove them from the heap."""
-    ended: list[int] = []
-    while ends and ends[0][0] == now:
-        task = heappop(ends)[1]
-        if pace.end(task, now):
-            ended.append(task)
-    return ended
-
-
-def release(consumers: list[int], waiting: list[int], fresh: list[int]) -> None:
-    """Decrement the waiting counts of consumers of an ended task; append those without dependencies left to
-    ``fresh``.
-    """
-    for consumer in consumers:
-        waiting[consumer] -= 1
-        if not waiting[consumer]:
-            fresh.append(consumer)
 
 
 def causes_of(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from hespas.graph.opgraph import (
     Resource,
     is_recorded_wait,
 )
-from hespas.graph.passes.order import all_deps, topological_order
+from hespas.graph.passes.order import all_deps, ready_order, topological_order
 from hespas.graph.passes.rewrite import take_nodes
 
 __all__ = ["GroupRegions", "merge_nodes"]
@@ -269,21 +268,11 @@ def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:
     rows, values = group[deps.row_ids], group[deps.values]
     outside = rows != values
     edges = np.unique(rows[outside] * groups + values[outside])
-    consumers = RaggedArray.from_pairs(edges % groups, edges // groups, groups).to_lists()
-    waiting: list[int] = np.bincount(edges // groups, minlength=groups).tolist()
     earliest = np.full(groups, len(graph), np.int64)
     np.minimum.at(earliest, group, np.arange(len(graph)))
-    priority: list[int] = earliest.tolist()
-    ready = [(priority[index], index) for index in range(groups) if not waiting[index]]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, done = heappop(ready)
-        order.append(done)
-        for after in consumers[done]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                heappush(ready, (priority[after], after))
+    order: list[int] = ready_order(
+        RaggedArray.from_pairs(edges // groups, edges % groups, groups), earliest
+    ).tolist()
     return order
 
 

@@ -5,6 +5,8 @@ All functions use data and control dependencies, take O(nodes + edges), and do n
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 
 from hespas.graph.columns import (
@@ -15,7 +17,7 @@ from hespas.graph.opgraph import (
     OpGraph,
 )
 
-__all__ = ["all_deps", "find_cycle", "is_topological", "levels", "topological_order"]
+__all__ = ["all_deps", "find_cycle", "is_topological", "levels", "ready_order", "topological_order"]
 
 
 def all_deps(graph: OpGraph) -> RaggedArray:
@@ -55,6 +57,28 @@ def topological_order(graph: OpGraph) -> IntArray:
             waiting[consumer] -= 1
             if not waiting[consumer]:
                 order.append(consumer)
+    return np.array(order, np.int64)
+
+
+def ready_order(deps: RaggedArray, rank: IntArray | None = None) -> IntArray:
+    """Return row numbers such that each row follows its dependencies, of the ready ones that of the lowest
+    ``rank`` first (None: the lowest number). Rows on a cycle and their dependants are missing. O((rows +
+    dependencies) log rows).
+    """
+    position: list[int] = list(range(len(deps))) if rank is None else rank.tolist()
+    waiting: list[int] = deps.lengths.tolist()
+    consumers = deps.transpose(len(deps))
+    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
+    ready = [(position[row], row) for row, left in enumerate(waiting) if not left]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        row = heappop(ready)[1]
+        order.append(row)
+        for consumer in targets[bounds[row] : bounds[row + 1]]:
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heappush(ready, (position[consumer], consumer))
     return np.array(order, np.int64)
 
 

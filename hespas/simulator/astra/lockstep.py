@@ -8,7 +8,7 @@ class is run, and it determines the times of collective phases (:mod:`hespas.sim
 
 A collective between ranks of several classes, such as the norm of all gradients after a pipeline, is a stop.
 Ranks of a class are alike up to their first stop. From there all ranks are run, each from the state of its
-class, and the times of rings follow from the starts of their ranks (:mod:`hespas.simulator.astra.rings`).
+class, and the times of rings follow from the starts of their ranks (:mod:`hespas.simulator.astra.watched`).
 
 With congestion all ranks are run, except for rings in which no two messages share a link.
 
@@ -46,9 +46,8 @@ from hespas.simulator.astra.phases import (
 )
 from hespas.simulator.astra.plans import Planner
 from hespas.simulator.astra.ranks import AstraRank, AstraRun, RunContext
-from hespas.simulator.astra.rings import RingMeetings
 from hespas.simulator.astra.traces import Action, AstraTraces, ClassTrace, RankTrace
-from hespas.simulator.astra.watched import WatchedPhase, WatchedTimers
+from hespas.simulator.astra.watched import RingMeetings, WatchedPhase, WatchedTimers
 
 __all__ = ["AlikeClasses", "alike", "run_alike"]
 

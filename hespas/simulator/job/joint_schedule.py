@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from math import inf, nan
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from hespas.graph import Diagnostics, NodeKind, RaggedArray
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import CheckFailedError, FormatError
-from hespas.simulator.interference import ConstantPace, ContentionPace
+from hespas.simulator.event_loop import ConstantPace, ContentionPace, EventLoop, PendingEvents
 from hespas.simulator.job.matching import CommunicationEvents, Differing, Protocol, match_communication
 from hespas.simulator.job.programs import (
     CommunicationOrder,
@@ -38,7 +37,6 @@ from hespas.simulator.schedule import (
     list_schedule,
     node_label,
     ranks_of,
-    release,
 )
 from hespas.simulator.streams import FREE, POSTED
 from hespas.simulator.symmetry import BehaviourClasses, Relations
@@ -87,31 +85,23 @@ def joint_schedule(
     """
     width = int(job.stream.max(initial=0)) + 1
     stream = np.where(job.stream >= 0, job.owner.astype(np.int64) * width + job.stream, job.stream)
-    begin_ns = np.zeros(len(job.deps)) if begin_ns is None else begin_ns[job.owner]
-    order = None if rank is None else np.argsort(rank)
-    progress = _progress(job, events, order)
-    pace = progress or ConstantPace()
-    if rank is None or order is None:
-        start_ns, end_ns, ran = _run(queued, stream, events, begin_ns, pace)
-    else:
-        deps = queued.take(order)
-        deps = RaggedArray(deps.offsets, rank[deps.values].astype(np.int32))
-        positions = RaggedArray.from_lengths(events.arrivals.lengths, np.arange(len(events.lag_ns)))
-        start_ns, end_ns, ran = _run(
-            deps,
-            stream[order],
-            replace(
-                events,
-                arrivals=events.arrivals.take(order),
-                lag_ns=events.lag_ns[positions.take(order).values],
-                ended_by=events.ended_by[order],
-                duration_ns=events.duration_ns[order],
-                is_message=events.is_message[order],
-            ),
-            begin_ns[order],
-            pace,
-        )
-        start_ns, end_ns, ran = start_ns[rank], end_ns[rank], order[ran]
+    pace: ConstantPace = ConstantPace()
+    progress = None
+    if job.pressure is not None and job.pressure.matters:
+        met = np.where(events.is_message, -1, events.ended_by)
+        owner = job.owner.astype(np.int64)
+        progress = pace = ContentionPace.of(job.pressure, events.duration_ns, job.stream, owner, met)
+    waiting = np.flatnonzero(events.ended_by >= 0)
+    pending = PendingEvents(
+        left=np.bincount(events.arrivals.values, minlength=events.count).tolist(),
+        over_ns=[0.0] * events.count,
+        ends=RaggedArray.from_pairs(events.ended_by[waiting], waiting, events.count).to_lists(),
+        first=events.arrivals.offsets.tolist(),
+        at=events.arrivals.values.tolist(),
+        lags=events.lag_ns.tolist(),
+    )
+    loop = EventLoop(queued, stream, events.duration_ns, rank, pace, ended_by=events.ended_by, events=pending)
+    start_ns, end_ns, ran = loop.run(None if begin_ns is None else begin_ns[job.owner])
     if np.isnan(end_ns).any() and sum(events.duration_ns.tolist()) == inf:
         raise FormatError(
             f"{job.sim_ranks[0].graph.name}: the sum of operation times overflows",
@@ -124,28 +114,12 @@ def joint_schedule(
     wait_ns = np.where(waits, end_ns - start_ns - events.duration_ns, 0.0)
     added_ns = np.zeros(len(start_ns))
     if progress is not None:
-        ended, moved = (column if rank is None else column[rank] for column in progress.columns())
+        ended, moved = progress.columns()
         wait_ns = np.where(waits & ~np.isnan(ended), moved - start_ns, wait_ns)
         begun = np.where(waits, moved, start_ns)
         added_ns = np.where(np.isnan(ended), 0.0, np.maximum(ended - (begun + events.duration_ns), 0.0))
     schedule = Schedule(start_ns, end_ns, cause, by_resource, added_ns)
     return JointSchedule(schedule, np.maximum(wait_ns, 0.0), _awaited(events, start_ns))
-
-
-def _progress(job: JobTasks, events: CommunicationEvents, order: IntArray | None) -> ContentionPace | None:
-    """Return the pace of tasks in some ``order``; None without contention."""
-    if job.pressure is None or not job.pressure.matters:
-        return None
-    met = np.where(events.is_message, -1, events.ended_by)
-    if order is None:
-        order = np.arange(len(job.deps))
-    return ContentionPace.of(
-        job.pressure.take(order),
-        events.duration_ns[order],
-        job.stream[order],
-        job.owner[order].astype(np.int64),
-        met[order],
-    )
 
 
 def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
@@ -160,149 +134,6 @@ def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
     own = (events.ended_by[task] == event) & (over_ns == last_ns[event])
     awaited[task[own]] = task[own]
     return awaited
-
-
-@dataclass(slots=True)
-class _PendingEvents:
-    """Unfinished communication events: missing arrivals of each, end of its last arrival so far, and the
-    tasks it ends. ``first`` and ``at`` are the arrivals of each task, ``lags`` has one entry per arrival.
-    """
-
-    left: list[int]
-    over_ns: list[float]
-    ends: list[list[int]]
-    first: list[int]
-    at: list[int]
-    lags: list[float]
-    pace: ConstantPace
-
-    @classmethod
-    def of(cls, events: CommunicationEvents, pace: ConstantPace) -> _PendingEvents:
-        count = events.count
-        waiting = np.flatnonzero(events.ended_by >= 0)
-        return cls(
-            np.bincount(events.arrivals.values, minlength=count).tolist(),
-            [0.0] * count,
-            RaggedArray.from_pairs(events.ended_by[waiting], waiting, count).to_lists(),
-            events.arrivals.offsets.tolist(),
-            events.arrivals.values.tolist(),
-            events.lag_ns.tolist(),
-            pace,
-        )
-
-    def arrive(self, task: int, now: float, ends: list[tuple[float, int]]) -> None:
-        """Record the start of a task at its events, and end the events without missing arrivals."""
-        for index in range(self.first[task], self.first[task + 1]):
-            event = self.at[index]
-            self.over_ns[event] = max(self.over_ns[event], now + self.lags[index])
-            self.left[event] -= 1
-            if not self.left[event]:
-                for ended in self.ends[event]:
-                    self.pace.move(ended, now, self.over_ns[event], ends)
-
-
-@dataclass(slots=True)
-class _StreamQueues:
-    """Streams of all ranks and their ready tasks."""
-
-    number: list[int]
-    ready: list[list[int]]
-    idle: list[bool]
-    ran: list[int]
-    changed: set[int]
-
-    @classmethod
-    def of(cls, stream: IntArray) -> _StreamQueues:
-        count = int(stream.max(initial=FREE)) + 1
-        return cls(stream.tolist(), [[] for _ in range(count)], [True] * count, [], set())
-
-    def queue(self, fresh: list[int]) -> list[int]:
-        """Add ready tasks to the queues of their streams; return the tasks without a stream."""
-        begun: list[int] = []
-        for task in fresh:
-            stream = self.number[task]
-            if stream < 0:
-                begun.append(task)
-            else:
-                heappush(self.ready[stream], task)
-                self.changed.add(stream)
-        return begun
-
-    def end(self, task: int) -> None:
-        """Release the stream of a task."""
-        stream = self.number[task]
-        if stream >= 0:
-            self.idle[stream] = True
-            self.changed.add(stream)
-
-    def starting(self) -> list[int]:
-        """Return the first ready task of each idle stream."""
-        ready, idle = self.ready, self.idle
-        begun: list[int] = []
-        for stream in self.changed:
-            if idle[stream] and ready[stream]:
-                begun.append(heappop(ready[stream]))
-                idle[stream] = False
-        self.changed.clear()
-        self.ran += begun
-        return begun
-
-
-def _run(
-    deps: RaggedArray,
-    stream: IntArray,
-    events: CommunicationEvents,
-    begin_ns: FloatArray,
-    pace: ConstantPace,
-) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return the starts and ends of all tasks, and the tasks with a stream in order of starts; tasks without
-    dependencies are ready at ``begin_ns``. At one moment all ends are processed first, then idle streams
-    start work.
-    """
-    consumers = deps.transpose(len(deps))
-    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
-    waiting: list[int] = deps.lengths.tolist()
-    durations: list[float] = np.where(stream == FREE, 0.0, events.duration_ns).tolist()
-    alone: list[bool] = (events.ended_by < 0).tolist()
-    comes: list[bool] = (events.arrivals.lengths > 0).tolist()
-    pending, streams = _PendingEvents.of(events, pace), _StreamQueues.of(stream)
-    starts, finished = [nan] * len(deps), [nan] * len(deps)
-    roots = np.flatnonzero(deps.lengths == 0)
-    fresh: list[int] = roots[begin_ns[roots] == 0].tolist()
-    later = roots[begin_ns[roots] > 0]
-    ends = [(at, -1 - task) for at, task in zip(begin_ns[later].tolist(), later.tolist(), strict=True)]
-    heapify(ends)
-    now = 0.0
-    while True:
-        while ends and ends[0][0] == now:
-            task = heappop(ends)[1]
-            if task < 0:  # the start of a rank, not an end
-                fresh.append(-1 - task)
-                continue
-            if not pace.end(task, now):
-                continue
-            finished[task] = now
-            streams.end(task)
-            release(targets[bounds[task] : bounds[task + 1]], waiting, fresh)
-        begun = streams.queue(fresh) if fresh else streams.starting()
-        if not begun and not fresh:
-            pace.settle(now, ends)
-            if not ends or ends[0][0] == inf:
-                return (
-                    np.array(starts, np.float64),
-                    np.array(finished, np.float64),
-                    np.array(streams.ran, np.int64),
-                )
-            now = ends[0][0]
-        fresh.clear()
-        for task in begun:
-            starts[task] = now
-            if alone[task]:
-                pace.begin(task, now, durations[task], ends)
-            else:
-                pace.wait(task)
-            if comes[task]:
-                pending.arrive(task, now, ends)
 
 
 def recorded_starts(job: JobTasks, events: CommunicationEvents, priority: Priority) -> FloatArray:

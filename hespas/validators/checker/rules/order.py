@@ -9,8 +9,7 @@ import numpy as np
 
 from hespas.graph import CollectiveKind, OpGraph, Severity
 from hespas.validators.checker.job import CheckedJob, RuleReport
-from hespas.validators.checker.order_cycle import CommNode, order_cycle
-from hespas.validators.checker.replay import BlockedNode, replay
+from hespas.validators.checker.replay import BlockedNode, CommNode, order_cycle, replay
 from hespas.validators.checker.rules.collectives import collective_name, ranks_text
 from hespas.validators.checker.rules.messages import RankPrograms, isolated, programs_of
 
