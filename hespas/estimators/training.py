@@ -173,13 +173,20 @@ def _set_attention(
     """Set the times of fused attention of many queries by a library's shares; return these nodes."""
     share = shares.attention_of(library or shares.library)
     nodes = np.flatnonzero((graph.op_class == int(OpClass.ATTENTION)) & ~np.isnan(graph.useful_flops))
-    replaced: list[int] = []
-    for node in nodes.tolist() if share else ():
-        rate = _attention_rate(graph, node, share) if share else 0.0
-        if rate > 0:
-            times[node] = float(graph.useful_flops[node]) / (rate * _peak(device, "bf16")) * 1e9
-            replaced.append(node)
-    return np.array(replaced, np.int64)
+    if share is None:
+        return np.empty(0, np.int64)
+    known: dict[tuple[int, ...], float] = {}
+    rates = np.zeros(len(nodes))
+    operands: list[list[int]] = graph.operands.take(nodes).to_lists()
+    op_ids: list[int] = graph.op_id[nodes].tolist()
+    for row, (node, op_id, types) in enumerate(zip(nodes.tolist(), op_ids, operands, strict=True)):
+        key = (op_id, *types[:2])
+        if key not in known:
+            known[key] = _attention_rate(graph, node, share)
+        rates[row] = known[key]
+    replaced = nodes[rates > 0]
+    times[replaced] = graph.useful_flops[replaced] / (rates[rates > 0] * _peak(device, "bf16")) * 1e9
+    return replaced.astype(np.int64)
 
 
 def _attention_rate(graph: OpGraph, node: int, share: AttentionShare) -> float:

@@ -11,6 +11,7 @@ folder of an input (:mod:`hespas.files.trust`).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ __all__ = [
     "refuse_comparison",
     "refuse_ranks",
     "untrusted",
+    "without_collector",
 ]
 
 
@@ -338,3 +340,17 @@ def _private_bytes() -> int:
     import resource
 
     return int(_STATM.read_text().split()[5]) * resource.getpagesize()
+
+
+@contextmanager
+def without_collector() -> Generator[None]:
+    """Disable the garbage collector for work that makes many objects and no cyclic garbage: collection takes
+    a fifth of its time and more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

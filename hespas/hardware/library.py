@@ -149,8 +149,12 @@ def _shipped(folder: Path, name: str) -> Device:
 
 def find_device(name: str) -> str:
     """Return the canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
-    by_fold = {_fold_spelling(device): device for device in device_names()}
-    return by_fold.get(_fold_spelling(name)) or index_folder(DATA_FOLDER).find(name)
+    return _names_by_fold().get(_fold_spelling(name)) or index_folder(DATA_FOLDER).find(name)
+
+
+@cache
+def _names_by_fold() -> dict[str, str]:
+    return {_fold_spelling(device): device for device in device_names()}
 
 
 def canonical_name(name: str) -> str:

@@ -250,17 +250,20 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
         if name not in dims:
             dims[name] = np.full(len(graph), np.nan)
     operands: list[list[int]] = graph.operands.take(nodes).to_lists()
-    for node, types in zip(nodes.tolist(), operands, strict=True):
-        sizes = _attention_sizes(graph, node, types)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for node, op_id, types in zip(nodes.tolist(), graph.op_id[nodes].tolist(), operands, strict=True):
+        alike.setdefault((op_id, *types[:2]), []).append(node)
+    for (_, *types), rows in alike.items():
+        sizes = _attention_sizes(graph, rows[0], types)
         if sizes is None:
-            if graph.op_name(node).startswith(_LATENT_ATTENTION):
-                kind[node] = _CODE["attention.generation"]
+            if graph.op_name(rows[0]).startswith(_LATENT_ATTENTION):
+                kind[rows] = _CODE["attention.generation"]
             continue
-        kind[node] = _CODE["attention.generation" if sizes[1] == 1 else "attention.context"]
+        kind[rows] = _CODE["attention.generation" if sizes[1] == 1 else "attention.context"]
         for name, size in zip(names[:-1], sizes, strict=True):
-            dims[name][node] = size
+            dims[name][rows] = size
         batch, _, _, heads, _, head_dim = sizes
-        dims["pairs"][node] = graph.flops[node] / (4 * batch * heads * head_dim)
+        dims["pairs"][rows] = graph.flops[rows] / (4 * batch * heads * head_dim)
 
 
 def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
@@ -285,7 +288,7 @@ def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray
 
 def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
     """Return batch, query and key lengths, heads, key heads and head size; None where operands lack them."""
-    shapes = [graph.types.shape(row) for row in types[:2]]
+    shapes = [graph.types.shape(row) for row in types]
     if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
         return None
     (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,6 +22,7 @@ from hespas.graph.columns import (
     taken,
 )
 from hespas.graph.errors import InvariantError
+from hespas.graph.groups import salted
 
 __all__ = [
     "CLASS_OF_KIND",
@@ -255,12 +255,32 @@ class Operations:
         if not len(self):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         labels = (column.row for column in (self.kind, self.op, self.scheme, self.variant))
-        index_of = numbered(
-            chain(labels, self.dims.values(), (self.flops, self.transcendentals, self.bytes_moved))
-        )
+        costs = (self.flops, self.transcendentals, self.bytes_moved)
+        every: list[FloatArray | SmallIntArray] = [*labels, *self.dims.values(), *costs]
+        columns = [column for column in every if not is_one_value(column)]
+        index_of = _numbered_by_words(columns, len(self))
         first = np.full(int(index_of.max()) + 1, len(self), np.int64)
         np.minimum.at(first, index_of, np.arange(len(self)))
         return first, index_of
+
+
+def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int) -> IntArray:
+    """Number rows as :func:`numbered` does, which sorts each column. Rows are first grouped by a fingerprint
+    of all their values, so that only one row of each group is sorted.
+    """
+    words = np.zeros(count, np.uint64)
+    for salt, column in enumerate(columns):
+        values = np.where(np.isnan(column), np.nan, column + 0.0) if column.dtype.kind == "f" else column
+        wide = values.astype(np.float64 if column.dtype.kind == "f" else np.int64)
+        words = salted(words ^ wide.view(np.uint64), salt)
+    first, group = np.unique(words, return_index=True, return_inverse=True)[1:]
+    group = group.reshape(-1)
+    for column in columns:
+        same = column[first][group]
+        if not ((column == same) | (np.isnan(column) & np.isnan(same))).all():
+            return numbered(columns)  # rows with equal fingerprints differ
+    number = numbered(column[first] for column in columns)
+    return number[group] if len(number) else np.zeros(count, np.int64)
 
 
 def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -26,6 +25,7 @@ from hespas.converters.stablehlo.template import FunctionTemplate
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.converters.stablehlo.walker import ModuleContext
+from hespas.files.limits import without_collector
 from hespas.graph import PROGRAM_BYTES, WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
@@ -59,7 +59,7 @@ def read_parsed(
     diagnostics: Diagnostics,
 ) -> Workload:
     """Read a parsed program; ``data`` is the program as stored."""
-    with parsing(data, path), _without_collector():
+    with parsing(data, path), without_collector():
         return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
 
 
@@ -170,18 +170,6 @@ def _read(
         PROGRAM_BYTES: header.program_bytes(types),
     }
     return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
-
-
-@contextmanager
-def _without_collector() -> Generator[None]:
-    """Disable the garbage collector: reading makes no cyclic garbage, and collection takes a fifth of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _check_devices(header: ModuleHeader, options: ReadOptions) -> None:

@@ -121,15 +121,18 @@ class Lifetimes:
         """Return the interval from the start of a value's producer to the end of its last use. Parameters and
         constants live throughout, ``donated`` parameters to their last use, and results to the end.
         """
-        if value.kind in {ValueKind.PARAMETER, ValueKind.CONSTANT} and not donated:
+        if value.kind is not ValueKind.TEMPORARY and value.kind is not ValueKind.OUTPUT and not donated:
             return self.whole
         start = self.born(value)
         if value.kind is ValueKind.OUTPUT:
             return start, self.whole[1]
         end = start if value.slot >= 0 else self.end[value.node]
         for user in value.users:
-            loop = self._outermost(value.region, self._region[user])
-            end = max(end, self._bounds[loop][1] if loop >= 0 else self.end[user])
+            until = self.end[user]
+            if value.region != self._region[user]:
+                loop = self._outermost(value.region, self._region[user])
+                until = self._bounds[loop][1] if loop >= 0 else until
+            end = max(end, until)
         for region in value.before:
             end = max(end, self._bounds[region][0])
         for region in value.until:
@@ -246,7 +249,8 @@ class _Assignment:
         ]
         self.owner = list(range(len(self.values)))
         self.until = [end for _, end in self.spans]
-        self.order = sorted(range(len(self.values)), key=lambda number: (self.spans[number][0], number))
+        starts = np.array([start for start, _ in self.spans], np.int64)
+        self.order: list[int] = np.argsort(starts, kind="stable").tolist()
 
     def run(self) -> list[Buffer]:
         """Join values, place temporaries in reserved buffers, share the rest."""
@@ -263,7 +267,7 @@ class _Assignment:
         ended: set[int] = set()
         for number in self.order:
             taker = self.owner[number]
-            if taker not in free:
+            if not self.values[number].over or taker not in free:
                 continue
             until = self.lifetimes.replaces_until(self.values[number])
             for other in self.values[number].over:

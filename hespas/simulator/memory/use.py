@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hespas.files.limits import without_collector
 from hespas.graph import WHOLE_JOB, OpClass, OpGraph, Timeline, Workload
 from hespas.graph.columns import FloatArray
 from hespas.simulator.memory.buffers import Buffer, Lifetimes, Moments, buffers_of, in_order, in_time
@@ -112,9 +113,10 @@ def memory_use(
     if not len(graph.results.values):
         return None
     when = moments or in_order(graph)
-    values = values_of(graph)
-    donated = _mark_results(graph, values)
-    buffers = buffers_of(values, Lifetimes(graph, when), donated)
+    with without_collector():
+        values = values_of(graph)
+        donated = _mark_results(graph, values)
+        buffers = buffers_of(values, Lifetimes(graph, when), donated)
     if program_bytes is None or any(value.kind is ValueKind.PARAMETER for value in values.values):
         return _figures(graph, values, when, buffers, donated)
     use = _figures(

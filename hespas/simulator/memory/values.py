@@ -89,13 +89,18 @@ _FORWARDING = (OpClass.FREE, OpClass.CONTROL)
 _MADE_BY_USERS = (OpClass.BROADCAST, OpClass.GENERATE)
 """Classes that are free if their users compute them, and then have no memory."""
 
-_IN_PLACE = (
-    OpClass.ELEMENTWISE,
-    OpClass.TRANSCENDENTAL,
-    OpClass.QUANTIZE,
-    OpClass.FUSION,
-    OpClass.SORT,
-    OpClass.LINALG,
+_LINALG = int(OpClass.LINALG)
+
+_IN_PLACE = frozenset(
+    int(op_class)
+    for op_class in (
+        OpClass.ELEMENTWISE,
+        OpClass.TRANSCENDENTAL,
+        OpClass.QUANTIZE,
+        OpClass.FUSION,
+        OpClass.SORT,
+        OpClass.LINALG,
+    )
 )
 """Classes that read an element before writing the element in its place, so that they can overwrite an
 operand.
@@ -176,7 +181,11 @@ class _ValueTracer:
         self._parent: list[int] = graph.regions.parent.tolist()
         self._op_class: list[int] = graph.op_class.tolist()
         self._op_id: list[int] = graph.op_id.tolist()
-        self._names = {row: graph.strings[row] for row in set(self._op_id)}
+        names = {row: graph.strings[row] for row in set(self._op_id)}
+        self._parameters = {row for row, name in names.items() if name in _PARAMETERS}
+        self._constants = {row for row, name in names.items() if name in _CONSTANTS}
+        self._starting = {row for row, name in names.items() if name.endswith(_START)}
+        self._ending = {row for row, name in names.items() if name.endswith(_ENDS)}
         self._written: list[float] = graph.bytes_written.tolist()
         self._forwards: list[bool] = _forwards(graph).tolist()
         self._away: list[bool] = _away(graph).tolist()
@@ -204,35 +213,34 @@ class _ValueTracer:
         read = self._read(node)
         if self._forwards[node]:
             self._leaves[node] = self._forwarded(node, read)
-            if self._started and self._op(node).endswith(_ENDS):
+            if self._started and self._op_id[node] in self._ending:
                 for dep in self._deps[node]:  # an asynchronous operation keeps its inputs until it is done
                     if dep in self._started:
                         self._started[node] = self._started[dep]
                         for value in self._started[dep]:
                             self.values[value].users.append(node)
             return
-        wanted = set(self._operands[node])
         by_value: dict[int, None] = {}
         for leaves in read:
+            if len(leaves) == 1:
+                if leaves[0] >= 0:
+                    by_value[leaves[0]] = None
+                continue
             made = [value for value in leaves if value >= 0]
-            if len(leaves) > 1:
-                made = [value for value in made if self.values[value].type_row in wanted] or made
+            wanted = self._operands[node]
+            made = [value for value in made if self.values[value].type_row in wanted] or made
             by_value.update(dict.fromkeys(made))
         used = list(by_value)
         for value in used:
             self.values[value].users.append(node)
-        if self._op(node).endswith(_START):
+        if self._op_id[node] in self._starting:
             self._started[node] = used
         self._leaves[node] = self._made(node, used)
 
-    def _op(self, node: int) -> str:
-        return self._names[self._op_id[node]]
-
     def _read(self, node: int) -> list[list[int]]:
         """Return the values behind each dependency, and those that loops carry to the node."""
-        deps = [dep for dep in self._deps[node] if self._runs[dep]]
-        read = [self._leaves[dep] for dep in deps]
-        if node in self._index and len(deps) == 1 and len(read[0]) > 1:
+        read = [self._leaves[dep] for dep in self._deps[node] if self._runs[dep]]
+        if node in self._index and len(read) == 1 and len(read[0]) > 1:
             leaves = read[0]
             index = self._index[node]
             if 0 <= index < len(leaves) and len(self._results[node]) == 1:
@@ -290,9 +298,9 @@ class _ValueTracer:
 
     def _given(self, node: int) -> list[int]:
         """Return the values of a node without inputs: parameters and constants."""
-        name = self._op(node)
-        kind = ValueKind.PARAMETER if name in _PARAMETERS else ValueKind.TEMPORARY
-        if name in _CONSTANTS:
+        op_id = self._op_id[node]
+        kind = ValueKind.PARAMETER if op_id in self._parameters else ValueKind.TEMPORARY
+        if op_id in self._constants:
             kind = ValueKind.CONSTANT
         return [self._new(node, row, kind=kind) for row in self._results[node]]
 
@@ -304,21 +312,20 @@ class _ValueTracer:
             return []
         if self._away[node]:
             return [-1] * len(rows)
-        if self._op(node) in _CONSTANTS:
+        if self._op_id[node] in self._constants:
             return self._given(node)
-        whole = sum(self._types[row] for row in rows)
-        in_place = self._written[node] < whole or self._op_class[node] == OpClass.LINALG
-        overwrites = in_place or self._op_class[node] in _IN_PLACE
-        given = used if in_place else self._overwritable(node, used)
-        made: list[int] = []
-        for row in rows:
-            value = self._new(node, row)
-            if overwrites:
-                self.values[value].in_place = in_place
-                self.values[value].over = tuple(
-                    candidate for candidate in given if self.values[candidate].type_row == row
+        whole = self._types[rows[0]] if len(rows) == 1 else sum(self._types[row] for row in rows)
+        op_class = self._op_class[node]
+        in_place = self._written[node] < whole or op_class == _LINALG
+        made = [self._new(node, row) for row in rows]
+        if in_place or op_class in _IN_PLACE:
+            given = used if in_place else self._overwritable(node, used)
+            for value in made:
+                entry = self.values[value]
+                entry.in_place = in_place
+                entry.over = tuple(
+                    [other for other in given if self.values[other].type_row == entry.type_row]
                 )
-            made.append(value)
         return made
 
     def _overwritable(self, node: int, used: list[int]) -> list[int]:

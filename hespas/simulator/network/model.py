@@ -348,10 +348,8 @@ def on_system(
     O(ranks log ranks) for each group set and permutation, and O(nodes) for each class.
     """
     reported = diagnostics if diagnostics is not None else Diagnostics()
-    messages = (
-        reported if estimates is None else Diagnostics()
-    )  # estimates have already reported on their device
-    placements = _Placements(network, workload.num_ranks, {}, {})
+    messages = reported if estimates is None else None  # estimates have already reported on their device
+    placements = _Placements(network, workload.num_ranks, {}, {}, {})
     graphs, timed_estimates, rank_class = list[OpGraph](), list[Estimate](), workload.rank_class.copy()
     for index, graph in enumerate(workload.classes):
         ranks = np.flatnonzero(workload.rank_class == index)
@@ -400,6 +398,8 @@ class _Placements:
     num_ranks: int
     groups: dict[GroupSet, PlacedGroups]
     messages: dict[Permutation, tuple[IntArray, IntArray]]
+    times: dict[tuple[object, ...], FloatArray]
+    """Times of messages by all that they depend on; only without diagnostics, which count messages."""
 
     def of_groups(self, groups: GroupSet) -> PlacedGroups:
         if groups not in self.groups:
@@ -420,7 +420,21 @@ class _CommunicationTimes:
     scheme: Labels
     network: Network
     placements: _Placements
-    found: Diagnostics
+    found: Diagnostics | None
+
+    def _known(
+        self,
+        case: tuple[object, ...],
+        message_bytes: FloatArray,
+        times_of: Callable[[FloatArray], FloatArray],
+    ) -> FloatArray:
+        """Return the times of messages; without diagnostics, once for classes with equal messages."""
+        if self.found is not None:
+            return times_of(message_bytes)
+        key, known = (*case, message_bytes.tobytes()), self.placements.times
+        if key not in known:
+            known[key] = times_of(message_bytes)
+        return known[key]
 
     def parts(self, ranks: IntArray) -> list[tuple[IntArray, FloatArray]]:
         """Return ranks with equal communication times, with the times of all nodes [ns] and their intervals,
@@ -464,9 +478,11 @@ class _CommunicationTimes:
             if which < 0:
                 continue
             mine = np.flatnonzero(key_of.reshape(-1) == number)
-            op = CollectiveKind(kind).name.lower()
-            times[:, table.node[mine]] = self.network.collectives(
-                op, self.scheme.names[name], placed.footprints[which], table.comm_bytes[mine], self.found
+            case = (CollectiveKind(kind).name.lower(), self.scheme.names[name], placed.footprints[which])
+            times[:, table.node[mine]] = self._known(
+                case,
+                table.comm_bytes[mine],
+                partial(self.network.collectives, *case, diagnostics=self.found),
             )
 
     def _messages(self, rank: int, times: FloatArray) -> None:
@@ -481,6 +497,7 @@ class _CommunicationTimes:
             if not away.any():
                 continue
             mine = rows[key_of.reshape(-1) == number]
-            times[:, table.node[mine]] = self.network.messages(
-                self.scheme.names[name], away.tolist(), table.comm_bytes[mine], self.found
+            case = (self.scheme.names[name], tuple(away.tolist()))
+            times[:, table.node[mine]] = self._known(
+                case, table.comm_bytes[mine], partial(self.network.messages, *case, diagnostics=self.found)
             )
