@@ -32,8 +32,9 @@ _INTRODUCTION = """# The Python interface
 Made by `python -m tools.api_page` from the docstrings; do not edit.
 
 Each command has one function. It takes paths, or values that were read already, and returns a result. A
-result has a summary line (`repr`), a table (`to_pandas()`) and the document that the command writes with
-`--json` (`to_json()` and `to_dict()`). A notebook shows the summary line and the first rows of the table.
+result has a summary line (`repr`), a table (`table()`, and `to_pandas()` as a data frame) and the document
+that the command writes with `--json` (`to_json()` and `to_dict()`). A table has `to_csv()`, `to_markdown()`,
+`to_text()`, `to_records()` and `write_parquet(path)`. A notebook shows the summary line and the first rows of the table.
 A table lists the keywords that are options of the command, too.
 Errors are those of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes
 are added to `diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of

@@ -138,7 +138,7 @@ SIMULATED = (
         "spans",
         "Timeline",
         "Streams of the first ranks; operations on the critical path are darker. Adjacent short operations "
-        "of one class are drawn as one. A `timeline` file shows all operations in a viewer.",
+        "of one class are drawn as one. A timeline file shows all operations in a viewer.",
     ),
     AnalysisSection("critical_path", "Critical path", "Operations that determine the length of the step."),
     AnalysisSection(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, check_lengths
 from hespas.graph.errors import InvariantError
-from hespas.report.tables import Column, Kind, Table
+from hespas.report.tables import Column, Kind, Table, column_of
 from hespas.report.texts import UNKNOWN
 
 __all__ = [
@@ -72,8 +72,6 @@ _ALL = {"step": "all", "stream": "device", "device": "host"}
 """Columns of whole numbers that identify something -> text of -1."""
 _CODES = frozenset({"name", "operation", "kernel", "program", "first_operation", "last_operation"})
 """Columns of names from files."""
-_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes": "", "": ""}
-"""Suffixes of column names -> units in titles; times and bytes are written with their own units."""
 _SHORT_DTYPES = {
     "c10::BFloat16": "bf16", "c10::Half": "f16", "float": "f32", "double": "f64", "int": "i32",
     "long int": "i64", "long": "i64", "unsigned char": "u8", "signed char": "i8", "Scalar": UNKNOWN,
@@ -88,26 +86,20 @@ def _header(row: type[AnalysisRow]) -> tuple[Column, ...]:
 
 
 def _declared(name: str, annotation: str) -> Column:
-    unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
-    title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
     if name in _ALL:
         text_of_all = _ALL[name]
-        return Column(name, title, "id", write=lambda value: text_of_all if value == -1 else str(value))
+        return Column(name, kind="id", write=lambda value: text_of_all if value == -1 else str(value))
     if name in {"shapes", "dtypes"}:
-        return Column(name, title, write=_shapes_text if name == "shapes" else _dtypes_text)
+        return Column(name, write=_shapes_text if name == "shapes" else _dtypes_text)
     kinds: dict[Kind, bool] = {
         "code": name in _CODES,
         "text": annotation == "str",
         "flag": annotation == "bool",
-        "moment": name in _MOMENTS,
-        "time": name.endswith("_ns"),
-        "share": name in {"overlap", "share"} or name.endswith("_share"),
-        "bytes": name == "bytes_moved" or name.endswith("_bytes"),
-        "flops": name == "flops",
         "id": name in _IDS,
         "count": annotation in {"int", "Count"},
     }
-    return Column(name, title, next((kind for kind, applies in kinds.items() if applies), "number"))
+    declared = column_of(name, next((kind for kind, applies in kinds.items() if applies), "number"))
+    return replace(declared, kind="moment") if name in _MOMENTS else declared
 
 
 def _shapes_text(text: str) -> str:

@@ -47,6 +47,7 @@ from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
+from hespas.report import Table
 from hespas.simulator.results import Throughput, rates_of, warn_of_rates
 
 if TYPE_CHECKING:
@@ -90,14 +91,18 @@ class Analysis(Result):
         """Return all tables by name, including the comparison with a baseline."""
         return self.tables.by_name()
 
-    def to_pandas(self, table: str = "operations") -> pandas.DataFrame:
+    def table(self, name: str = "operations") -> Table:
         """Return a table by its name in the document: ``breakdown``, ``kernels``, ``by_shape``, ... Raises
         ``UsageError`` for another name.
         """
         tables = self.tables_by_name()
-        if table not in tables:
-            raise UsageError(f"no table {table!r}", hint=f"use one of: {', '.join(tables)}")
-        return tables[table].to_pandas()
+        if name not in tables:
+            raise UsageError(f"no table {name!r}", hint=f"use one of: {', '.join(tables)}")
+        return tables[name]
+
+    def to_pandas(self, table: str = "operations") -> pandas.DataFrame:
+        """Return :meth:`table` as a data frame."""
+        return self.table(table).to_pandas()
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``index.html``, ``analysis.json`` and a CSV file per table into a folder. Raises

@@ -42,10 +42,9 @@ from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.mesh import JaxMesh, Mesh
 from hespas.graph.passes import totals
+from hespas.report import Column, Table, table_from_records, table_from_rows
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.validators.accuracy import Joined
 
 __all__ = [
@@ -161,11 +160,9 @@ class CaptureResult(Result):
         """Return the document of ``--json``: ``hespas.capture/1``."""
         return document_bytes(self.document())
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return the collectives of a rank: one row per kind and axes."""
-        import pandas
-
-        return pandas.DataFrame(self.collectives, columns=list(MeshCollectiveRow._fields))
+        return table_from_records([row._asdict() for row in self.collectives], MeshCollectiveRow._fields)
 
 
 def _write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:
@@ -482,11 +479,9 @@ class ProfiledProgram(Result):
         """Return the document of ``report.json``: ``hespas.capture-profile/1``."""
         return document_bytes(self.document())
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return the matched share of the device time: one row per kind of evidence."""
-        import pandas
-
-        return pandas.DataFrame(list(self.joined_by), columns=["rule", "share"])
+        return table_from_rows((Column("rule"), Column("share", kind="share")), self.joined_by)
 
 
 @checked()

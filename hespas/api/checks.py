@@ -18,10 +18,9 @@ from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.hints import PositiveInt
+from hespas.report import Table, table_from_records
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.validators.capture import CaptureCheck
     from hespas.validators.checker import CheckOptions, CheckResult, Violation
     from hespas.validators.checker import Profile as Rules
@@ -73,11 +72,9 @@ class CheckReport(Result):
 
         return check_json(self.details)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per violation."""
-        import pandas as pd
-
-        return pd.json_normalize(self.to_dict()["violations"])
+        return table_from_records(self.to_dict()["violations"])
 
 
 @checked(CheckOptions="hespas.validators.checker:CheckOptions", Rules="hespas.validators.checker:Profile")
@@ -131,11 +128,9 @@ class RoundTripReport(Result):
 
         return roundtrip_html(self.details)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per pair of formats."""
-        import pandas as pd
-
-        return pd.json_normalize(self.to_dict()["cells"])
+        return table_from_records(self.to_dict()["cells"])
 
 
 @checked()
@@ -190,12 +185,10 @@ class CaptureCheckReport(Result):
 
         return capture_check_json(self.details, inputs=self.inputs, diagnostics=self.diagnostics)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per operation whose count differs, explained or not."""
-        import pandas as pd
-
         columns = ["rank", "operation", "captured", "measured", "explained"]
-        return pd.DataFrame(self.to_dict()["operations"], columns=columns)
+        return table_from_records(self.to_dict()["operations"], columns)
 
 
 @checked()

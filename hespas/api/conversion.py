@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -65,9 +65,7 @@ from hespas.graph.errors import (
     UsageError,
 )
 from hespas.graph.hints import PositiveInt
-
-if TYPE_CHECKING:
-    import pandas
+from hespas.report import Column, Table, table_from_rows
 
 __all__ = ["Conversion", "ConversionDocument", "Rescaling", "conversion_document", "convert"]
 
@@ -104,16 +102,13 @@ class Conversion(Result):
         """Return the document of ``--log-json``: ``hespas.convert/1``."""
         return document_bytes(conversion_document(self))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per figure of the account: before, after."""
-        import pandas as pd
-
         account = self.conservation or self.events
-        if account is None:
-            return pd.DataFrame(columns=["figure", "before", "after"])
-        before, after = asdict(account.before), asdict(account.after)
-        rows = [(name, figure, after[name]) for name, figure in before.items()]
-        return pd.DataFrame(rows, columns=["figure", "before", "after"])
+        before = {} if account is None else asdict(account.before)
+        after = {} if account is None else asdict(account.after)
+        header = (Column("figure"), *(Column(name, kind="number") for name in ("before", "after")))
+        return table_from_rows(header, [(name, figure, after[name]) for name, figure in before.items()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from hespas.files.output import check_destination, place_immediately, write_atom
 from hespas.files.streams import STANDARD_STREAM
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UsageError, short_repr
+from hespas.report.tables import Table
 
 if TYPE_CHECKING:
     import pandas
@@ -112,8 +113,12 @@ class Result(ABC):
         """
 
     @abstractmethod
+    def table(self) -> Table:
+        """Return the rows of the result as a table, from which all of its renderings come."""
+
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows of the result as a table; unknown values are NaN."""
+        """Return the rows of :meth:`table` as a data frame; unknown values are NaN."""
+        return self.table().to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json`` as Python values; unknown values are None."""
@@ -125,9 +130,11 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """Return the summary line and the first rows of the table, for notebooks."""
-        rows = self.to_pandas()
-        more = f"<p>{len(rows) - _ROWS_SHOWN:,} more rows</p>" if len(rows) > _ROWS_SHOWN else ""
-        return f"<p>{escape(repr(self))}</p>{rows.head(_ROWS_SHOWN).to_html(index=False, border=0)}{more}"
+        from hespas.report.page import rows_html
+
+        table = self.table()
+        more = f"<p>{len(table) - _ROWS_SHOWN:,} more rows</p>" if len(table) > _ROWS_SHOWN else ""
+        return f"<p>{escape(repr(self))}</p>{rows_html(table, _ROWS_SHOWN)}{more}"
 
 
 def write_json(document: object, path: Path, *, overwrite: bool = False) -> None:

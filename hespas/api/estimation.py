@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
@@ -31,7 +30,7 @@ from hespas.estimators.configuration import default_configuration
 from hespas.estimators.interface import estimate_with, for_job, with_option
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.step_intervals import weighed
-from hespas.files.documents import Count, Figure, document_bytes, escape_cell
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -39,10 +38,9 @@ from hespas.graph.hints import Option
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.graph.workload import of_own_ranks
 from hespas.hardware import load_device
+from hespas.report.tables import Column, Table, Values, column_of, joined_tables
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.simulator import Simulation
 
 __all__ = [
@@ -87,11 +85,9 @@ class NodeEstimates(Result):
         """Return the document of ``--json``: ``hespas.estimate/1``."""
         return document_bytes(estimate_document(self, simulated_step(self)))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per operation of each rank class, as written by ``hespas estimate --out``."""
-        import pandas as pd
-
-        return pd.DataFrame(list(_node_rows(self)), columns=_HEADER)
+        return joined_tables(list(_node_tables(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,26 +274,20 @@ def op_class_summary(graph: OpGraph, estimated: Estimate | None = None) -> tuple
     return tuple(sorted(used, key=lambda row: inf if isnan(row.duration_ns) else -row.duration_ns))
 
 
-_HEADER = (
-    "rank_class",
-    "node",
-    "name",
-    "op",
-    "op_class",
-    "executions",
-    "flops",
-    "useful_flops",
-    "transcendentals",
-    "bytes_read",
-    "bytes_written",
-    "duration_ns",
-    "low_ns",
-    "high_ns",
-    "estimator",
-    "bound",
-    "framework_op",
-    "source",
-)
+_NODE_HEADER = (
+    *map(column_of, ("rank_class", "node")),
+    Column("name", kind="code"),
+    *map(Column, ("op", "op_class")),
+    *(
+        column_of(name)
+        for name in (
+            "executions", "flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written",
+            "duration_ns", "low_ns", "high_ns",
+        )
+    ),
+    *map(Column, ("estimator", "bound")),
+    *(Column(name, kind="code") for name in ("framework_op", "source")),
+)  # fmt: skip
 
 
 def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
@@ -307,41 +297,46 @@ def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = Fa
 
     def fill(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8", errors="replace") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(_HEADER)
-            writer.writerows([escape_cell(cell) for cell in row] for row in _node_rows(done))
+            for number, table in enumerate(_node_tables(done)):
+                table.write_csv(stream, line_end="\r\n", has_header=not number)
 
     put(path, fill, overwrite=overwrite)
 
 
-def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
-    """Yield the cells of the columns in ``_HEADER``, node by node."""
+def _node_tables(done: NodeEstimates) -> Iterator[Table]:
+    """Yield one row per operation, a table per rank class."""
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         strings = list(graph.strings)
-        text_rows = (graph.name_id, graph.op_id, graph.framework_id, graph.source_id)
-        texts: list[list[str]] = [[strings[row] for row in rows.tolist()] for rows in text_rows]
-        names, ops, frameworks, sources = texts
-        classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
-        numbers = (
-            graph.executions,
-            graph.flops,
-            graph.useful_flops,
-            graph.transcendentals,
-            graph.bytes_read,
-            graph.bytes_written,
-            estimated.duration_ns,
-            estimated.low_ns,
-            estimated.high_ns,
-        )
-        figures = [["" if isnan(value) else value for value in column.tolist()] for column in numbers]
-        labelled = ((estimated.estimator, estimated.estimators), (estimated.bound, estimated.bounds))
-        labels_of: list[list[str]] = [
-            [labels[code] if code >= 0 else "" for code in codes.tolist()] for codes, labels in labelled
-        ]
-        estimators, bounds = labels_of
-        columns = (names, ops, classes, *figures, estimators, bounds, frameworks, sources)
-        for node, row in enumerate(zip(*columns, strict=True)):
-            yield (index, node, *row)
+        labels = {
+            "estimator": (estimated.estimator, estimated.estimators),
+            "bound": (estimated.bound, estimated.bounds),
+        }
+        texts: dict[str, Values] = {
+            name: [words[code] if code >= 0 else "" for code in codes.tolist()]
+            for name, (codes, words) in labels.items()
+        }
+        for name, rows in (
+            ("name", graph.name_id),
+            ("op", graph.op_id),
+            ("framework_op", graph.framework_id),
+            ("source", graph.source_id),
+        ):
+            texts[name] = [strings[row] for row in rows.tolist()]
+        texts["op_class"] = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
+        numbers: dict[str, Values] = {
+            "rank_class": [index] * len(graph),
+            "node": list(range(len(graph))),
+            "executions": graph.executions,
+            "flops": graph.flops,
+            "useful_flops": graph.useful_flops,
+            "transcendentals": graph.transcendentals,
+            "bytes_read": graph.bytes_read,
+            "bytes_written": graph.bytes_written,
+            "duration_ns": estimated.duration_ns,
+            "low_ns": estimated.low_ns,
+            "high_ns": estimated.high_ns,
+        }
+        yield Table(_NODE_HEADER, texts | numbers)
 
 
 class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,9 @@ from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import totals
 from hespas.hardware import System, load_device
+from hespas.report import Column, Table, column_of, table_from_rows
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.api.simulation_result import SimulationResult
 
 __all__ = ["GenerationDocument", "GenerationResult", "MemoryShare", "StepDocument", "generate"]
@@ -152,12 +151,10 @@ class GenerationResult(Result):
         """Return the document of ``--json``: ``hespas.generate/1``."""
         return document_bytes(self.document())
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return the memory of the fullest rank: one row per kind of content."""
-        import pandas
-
-        rows = [(share.what, share.size_bytes) for share in self.account.memory]
-        return pandas.DataFrame(rows, columns=["what", "size_bytes"])
+        header = (Column("what"), column_of("size_bytes"))
+        return table_from_rows(header, [(share.what, share.size_bytes) for share in self.account.memory])
 
 
 @checked()

@@ -14,10 +14,9 @@ from hespas.graph import Diagnostics
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import PositiveInt
+from hespas.report import Table, table_from_records
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.studies.league.document import League
     from hespas.studies.league.evaluation import CalibrateBy, Calibration, EvaluatedRow
     from hespas.studies.serving import Calibrate, RunReplay, ServingErrors
@@ -60,11 +59,9 @@ class LeagueReport(Result):
 
         return league_json(self.details)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per row of the table."""
-        import pandas as pd
-
-        return pd.json_normalize(self.to_dict()["rows"])
+        return table_from_records(self.to_dict()["rows"])
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a page, the document and a CSV file into a folder. Raises ``OutputError`` if one of them
@@ -159,11 +156,9 @@ class FactorsReport(Result):
 
         return factors_json(self.before, self.after, self.hardware)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per factor."""
-        import pandas as pd
-
-        return pd.json_normalize(self.to_dict()["factors"])
+        return table_from_records(self.to_dict()["factors"])
 
 
 def calibrate_end_to_end(
@@ -230,12 +225,10 @@ class ServingAccuracyReport(Result):
 
         return serving_json(self.errors, self.recorded, self.inputs, self.diagnostics)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per run of the table; without a table, one row per recorded run."""
-        import pandas as pd
-
         document = self.to_dict()
-        return pd.json_normalize(document["rows"] or document["recorded"])
+        return table_from_records(document["rows"] or document["recorded"])
 
 
 @checked(Calibrate="hespas.studies.serving:Calibrate")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from hespas.graph.deprecation import RenamedAttribute, renamed_arguments, rename
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
 from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
 from hespas.hardware import load_device
+from hespas.report import Column, Table
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -36,9 +37,6 @@ from hespas.simulator.serving import (
     step_times,
     weighted_percentile,
 )
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "Percentiles",
@@ -321,8 +319,8 @@ class ServingResult(Result):
         decodes = batch > 0
         rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
         if self.per_request:
-            records = self.to_pandas().to_dict("records")
-            rows = [RequestRow(**{str(key): value for key, value in row.items()}) for row in records]
+            table = self.table()
+            rows = [RequestRow(**dict(zip(table.columns, row, strict=True))) for row in table.tuples()]
         return ServingDocument(
             inputs=list(self.inputs),
             diagnostics=findings(self.diagnostics),
@@ -352,24 +350,23 @@ class ServingResult(Result):
         """Return the document of ``--json``: ``hespas.serving/1``."""
         return document_bytes(self.document())
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per request, in order of arrival."""
-        import pandas as pd
-
-        prompt = np.concatenate([run.requests.prompt for run in self.runs])
-        output = np.concatenate([run.requests.output for run in self.runs])
         arrival = self._column("arrival_ns")
-        table = pd.DataFrame({
+        columns = {
             "arrival_s": arrival / 1e9,
-            "prompt_tokens": prompt,
-            "output_tokens": output,
+            "prompt_tokens": np.concatenate([run.requests.prompt for run in self.runs]),
+            "output_tokens": np.concatenate([run.requests.output for run in self.runs]),
             "queue_ms": (self._column("scheduled_ns") - arrival) / 1e6,
             "ttft_ms": self.ttft_ns / 1e6,
             "tpot_ms": self.tpot_ns / 1e6,
             "latency_ms": self._column("latency_ns") / 1e6,
             "put_back": self._column("preemptions").astype(np.int64),
-        })  # fmt: skip
-        return table.sort_values("arrival_s", kind="stable", ignore_index=True)
+        }
+        order = np.argsort(columns["arrival_s"], kind="stable")
+        counts = {"prompt_tokens", "output_tokens", "put_back"}
+        header = tuple(Column(name, kind="count" if name in counts else "number") for name in columns)
+        return Table(header, {name: column[order] for name, column in columns.items()})
 
 
 @renamed_arguments(with_rows="per_request")
@@ -424,4 +421,8 @@ def write_request_rows(done: ServingResult, path: Path, *, overwrite: bool = Fal
     """Write one row per request as CSV, atomically. Raises ``OutputError`` if the file exists, without
     ``overwrite``.
     """
-    put(path, lambda temporary: done.to_pandas().to_csv(temporary, index=False), overwrite=overwrite)
+
+    def fill(temporary: Path) -> None:
+        temporary.write_text(done.table().to_csv(), encoding="utf-8")
+
+    put(path, fill, overwrite=overwrite)

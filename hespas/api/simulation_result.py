@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from hespas.analysis.links import LinkRow, LinkTrafficRow, NetworkUtilization
 from hespas.api.documents import Document, Result, findings, put
@@ -21,13 +21,11 @@ from hespas.converters.measured_ops.steps import recorded_steps_of, recording_te
 from hespas.files.documents import Count, Figure, document_bytes, encode_json
 from hespas.graph import WAITS, Diagnostics, OpGraph, Workload
 from hespas.graph.deprecation import RenamedAttribute
+from hespas.report import Table, table_from_records
 from hespas.simulator import Simulation, node_label, segments
 from hespas.simulator.astra import RankStatistics
 from hespas.simulator.astra.external import ExternalRun
 from hespas.simulator.memory import RankMemory
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "ExternalDocument",
@@ -102,13 +100,11 @@ class SimulationResult(Result, Simulation):
         """Return the document of ``--json``: ``hespas.simulate/1``."""
         return document_bytes(simulation_document(self))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per rank."""
-        import pandas as pd
-
-        rows = [astuple(row) for row in _rank_rows(self)]
-        table = pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
-        return table[[name for name in table if not len(rows) or table[name].iloc[0] is not UNSET]]
+        rows = [asdict(row) for row in _rank_rows(self)]
+        names = [name for name in _RankRow.__struct_fields__ if not rows or rows[0][name] is not UNSET]
+        return table_from_records(rows, names)
 
     def write(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write an HTML report of the step (``index.html``), ``simulation.json`` and a CSV file per table

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -39,9 +39,7 @@ from hespas.graph import (
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import first_group, groups_text
 from hespas.graph.passes import find_cycle, levels
-
-if TYPE_CHECKING:
-    import pandas
+from hespas.report import Table, table_from_records
 
 __all__ = [
     "ClassSummary",
@@ -243,18 +241,17 @@ class Summary(Result):
         """Return the document of ``--json``: ``hespas.view/1``."""
         return document_bytes(summary_document(self))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per operation by name and rank class (of a profile by name), the longest first."""
-        import pandas as pd
-
         if self.profile is not None:
-            return pd.DataFrame([asdict(row) for row in self.profile.by_op])
-        rows = [
-            {"rank_class": number, **asdict(row)}
-            for number, rank_class in enumerate(self.classes)
-            for row in rank_class.by_op
-        ]
-        return pd.DataFrame(rows)
+            return table_from_records([asdict(row) for row in self.profile.by_op])
+        return table_from_records(
+            [
+                {"rank_class": number, **asdict(row)}
+                for number, rank_class in enumerate(self.classes)
+                for row in rank_class.by_op
+            ]
+        )
 
 
 @checked()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,10 +19,8 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, System
 from hespas.hardware import load_system as read_system
+from hespas.report import Table, table_from_records
 from hespas.simulator.astra.configuration import astra_sim_files
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "DevicesDocument",
@@ -92,12 +90,10 @@ class SystemResult(Result):
             dimensions=_dimension_rows(self.system),
         )
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per dimension, innermost first."""
-        import pandas as pd
-
-        rows = [msgspec.structs.astuple(row) for row in _dimension_rows(self.system)]
-        return pd.DataFrame(rows, columns=list(DimensionRow.__struct_fields__))
+        rows = [msgspec.structs.asdict(row) for row in _dimension_rows(self.system)]
+        return table_from_records(rows, DimensionRow.__struct_fields__)
 
     def write_astra_sim(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Write ``system.json``, ``network.yml`` and ``remote_memory.json`` into a folder and return their

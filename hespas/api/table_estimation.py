@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -18,7 +17,7 @@ from hespas.estimators import load_estimator
 from hespas.estimators.configuration import operation_estimator
 from hespas.estimators.interface import OperationModel, Prediction, predict_with
 from hespas.estimators.registry import estimator_factory, list_estimators
-from hespas.files.documents import Count, Figure, document_bytes, escape_cell, escape_formula
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -26,10 +25,9 @@ from hespas.graph.hints import INPUT, Option
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
 from hespas.operations import Operations
+from hespas.report.tables import Column, Kind, Table, Values, column_of
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.measurements.read import OperationRows
 
 __all__ = [
@@ -72,11 +70,9 @@ class TableEstimates(Result):
         """Return the document of ``--json``: ``hespas.estimate_table/1``."""
         return document_bytes(table_estimate_document(self))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per row of the table, with the columns that ``--out`` adds to it."""
-        import pandas as pd
-
-        return pd.DataFrame(dict(_estimate_columns(self, slice(None))))
+        return _estimate_table(self, slice(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,13 +303,14 @@ def write_table_estimates(
         with temporary.open("w", encoding="utf-8", errors="replace", newline="") as stream:
             for frame in text_batches(done.path):
                 rows = slice(start, start + len(frame))
-                added = dict(_estimate_columns(done, rows))
-                renamed_columns[:] = sorted(set(added) & set(columns))
-                renamed = frame[columns].rename(columns={name: f"table_{name}" for name in renamed_columns})
-                texts = renamed.select_dtypes(exclude="number").map(escape_cell)
-                safe = renamed.assign(**{str(name): column for name, column in texts.items()})
-                safe = safe.rename(columns={name: escape_formula(str(name)) for name in safe.columns})
-                safe.assign(**added).to_csv(stream, index=False, header=not start)
+                added = _estimate_table(done, rows)
+                renamed_columns[:] = sorted(set(added.columns) & set(columns))
+                own = {
+                    f"table_{name}" if name in renamed_columns else name: frame[name].tolist()
+                    for name in columns
+                }
+                table = Table((*map(Column, own), *added.header), {**own, **added.columns})
+                table.write_csv(stream, has_header=not start)
                 start = rows.stop
 
     put(path, fill, overwrite=overwrite)
@@ -323,16 +320,18 @@ def write_table_estimates(
         diagnostics.warning("table.renamed-column", done.path.name, text, count=len(renamed_columns))
 
 
-def _estimate_columns(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float | str]]]:
-    """Yield the columns that are added to the table, with empty texts for unknown figures."""
+def _estimate_table(done: TableEstimates, rows: slice) -> Table:
+    """Return the columns that are added to the table."""
     prediction = done.prediction
-    for name, column in (
-        ("duration_ns", prediction.duration_ns),
-        ("low_ns", prediction.low_ns),
-        ("high_ns", prediction.high_ns),
-    ):
-        yield name, ["" if isnan(value) else value for value in column[rows].tolist()]
     numbers: list[int] = prediction.estimator[rows].tolist()
-    yield "estimator", [prediction.models[number] if number >= 0 else "" for number in numbers]
+    columns: dict[str, Values] = {
+        "duration_ns": prediction.duration_ns[rows],
+        "low_ns": prediction.low_ns[rows],
+        "high_ns": prediction.high_ns[rows],
+        "estimator": [prediction.models[number] if number >= 0 else "" for number in numbers],
+    }
     if done.cycles is not None:
-        yield "cycles", ["" if isnan(value) else int(value) for value in done.cycles[rows].tolist()]
+        cycles: list[float] = done.cycles[rows].tolist()
+        columns["cycles"] = [None if isnan(value) else int(value) for value in cycles]
+    kinds: dict[str, Kind] = {"estimator": "text", "cycles": "count"}
+    return Table(tuple(column_of(name, kinds.get(name, "number")) for name in columns), columns)

@@ -17,10 +17,9 @@ from hespas.converters import Value
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
+from hespas.report import Table, column_of, table_from_records
 
 if TYPE_CHECKING:
-    import pandas
-
     from hespas.fitting.approaches import FitMemory
     from hespas.hardware import Device
     from hespas.hardware.device_fits import Fit
@@ -64,13 +63,6 @@ def _input_names(workload: _Path | Workload | None, sources: Sequence[_Path | Va
     """Return the names of all inputs of a command: paths, or the names of values."""
     inputs = [*([] if workload is None else [workload]), *sources]
     return [source.name if isinstance(source, Profile | Workload) else str(source) for source in inputs]
-
-
-def _document_rows(report: Result, name: str) -> pandas.DataFrame:
-    """Return a list of the document of a report as a table."""
-    import pandas as pd
-
-    return pd.json_normalize(report.to_dict()[name])
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -120,9 +112,9 @@ class AccuracyReport(Result):
 
         return accuracy_json(self.details, self.limits)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per estimator, device, operation class, size and level."""
-        return _document_rows(self, "summary")
+        return table_from_records(self.to_dict()["summary"])
 
     def write(self, folder: _Path, *, overwrite: bool = False) -> None:
         """Write report.html, .json, .csv and .md into a folder. Raises ``OutputError`` if one of them exists,
@@ -319,9 +311,9 @@ class CalibrationReport(Result):
 
         return calibration_json(self.details, self.inputs)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per fit."""
-        return _document_rows(self, "fits")
+        return table_from_records(self.to_dict()["fits"])
 
     def write(self, path: _Path, *, overwrite: bool = False) -> Path:
         """Write the hardware file with the fits, and the learned models in the same folder. Raises
@@ -420,16 +412,18 @@ class SuggestionReport(Result):
 
         return suggestion_json(self.details, self.inputs)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per shape, the most informative first, as ``write`` writes it; its time is NaN."""
-        return self.details.frame
+        frame = self.details.frame
+        columns = {str(name): frame[name].tolist() for name in frame.columns}
+        return Table(tuple(map(column_of, columns)), columns)
 
     def write(self, path: _Path, *, overwrite: bool = False) -> Path:
         """Write the shapes as a CSV table with an empty column of times. Raises ``OutputError``."""
         from hespas.files.output import write_atomically
 
         def fill(temporary: Path) -> None:
-            self.details.frame.to_csv(temporary, index=False)
+            temporary.write_text(self.table().to_csv(), encoding="utf-8")
 
         write_atomically(Path(path), fill, overwrite=overwrite, directory=False)
         return Path(path)
@@ -498,9 +492,9 @@ class ComparisonReport(Result):
 
         return comparison_json(self.details, self.max_regression)
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per figure of both reports."""
-        return _document_rows(self, "changes")
+        return table_from_records(self.to_dict()["changes"])
 
 
 @checked()

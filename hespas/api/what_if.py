@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from html import escape
-from io import StringIO
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -21,7 +18,7 @@ from hespas.api.documents import Document, Result, findings
 from hespas.api.grid_rows import AXES, Grid, GridRow, GridValue, grid_row, read_grid
 from hespas.converters import ReadOptions
 from hespas.estimators.registry import named_paths
-from hespas.files.documents import Figure, document_bytes, encode_json, escape_cell
+from hespas.files.documents import Figure, document_bytes, encode_json
 from hespas.files.limits import limits
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.processes import pool
@@ -31,9 +28,10 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError
 from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option
 from hespas.hardware import is_path
-
-if TYPE_CHECKING:
-    import pandas
+from hespas.report.drawings import Bar, stacked_bars
+from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
+from hespas.report.tables import Column, Kind, Table, column_of, table_from_rows
+from hespas.report.texts import time_text
 
 __all__ = [
     "DifferenceRow",
@@ -48,23 +46,12 @@ __all__ = [
 _ROWS, _DOCUMENT, _TABLE, _PAGE = "rows", "grid.json", "grid.csv", "index.html"
 _FIGURES = tuple(name for name in GridRow.__struct_fields__ if name not in {"settings", "critical_ns"})
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #16191d; --ground: #fff; --faint: #59616b; --line: #d3d8de;
-  --compute: #2f6fb2; --exposed: #d9822b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --ground: #14171a; --faint: #a7afb8;
-  --line: #3f464e; --compute: #6aa7e0; --exposed: #e9a45c; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
-  max-width: 72rem; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem; text-align: right; }
-th.axis, td.axis { text-align: left; }
-svg { width: 100%; height: auto; } text { fill: var(--ink); font-size: 12px; }
-.compute { fill: var(--compute); } .exposed { fill: var(--exposed); } .interval { stroke: var(--ink); }
-.note, .fault { color: var(--faint); }
-"""
-_LABEL_WIDTH, _BAR_WIDTH, _BAR_HEIGHT = 380, 560, 22
-_MAX_BARS = 200
-_LEGEND = "Blue: step without exposed communication; orange: exposed communication; line: 90 % interval."
+_KINDS: Mapping[str, Kind] = {
+    "ranks": "count", "is_lower_bound": "flag", "fault": "text", "exit_code": "id",
+}  # fmt: skip
+"""Kinds of the figures that are not times."""
+_PARTS = {"compute": "step without exposed communication", "communication": "exposed communication"}
+"""Parts of a bar: style and text."""
 
 _RUN_SCHEMA = "hespas.simulate/1"
 _PartName = Literal["step", "critical path by class", "critical path by resource", "busy", "rank"]
@@ -119,23 +106,19 @@ class GridResult(Result):
         """Return the document of ``--json``: ``hespas.grid/1``."""
         return document_bytes(self.document())
 
-    def to_csv(self) -> str:
-        """Return one line per row: the axes, then the figures; an unknown figure is an empty field."""
-        text = StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.grid.axes, *_FIGURES])
-        for row in self.rows:
-            figures = [getattr(row, name) for name in _FIGURES]
-            known = ["" if isinstance(value, float) and isnan(value) else value for value in figures]
-            writer.writerow([escape_cell(cell) for cell in (*row.settings.values(), *known)])
-        return text.getvalue()
-
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per row: the axes, then the figures."""
-        import pandas as pd
+        header = (
+            *(Column(axis) for axis in self.grid.axes),
+            *(column_of(name, _KINDS.get(name, "time")) for name in _FIGURES),
+        )
+        columns = {axis: [row.settings[axis] for row in self.rows] for axis in self.grid.axes}
+        figures = {name: [getattr(row, name) for row in self.rows] for name in _FIGURES}
+        return Table(header, columns | figures)
 
-        rows = [row.settings | {name: getattr(row, name) for name in _FIGURES} for row in self.rows]
-        return pd.DataFrame(rows, columns=[*self.grid.axes, *_FIGURES])
+    def to_csv(self) -> str:
+        """Return the rows as CSV; an unknown figure is an empty field."""
+        return self.table().to_csv()
 
 
 _WHAT_IF = "What if"
@@ -235,8 +218,7 @@ def simulate_grid(
         if target is not None:
             _write(target / _DOCUMENT, result.to_json(), overwrite=overwrite)
             _write(target / _TABLE, result.to_csv().encode(), overwrite=overwrite)
-            page = _grid_page(result.headline(), grid, result.rows)
-            _write(target / _PAGE, page.encode(), overwrite=overwrite)
+            _write(target / _PAGE, _grid_page(result).encode("utf-8", "replace"), overwrite=overwrite)
         return result
 
 
@@ -300,70 +282,36 @@ def _write(path: Path, content: bytes, *, overwrite: bool) -> None:
     write_atomically(path, fill, overwrite=overwrite, directory=False)
 
 
-def _grid_page(headline: str, grid: Grid, rows: Sequence[GridRow]) -> str:
+def _grid_page(result: GridResult) -> str:
     """Return a self-contained HTML page: a bar with its interval per row, and the table. O(rows)."""
-    shared = ", ".join(f"{key} {value}" for key, value in grid.shared.items())
-    heads = [f'<th class="axis">{escape(axis.replace("_", " "))}</th>' for axis in grid.axes]
-    heads += [
-        f"<th>{name}</th>"
-        for name in ("step, ms", "90 % interval, ms", "compute, ms", "exposed, ms", "ranks")
-    ]
-    lines: list[str] = []
-    for row in rows:
-        cells = [f'<td class="axis">{escape(str(row.settings[axis]))}</td>' for axis in grid.axes]
-        if row.fault:
-            cells.append(f'<td class="axis fault" colspan="5">{escape(row.fault)}</td>')
-        else:
-            has_interval = not isnan(row.step_low_ns)
-            interval = f"{_ms(row.step_low_ns)} to {_ms(row.step_high_ns)}" if has_interval else ""
-            least = "at least " if row.is_lower_bound else ""
-            figures = (
-                f"{least}{_ms(row.step_ns)}",
-                interval,
-                _ms(row.compute_ns),
-                _ms(row.exposed_comm_ns),
-                f"{row.ranks:,}",
-            )
-            cells += [f"<td>{figure}</td>" for figure in figures]
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    timed = [row for row in rows if isfinite(row.step_ns)][:_MAX_BARS]
-    longest = max(
-        (max(row.step_ns, row.step_high_ns if isfinite(row.step_high_ns) else 0.0) for row in timed),
-        default=0.0,
-    )
-    scale, bars = _BAR_WIDTH / (longest or 1.0), list[str]()
-    for index, row in enumerate(timed if longest else ()):
-        top = index * _BAR_HEIGHT
+    grid = result.grid
+    bars: list[Bar] = []
+    for row in result.rows:
+        if not isfinite(row.step_ns):
+            continue
         exposed = min(max(row.exposed_comm_ns, 0.0), row.step_ns) if isfinite(row.exposed_comm_ns) else 0.0
-        split, rest = (row.step_ns - exposed) * scale, exposed * scale
         label = ", ".join(str(row.settings[axis]) for axis in grid.axes)
-        left = _LABEL_WIDTH
-        bars += [
-            f'<text x="0" y="{top + 15}">{escape(label[-60:])}</text>',
-            f'<rect class="compute" x="{left}" y="{top + 4}" width="{split:.2f}" height="14"/>',
-            f'<rect class="exposed" x="{left + split:.2f}" y="{top + 4}" width="{rest:.2f}" height="14"/>',
-            f'<text x="{left + _BAR_WIDTH + 8}" y="{top + 15}">{_ms(row.step_ns)} ms</text>',
-        ]
-        if isfinite(row.step_low_ns) and isfinite(row.step_high_ns):
-            low, high = left + row.step_low_ns * scale, left + row.step_high_ns * scale
-            bars.append(f'<path class="interval" d="M{low:.2f} {top + 11}H{high:.2f}"/>')
-    height, width = len(timed) * _BAR_HEIGHT, _LABEL_WIDTH + _BAR_WIDTH + 110
-    size = f'viewBox="0 0 {width} {height}"'
-    svg = f'<svg {size} role="img" aria-label="step by row">{"".join(bars)}</svg>' if longest else ""
-    return "\n".join(
-        (
-            "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>What if</title>',
-            f"<style>{_STYLE}</style></head><body>", "<h1>What if</h1>", f"<p>{escape(headline)}</p>",
-            f'<p class="note">All rows: {escape(shared)}. {_LEGEND}</p>',
-            svg, f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>",
-            *lines, "</tbody></table>",
-            f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
+        parts = (row.step_ns - exposed, exposed)
+        bars.append(Bar(label, parts, row.step_low_ns, row.step_high_ns, time_text(row.step_ns)))
+    blocks: list[Block] = [Drawing(content=stacked_bars(bars, _PARTS, "more rows"))] if bars else []
+    view = TableView(
+        name="table-rows",
+        table=result.table(),
+        label="Rows",
+        file=_TABLE,
+        filters=list(grid.axes),
+    )
+    shared = ", ".join(f"{key} {value}" for key, value in grid.shared.items())
+    return page_html(
+        Page(
+            title="What if",
+            summary=[Paragraph(result.headline(), "summary"), Paragraph(f"All rows: {shared}.", "faint")],
+            sections=[
+                Section("steps", "Step by row", blocks, "Frame in a bar: 90 % interval."),
+                Section("rows", "Rows", [view]),
+            ],
         )
-    )  # fmt: skip
-
-
-def _ms(value_ns: float) -> str:
-    return "" if isnan(value_ns) else f"{value_ns / 1e6:,.3f}"
+    )
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,12 +365,11 @@ class RunDifference(Result):
         """Return the document of ``--json``: ``hespas.run_difference/1``."""
         return document_bytes(self.document())
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def table(self) -> Table:
         """Return one row per part and name."""
-        import pandas as pd
-
-        rows = [(row.part, row.name, row.before_ns, row.after_ns, row.difference_ns) for row in self.rows]
-        return pd.DataFrame(rows, columns=["part", "name", "before_ns", "after_ns", "difference_ns"])
+        times = (column_of(name) for name in ("before_ns", "after_ns", "difference_ns"))
+        rows = ((row.part, row.name, row.before_ns, row.after_ns, row.difference_ns) for row in self.rows)
+        return table_from_rows((Column("part"), Column("name", kind="code"), *times), rows)
 
 
 class _ReadPathTime(msgspec.Struct):

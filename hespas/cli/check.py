@@ -179,13 +179,9 @@ def roundtrip(
             for code, count in file.findings.items():
                 times = f" ({count:,} times)" if count > 1 else ""
                 print_message(f"note: {file.path}: its reader reports {code}{times}")
-        from hespas.validators.roundtrip import cell_text
+        from hespas.validators.roundtrip import matrix_table
 
-        texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
-        sources = list(dict.fromkeys(source for source, _ in texts))
-        targets = list(dict.fromkeys(via for _, via in texts))
-        rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
-        emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
+        emit(matrix_table(done).to_text())
         for cell in done.cells:
             for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
                 if part:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from hespas.report.tables import Column, Kind, Name, Phrase, Table, table_from_records, table_from_rows
+from hespas.report.tables import (
+    Column,
+    Kind,
+    Name,
+    Phrase,
+    Table,
+    column_of,
+    joined_tables,
+    table_from_records,
+    table_from_rows,
+)
 
 __all__ = [
     "Column",
@@ -10,6 +20,8 @@ __all__ = [
     "Name",
     "Phrase",
     "Table",
+    "column_of",
+    "joined_tables",
     "table_from_records",
     "table_from_rows",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hespas._version import __version__
@@ -36,6 +36,7 @@ __all__ = [
     "diagnostics_section",
     "inputs_text",
     "page_html",
+    "rows_html",
 ]
 
 _PACKAGE = "hespas.report"
@@ -329,15 +330,11 @@ def _first_rows(data: Mapping[str, Any], texts: Sequence[str]) -> Markup:
             if "values" not in entry:
                 level = f' style="--level:{levels[row]}"' if levels and not place else ""
                 inside = Markup(f"<span{level}>{inside}</span>")
-            share = entry["values"][row] if entry["kind"] == "share" else None
-            part = f' style="--part:{_share(share):.1f}%"' if isinstance(share, float) else ""
+            share = entry["values"][row] if entry["kind"] == "share" else nan
+            part = f' style="--part:{100 * max(0.0, min(share, 1.0)):.1f}%"' if isfinite(share) else ""
             cells.append(f'<td class="{escape(kind + tone)}"{part}>{inside}</td>')
         lines.append(f"<tr{strong}>{''.join(cells)}</tr>")
     return Markup("\n".join(lines))
-
-
-def _share(value: float) -> float:
-    return max(0.0, min(value, 1.0)) * 100 if isfinite(value) else 0.0
 
 
 def _count_text(data: Mapping[str, Any]) -> str:
@@ -349,6 +346,17 @@ def _count_text(data: Mapping[str, Any]) -> str:
         cut = f"the first {data['rows']:,} of {data['of']:,} rows are on this page{where}"
         return f"{counts}; {cut}" if counts else cut
     return counts
+
+
+def rows_html(table: Table, most: int) -> Markup:
+    """Return the first rows of a table as an HTML table of its own, for notebooks."""
+    from markupsafe import Markup
+
+    names = NameTable()
+    data = _table_data(TableView(name="rows", table=table, most=min(most, _FIRST_ROWS)), names)
+    head = Markup("").join(Markup("<th>{}</th>").format(title) for _, title in _head_cells(data))
+    rows = _first_rows(data, names.texts())
+    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, rows)
 
 
 def code_text(*names: str, limit: int = 160, most: int = 0) -> Markup:

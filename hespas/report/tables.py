@@ -42,7 +42,9 @@ __all__ = [
     "Phrase",
     "Table",
     "Values",
+    "column_of",
     "is_unknown",
+    "joined_tables",
     "markdown_code",
     "table_from_records",
     "table_from_rows",
@@ -275,6 +277,25 @@ def _csv_cell(column: Column, value: object) -> object:
     return f"{value:.{column.digits}g}" if column.digits else escape_cell(value)
 
 
+_UNITS = {"gbytes_per_s": "GB/s", "tflops_per_s": "TFLOP/s", "_ns": "", "_bytes": "", "": ""}
+"""Suffixes of column names -> units in titles; times and bytes are written with their own units."""
+
+
+def column_of(name: str, kind: Kind = "number") -> Column:
+    """Return the declaration of a column whose name states its quantity; of others the kind is ``kind``."""
+    unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
+    title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
+    kinds: dict[Kind, bool] = {
+        "time": name.endswith("_ns"),
+        "share": name in {"overlap", "share"} or name.endswith("_share"),
+        "bytes": name == "bytes_moved" or name.endswith("_bytes"),
+        "flops": name == "flops",
+        "id": name in {"rank", "rank_class", "node"},
+    }
+    stated = kind if kind in _TEXTS else next((each for each, applies in kinds.items() if applies), kind)
+    return Column(name, title, stated)
+
+
 def table_from_rows(header: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Table:
     """Return a table of rows of values, in order of the columns."""
     columns = list(zip(*rows, strict=True)) or [()] * len(header)
@@ -287,7 +308,30 @@ def table_from_records(records: Sequence[Mapping[str, Any]], names: Sequence[str
     """
     flat = [dict(_flattened(record, "")) for record in records]
     keys = list(names) or list(dict.fromkeys(key for record in flat for key in record))
-    return Table(tuple(map(Column, keys)), {key: [record.get(key) for record in flat] for key in keys})
+    columns = {key: [record.get(key) for record in flat] for key in keys}
+    return Table(tuple(column_of(key, _kind_of(columns[key])) for key in keys), columns)
+
+
+def _kind_of(values: Sequence[object]) -> Kind:
+    """Return the kind of a column of JSON values."""
+    match next((value for value in values if value is not None), None):
+        case bool():
+            return "flag"
+        case int():
+            return "count"
+        case float():
+            return "number"
+        case _:
+            return "text"
+
+
+def joined_tables(tables: Sequence[Table]) -> Table:
+    """Return the rows of several tables with the same columns, one table after the other."""
+    header = tables[0].header
+    return Table(
+        header,
+        {column.name: [cell for table in tables for cell in table.values(column)] for column in header},
+    )
 
 
 def _flattened(record: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, object]]:

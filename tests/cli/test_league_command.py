@@ -86,7 +86,7 @@ def test_a_table_is_predicted_and_judged(tmp_path: Path) -> None:
     assert sum(cast("dict[str, float]", first["parts"]).values()) == pytest.approx(1.0)
     page = (tmp_path / "r" / "league.html").read_text()
     assert "<svg" in page
-    assert "http" not in page
+    assert "://" not in page
     lines = (tmp_path / "r" / "league.csv").read_text().splitlines()
     assert len(lines) == 4
     assert (rows[2]["reason"], rows[2]["position"]) == (

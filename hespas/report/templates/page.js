@@ -18,7 +18,7 @@
 
   const enhance = (name, table) => {
     const box = document.getElementById(name);
-    const element = box.querySelector("table"), count = box.querySelector(".count");
+    const element = box.querySelector("table"), count = box.querySelector(".row-count");
     const head = element.tHead.rows[0], body = element.tBodies[0];
     const text = (column, row) => data.texts[column.codes[row]];
     const value = (column, row) => (column.values ? column.values[row] : text(column, row));
@@ -111,9 +111,9 @@
       input.addEventListener("input", () => { wanted = input.value.trim().toLowerCase(); restart(); });
       tools.append(labelled("search", input));
     }
-    for (const column of table.columns.filter(each => each.filter)) {
+    for (const column of table.columns.filter(each => each.filter && table.rows > 5)) {
       const words = [...new Set(column.codes)].map(code => data.texts[code]).sort((one, other) => one.localeCompare(other));
-      if (words.length > 1) select(column.title, words, true, word => { if (word === null) filters.delete(column); else filters.set(column, word); });
+      if (words.length > 1 && words.length < table.rows) select(column.title, words, true, word => { if (word === null) filters.delete(column); else filters.set(column, word); });
     }
     if (table.choices && table.choices.length > 1) select(table.choice, table.choices, false, word => { choice = word; sort(); fillHead(); });
     if (table.folded) {

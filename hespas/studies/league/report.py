@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from math import ceil, floor, isfinite, isnan, log10
+from math import ceil, floor, isfinite, log10, nan
 from pathlib import Path
 from statistics import median
 
-from hespas._version import __version__
-from hespas.files.documents import escape_cell
+from markupsafe import Markup
+
 from hespas.files.output import check_report_files, write_report_files
 from hespas.fitting.effects import COMPONENTS
 from hespas.graph.errors import clipped
+from hespas.report.drawings import svg, svg_text
+from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
+from hespas.report.tables import Column, Table, table_from_rows
 from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
 from hespas.studies.league.summaries import ScalingPoint
 
-__all__ = ["REPORT_FILES", "check_folder", "league_csv", "league_html", "write_report"]
+__all__ = ["REPORT_FILES", "check_folder", "league_html", "row_table", "write_report"]
 
 REPORT_FILES = ("league.html", "league.json", "league.csv")
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #16191d; --ground: #fff; --faint: #59616b; --line: #d3d8de;
-  --mark: #2f6fb2; --assumed: #d9822b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --ground: #14171a; --faint: #a7afb8;
-  --line: #3f464e; --mark: #6aa7e0; --assumed: #e9a45c; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
-  max-width: 76rem; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 1.5rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .15rem .6rem; text-align: right; }
-th.text, td.text { text-align: left; white-space: nowrap; } .wide { overflow-x: auto; }
-svg { width: 100%; height: auto; display: block; } text { fill: var(--ink); font-size: 12px; }
-.predicted { fill: var(--mark); } .assumed { fill: var(--assumed); }
-.calibrating { fill: none; stroke: var(--mark); }
-.key.predicted, .key.calibrating { color: var(--mark); } .key.assumed { color: var(--assumed); }
-.curve { fill: none; stroke-width: 2; } .curve.predicted { stroke: var(--mark); }
-.curve.measured { stroke: var(--ink); } .middle { stroke: var(--ink); stroke-width: 2; }
-.axis { stroke: var(--line); } .same { stroke: var(--faint); stroke-dasharray: 4 4; }
-text.note { fill: var(--faint); }
-.note { color: var(--faint); }
-"""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 14, 44
 """Margins of a figure for its ticks and titles [SVG units]."""
 _SIDE = 560
@@ -56,11 +37,13 @@ _CHART, _CHARTS_PER_ROW = 200, 4
 """Width and height of a scaling chart, and number of charts in a row."""
 _MIN_SCALING_POINTS = 2
 """Numbers of accelerators, without the fewest, that a scaling chart needs."""
-_CSV_COLUMNS = ("source", "model", "accelerator", "num_accelerators", "precision", "release")
-_LEGEND = (
-    '<p><span class="key predicted">&#9679;</span> predicted from the row alone '
-    '<span class="key assumed">&#9679;</span> with an assumption '
-    '<span class="key calibrating">&#9675;</span> used for calibration. Hover over a dot for its row.</p>'
+_TITLES = {
+    "predicted_ms": "predicted, ms", "low_ms": "low", "high_ms": "high", "published_ms": "published, ms",
+}  # fmt: skip
+_LEGEND = Markup(
+    '<span class="key predicted">&#9679; predicted from the row alone</span> '
+    '<span class="key assumed">&#9679; with an assumption</span> '
+    '<span class="key calibrating">&#9675; used for calibration</span> Hover over a dot for its row.'
 )
 
 
@@ -71,44 +54,74 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
 
 def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
     """Write all of :data:`REPORT_FILES`, each one atomically."""
-    table = league_csv(league).encode("utf-8", "replace")
-    contents = (league_html(league).encode(), league_json(league), table)
+    page = league_html(league).encode("utf-8", "replace")
+    contents = (page, league_json(league), row_table(league.rows).to_csv().encode())
     write_report_files(folder, dict(zip(REPORT_FILES, contents, strict=True)), overwrite=overwrite)
 
 
-def league_csv(league: League) -> str:
-    """Return one line per row: settings, prediction, published time and shares of the predicted step."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    figures = (
-        "predicted_ms", "low_ms", "high_ms", "published_ms", "published_low_ms", "published_high_ms",
-        "relative_error",
-    )  # fmt: skip
-    writer.writerow(
-        ["row", "status", *_CSV_COLUMNS, *figures, "peak_memory_gib", "published_memory_gib",
-         "capacity_gib", "fits", *COMPONENTS,
-         "assumptions", "reason"]
-    )  # fmt: skip
-    for row in league.rows:
+def _figures(*columns: str, detail: int = 0) -> list[Column]:
+    """Return columns of figures with their titles, to six digits."""
+    return [
+        Column(name, _TITLES.get(name, ""), "number", write="{:.6g}".format, digits=6, detail=detail)
+        for name in columns
+    ]
+
+
+def _shares(*columns: str, layout: str = "{:.1%}") -> list[Column]:
+    return [Column(name, kind="number", write=layout.format, digits=6) for name in columns]
+
+
+def _signed(*columns: str) -> list[Column]:
+    return _shares(*columns, layout="{:+.1%}")
+
+
+def _counts(*columns: str) -> list[Column]:
+    return [Column(name, kind="count") for name in columns]
+
+
+def row_table(rows: Sequence[EvaluatedRow]) -> Table:
+    """Return one row per row of the table: settings, prediction, published time and shares of the predicted
+    step.
+    """
+    header = (
+        Column("row", kind="id"),
+        *map(Column, ("status", "source", "model", "accelerator")),
+        Column("num_accelerators", "accelerators", "number", write=str),
+        *(Column(name, detail=2) for name in ("precision", "release")),
+        *_figures("predicted_ms", "low_ms", "high_ms", "published_ms"),
+        *_figures("published_low_ms", "published_high_ms", detail=2),
+        Column("relative_error", "error", "number", write="{:+.1%}".format, digits=6),
+        *_figures("peak_memory_gib", "published_memory_gib", "capacity_gib", detail=2),
+        Column("fits", detail=2),
+        *_figures(*COMPONENTS, detail=2),
+        *(Column(name, detail=2) for name in ("assumptions", "reason")),
+    )
+    settings = ("source", "model", "accelerator", "num_accelerators", "precision", "release")
+    cells: list[tuple[object, ...]] = []
+    for row in rows:
         predicted = row.row.predicted
-        cells: list[object] = [row.row.number, row.status]
-        cells += [escape_cell(row.row.cells.get(name, "")) for name in _CSV_COLUMNS]
-        cells += [_number(getattr(row, name)) for name in figures]
-        cells += map(_number, (predicted.peak_memory_bytes / 2**30, row.row.number_of("peak_memory_gib")))
-        fits = {True: "true", False: "false", None: ""}[predicted.fits]
-        cells += [_number(predicted.capacity_bytes / 2**30), fits]
-        cells += [_number(row.parts.get(name, 0.0)) for name in COMPONENTS]
-        cells += [" ".join(predicted.assumptions), escape_cell(predicted.refused)]
-        writer.writerow(cells)
-    return text.getvalue()
-
-
-def _number(value: float) -> str:
-    return "" if isnan(value) else f"{value:.6g}"
-
-
-def _percent(share: float) -> str:
-    return "" if isnan(share) else f"{share:.1%}"
+        cells.append(
+            (
+                row.row.number,
+                row.status,
+                *(row.row.cells.get(name, "") for name in settings),
+                row.predicted_ms,
+                row.low_ms,
+                row.high_ms,
+                row.published_ms,
+                row.published_low_ms,
+                row.published_high_ms,
+                row.relative_error,
+                predicted.peak_memory_bytes / 2**30,
+                row.row.number_of("peak_memory_gib"),
+                predicted.capacity_bytes / 2**30,
+                {True: "true", False: "false", None: ""}[predicted.fits],
+                *(row.parts.get(name, 0.0) for name in COMPONENTS),
+                " ".join(predicted.assumptions),
+                predicted.refused,
+            )
+        )
+    return table_from_rows(header, cells)
 
 
 def league_html(league: League) -> str:
@@ -121,90 +134,175 @@ def league_html(league: League) -> str:
     )  # fmt: skip
     if memory.n:
         summary += f"; peak memory of {memory.n:,} rows, mean error {memory.mean_ape:.1%}"
-    errors = [
-        (group.by, group.value, f"{group.n:,}", _percent(group.mean_ape), _percent(group.median_ape),
-         _percent(group.p90_ape), f"{group.bias:+.1%}", _percent(group.interval_coverage))
-        for group in league.groups
-    ]  # fmt: skip
-    baselines = [
-        (baseline.name, f"{baseline.n:,}", _percent(baseline.mean_ape), _percent(baseline.median_ape),
-         _percent(baseline.p90_ape))
-        for baseline in league.baselines
-    ]  # fmt: skip
-    layouts = [
-        (ranking.source, ranking.model, ranking.accelerator, ranking.num_accelerators, str(ranking.layouts),
-         "yes" if ranking.best_in_top_two else "no", "" if isnan(ranking.tau) else f"{ranking.tau:.2f}")
-        for ranking in league.layouts
-    ]  # fmt: skip
-    layout_titles = ("source", "model", "accelerator", "accelerators", "layouts", "best in top two", "tau")
-    scaling = [
-        (point.source, point.model, point.accelerator, point.precision, f"{point.base:,}",
-         f"{point.num_accelerators:,}", _percent(point.published_efficiency),
-         _percent(point.predicted_efficiency), f"{point.relative_error:+.1%}")
-        for point in league.scaling
-    ]  # fmt: skip
-    scaling_titles = ("source", "model", "accelerator", "precision", "fitted on", "accelerators", "published",
-                      "predicted", "error")  # fmt: skip
-    speedups = [
-        (speedup.source, speedup.model, speedup.precision, f"{speedup.base_accelerators:,} {speedup.base}",
-         f"{speedup.num_accelerators:,} {speedup.accelerator}", f"{speedup.published:.2f}",
-         f"{speedup.predicted:.2f}", "yes" if speedup.right_side else "no", f"{speedup.relative_error:+.1%}")
-        for speedup in league.speedups
-    ]  # fmt: skip
-    speedup_titles = ("source", "model", "precision", "from", "to", "published", "predicted", "right side",
-                      "error")  # fmt: skip
-    factors = [
-        (factor.source, factor.accelerator, factor.component, f"{factor.factor:.3f}",
-         f"{factor.std_error:.3f}", f"{factor.prior_std:.3f}", f"{factor.share:.0%}", str(factor.n))
-        for factor in league.factors
-    ]  # fmt: skip
-    factor_titles = ("source", "accelerator", "component", "factor", "std error", "prior", "share", "rows")
     sections = [
-        "<h2>Predicted against published step times</h2>", _scatter_plot(league.rows),
-        "<h2>Errors</h2>", _error_plot(league.rows),
-        _table(("by", "value", "rows", "mean", "median", "P90", "bias", "interval coverage"), errors, 2),
-        "<h2>Naive baselines</h2>", _table(("baseline", "rows", "mean", "median", "P90"), baselines, 1),
-        "<h2>Step time by component</h2>", _component_table(league.rows),
-        "<h2>Dominant components of errors</h2>", _dominant_table(league.rows),
-        "<h2>Layouts</h2>", _table(layout_titles, layouts, 3),
-        "<h2>Scaling</h2>", _scaling_charts(league), _table(scaling_titles, scaling, 4),
-        "<h2>Speed-ups between accelerators</h2>", _table(speedup_titles, speedups, 5),
-        "<h2>Factors</h2>" if factors else "", _table(factor_titles, factors, 3) if factors else "",
-        "<h2>Rows</h2>", _row_table(league.rows),
-    ]  # fmt: skip
-    return "\n".join(
-        (
-            "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>League</title>',
-            f"<style>{_STYLE}</style></head><body>", "<h1>Predictions of published runs</h1>",
-            f"<p>{escape(league.table)}, calibration {league.calibrate}: {summary}</p>", *sections,
-            f'<p class="note">hespas {escape(__version__)}</p></body></html>', "",
-        )
+        Section(
+            "times",
+            "Predicted against published step times",
+            [Paragraph(_LEGEND), Drawing(content=_scatter_plot(league.rows))],
+        ),
+        Section("errors", "Errors", [Drawing(content=_error_plot(league.rows)), *_error_views(league)]),
+        Section("components", "Step time by component", _component_views(league.rows)),
+        Section("layouts", "Layouts", _layout_views(league)),
+        Section("scaling", "Scaling", [*_scaling_charts(league), *_scaling_views(league)]),
+        Section("speedups", "Speed-ups between accelerators", _speedup_views(league)),
+        Section("factors", "Factors", _factor_views(league)),
+        Section("rows", "Rows", [_row_view(league.rows)]),
+    ]
+    about = Paragraph(f"{league.table}, calibration {league.calibrate}: {summary}", "summary")
+    return page_html(Page(title="Predictions of published runs", summary=[about], sections=sections))
+
+
+def _view(name: str, label: str, header: Sequence[Column], rows: Iterable[Sequence[object]]) -> list[Block]:
+    """Return a table; nothing without rows."""
+    table = table_from_rows(header, rows)
+    return [TableView(name=f"table-{name}", table=table, title=label)] if len(table) else []
+
+
+def _error_views(league: League) -> list[Block]:
+    """Return the errors by group, and those of the naive baselines."""
+    groups = (
+        (group.by, group.value, group.n, group.mean_ape, group.median_ape, group.p90_ape, group.bias,
+         group.interval_coverage)
+        for group in league.groups
     )  # fmt: skip
+    by_group = (
+        Column("by"), Column("value"), *_counts("rows"), *_shares("mean", "median", "P90"), *_signed("bias"),
+        *_shares("interval coverage"),
+    )  # fmt: skip
+    baselines = (
+        (baseline.name, baseline.n, baseline.mean_ape, baseline.median_ape, baseline.p90_ape)
+        for baseline in league.baselines
+    )
+    naive = (Column("baseline"), *_counts("rows"), *_shares("mean", "median", "P90"))
+    return [
+        *_view("groups", "Errors by group", by_group, groups),
+        *_view("baselines", "Naive baselines", naive, baselines),
+    ]
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int) -> str:
-    """Return an HTML table. The first ``num_text_columns`` columns are aligned as text."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        parts = (
-            f"<{tag}{' class=text' if column < num_text_columns else ''}>{escape(cell)}</{tag}>"
-            for column, cell in enumerate(cells)
+def _component_views(rows: Sequence[EvaluatedRow]) -> list[Block]:
+    """Return the mean share of each component in the predicted steps, and the number of rows whose error each
+    component dominates, by source.
+    """
+    sources: dict[str, list[EvaluatedRow]] = {}
+    dominated: dict[str, Counter[str]] = {}
+    for row in rows:
+        source = row.row.cells.get("source", "")
+        if row.parts:
+            sources.setdefault(source, []).append(row)
+        if row.dominant:
+            dominated.setdefault(source, Counter())[row.dominant] += 1
+    shares = (
+        (
+            source,
+            *(sum(row.parts.get(name, 0.0) for row in members) / len(members) or nan for name in COMPONENTS),
         )
-        return f"<tr>{''.join(parts)}</tr>"
+        for source, members in sorted(sources.items())
+    )
+    of_step = (Column("source"), *(Column(name, kind="share", write="{:.0%}".format) for name in COMPONENTS))
+    names = [name for name in (*COMPONENTS, SHARED) if any(counts[name] for counts in dominated.values())]
+    counts = (
+        (source, *(of_source[name] or nan for name in names))
+        for source, of_source in sorted(dominated.items())
+    )
+    note = Paragraph(
+        "Number of rows by the step component that explains most of their error. "
+        f"\N{LEFT DOUBLE QUOTATION MARK}{SHARED}\N{RIGHT DOUBLE QUOTATION MARK}: the error is common to all "
+        "components.",
+        "faint small",
+    )
+    views = _view("dominant", "Dominant components of errors", (Column("source"), *_counts(*names)), counts)
+    return [*_view("shares", "Mean share of the step", of_step, shares), *views, *([note] if views else [])]
 
-    body = "".join(line(row, "td") for row in rows)
-    table = f"<table><thead>{line(titles, 'th')}</thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
+
+def _layout_views(league: League) -> list[Block]:
+    header = (
+        *map(Column, ("source", "model", "accelerator")),
+        Column("accelerators", kind="number", write=str),
+        *_counts("layouts"),
+        Column("best in top two"),
+        Column("tau", kind="number", write="{:.2f}".format),
+    )
+    rows = (
+        (ranking.source, ranking.model, ranking.accelerator, ranking.num_accelerators, ranking.layouts,
+         "yes" if ranking.best_in_top_two else "no", ranking.tau)
+        for ranking in league.layouts
+    )  # fmt: skip
+    return _view("layouts", "", header, rows)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", attributes: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
+def _scaling_views(league: League) -> list[Block]:
+    header = (
+        *map(Column, ("source", "model", "accelerator", "precision")),
+        *_counts("fitted on", "accelerators"),
+        *_shares("published", "predicted"),
+        *_signed("error"),
+    )
+    rows = (
+        (point.source, point.model, point.accelerator, point.precision, point.base, point.num_accelerators,
+         point.published_efficiency, point.predicted_efficiency, point.relative_error)
+        for point in league.scaling
+    )  # fmt: skip
+    return _view("scaling", "", header, rows)
 
 
-def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
-        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def _speedup_views(league: League) -> list[Block]:
+    ratio = "{:.2f}".format
+    header = (
+        *map(Column, ("source", "model", "precision", "from", "to")),
+        Column("published", kind="number", write=ratio),
+        Column("predicted", kind="number", write=ratio),
+        Column("right side"),
+        *_signed("error"),
+    )
+    rows = (
+        (speedup.source, speedup.model, speedup.precision, f"{speedup.base_accelerators:,} {speedup.base}",
+         f"{speedup.num_accelerators:,} {speedup.accelerator}", speedup.published, speedup.predicted,
+         "yes" if speedup.right_side else "no", speedup.relative_error)
+        for speedup in league.speedups
+    )  # fmt: skip
+    return _view("speedups", "", header, rows)
+
+
+def _factor_views(league: League) -> list[Block]:
+    ratio = "{:.3f}".format
+    header = (
+        *map(Column, ("source", "accelerator", "component")),
+        *(Column(name, kind="number", write=ratio) for name in ("factor", "std error", "prior")),
+        Column("share", kind="share", write="{:.0%}".format),
+        *_counts("rows"),
+    )
+    rows = (
+        (factor.source, factor.accelerator, factor.component, factor.factor, factor.std_error,
+         factor.prior_std, factor.share, factor.n)
+        for factor in league.factors
+    )  # fmt: skip
+    return _view("factors", "", header, rows)
+
+
+def _row_view(rows: Sequence[EvaluatedRow]) -> TableView:
+    """Return the rows of the CSV file with the components that matter most."""
+    table = row_table(rows)
+    largest = [sorted(row.parts.items(), key=lambda part: -part[1])[:2] for row in rows]
+    return TableView(
+        name="table-rows",
+        table=Table(
+            (
+                *table.header,
+                Column("components", "largest components"),
+                Column("dominant", "dominates the error"),
+            ),
+            {
+                **table.columns,
+                "components": [
+                    ", ".join(f"{name} {share:.0%}" for name, share in parts) for parts in largest
+                ],
+                "dominant": [row.dominant for row in rows],
+            },
+        ),
+        label="Rows",
+        file="league.csv",
+        filters=("status", "source", "model", "accelerator", "dominant"),
     )
 
 
@@ -222,11 +320,11 @@ def _dot(row: EvaluatedRow, x: float, y: float) -> str:
     return f"<circle {shape}><title>{escape(title)}</title></circle>"
 
 
-def _scatter_plot(rows: Sequence[EvaluatedRow]) -> str:
+def _scatter_plot(rows: Sequence[EvaluatedRow]) -> Markup:
     """Return predicted over published times, on logarithmic axes."""
     comparable = _comparable(rows)
     if not comparable:
-        return '<p class="note">no row is both predicted and measured</p>'
+        return Markup('<p class="faint">no row is both predicted and measured</p>')
     times = [time for row in comparable for time in (row.published_ms, row.predicted_ms)]
     low, high = log10(min(times)) - 0.05, log10(max(times)) + 0.05
 
@@ -239,18 +337,17 @@ def _scatter_plot(rows: Sequence[EvaluatedRow]) -> str:
         tick = 10.0**power
         x, y, label = _LEFT + position(tick), base - position(tick), f"{tick:,g}"
         parts.append(f'<path class="axis" d="M{x:.1f} {_TOP}V{base}M{_LEFT} {y:.1f}H{_LEFT + _SIDE}"/>')
-        parts += [_text(x, base + 16, label), _text(_LEFT - 8, y + 4, label, "end")]
-    parts.append(_text(_LEFT + _SIDE / 2, base + 36, "published, ms"))
+        parts += [svg_text(x, base + 16, label), svg_text(_LEFT - 8, y + 4, label, "end")]
+    parts.append(svg_text(_LEFT + _SIDE / 2, base + 36, "published, ms"))
     rotation = f' transform="rotate(-90 14 {_TOP + _SIDE / 2:.1f})"'
-    parts.append(_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", rotation))
+    parts.append(svg_text(14, _TOP + _SIDE / 2, "predicted, ms", "middle", rotation))
     parts += (
         _dot(row, _LEFT + position(row.published_ms), base - position(row.predicted_ms)) for row in comparable
     )
-    figure = _svg(_LEFT + _SIDE + _RIGHT, base + _BOTTOM, "predicted over published step times", parts)
-    return _LEGEND + figure
+    return svg(_LEFT + _SIDE + _RIGHT, base + _BOTTOM, "predicted over published step times", parts)
 
 
-def _error_plot(rows: Sequence[EvaluatedRow]) -> str:
+def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
     """Return the error of each row, in one strip per source with its median."""
     sources: dict[str, list[EvaluatedRow]] = {}
     for row in _comparable(rows):
@@ -265,18 +362,18 @@ def _error_plot(rows: Sequence[EvaluatedRow]) -> str:
     for tick in range(-6, 7, 2):
         line, x = "axis" if tick else "same", position(tick / 10)
         parts.append(f'<path class="{line}" d="M{x:.1f} {_TOP}V{base}"/>')
-        parts.append(_text(x, base + 16, f"{tick / 10:+.0%}" if tick else "0"))
+        parts.append(svg_text(x, base + 16, f"{tick / 10:+.0%}" if tick else "0"))
     for strip, (source, members) in enumerate(sorted(sources.items())):
         y = _TOP + _STRIP * (strip + 0.5)
-        parts.append(_text(_LABELS_WIDTH - 10, y + 4, source, "end"))
+        parts.append(svg_text(_LABELS_WIDTH - 10, y + 4, source, "end"))
         parts += (_dot(row, position(row.relative_error), y) for row in members)
         x = position(median(row.relative_error for row in members))
         parts.append(f'<path class="middle" d="M{x:.1f} {y - 10:.1f}V{y + 10:.1f}"/>')
-    parts.append(_text((_LABELS_WIDTH + _STRIPS_WIDTH) / 2, base + 36, "relative error of predictions"))
-    return _svg(_STRIPS_WIDTH, base + _BOTTOM, "errors of all rows by source, with medians", parts)
+    parts.append(svg_text((_LABELS_WIDTH + _STRIPS_WIDTH) / 2, base + 36, "relative error of predictions"))
+    return svg(_STRIPS_WIDTH, base + _BOTTOM, "errors of all rows by source, with medians", parts)
 
 
-def _scaling_charts(league: League) -> str:
+def _scaling_charts(league: League) -> list[Block]:
     """Return throughput per accelerator over the number of accelerators, published and predicted: a chart
     for each model that was published on three numbers of accelerators or more.
     """
@@ -286,20 +383,20 @@ def _scaling_charts(league: League) -> str:
         curves.setdefault(key, []).append(point)
     drawn = [(key, points) for key, points in curves.items() if len(points) >= _MIN_SCALING_POINTS]
     if not drawn:
-        return ""
+        return []
     parts: list[str] = []
     for number, (names, points) in enumerate(drawn):
         left = (number % _CHARTS_PER_ROW) * (_CHART + 30) + 40
         top = number // _CHARTS_PER_ROW * (_CHART + 30) + 40
         parts += _scaling_chart(names, points, left, top)
     height = ceil(len(drawn) / _CHARTS_PER_ROW) * (_CHART + 30) + 20
-    legend = (
-        '<p>Throughput per accelerator relative to the fewest accelerators: <span class="key measured">'
-        '&#9472;</span> published <span class="key predicted">&#9472;</span> predicted.</p>'
+    legend = Markup(
+        "Throughput per accelerator relative to the fewest accelerators: "
+        '<span class="key measured">&#9472; published</span> '
+        '<span class="key predicted">&#9472; predicted</span>'
     )
-    return legend + _svg(
-        _CHARTS_PER_ROW * (_CHART + 30) + 20, height, "scaling, published and predicted", parts
-    )
+    width = _CHARTS_PER_ROW * (_CHART + 30) + 20
+    return [Paragraph(legend), Drawing(content=svg(width, height, "scaling, published and predicted", parts))]
 
 
 def _scaling_chart(
@@ -318,67 +415,14 @@ def _scaling_chart(
     def position(count: int, efficiency: float) -> str:
         return f"{x_of(count):.1f} {top + height * (1 - efficiency / highest):.1f}"
 
-    yield _text(left, top - 18, clipped(key[1]), "start")
-    yield _text(left, top - 4, clipped(f"{key[2]}, {key[0]}"), "start", ' class="note"')
+    yield svg_text(left, top - 18, clipped(key[1]), "start")
+    yield svg_text(left, top - 4, clipped(f"{key[2]}, {key[0]}"), "start", ' class="note"')
     yield f'<path class="axis" fill="none" d="M{left} {top}V{top + height}H{left + width}"/>'
     yield f'<path class="same" d="M{position(base, 1.0)}L{position(counts[-1], 1.0)}"/>'
-    yield _text(left - 4, top + height * (1 - 1 / highest) + 4, "1", "end")
+    yield svg_text(left - 4, top + height * (1 - 1 / highest) + 4, "1", "end")
     for count in (counts[0], counts[-1]):
-        yield _text(round(x_of(count), 1), top + height + 14, f"{count:,}")
+        yield svg_text(round(x_of(count), 1), top + height + 14, f"{count:,}")
     for curve, column in (("measured", 0), ("predicted", 1)):
         line = [position(base, 1.0)]
         line += [position(n, pair[column]) for n, pair in zip(counts[1:], efficiencies, strict=True)]
-        yield f'<path class="curve {curve}" d="M{"L".join(line)}"/>'
-
-
-def _component_table(rows: Sequence[EvaluatedRow]) -> str:
-    """Return the mean share of each component in the predicted steps, by source."""
-    sources: dict[str, list[EvaluatedRow]] = {}
-    for row in rows:
-        if row.parts:
-            sources.setdefault(row.row.cells.get("source", ""), []).append(row)
-    lines: list[list[str]] = []
-    for source, members in sorted(sources.items()):
-        shares = [sum(row.parts.get(name, 0.0) for row in members) / len(members) for name in COMPONENTS]
-        lines.append([source, *(f"{share:.0%}" if share >= 0.005 else "" for share in shares)])
-    return _table(("source", *COMPONENTS), lines, 1)
-
-
-def _dominant_table(rows: Sequence[EvaluatedRow]) -> str:
-    """Return the number of rows whose error each component dominates, by source."""
-    sources: dict[str, Counter[str]] = {}
-    for row in rows:
-        if row.dominant:
-            sources.setdefault(row.row.cells.get("source", ""), Counter())[row.dominant] += 1
-    names = [name for name in (*COMPONENTS, SHARED) if any(counts[name] for counts in sources.values())]
-    lines = [
-        [source, *(f"{counts[name]:,}" if counts[name] else "" for name in names)]
-        for source, counts in sorted(sources.items())
-    ]
-    note = (
-        '<p class="note">Number of rows by the step component that explains most of their error. '
-        f"&ldquo;{SHARED}&rdquo;: the error is common to all components.</p>"
-    )
-    return note + _table(("source", *names), lines, 1)
-
-
-def _row_table(rows: Sequence[EvaluatedRow]) -> str:
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        cells = row.row.cells
-        largest = sorted(row.parts.items(), key=lambda part: -part[1])[:2]
-        lines.append(
-            (
-                str(row.row.number), row.status, cells.get("source", ""), cells.get("model", ""),
-                cells.get("accelerator", ""), ", ".join(f"{name} {share:.0%}" for name, share in largest),
-                row.dominant,
-                cells.get("num_accelerators", ""), _number(row.predicted_ms), _number(row.low_ms),
-                _number(row.high_ms), _number(row.published_ms),
-                "" if isnan(row.relative_error) else f"{row.relative_error:+.1%}",
-            )
-        )  # fmt: skip
-    titles = (
-        "row", "status", "source", "model", "accelerator", "largest components", "dominates the error",
-        "accelerators", "predicted, ms", "low", "high", "published, ms", "error",
-    )  # fmt: skip
-    return _table(titles, lines, 7)
+        yield f'<path class="line {curve}" d="M{"L".join(line)}"/>'

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
+from markupsafe import Markup
 from msgspec import Meta
 
 from hespas._version import __version__
@@ -18,6 +19,17 @@ from hespas.files.documents import Count, document_bytes
 from hespas.files.processes import pool
 from hespas.files.streams import input_location
 from hespas.graph.errors import FormatError, UsageError
+from hespas.report.page import (
+    Block,
+    Fold,
+    Page,
+    Paragraph,
+    Section,
+    TableView,
+    code_text,
+    page_html,
+)
+from hespas.report.tables import Column, Table, table_from_rows
 from hespas.validators.roundtrip.columns import ColumnResult, ColumnStatus, summed
 from hespas.validators.roundtrip.pairs import FilePairs, FormatPair, PairStatus, file_pairs
 
@@ -29,6 +41,7 @@ __all__ = [
     "RoundTrips",
     "cell_text",
     "matrix",
+    "matrix_table",
     "roundtrip",
     "roundtrip_html",
     "roundtrip_json",
@@ -354,23 +367,102 @@ def _formats(done: RoundTrips) -> tuple[str, ...]:
 
 def roundtrip_html(done: RoundTrips) -> str:
     """Return an offline HTML page with the matrix and the columns of every cell."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hespas.validators.roundtrip", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+    skipped = f", {len(done.skipped):,} profiles skipped" if done.skipped else ""
+    about = (
+        f"{len(done.inputs):,} files{skipped}. A row is the source format, a column the format through which "
+        "it is converted and back. A cell counts the lost and changed columns of the graph."
     )
+    verdict = "Every loss is reported." if done.valid else "Some losses are not reported."
+    files = table_from_rows(
+        (Column("file", kind="code"), Column("format")), [(file.path, file.format) for file in done.inputs]
+    )
+    page = Page(
+        title="Round trips between formats",
+        summary=[
+            Paragraph(about, "faint"),
+            Paragraph(verdict, f"verdict {'good' if done.valid else 'bad'}"),
+        ],
+        sections=[
+            Section("matrix", "Matrix", [_matrix_view(done)] if done.cells else []),
+            Section("cells", "Cell by cell", [_cell_fold(cell) for cell in done.cells]),
+            Section("files", "Files", [TableView(name="table-files", table=files, label="Files")]),
+        ],
+    )
+    return page_html(page)
+
+
+def matrix_table(done: RoundTrips) -> Table:
+    """Return the matrix: one row per source format, one column per format that it goes through."""
     cells = {(cell.source, cell.via): cell for cell in done.cells}
-    return environment.get_template("roundtrip.html").render(
-        version=__version__,
-        done=done,
-        cells=cells,
-        sources=[name for name in _formats(done) if any(name == source for source, _ in cells)],
-        targets=[name for name in _formats(done) if any(name == via for _, via in cells)],
-        cell_text=cell_text,
-        status=ColumnStatus,
-        titles={name: load_format(name).title for name in _formats(done)},
+    sources = list(dict.fromkeys(source for source, _ in cells))
+    targets = list(dict.fromkeys(via for _, via in cells))
+    rows = [
+        (
+            source,
+            *(cell_text(cells[source, via]).text if (source, via) in cells else "" for via in targets),
+        )
+        for source in sources
+    ]
+    return table_from_rows((Column("source", "from \\ through"), *map(Column, targets)), rows)
+
+
+def _matrix_view(done: RoundTrips) -> TableView:
+    """Return the matrix, whose cells lead to their columns."""
+    table = matrix_table(done)
+    cells = {(cell.source, cell.via): cell for cell in done.cells}
+    sources = list(table.columns["source"])
+    tones: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
+    for column in table.header[1:]:
+        row = [cells.get((source, column.name)) for source in sources]
+        tones[column.name] = ["none" if cell is None else cell_text(cell).tone for cell in row]
+        links[column.name] = ["" if cell is None else f"{cell.source}--{cell.via}" for cell in row]
+    return TableView(
+        name="table-matrix", table=table, label="Matrix", named="source", tones=tones, links=links
+    )
+
+
+def _cell_fold(cell: MatrixCell) -> Fold:
+    """Return the columns of one pair of formats, and the refusals and findings."""
+    counts = (
+        f"{cell.compared:,} compared, {cell.written:,} written only, {sum(cell.refused.values()):,} refused, "
+        f"{sum(cell.unreadable.values()):,} unreadable."
+    )
+    blocks: list[Block] = [Paragraph(counts)]
+    for word, tone, messages in (
+        ("refused", "", cell.refused),
+        ("written but unreadable", "bad", cell.unreadable),
+    ):
+        blocks += [
+            Paragraph(Markup("{} {}: {}").format(f"{count:,}", word, code_text(message, limit=400)), tone)
+            for message, count in messages.items()
+        ]
+    columns = [column for column in cell.columns if column.kept is not ColumnStatus.ABSENT]
+    rows: list[tuple[object, ...]] = []
+    tones: list[str] = []
+    for column in columns:
+        is_silent = column.column in cell.unreported
+        is_exact = column.kept is ColumnStatus.EXACT
+        reported = "" if is_exact else "NO" if is_silent else "yes"
+        rows.append((column.column, column.kept.value, column.known, column.changed, reported))
+        tones.append("good" if is_exact else "bad" if is_silent else "lossy")
+    header = (
+        Column("column"),
+        Column("kept"),
+        Column("known", "known rows", "count"),
+        Column("changed", "rows changed", "count"),
+        Column("reported"),
+    )
+    name = f"{cell.source}--{cell.via}"
+    if rows:
+        table = table_from_rows(header, rows)
+        view = TableView(name=f"table-{name}", table=table, label=name, tones={"kept": tones})
+        blocks.append(view)
+    if cell.findings:
+        found = [f"{code} {count:,}" for code, count in sorted(cell.findings.items())]
+        blocks.append(Paragraph(Markup("Findings: {}").format(code_text(*found))))
+    return Fold(
+        summary=f"{cell.source} \N{RIGHTWARDS ARROW} {cell.via}: {cell_text(cell).text}",
+        blocks=blocks,
+        id=name,
     )

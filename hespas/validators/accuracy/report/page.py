@@ -85,6 +85,8 @@ _MOST_ROWS = 200
 """Most rows of other tables; the page shows the number of the remaining rows."""
 _MOST_JOINS = 2000
 """Most instructions with their operations, over all sources."""
+_MOST_NAMES = 20
+"""Most operations of an instruction."""
 _MOST_SOURCES = 40
 _PACKAGE = "hespas.validators.accuracy.report"
 _VERDICTS = {
@@ -457,7 +459,7 @@ def _matching_blocks(result: Accuracy) -> list[Block]:
             code_text(source, limit=100), percent(coverage.time_share)
         )
         blocks.append(Fold(summary=summary, blocks=inner, is_open=len(result.coverage) == 1))
-    return [*blocks, *_views(join_table(result, _MOST_JOINS))]
+    return [*blocks, *_views(join_table(result, _MOST_JOINS, _MOST_NAMES))]
 
 
 def _quality_blocks(result: Accuracy) -> list[Block]:

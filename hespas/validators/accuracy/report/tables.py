@@ -447,8 +447,10 @@ def matching_table(result: Accuracy) -> ReportTable:
     return ReportTable(name="matched", title="Matching", table=table_from_rows(header, rows))
 
 
-def join_table(result: Accuracy, most: int) -> ReportTable:
-    """Return the operations of the program that each instruction carries out, most time first."""
+def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> ReportTable:
+    """Return the operations of the program that each instruction carries out, most time first: ``most``
+    instructions with ``most_names`` operations each.
+    """
     joins = [(source, join) for source, of_source in result.joins.items() for join in of_source]
     joins.sort(key=lambda row: -row[1].time_ns)
     header = (
@@ -462,7 +464,11 @@ def join_table(result: Accuracy, most: int) -> ReportTable:
         (
             source,
             join.instruction,
-            _listed(((name, "") for name in join.operations), _more_text(len(join.operations) - _MOST_NAMES)),
+            _listed(
+                ((name, "") for name in join.operations),
+                _more_text(len(join.operations) - most_names),
+                most_names,
+            ),
             join.rule,
             join.inferred,
             join.events,
@@ -496,10 +502,10 @@ def lint_table(result: Accuracy) -> ReportTable:
     return ReportTable(name="findings", title=title, table=table_from_rows(header, rows))
 
 
-def _listed(names: Iterable[tuple[str, str]], more: str) -> Phrase:
-    """Return the first names, each with a text behind it, and ``more`` behind all of them."""
+def _listed(names: Iterable[tuple[str, str]], more: str, most: int = _MOST_NAMES) -> Phrase:
+    """Return the first ``most`` names, each with a text behind it, and ``more`` behind all of them."""
     parts: list[str] = []
-    for name, text in islice(names, _MOST_NAMES):
+    for name, text in islice(names, most):
         parts += [", "] if parts else []
         parts += [Name(shown(name, 40)), text]
     return Phrase((*parts, more))
