@@ -168,6 +168,10 @@ if TYPE_CHECKING:
     from hespas.api.simulation import (
         simulate,
     )
+    from hespas.api.simulation_job import (
+        check_timeline,
+        write_timeline,
+    )
     from hespas.api.simulation_result import (
         SimulationResult,
         simulation_document,
@@ -191,10 +195,6 @@ if TYPE_CHECKING:
         estimate_table,
         table_estimate_document,
         write_table_estimates,
-    )
-    from hespas.api.timeline_file import (
-        check_timeline,
-        write_timeline,
     )
     from hespas.api.validation import (
         AccuracyReport,
@@ -321,7 +321,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
-    "hespas.api.timeline_file": (
+    "hespas.api.simulation_job": (
         "check_timeline",
         "write_timeline",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -39,14 +39,16 @@ from hespas.analysis.run import (
 )
 from hespas.analysis.table import RowTable
 from hespas.analysis.tree import TreeRow
-from hespas.api.arguments import checked
+from hespas.api.arguments import Captures, ModelFlops, ReadingRecording, Tokens, checked, hardware_option
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import read_profiles, with_capture
 from hespas.converters import ReadOptions
+from hespas.converters.format import SourceFormat
 from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Profile, StepFacts
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import INPUT, Option
 from hespas.report import Table
 from hespas.simulator.results import Throughput, rates_of, warn_of_rates
 
@@ -174,20 +176,29 @@ class AnalysisDocument(Document, frozen=True, kw_only=True):
 
 
 _ProfileSource = str | Path | Profile
+_Profiles = Annotated[
+    _ProfileSource | Sequence[_ProfileSource],
+    Option("Profiles, one per rank, or a folder of profiles.", metavar="PROFILE...", is_argument=True),
+]
+_Baseline = Annotated[
+    _ProfileSource | Sequence[_ProfileSource] | None,
+    Option("Compare with this earlier profile; repeat for each rank.", metavar="PROFILE", panel=INPUT),
+]
+_Hardware = Annotated[str, hardware_option("Use the roofline of this device (default: the measured device).")]
 
 
 @renamed_arguments(against="baseline")
 @checked()
 def analyze(
-    source: str | Path | Profile | Sequence[str | Path | Profile],
+    source: _Profiles,
     *,
-    baseline: str | Path | Profile | Sequence[str | Path | Profile] | None = None,
-    capture: str | Path | Sequence[str | Path] | None = None,
-    hardware: str = "",
-    tokens: float | None = None,
-    model_flops: float | None = None,
-    format: str | None = None,  # noqa: A002 # the word users know
-    options: ReadOptions | None = None,
+    baseline: _Baseline = None,
+    hardware: _Hardware = "",
+    tokens: Tokens = None,
+    model_flops: ModelFlops = None,
+    capture: Captures = None,
+    format: SourceFormat = None,  # noqa: A002 # the word users know
+    options: ReadingRecording = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, Missing
-from hespas.converters import ReadOptions
+from hespas.converters import ReadOptions, WriteOptions
+from hespas.graph import Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import (
     DEVICE,
     INPUT,
+    AtLeast,
+    AtMost,
     Option,
     OptionsOf,
     check_fields,
@@ -29,14 +32,19 @@ __all__ = [
     "ChosenGranularity",
     "ComparedEstimator",
     "Dataflow",
+    "Destination",
+    "DestinationFormat",
     "EstimatedOn",
     "MissingPolicy",
     "ModelFlops",
+    "ProfiledProgram",
     "ReadingProgram",
+    "ReadingRecording",
     "ReadingTrace",
-    "SourceFormat",
+    "Seed",
     "Tables",
     "Tokens",
+    "WritingJob",
     "checked",
     "hardware_option",
     "with_array",
@@ -120,21 +128,12 @@ Dataflow = Annotated[
         panel=DEVICE,
     ),
 ]
-SourceFormat = Annotated[
-    str | None,
-    Option(
-        "Read the input as this format (default: detected).",
-        flag="from",
-        metavar="FORMAT",
-        panel=INPUT,
-        completes="formats",
-    ),
-]
 ReadingProgram = Annotated[
     ReadOptions | None,
     OptionsOf(("num_devices", "num_replicas", "default_dtype", "dims", "comm_groups", "run_time_unit")),
 ]
 """Options of commands that read a workload."""
+ReadingRecording = Annotated[ReadOptions | None, OptionsOf(("recover",))]
 ReadingTrace = Annotated[ReadOptions | None, OptionsOf(("default_dtype", "comm_groups", "run_time_unit"))]
 """Options of commands that read measurements of a workload."""
 Captures = Annotated[
@@ -150,11 +149,41 @@ Tables = Annotated[
     str | Path | Sequence[str | Path],
     Option(
         "Read measured operations from a table (CSV, Parquet); repeatable.",
-        flag="table",
         metavar="T",
         panel=INPUT,
+        label="an input",
     ),
 ]
+ProfiledProgram = Annotated[
+    str | Path | Workload | None,
+    Option(
+        "Read the program that was profiled (default: operations in the profile).",
+        metavar="W",
+        panel=INPUT,
+        label="an input",
+    ),
+]
+Seed = Annotated[int, AtLeast(0), AtMost(2**32 - 1), Option("Set the random seed.", metavar="N")]
+Destination = Annotated[
+    str | Path | None,
+    Option(
+        "Write the workload to DST: a folder of traces, one per rank, or a file.",
+        flag="out",
+        metavar="DST",
+        access="writes",
+    ),
+]
+DestinationFormat = Annotated[
+    str | None,
+    Option(
+        "Write DST in this format (default: by suffix).",
+        flag="to",
+        metavar="FORMAT",
+        completes="formats",
+    ),
+]
+WritingJob = Annotated[WriteOptions | None, OptionsOf(("jobs", "only_classes", "shard", "resume", "cluster"))]
+"""Options of commands that write the files of a large job."""
 Tokens = Annotated[
     float | None,
     Option("Set tokens per step over all ranks, to report tokens/s.", metavar="N", panel=DEVICE),

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import Destination, DestinationFormat, checked
 from hespas.api.checks import validate_capture
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import read, write
@@ -40,6 +40,7 @@ from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Profile, Renamed, Workload
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.hints import AtLeast, Option, OptionsOf
 from hespas.graph.mesh import JaxMesh, Mesh
 from hespas.graph.passes import totals
 from hespas.report import Column, Table, table_from_records, table_from_rows
@@ -175,27 +176,99 @@ def _write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:
     write_atomically(path, fill, overwrite=overwrite, directory=False)
 
 
+_PROGRAM, _PARTITION = "Program", "Partitioning"
+"""Headings of ``--help``."""
+
+
+def _axes_of(text: str) -> tuple[str, ...]:
+    """Parse names of axes: ``data,model``."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_Function = Annotated[
+    Callable[..., object] | str,
+    Option(
+        "Function to capture; MODULE may be FILE.py.",
+        metavar="MODULE:FUNCTION",
+        is_argument=True,
+        default_text="",
+    ),
+]
+_Mesh = Annotated[
+    Mapping[str, int] | str | JaxMesh,
+    Option("Set the mesh, outermost axis first: data=64,model=8.", metavar="AXIS=N,..."),
+]
+_Args = Annotated[
+    str | Callable[..., object] | None,
+    Option(
+        "JAX: set argument types ('bf16[8192,1024]@data,model; i32[8192]@data'), or a function that "
+        "makes them from the mesh.",
+        metavar="TYPES|NAME",
+        panel=_PROGRAM,
+    ),
+]
+_Framework = Annotated[Framework, Option("Set the framework of the program.", panel=_PROGRAM)]
+_Platform = Annotated[Platform | None, Option("JAX: lower for this platform.", panel=_PROGRAM)]
+_Explicit = Annotated[
+    Sequence[str],
+    Option(
+        "JAX: make these mesh axes explicit (AxisType.Explicit).",
+        metavar="AXIS,...",
+        panel=_PROGRAM,
+        parse=_axes_of,
+    ),
+]
+_RealTensors = Annotated[
+    bool, Option("PyTorch: run on real data, if the model fits in memory.", panel=_PROGRAM)
+]
+_Compiled = Annotated[
+    bool, Option("PyTorch: capture the graphs of torch.compile before fusion.", panel=_PROGRAM)
+]
+_Partitioner = Annotated[Partitioner, Option("Propagate shardings with this partitioner.", panel=_PARTITION)]
+_CompileFor = Annotated[
+    str,
+    Option(
+        "JAX: capture the program as compiled for this target: gpu:h100:8, tpu:v5p:8x8x8, ... "
+        "(extras jax-gpu, jax-tpu).",
+        metavar="TARGET",
+        panel=_PARTITION,
+    ),
+]
+_Timeout = Annotated[
+    float,
+    AtLeast(1.0),
+    Option("Limit the time of partitioning [s].", flag="timeout", metavar="S", panel=_PARTITION),
+]
+_OnUnknown = Annotated[
+    Literal["warn", "error"],
+    Option(
+        "Handle control flow that depends on unknown values: warn, or fail (exit code 4).", flag="missing"
+    ),
+]
+_Writing = Annotated[WriteOptions | None, OptionsOf(("only_classes", "shard", "jobs"))]
+
+
 @renamed_arguments(missing="on_unknown")
 @checked()
 def capture(
-    function: Callable[..., object] | str,
+    function: _Function,
     *arguments: object,
-    mesh: Mapping[str, int] | str | JaxMesh,
-    args: str | Callable[..., object] | None = None,
+    mesh: _Mesh,
+    args: _Args = None,
     keywords: Mapping[str, object] | None = None,
-    framework: Framework = "auto",
-    platform: Platform | None = None,
-    explicit: Sequence[str] = (),
-    partitioner: Partitioner = "auto",
-    compile_for: str = "",
-    timeout_s: float = TIMEOUT_S,
-    real_tensors: bool = False,
-    compiled: bool = False,
-    on_unknown: Literal["warn", "error"] = "warn",
-    destination: str | Path | None = None,
-    format: str | None = None,  # noqa: A002 # the word users know
+    framework: _Framework = "auto",
+    platform: _Platform = None,
+    explicit: _Explicit = (),
+    real_tensors: _RealTensors = False,
+    compiled: _Compiled = False,
+    partitioner: _Partitioner = "auto",
+    compile_for: _CompileFor = "",
+    timeout_s: _Timeout = TIMEOUT_S,
+    on_unknown: _OnUnknown = "warn",
+    destination: Destination = None,
+    format: DestinationFormat = None,  # noqa: A002 # the word users know
+    options: _Writing = None,
     overwrite: bool = False,
-    options: WriteOptions | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> CaptureResult:
     """Capture a JAX or PyTorch function (or ``module:function``) on a mesh, ``{"data": 64, "model": 8}``,

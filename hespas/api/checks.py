@@ -8,22 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from hespas.api.arguments import checked
 from hespas.api.documents import Result
 from hespas.api.io import read
 from hespas.converters import ReadOptions, Value
+from hespas.converters.format import SourceFormat
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.graph.hints import PositiveInt
+from hespas.graph.hints import Option, OptionsOf, PositiveInt
 from hespas.report import Table, table_from_records
+from hespas.validators.checker import CheckOptions, check_workload
+from hespas.validators.checker import Profile as Rules
+from hespas.validators.checker import check as check_files
 
 if TYPE_CHECKING:
     from hespas.validators.capture import CaptureCheck
-    from hespas.validators.checker import CheckOptions, CheckResult, Violation
-    from hespas.validators.checker import Profile as Rules
+    from hespas.validators.checker import CheckResult, Violation
     from hespas.validators.roundtrip import RoundTrips
 
 __all__ = [
@@ -77,12 +80,24 @@ class CheckReport(Result):
         return table_from_records(self.to_dict()["violations"])
 
 
-@checked(CheckOptions="hespas.validators.checker:CheckOptions", Rules="hespas.validators.checker:Profile")
+_Source = Annotated[
+    _Path | Workload | Sequence[_Path],
+    Option(
+        "Files, or folders of NAME.{rank}.et files.", metavar="PATH...", is_argument=True, is_required=False
+    ),
+]
+_Rules = Annotated[
+    Rules | None, Option("Add the rules of Chakra traces, or of traces that ASTRA-sim can run.")
+]
+_CheckOptions = Annotated[CheckOptions | None, OptionsOf()]
+
+
+@checked()
 def check(
-    source: _Path | Workload | Sequence[_Path],
+    source: _Source,
     *,
-    profile: Rules | None = None,
-    options: CheckOptions | None = None,
+    profile: _Rules = None,
+    options: _CheckOptions = None,
 ) -> CheckReport:
     """Check structure and rank rules of files, of folders of rank files, or of a workload.
 
@@ -90,9 +105,6 @@ def check(
     becomes a violation. Raises ``UsageError`` without a source and ``FormatError`` for a broken
     configuration file.
     """
-    from hespas.validators.checker import check as check_files
-    from hespas.validators.checker import check_workload
-
     if isinstance(source, Workload):
         return CheckReport(check_workload(source, profile, options))
     paths = [source] if isinstance(source, str | Path) else source
@@ -133,22 +145,41 @@ class RoundTripReport(Result):
         return table_from_records(self.to_dict()["cells"])
 
 
+def _names_of(text: str) -> list[str]:
+    """Parse a list of names: ``hlo,chakra``."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+_Inputs = Annotated[
+    _Path | Sequence[_Path],
+    Option("Files, folders of rank files, or folders of many files.", metavar="PATH...", is_argument=True),
+]
+_Formats = Annotated[
+    Sequence[str],
+    Option("Try only these formats (see hespas-convert --list-formats).", metavar="A,B", parse=_names_of),
+]
+_Jobs = Annotated[PositiveInt, Option("Run N processes.", metavar="N")]
+_Reading = Annotated[ReadOptions | None, OptionsOf(("comm_groups", "run_time_unit"))]
+
+
 @checked()
 def roundtrip(
-    source: _Path | Sequence[_Path],
+    source: _Inputs,
     *,
-    formats: Sequence[str] = (),
-    jobs: PositiveInt = 1,
+    formats: _Formats = (),
+    jobs: _Jobs = 2,
+    options: _Reading = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RoundTripReport:
-    """Convert files through every pair of ``formats`` (default: all) and back, in ``jobs`` processes. Raises
+    """Convert files, which are read with ``options``, through every pair of ``formats`` (default: all) and
+    back, in ``jobs`` processes. Raises
     ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and if no pair can be tried.
     """
     from hespas.validators.roundtrip import roundtrip as run_roundtrip
 
     paths = [source] if isinstance(source, str | Path) else source
     return RoundTripReport(
-        run_roundtrip([Path(path) for path in paths], formats, jobs=jobs, progress=progress)
+        run_roundtrip([Path(path) for path in paths], formats, options=options, jobs=jobs, progress=progress)
     )
 
 
@@ -191,13 +222,26 @@ class CaptureCheckReport(Result):
         return table_from_records(self.to_dict()["operations"], columns)
 
 
+_Graph = Annotated[
+    str | Path | Workload,
+    Option("Captured program, in any readable format.", metavar="GRAPH", is_argument=True),
+]
+_Trace = Annotated[
+    str | Path | Value,
+    Option(
+        "Recorded run of it: profile, execution trace or Chakra trace.", metavar="TRACE", is_argument=True
+    ),
+]
+_ReadingGraph = Annotated[ReadOptions | None, OptionsOf(("num_devices",))]
+
+
 @checked()
 def validate_capture(
-    graph: str | Path | Workload,
-    trace: str | Path | Value,
+    graph: _Graph,
+    trace: _Trace,
     *,
-    format: str | None = None,  # noqa: A002 # the word users know
-    options: ReadOptions | None = None,
+    format: SourceFormat = None,  # noqa: A002 # the word users know
+    options: _ReadingGraph = None,
     diagnostics: Diagnostics | None = None,
 ) -> CaptureCheckReport:
     """Compare a captured program (any workload) with the trace of a run of the same program: a profile of

@@ -8,12 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import (
+    Captures,
+    ChosenEstimator,
+    ChosenGranularity,
+    MissingPolicy,
+    checked,
+    hardware_option,
+)
 from hespas.api.conversion_account import AccountedWrite, EventAccount
 from hespas.api.documents import (
     STANDARD_STREAM,
@@ -34,10 +41,8 @@ from hespas.api.io import (
 from hespas.api.lowering import (
     STEP_ESTIMATOR,
     ConversionAccount,
-    Granularity,
     Lowering,
     MergedOps,
-    Missing,
     rank_totals,
     step_estimator,
 )
@@ -52,6 +57,17 @@ from hespas.converters import (
     is_flat,
     load_format,
 )
+from hespas.converters.format import (
+    CommGroups,
+    DefaultDtype,
+    DimsOrNone,
+    Jobs,
+    NumDevices,
+    NumReplicas,
+    Recover,
+    SourceFormat,
+    UnitOfRunTimes,
+)
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import read_bytes
@@ -64,7 +80,7 @@ from hespas.graph.errors import (
     UnsupportedError,
     UsageError,
 )
-from hespas.graph.hints import PositiveInt
+from hespas.graph.hints import INPUT, OUTPUT, Option, OptionsOf
 from hespas.report import Column, Table, table_from_rows
 
 __all__ = ["Conversion", "ConversionDocument", "Rescaling", "conversion_document", "convert"]
@@ -123,53 +139,145 @@ class Rescaling:
     others: Sequence[str | Path | Workload] = ()
 
 
+def _ranks_of(text: str) -> range:
+    """Parse ranks: ``5``, or ``2-7`` with both ends."""
+    first, dash, last = text.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in ([first, last] if dash else [first])):
+        raise UsageError(f"invalid `ranks` {text!r}: expected N or A-B", hint="`ranks=0` or `ranks=0-7`")
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UsageError(f"`ranks` {text!r} ends before it starts", hint=f"`ranks={high}-{low}`")
+    return range(low, high + 1)
+
+
+_Source = Annotated[
+    str | Path | Value,
+    Option(
+        "Input file, folder of NAME.{rank}.et files, or - for stdin.",
+        metavar="SRC",
+        is_argument=True,
+        is_text=True,
+        is_required=False,
+        access="stream",
+    ),
+]
+_Destination = Annotated[
+    str | Path,
+    Option(
+        "Output file, folder, or - for stdout.",
+        metavar="DST",
+        is_argument=True,
+        is_text=True,
+        is_required=False,
+        access="writes",
+    ),
+]
+_TargetFormat = Annotated[
+    str | None,
+    Option(
+        "Write DST in this format (default: by suffix).",
+        flag="to",
+        metavar="FORMAT",
+        panel=OUTPUT,
+        completes="formats",
+    ),
+]
+_SourceVersion = Annotated[
+    str,
+    Option(
+        "Set the version of SRC's format, for files that do not state it.",
+        flag="from-version",
+        metavar="VERSION",
+        panel=INPUT,
+    ),
+]
+_TargetVersion = Annotated[
+    str,
+    Option(
+        "Write this version of DST's format (see hespas-convert --list-formats).",
+        flag="to-version",
+        metavar="VERSION",
+        panel=OUTPUT,
+    ),
+]
+_Hardware = Annotated[str | None, hardware_option("Estimate the durations of operations on this device.")]
+_Ranks = Annotated[
+    range | None,
+    Option("Write only this rank, or this range of ranks.", metavar="N|A-B", panel=OUTPUT, parse=_ranks_of),
+]
+_Rescale = Annotated[
+    Rescaling | Mapping[str, int] | str | None,
+    Option(
+        "Rescale the job to these mesh sizes, if the result is provably exact.",
+        metavar="AXIS=N,...",
+        panel=OUTPUT,
+    ),
+]
+_Mesh = Annotated[
+    Mapping[str, int] | str | None,
+    Option(
+        "Partition a program with shardings over this mesh; with `rescale`: the mesh of SRC.",
+        metavar="AXIS=N,...",
+        panel=OUTPUT,
+    ),
+]
+_Parts = Annotated[WriteSharding | None, OptionsOf()]
+
+
 @renamed_arguments(missing="on_unknown")
 @checked()
 def convert(
-    source: str | Path | Value,
-    destination: str | Path,
+    source: _Source,
+    destination: _Destination,
     *,
-    source_format: str | None = None,
-    target_format: str | None = None,
-    source_version: str = "",
-    target_version: str = "",
-    recover: bool = False,
-    hardware: str | None = None,
-    estimator: str = STEP_ESTIMATOR,
-    ranks: range | None = None,
-    num_devices: PositiveInt | None = None,
-    num_replicas: PositiveInt | None = None,
-    dims: Mapping[str, int] | None = None,
-    capture: str | Path | Sequence[str | Path] | None = None,
-    rescale: Rescaling | Mapping[str, int] | str | None = None,
-    mesh: Mapping[str, int] | str | None = None,
-    granularity: Granularity | None = None,
-    on_unknown: Missing = "warn",
+    source_format: SourceFormat = None,
+    target_format: _TargetFormat = None,
+    source_version: _SourceVersion = "",
+    target_version: _TargetVersion = "",
+    recover: Recover = False,
+    hardware: _Hardware = None,
+    estimator: ChosenEstimator = STEP_ESTIMATOR,
+    ranks: _Ranks = None,
+    num_devices: NumDevices = None,
+    num_replicas: NumReplicas = None,
+    default_dtype: DefaultDtype = "",
+    dims: DimsOrNone = None,
+    comm_groups: CommGroups = None,
+    capture: Captures = None,
+    run_time_unit: UnitOfRunTimes = "",
+    rescale: _Rescale = None,
+    mesh: _Mesh = None,
+    granularity: ChosenGranularity = None,
+    on_unknown: MissingPolicy = "warn",
     overwrite: bool = False,
-    jobs: PositiveInt = 1,
-    parts: WriteSharding | None = None,
+    jobs: Jobs = 2,
+    parts: _Parts = None,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
-    With ``hardware``, operations get the times of ``estimator``. ``granularity`` selects the operations to
-    merge (default: an unoptimised program is fused if it gets times or becomes a trace). ``on_unknown``
-    (``warn``, ``error``, ``zero``) is the policy for unknown times and trip counts. ``dims``, ``capture``
-    and ``recover`` are as in ``read``. ``rescale`` (``dp=512``) enlarges parallel axes; ``mesh``
-    (``data=64,model=8``) partitions a StableHLO program with shardings. ``parts`` writes a large job in
-    parts. A PyTorch profile that is converted to ``.json`` is copied without damaged events. Raises what
-    ``read`` and ``write`` raise.
+    With ``hardware``, operations get the times of ``estimator``. ``dims``, ``capture`` and ``recover`` are as
+    in ``read``. ``parts`` writes a large job in parts. A PyTorch profile that is converted to ``.json`` is
+    copied without damaged events. Raises what ``read`` and ``write`` raise.
     """
     sink = Diagnostics() if diagnostics is None else diagnostics
     path = str(destination)
     name = source.name if isinstance(source, Workload | Profile) else str(source)
-    reading = ReadOptions(version=source_version, num_devices=num_devices, num_replicas=num_replicas)
-    dims = reading.dims if dims is None else dims
-    reading = replace(with_capture(reading, capture), recover=recover, progress=progress, dims=dims)
+    reading = ReadOptions(
+        version=source_version,
+        num_devices=num_devices,
+        num_replicas=num_replicas,
+        recover=recover,
+        default_dtype=default_dtype,
+        dims=dims or {},
+        comm_groups=comm_groups,
+        run_time_unit=run_time_unit,
+        progress=progress,
+    )
+    reading = with_capture(reading, capture)
     if not (capture or rescale or mesh):
-        formats = (source_format, target_format)
-        copied = _clean_copy(name, path, formats, reading, sink, overwrite=overwrite)
+        copied = _clean_copy(name, path, (source_format, target_format), reading, sink, overwrite=overwrite)
         if copied is not None:
             return copied
     writing = (parts or WriteSharding()).options(ranks, target_version, jobs, progress)
@@ -180,8 +288,7 @@ def convert(
         granularity=granularity, on_unknown=on_unknown, hardware=hardware, estimator=estimator, target=target
     )
     with ExitStack() as stack:
-        profiles = _target_format(path, target_format, profile=True).profiles
-        as_graph = bool(rescale or mesh) or not profiles
+        as_graph = bool(rescale or mesh) or not _target_format(path, target_format, profile=True).profiles
         origin, value = _open_source(
             source, source_format, reading, sink, stack, workload=as_graph, mesh=mesh
         )
@@ -195,12 +302,10 @@ def convert(
         target = _target_format(path, target_format, profile=isinstance(value, Profile))
         job = AccountedWrite(value, account, target, writing, sink)
         size = job.put(destination, stack, overwrite=overwrite)
-    return replace(
-        _conversion_of(job, name, path, origin, size),
-        hardware=hardware or "",
-        estimator=estimator if hardware else "",
-        captures=tuple(map(str, reading.capture)),
-    )
+    done = _conversion_of(job, name, path, origin, size)
+    used = estimator if hardware else ""
+    captures = tuple(map(str, reading.capture))
+    return replace(done, hardware=hardware or "", estimator=used, captures=captures)
 
 
 def _clean_copy(

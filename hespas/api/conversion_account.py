@@ -109,7 +109,7 @@ def event_account(
     """
     if target.read is None or not isinstance(profile, Profile):
         return None
-    read_back = read(written, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
+    read_back = read(written, format=target.name, options=ReadOptions(locations=False))
     if not isinstance(read_back, Profile):
         return None
     before, after = _EventTotals.of(profile), _EventTotals.of(read_back)
@@ -199,7 +199,7 @@ class AccountedWrite:
         )
         if account is None or target.flat or target.read is None or not differs:
             return account
-        options = ReadOptions(locations=False, comm_groups=None, dims={})
+        options = ReadOptions(locations=False)
         read_back = read(written, format=target.name, options=options)
         if not isinstance(read_back, Workload):  # profiles have no such totals
             return account

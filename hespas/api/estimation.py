@@ -18,13 +18,13 @@ from hespas.api.arguments import (
     Dataflow,
     EstimatedOn,
     ReadingProgram,
-    SourceFormat,
     checked,
     with_array,
 )
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.io import opened_program
 from hespas.api.lowering import STEP_ESTIMATOR, Granularity, granularity_of, merged, step_estimator
+from hespas.converters.format import SourceFormat
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.configuration import default_configuration
 from hespas.estimators.interface import estimate_with, for_job, with_option

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import Destination, DestinationFormat, WritingJob, checked, hardware_option
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import write
 from hespas.converters import WriteOptions
@@ -19,6 +19,7 @@ from hespas.files.documents import Count, Figure, document_bytes
 from hespas.generators.spec import Account, Generator
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.hints import DEVICE, Option
 from hespas.graph.passes import totals
 from hespas.hardware import System, load_device
 from hespas.report import Column, Table, column_of, table_from_rows
@@ -157,17 +158,33 @@ class GenerationResult(Result):
         return table_from_rows(header, [(share.what, share.size_bytes) for share in self.account.memory])
 
 
+_Measure = Annotated[bool, Option("Print nodes, bytes, FLOPs and memory; write nothing.", flag="dry-run")]
+_Hardware = Annotated[
+    str | None, hardware_option("Also simulate the step on this device, and compare its memory.")
+]
+_System = Annotated[
+    str | Path | System | None,
+    Option(
+        "Also simulate the step on this system.",
+        metavar="NAME|FILE",
+        panel=DEVICE,
+        completes="systems",
+        is_text=True,
+    ),
+]
+
+
 @checked()
 def generate(
     generator: Generator,
-    destination: str | Path | None = None,
+    destination: Destination = None,
     *,
-    format: str | None = None,  # noqa: A002 # the word users know
+    format: DestinationFormat = None,  # noqa: A002 # the word users know
+    measure: _Measure = False,
+    hardware: _Hardware = None,
+    system: _System = None,
+    options: WritingJob = None,
     overwrite: bool = False,
-    options: WriteOptions | None = None,
-    measure: bool = False,
-    hardware: str | None = None,
-    system: str | Path | System | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GenerationResult:

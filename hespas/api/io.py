@@ -19,6 +19,7 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
+from hespas.converters.format import Cluster, OnlyClasses, Resume, Shard
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.partial import OutputShare
 from hespas.graph import Diagnostics, Profile, Workload, find_dtype
@@ -243,10 +244,10 @@ class WriteSharding:
     :class:`hespas.converters.WriteOptions`.
     """
 
-    only_classes: bool = False
-    shard: tuple[int, int] | None = None
-    resume: bool = False
-    cluster: str = ""
+    only_classes: OnlyClasses = False
+    shard: Shard = None
+    resume: Resume = False
+    cluster: Cluster = ""
 
     def options(
         self,

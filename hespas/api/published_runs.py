@@ -6,20 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import ChosenEstimator, checked
 from hespas.api.documents import Result
 from hespas.graph import Diagnostics
 from hespas.graph.deprecation import RenamedAttribute
 from hespas.graph.errors import UsageError
-from hespas.graph.hints import PositiveInt
+from hespas.graph.hints import Option, PositiveInt
 from hespas.report import Table, table_from_records
+from hespas.studies.league.evaluation import CalibrateBy
+from hespas.studies.serving import Calibrate
 
 if TYPE_CHECKING:
     from hespas.studies.league.document import League
-    from hespas.studies.league.evaluation import CalibrateBy, Calibration, EvaluatedRow
-    from hespas.studies.serving import Calibrate, RunReplay, ServingErrors
+    from hespas.studies.league.evaluation import Calibration, EvaluatedRow
+    from hespas.studies.serving import RunReplay, ServingErrors
 
 __all__ = [
     "FactorsReport",
@@ -72,14 +74,39 @@ class LeagueReport(Result):
         write_report(self.details, Path(folder), overwrite=overwrite)
 
 
-@checked(CalibrateBy="hespas.studies.league.evaluation:CalibrateBy")
+_LeagueTable = Annotated[
+    str | Path,
+    Option(
+        "Read runs, one per row, and models.csv in the same folder (docs/league.md).",
+        flag="table",
+        metavar="FILE.csv",
+    ),
+]
+_CalibrateBy = Annotated[
+    CalibrateBy,
+    Option(
+        "Fit correction factors to no row, to one row per accelerator and source, or to all other groups."
+    ),
+]
+_Factors = Annotated[
+    str | Path | None,
+    Option("Apply factors written by calibrate `end_to_end` instead of calibrating.", metavar="FILE.json"),
+]
+_Estimator = Annotated[
+    str,
+    Option("Estimate the durations of kernels with this estimator.", metavar="NAME", completes="estimators"),
+]
+_Jobs = Annotated[PositiveInt, Option("Run N processes.", metavar="N")]
+
+
+@checked()
 def league(
-    table: str | Path,
+    table: _LeagueTable = Path("published_training.csv"),
     *,
-    calibrate: CalibrateBy = "none",
-    factors: str | Path | None = None,
-    estimator: str = "composite",
-    jobs: PositiveInt = 2,
+    calibrate: _CalibrateBy = "none",
+    factors: _Factors = None,
+    estimator: _Estimator = "composite",
+    jobs: _Jobs = 2,
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> LeagueReport:
@@ -231,14 +258,40 @@ class ServingAccuracyReport(Result):
         return table_from_records(document["rows"] or document["recorded"])
 
 
-@checked(Calibrate="hespas.studies.serving:Calibrate")
+_ServingTable = Annotated[
+    str | Path | None,
+    Option("Read runs, one per row: model_path, system, backend, ..., silicon_tpot_ms.", metavar="FILE"),
+]
+_Split = Annotated[str, Option("Evaluate rows of this split (default: all).", metavar="NAME")]
+_ServingCalibration = Annotated[
+    Calibrate,
+    Option(
+        "Set the calibration data. A stack is a device and framework (for MoE also the experts' "
+        "format); a deployment is a release, model and format on a stack.\n\n"
+        "one-per-stack: one measured run per stack.\n\n"
+        "one-per-deployment: one measured run per deployment.\n\n"
+        "stack: a few parameters per stack, on all rows outside of the split devval.\n\n"
+        "stack-and-one: as stack, then one run per deployment.\n\n"
+        "stack-and-deployment: as stack, then all runs of each deployment outside of devval."
+    ),
+]
+_Recorded = Annotated[
+    tuple[str | Path, str | Path] | None,
+    Option(
+        "Replay recorded runs request by request; the first fifth calibrates, the others are compared.",
+        metavar="RUNS.csv REQUESTS.csv",
+    ),
+]
+
+
+@checked()
 def validate_serving(
-    table: str | Path | None = None,
+    table: _ServingTable = None,
     *,
-    recorded: tuple[str | Path, str | Path] | None = None,
-    split: str = "",
-    calibrate: Calibrate = "none",
-    estimator: str = "composite",
+    split: _Split = "",
+    calibrate: _ServingCalibration = "none",
+    recorded: _Recorded = None,
+    estimator: ChosenEstimator = "composite",
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> ServingAccuracyReport:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import ChosenEstimator, checked, hardware_option
 from hespas.api.documents import Document, Result, findings, put
 from hespas.api.lowering import DEFAULT_ESTIMATOR
 from hespas.api.request_log import log_of, requests_of
@@ -22,7 +22,16 @@ from hespas.graph import Diagnostics, find_dtype
 from hespas.graph.columns import FloatArray
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments, renamed_fields
 from hespas.graph.errors import UnsupportedError, UsageError, clipped
-from hespas.graph.hints import NonNegativeInt, PositiveInt, check_fields
+from hespas.graph.hints import (
+    OUTPUT,
+    AtLeast,
+    AtMost,
+    NonNegativeInt,
+    Option,
+    OptionsOf,
+    PositiveInt,
+    check_fields,
+)
 from hespas.hardware import load_device
 from hespas.report import Column, Table
 from hespas.simulator.serving import (
@@ -105,6 +114,72 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     rows: list[RequestRow] | msgspec.UnsetType = msgspec.UNSET
 
 
+_LAYOUT, _SCHEDULER, _HOST = "Layout and number formats", "Scheduler and cache", "Host"
+"""Headings of ``--help``."""
+_NonNegative = Annotated[float, AtLeast(0)]
+
+
+def _number(help_text: str, panel: str, metavar: str = "N") -> Option:
+    return Option(help_text, panel=panel, metavar=metavar)
+
+
+_Model = Annotated[
+    str | Path | Model,
+    Option("Built-in model or model file.", metavar="MODEL|FILE.toml", is_argument=True, is_text=True),
+]
+_Hardware = Annotated[str, hardware_option("Estimate durations on this device (see 'hespas hardware list').")]
+_Engine = Annotated[
+    Literal["vllm", "sglang", "trtllm"],
+    Option("Model the scheduler and all-reduce of this serving engine.", panel=_SCHEDULER),
+]
+_Dp = Annotated[PositiveInt, _number("Set data-parallel attention replicas (round-robin).", _LAYOUT)]
+_Tp = Annotated[PositiveInt, _number("Set tensor-parallel ranks.", _LAYOUT)]
+_Ep = Annotated[PositiveInt, _number("Set expert-parallel ranks.", _LAYOUT)]
+_Precision = Annotated[
+    str,
+    Option("Set the precision: bf16, fp16, fp8, mxfp8, nvfp4, int8.", metavar="NAME", panel=_LAYOUT),
+]
+_ExpertDtype = Annotated[
+    str,
+    Option("Set the element type of experts (default: from `precision`).", metavar="TYPE", panel=_LAYOUT),
+]
+_KvCacheDtype = Annotated[str, Option("Set the element type of the KV cache.", metavar="TYPE", panel=_LAYOUT)]
+_Tokens = Annotated[
+    NonNegativeInt,
+    _number("Limit tokens per step (vLLM: max-num-batched-tokens; 0: the engine's default).", _SCHEDULER),
+]
+_Sequences = Annotated[
+    NonNegativeInt,
+    _number("Limit concurrent sequences (vLLM: max-num-seqs; 0: the engine's default).", _SCHEDULER),
+]
+_Chunked = Annotated[
+    bool | None,
+    Option(
+        "Split a prompt that exceeds a step, or schedule it whole (default: the engine's).",
+        flag="chunked/whole-prompts",
+        panel=_SCHEDULER,
+    ),
+]
+_GpuMemoryUtilization = Annotated[
+    float,
+    AtLeast(0.01),
+    AtMost(1),
+    _number("Set the fraction of device memory to use.", _SCHEDULER, "X"),
+]
+_KvCacheTokens = Annotated[
+    NonNegativeInt,
+    _number("Set the KV-cache size per replica in tokens (0: all free memory).", _SCHEDULER),
+]
+_StepOverhead = Annotated[_NonNegative, _number("Set the CPU overhead per step [us].", _HOST, "US")]
+_SequenceUs = Annotated[
+    _NonNegative, _number("Set the CPU overhead per sequence of a step [us].", _HOST, "US")
+]
+_PromptUs = Annotated[_NonNegative, _number("Set the CPU overhead per prompt of a step [us].", _HOST, "US")]
+_RequestOverhead = Annotated[
+    _NonNegative, _number("Set the fixed latency per request before queueing [ms].", _HOST, "MS")
+]
+
+
 @renamed_fields(
     stack="engine",
     experts="expert_dtype",
@@ -127,25 +202,25 @@ class Server:
     ``prompt_us`` per prompt in the step; ``request_overhead_ms`` per request before its first step.
     """
 
-    model: str | Path | Model
-    hardware: str
-    engine: str = "vllm"
-    dp: PositiveInt = 1
-    tp: PositiveInt = 1
-    ep: PositiveInt = 1
-    precision: str = "bf16"
-    expert_dtype: str = ""
-    kv_cache_dtype: str = "bf16"
-    max_batched_tokens: NonNegativeInt = 0
-    max_num_seqs: NonNegativeInt = 0
-    chunked: bool | None = None
-    gpu_memory_utilization: float = 0.9
-    kv_cache_tokens: NonNegativeInt = 0
-    step_overhead_us: float = 0.0
-    sequence_us: float = 0.0
-    prompt_us: float = 0.0
-    request_overhead_ms: float = 0.0
-    estimator: str = DEFAULT_ESTIMATOR
+    model: _Model
+    hardware: _Hardware
+    engine: _Engine = "vllm"
+    dp: _Dp = 1
+    tp: _Tp = 1
+    ep: _Ep = 1
+    precision: _Precision = "bf16"
+    expert_dtype: _ExpertDtype = ""
+    kv_cache_dtype: _KvCacheDtype = "bf16"
+    max_batched_tokens: _Tokens = 0
+    max_num_seqs: _Sequences = 0
+    chunked: _Chunked = None
+    gpu_memory_utilization: _GpuMemoryUtilization = 0.9
+    kv_cache_tokens: _KvCacheTokens = 0
+    step_overhead_us: _StepOverhead = 0.0
+    sequence_us: _SequenceUs = 0.0
+    prompt_us: _PromptUs = 0.0
+    request_overhead_ms: _RequestOverhead = 0.0
+    estimator: ChosenEstimator = DEFAULT_ESTIMATOR
 
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for values that are not allowed."""
@@ -156,11 +231,6 @@ class Server:
                 raise UsageError(
                     f"`{name}={clipped(dtype)}` is not an element type", hint="bf16, f16, f8E4M3FN, i8 ..."
                 )
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise UsageError(
-                f"`gpu_memory_utilization={self.gpu_memory_utilization:g}` is not a fraction of the memory",
-                hint="`gpu_memory_utilization=0.9`",
-            )
         for name in ("step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms"):
             if not 0 <= getattr(self, name) <= _MAX_OVERHEAD:
                 raise UsageError(
@@ -369,13 +439,28 @@ class ServingResult(Result):
         return Table(header, {name: column[order] for name, column in columns.items()})
 
 
+_ServerOptions = Annotated[Server, OptionsOf()]
+_Requests = Annotated[
+    str | Path | Requests,
+    Option(
+        "Read a log with arrival_s, prompt_tokens and output_tokens, or draw requests from a process: "
+        "poisson:rate=4, bursts:rate=4,burst=8, closed:concurrency=16; each with requests=, prompt=, "
+        "output=, ratio=, seed=.",
+        metavar="LOG.csv|LOG.jsonl|PROCESS",
+        is_text=True,
+        access="reads",
+    ),
+]
+_PerRequest = Annotated[bool, Option("Add one row per request to `json`.", panel=OUTPUT)]
+
+
 @renamed_arguments(with_rows="per_request")
 @checked()
 def serve(
-    server: Server,
-    requests: str | Path | Requests,
+    server: _ServerOptions,
+    requests: _Requests,
     *,
-    per_request: bool = False,
+    per_request: _PerRequest = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ServingResult:

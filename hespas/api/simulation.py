@@ -13,11 +13,11 @@ from hespas.api.arguments import (
     ComparedEstimator,
     MissingPolicy,
     ReadingProgram,
-    SourceFormat,
     checked,
     hardware_option,
 )
 from hespas.api.lowering import STEP_ESTIMATOR, Mode
+from hespas.converters.format import SourceFormat
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import renamed_arguments
 from hespas.graph.errors import UsageError

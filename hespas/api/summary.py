@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import ReadingProgram, checked
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import read
-from hespas.converters import ReadOptions, Value, find_format
+from hespas.converters import Value, find_format
+from hespas.converters.format import SourceFormat
 from hespas.files.documents import Count, Figure, document_bytes
 from hespas.graph import (
     ACCUMULATOR_BITS,
@@ -38,6 +39,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import first_group, groups_text
+from hespas.graph.hints import Option
 from hespas.graph.passes import find_cycle, levels
 from hespas.report import Table, table_from_records
 
@@ -254,12 +256,18 @@ class Summary(Result):
         )
 
 
+_Source = Annotated[
+    str | Path | Value,
+    Option("File in any readable format, or folder of rank files.", metavar="SRC", is_argument=True),
+]
+
+
 @checked()
 def view(
-    source: str | Path | Value,
+    source: _Source,
     *,
-    format: str | None = None,  # noqa: A002 # the word users know
-    options: ReadOptions | None = None,
+    format: SourceFormat = None,  # noqa: A002 # the word users know
+    options: ReadingProgram = None,
     diagnostics: Diagnostics | None = None,
 ) -> Summary:
     """Summarise a file, a folder of rank files or a value: ranks, operations, communication, loops.

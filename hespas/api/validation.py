@@ -7,16 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from hespas.api.arguments import checked
+from hespas.api.arguments import (
+    Captures,
+    ProfiledProgram,
+    ReadingTrace,
+    Seed,
+    Tables,
+    checked,
+    hardware_option,
+)
 from hespas.api.documents import Result
 from hespas.api.io import read
 from hespas.api.lowering import DEFAULT_ESTIMATOR
-from hespas.converters import Value
+from hespas.converters import ReadOptions, Value
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.deprecation import RenamedAttribute, renamed_arguments
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import AtLeast, Option
 from hespas.report import Table, column_of, table_from_records
 
 if TYPE_CHECKING:
@@ -35,7 +44,6 @@ __all__ = [
     "SuggestionReport",
     "accuracy",
     "calibrate",
-    "check_measured",
     "check_recorded",
     "compare",
     "limit_of",
@@ -45,6 +53,8 @@ __all__ = [
 
 _Path = str | Path
 _Progress = Callable[[int, int], None]
+_FITTED = ("calibrated", "systolic", "learned")
+"""Estimators that can be fitted."""
 
 
 def _paths(paths: _Path | Sequence[_Path]) -> list[_Path]:
@@ -146,20 +156,61 @@ def limit_of(option: str, value: float | None, most: float = inf) -> float:
     return value
 
 
+_Measured = Annotated[
+    _Path | Value | Sequence[_Path | Value],
+    Option(
+        "Read a profile, or a graph with measured times; repeatable.",
+        flag="measured",
+        metavar="P",
+        label="an input",
+    ),
+]
+_MeasuredDevices = Annotated[
+    str | Sequence[str],
+    Option(
+        "Set the measured device; repeatable (default with `table`: all devices in it).",
+        metavar="NAME|FILE",
+        completes="devices",
+    ),
+]
+_Split = Annotated[
+    str, Option("Compare only the rows of this split of the tables, such as devval.", metavar="NAME")
+]
+_Evaluated = Annotated[
+    str | Sequence[str],
+    Option(
+        f"Evaluate this estimator; repeatable (default: {DEFAULT_ESTIMATOR}).",
+        metavar="NAME",
+        completes="estimators",
+    ),
+]
+_MaxMape = Annotated[
+    float | None,
+    Option("Exit with 1 above this MAPE over distinct shapes; 0.2 is 20 %.", metavar="X"),
+]
+_MaxStep = Annotated[
+    float | None, Option("Exit with 1 above this relative error of a whole step.", metavar="X")
+]
+_MinCoverage = Annotated[
+    float | None, Option("Exit with 1 below this matched share of all device time.", metavar="X")
+]
+
+
 @renamed_arguments(measured="profiles")
 @checked()
 def accuracy(
-    profiles: _Path | Value | Sequence[_Path | Value] = (),
+    profiles: _Measured = (),
     *,
-    hardware: str | Sequence[str] = (),
-    table: _Path | Sequence[_Path] = (),
-    workload: _Path | Workload | None = None,
-    estimator: str | Sequence[str] = DEFAULT_ESTIMATOR,
-    capture: _Path | Sequence[_Path] = (),
-    split: str = "",
-    max_mape: float | None = None,
-    max_e2e: float | None = None,
-    min_coverage: float | None = None,
+    table: Tables = (),
+    hardware: _MeasuredDevices = (),
+    split: _Split = "",
+    workload: ProfiledProgram = None,
+    capture: Captures = None,
+    estimator: _Evaluated = DEFAULT_ESTIMATOR,
+    max_mape: _MaxMape = None,
+    max_e2e: _MaxStep = None,
+    min_coverage: _MinCoverage = None,
+    options: ReadingTrace = None,
     diagnostics: Diagnostics | None = None,
     progress: _Progress | None = None,
 ) -> AccuracyReport:
@@ -181,12 +232,12 @@ def accuracy(
         min_coverage=limit_of("min_coverage", min_coverage, most=1.0),
     )
     sources, tables, devices, models = _sources(profiles), _paths(table), _names(hardware), _names(estimator)
-    captures = _paths(capture)
-    check_measured(
+    captures = _paths(capture or ())
+    _check_measured(
         sources, tables, devices, workload=workload, capture=captures, split=split, max_e2e=max_e2e
     )
     sink = diagnostics if diagnostics is not None else Diagnostics()
-    program = read_program(workload, sink)
+    program = read_program(workload, sink, options)
     names = _input_names(workload, [*sources, *captures, *tables])
     if tables:
         details = accuracy_of_tables(
@@ -196,7 +247,7 @@ def accuracy(
         return AccuracyReport(
             details=details, limits=limits, hardware=tuple(devices), estimators=tuple(models)
         )
-    values = _read_values(sources, sink, progress, captures)
+    values = _read_values(sources, sink, options, progress, captures)
     details = accuracy_of_profiles(values, devices, models, workload=program, inputs=names, diagnostics=sink)
     return AccuracyReport(
         details=details,
@@ -208,7 +259,7 @@ def accuracy(
     )
 
 
-def check_measured(
+def _check_measured(
     profiles: Sequence[object],
     tables: Sequence[object],
     hardware: Sequence[str],
@@ -242,8 +293,9 @@ def check_measured(
 def _read_values(
     sources: Sequence[_Path | Value],
     diagnostics: Diagnostics,
+    options: ReadOptions | None,
     progress: _Progress | None = None,
-    captures: Sequence[_Path] = (),
+    captures: Sequence[_Path] | None = None,
 ) -> list[Value]:
     values: list[Value] = []
     for done, source in enumerate(sources):
@@ -252,7 +304,7 @@ def _read_values(
         if isinstance(source, Profile | Workload):
             values.append(source)
         else:
-            values.append(read(source, diagnostics=diagnostics, capture=captures))
+            values.append(read(source, options=options, diagnostics=diagnostics, capture=captures))
     return values
 
 
@@ -270,11 +322,13 @@ def _read_tables(paths: Sequence[_Path], progress: _Progress | None) -> list[Mea
     return tables
 
 
-def read_program(source: _Path | Workload | None, diagnostics: Diagnostics) -> Workload | None:
+def read_program(
+    source: _Path | Workload | None, diagnostics: Diagnostics, options: ReadOptions | None = None
+) -> Workload | None:
     """Read the program that ran, if given. Raises ``UsageError`` for a profile."""
     if source is None or isinstance(source, Workload):
         return source
-    value = read(source, diagnostics=diagnostics)
+    value = read(source, options=options, diagnostics=diagnostics)
     if isinstance(value, Profile):
         raise UsageError("a profile is not a program", path=str(source), hint="give it as `profiles`")
     return value
@@ -324,7 +378,9 @@ class CalibrationReport(Result):
         return write_calibration(self.details, Path(path), overwrite=overwrite)
 
 
-def check_recorded(profiles: Sequence[object], tables: Sequence[object], workload: object) -> None:
+def check_recorded(
+    profiles: Sequence[object], tables: Sequence[object], workload: object, estimators: Sequence[str]
+) -> None:
     """Raise ``UsageError`` for missing or contradicting arguments of :func:`calibrate`, before anything is
     read.
     """
@@ -332,21 +388,56 @@ def check_recorded(profiles: Sequence[object], tables: Sequence[object], workloa
         raise UsageError("nothing to fit on", hint="give `table=TABLE` or `profiles=PROFILE`")
     if workload is not None and not profiles:
         raise UsageError("a table states its operations itself", hint="give `workload` with `profiles`")
+    for name in estimators:
+        if name not in _FITTED:
+            raise UsageError(
+                f"`estimator={name}`: expected one of {', '.join(_FITTED)}", hint="`estimator=calibrated`"
+            )
+
+
+_CalibratedDevice = Annotated[
+    str | os.PathLike[str],
+    hardware_option("Calibrate this device; its data sheet and other fits are kept."),
+]
+_Recorded = Annotated[
+    _Path | Value | Sequence[_Path | Value],
+    Option("Read a profile from the device; repeatable.", flag="measured", metavar="P", label="an input"),
+]
+_Fitted = Annotated[
+    str | Sequence[str],
+    Option(
+        "Fit this estimator; repeatable (default: calibrated). calibrated fits the roofline and the "
+        "collectives, systolic the times of a systolic array, learned decision trees (written to the folder "
+        "FILE.learned). With `end_to_end`: the estimator that predicts the steps (default: composite).",
+        metavar="NAME",
+        completes="estimators",
+    ),
+]
+_FittedSplit = Annotated[
+    str, Option("Fit on rows of this split (default: all except held-out rows).", metavar="NAME")
+]
+_Test = Literal["shape", "recording", "op", "hardware"]
+_HeldOut = Annotated[
+    _Test | Sequence[_Test] | None,
+    Option("Hold out units of this kind to test the fits; repeatable (default: shape)."),
+]
+_Date = Annotated[str, Option("Set the date in the file (default: today).", metavar="YYYY-MM-DD")]
 
 
 @renamed_arguments(measured="profiles")
 @checked(FitMemory="hespas.fitting.approaches:FitMemory")
 def calibrate(
-    hardware: str | os.PathLike[str],
+    hardware: _CalibratedDevice,
     *,
-    profiles: _Path | Value | Sequence[_Path | Value] = (),
-    table: _Path | Sequence[_Path] = (),
-    workload: _Path | Workload | None = None,
-    estimator: str | Sequence[str] = "calibrated",
-    split: str = "",
-    test_by: str | Sequence[str] | None = None,
-    seed: int = 0,
-    date: str = "",
+    profiles: _Recorded = (),
+    table: Tables = (),
+    workload: ProfiledProgram = None,
+    estimator: _Fitted = "calibrated",
+    split: _FittedSplit = "",
+    test_by: _HeldOut = None,
+    seed: Seed = 0,
+    date: _Date = "",
+    options: ReadingTrace = None,
     memory: FitMemory | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -364,12 +455,12 @@ def calibrate(
     from hespas.validators.calibration import measurements_of
 
     sources, tables = _sources(profiles), _paths(table)
-    check_recorded(sources, tables, workload)
+    check_recorded(sources, tables, workload, _names(estimator))
     sink = diagnostics if diagnostics is not None else Diagnostics()
     device = load_device(hardware)
     rows = _read_tables(tables, None)
-    program = read_program(workload, sink)
-    for value in _read_values(sources, sink):
+    program = read_program(workload, sink, options)
+    for value in _read_values(sources, sink, options):
         rows.append(measurements_of(value, device, workload=program, diagnostics=sink))
     names = _input_names(workload, [*sources, *tables])
     details = fit_device(
@@ -429,15 +520,39 @@ class SuggestionReport(Result):
         return Path(path)
 
 
+_Count = Annotated[
+    int,
+    AtLeast(1),
+    Option(
+        "Write N shapes to measure next, not in `table`, to `out` FILE.csv; fit nothing.",
+        flag="suggest",
+        metavar="N",
+        is_required=False,
+    ),
+]
+_Kind = Annotated[
+    str | Sequence[str],
+    Option("With `suggest`: suggest shapes of this kind; repeatable (default: matmul).", metavar="KIND"),
+]
+_Dtype = Annotated[
+    str | Sequence[str],
+    Option(
+        "With `suggest`: suggest shapes of this dtype; repeatable (default: fastest of bf16, f16 and "
+        "f32_full).",
+        metavar="DTYPE",
+    ),
+]
+
+
 @checked()
 def suggest_shapes(
-    hardware: str | os.PathLike[str],
-    count: int,
+    hardware: _CalibratedDevice,
+    count: _Count,
     *,
-    table: _Path | Sequence[_Path] = (),
-    kind: str | Sequence[str] = (),
-    dtype: str | Sequence[str] = (),
-    seed: int = 0,
+    table: Tables = (),
+    kind: _Kind = (),
+    dtype: _Dtype = (),
+    seed: Seed = 0,
     diagnostics: Diagnostics | None = None,
 ) -> SuggestionReport:
     """Suggest ``count`` shapes to measure next on ``hardware`` (a name or a TOML file), so that fits on few
@@ -497,10 +612,24 @@ class ComparisonReport(Result):
         return table_from_records(self.to_dict()["changes"])
 
 
+_Base = Annotated[
+    _Path | AccuracyReport,
+    Option("Accuracy report from `json`.", metavar="BASE.json", is_argument=True, label="BASE"),
+]
+_New = Annotated[
+    _Path | AccuracyReport,
+    Option(
+        "Later accuracy report of the same comparison.", metavar="NEW.json", is_argument=True, label="NEW"
+    ),
+]
+_MaxRegression = Annotated[
+    float | None,
+    Option("Exit with 1 if an error grew by more; 0.01 is a percentage point.", metavar="X"),
+]
+
+
 @checked()
-def compare(
-    base: _Path | AccuracyReport, new: _Path | AccuracyReport, *, max_regression: float | None = None
-) -> ComparisonReport:
+def compare(base: _Base, new: _New, *, max_regression: _MaxRegression = None) -> ComparisonReport:
     """Compare two accuracy reports, or the documents of ``accuracy --json``.
 
     ``max_regression`` is a fraction: 0.01 is one percentage point. Raises ``FormatError`` for a file that

@@ -1,7 +1,8 @@
-"""``hespas-validate accuracy`` and ``compare``: errors of estimates, and changes between two reports."""
+"""``hespas-validate accuracy``, ``compare``, ``league`` and ``serving``: errors of estimates."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -9,24 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.lowering import DEFAULT_ESTIMATOR
-from hespas.cli import options
-from hespas.cli.destinations import (
-    check_apart,
-    check_once,
-    check_reports,
-    estimator_files,
-    hardware_files,
-    report_folder,
-    write_document,
-)
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, is_quiet, progress_bar, report_diagnostics
-from hespas.cli.text import op_class_text
+from hespas.api.published_runs import league as evaluate_league
+from hespas.api.published_runs import validate_serving
+from hespas.api.validation import accuracy as evaluate
+from hespas.api.validation import compare as compare_reports
+from hespas.cli.command import Call, command
+from hespas.cli.destinations import check_once
+from hespas.cli.terminal import emit, is_quiet, op_class_text, print_message, report_diagnostics
+from hespas.graph.hints import Option
 from hespas.report.tables import table_text
 from hespas.report.texts import count_text, counted, time_text
 
 if TYPE_CHECKING:
+    from hespas.studies.league.document import League
     from hespas.validators.accuracy import Accuracy, Comparison
     from hespas.validators.accuracy.coverage import Coverage
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
@@ -34,148 +30,43 @@ if TYPE_CHECKING:
 __all__ = [
     "accuracy",
     "compare",
+    "league",
     "percent",
     "print_accuracy",
     "print_changes",
     "print_summary",
+    "serving",
     "signed",
 ]
 
 _MAX_EXCEEDED = 50
 """Exceeded thresholds that are printed; the rest is counted."""
 
-_MapeOption = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="Exit with 1 above this MAPE over distinct shapes; 0.2 is 20 %."),
-]
-_StepOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit with 1 above this relative error of a whole step.")
-]
-_CoverageOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit with 1 below this matched share of all device time.")
-]
-_ReportOption = Annotated[
+_Report = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR", parser=report_folder, help="Write report.html, .json, .csv and .md to a folder."
-    ),
-]
-_HardwareOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--hardware",
-        metavar="NAME|FILE",
-        help="Set the measured device; repeatable (default with --table: all devices in it).",
-        autocompletion=options.device_names,
-    ),
-]
-
-_EstimatorOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--estimator",
-        metavar="NAME",
-        help=f"Evaluate this estimator; repeatable (default: {DEFAULT_ESTIMATOR}).",
-        autocompletion=options.estimator_names,
-    ),
+    Option("Write report.html, .json, .csv and .md to a folder.", metavar="DIR", access="folder"),
 ]
 
 
-def accuracy(
-    measured: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="P", help="Read a profile, or a graph with measured times; repeatable."),
-    ] = None,
-    table: options.Tables = None,
-    hardware: _HardwareOption = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Compare only the rows of this split of the tables, such as devval."
-        ),
-    ] = "",
-    workload: options.Workload = None,
-    capture: options.Capture = None,
-    estimator: _EstimatorOption = None,
-    allow_programs: options.AllowPrograms = False,
-    report: _ReportOption = None,
-    json_file: options.Json = None,
-    max_mape: _MapeOption = None,
-    max_e2e: _StepOption = None,
-    min_coverage: _CoverageOption = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
-    default_dtype: options.DefaultDtype = "",
-    comm_groups: options.CommGroups = None,
-    run_time_unit: options.RunTimeUnit = "",
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+@command(evaluate, progress="reading")
+def accuracy(call: Call, *, report: _Report = None) -> None:
     """Compare estimates with measurements, naive baselines and the noise of the measurement.
 
     hespas-validate accuracy --measured trace.json.gz --hardware H100-SXM --report out
     """
-    from hespas.graph.diagnostics import Diagnostics
+    from hespas import api
+    from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
-    diagnostics = Diagnostics()
-    captures = capture or []
-    inputs = [*(measured or ()), *(table or ()), *captures]
-    source = str(inputs[0]) if inputs else ""
-    models = estimator or [DEFAULT_ESTIMATOR]
-    reads = [workload, *inputs, *(hardware or ()), *models]
-    with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
-        from hespas.api.validation import accuracy as run
-        from hespas.api.validation import check_measured
-
-        check_measured(
-            measured or [],
-            table or [],
-            hardware or [],
-            workload=workload,
-            capture=captures,
-            split=split,
-            max_e2e=max_e2e,
-        )
-        check_once(inputs)
-        taken = {
-            "an input": [*([workload] if workload else []), *inputs],
-            "--hardware": hardware_files(*(hardware or ())),
-            "--estimator": estimator_files(*models),
-        }
-        if report:
-            from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
-
-            files = [report / name for name in REPORT_FILES]
-            for file in files:
-                check_apart("--report", file, taken)
-            check_folder(report, overwrite=overwrite)
-            taken["--report"] = files
-        check_reports({"--json": json_file}, taken, overwrite=overwrite)
-        with progress_bar("reading", progress) as callback:
-            done = run(
-                measured or [],
-                hardware=hardware or [],
-                table=table or [],
-                workload=workload,
-                capture=captures,
-                estimator=models,
-                split=split,
-                max_mape=max_mape,
-                max_e2e=max_e2e,
-                min_coverage=min_coverage,
-                diagnostics=diagnostics,
-                progress=callback,
-            )
-        if json_file:
-            write_document(done.to_json(), json_file, overwrite=overwrite)
-        if report:
-            done.write(report, overwrite=overwrite)
-        report_diagnostics(diagnostics, "" if table else inputs[0])  # diagnostics name their table
-        print_accuracy(done.details)
-        _print_exceeded(done.exceeded, len(done.exceeded))
+    check_once([path for name in ("profiles", "table", "capture") for path in call.several(name)])
+    call.check_report(REPORT_FILES, check_folder)
+    done = call.run(api.accuracy)
+    call.write_json(done.to_json())
+    if report:
+        done.write(report, overwrite=call.overwrite)
+    tables = call.several("table")  # diagnostics name their table
+    report_diagnostics(call.diagnostics, "" if tables else call.several("profiles")[0])
+    print_accuracy(done.details)
+    _print_exceeded(done.exceeded, len(done.exceeded))
 
 
 def _print_exceeded(exceeded: Sequence[str], limit: int) -> None:
@@ -188,36 +79,18 @@ def _print_exceeded(exceeded: Sequence[str], limit: int) -> None:
         raise typer.Exit(1)
 
 
-def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE.json", help="Accuracy report from --json.")],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW.json", help="Later accuracy report of the same comparison.")
-    ],
-    max_regression: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Exit with 1 if an error grew by more; 0.01 is a percentage point."),
-    ] = None,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+@command(compare_reports)
+def compare(call: Call) -> None:
     """Compare two accuracy reports: errors that grew or shrank.
 
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
-    with command_line(debug, source=f"{base}, {new}", documents=[json_file], reads=[base, new]):
-        from hespas.api import compare as run
+    from hespas import api
 
-        check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]}, overwrite=overwrite)
-        done = run(base, new, max_regression=max_regression)
-        if json_file:
-            write_document(done.to_json(), json_file, overwrite=overwrite)
-        print_changes(done.details)
-        _print_exceeded(done.exceeded, _MAX_EXCEEDED)
+    done = call.run(api.compare)
+    call.write_json(done.to_json())
+    print_changes(done.details)
+    _print_exceeded(done.exceeded, _MAX_EXCEEDED)
 
 
 _MAX_DECIMAL_ERROR = 1e4
@@ -392,3 +265,127 @@ def print_changes(done: Comparison) -> None:
         f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "
         f"{len(done.only_base):,} only in the first, {len(done.only_new):,} only in the second"
     )
+
+
+_LeagueReport = Annotated[
+    Path | None, Option("Write a report: HTML page, JSON and CSV.", metavar="DIR", access="folder")
+]
+
+
+@command(evaluate_league, progress="predicting")
+def league(call: Call, *, report: _LeagueReport = None) -> None:
+    """Predict the step of every run of a table from its settings, and compare with the measured step.
+
+    hespas-validate league --table published_training.csv --calibrate leave-group-out --report league/
+    """
+    from hespas import api
+    from hespas.studies.league.report import REPORT_FILES
+
+    call.check_report(REPORT_FILES)
+    done = call.run(api.league)
+    report_diagnostics(call.diagnostics, call["table"])
+    call.write_json(done.to_json())
+    if report:
+        done.write(report, overwrite=call.overwrite)
+    _print_league(done.details)
+
+
+def _print_league(done: League) -> None:
+    """Print the rows that are not predicted, the errors by group, memory, and the choice of layouts."""
+    from hespas.studies.league.document import refusals
+
+    for reason, position, count in refusals(done.rows):
+        first = position if count == 1 else f"the first is {position}"
+        print_message(f"note: {counted(count, 'row')} not predicted ({first}): {reason}")
+    assumed = sum(row.status == "assumed" for row in done.rows)
+    if assumed:
+        print_message(f"note: {counted(assumed, 'row')} with assumptions, because the table lacks settings")
+    untimed = sum("row.untimed" in row.row.predicted.assumptions for row in done.rows)
+    if untimed:
+        print_message(f"warning: {counted(untimed, 'row')} with kernels of unknown duration, counted as 0")
+    beyond = sum(row.row.predicted.fits is False for row in done.rows)
+    if beyond:
+        print_message(f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's")
+    if is_quiet():
+        return
+    rows = [
+        (row.by, row.value, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
+         signed(row.bias), percent(row.interval_coverage))
+        for row in done.groups
+        if row.by in {"all", "source", "accelerator", "scale", "precision", "status"}
+    ]  # fmt: skip
+    rows += [
+        ("baseline", row.name, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
+         "", "")
+        for row in done.baselines
+    ]  # fmt: skip
+    titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "in interval")
+    emit(table_text(titles, rows, left=(0, 1)))
+    memory = done.memory
+    if memory.n:
+        errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
+        emit(f"peak memory of {counted(memory.n, 'row')}: {errors}")
+    hits = [layout.best_in_top_two for layout in done.layouts]
+    if hits:
+        emit(f"best layout among the two best predictions: {sum(hits)} of {counted(len(hits), 'set')}")
+
+
+@command(validate_serving, progress="simulating")
+def serving(call: Call) -> None:
+    """Compare measured runs of LLM servers with their predicted TTFT and TPOT.
+
+    hespas-validate serving --table runs.csv --calibrate one-per-stack
+    """
+    from hespas import api
+
+    done = call.run(api.validate_serving)
+    call.write_json(done.to_json())
+    report_diagnostics(call.diagnostics, str(call["table"] or ""))
+    errors = done.errors
+    if errors.rows:
+        statuses, first = Counter(run.status for run in errors.rows), dict[str, int]()
+        for run in errors.rows:
+            first.setdefault(run.status, run.row.row)
+        predicted = statuses.pop("predicted", 0)
+        emit(f"{count_text(predicted)} of {count_text(len(errors.rows))} runs are evaluated")
+        emit(
+            f"{count_text(count)}: {reason} (row {first[reason]})" for reason, count in statuses.most_common()
+        )
+        lines = [
+            (
+                row.value, row.metric, count_text(row.n), percent(row.median_ape), percent(row.mean_ape),
+                percent(row.p90_ape), signed(row.bias), percent(row.interval_coverage),
+                percent(row.baseline_median_ape), percent(row.baseline_mean_ape),
+            )
+            for row in errors.summaries()
+        ]  # fmt: skip
+        heads = (
+            "runs",
+            "of",
+            "n",
+            "median",
+            "mean",
+            "P90",
+            "bias",
+            "in 90%",
+            "naive median",
+            "naive mean",
+        )
+        emit(table_text(heads, lines, left=(0, 1)))
+    if done.recorded:
+        replays = [
+            (
+                run.trace, "yes" if run.calibrated else "no", count_text(run.requests),
+                signed(run.ttft_error), signed(run.tpot_error), signed(run.latency_error),
+                signed(run.makespan_error), signed(run.tokens_per_s_error),
+                f"{run.measured_s / run.computed_s:,.0f}", percent(run.load_share),
+                run.capacity,
+            )
+            for run in done.recorded
+        ]  # fmt: skip
+        titles = (
+            "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s",
+            "times faster",
+            "load", "capacity",
+        )  # fmt: skip
+        emit(table_text(titles, replays, left=(0, 1)))

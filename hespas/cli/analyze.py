@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
-from hespas.cli import options
-from hespas.cli.destinations import (
-    check_once,
-    check_report_folder,
-    check_reports,
-    hardware_files,
-    report_folder,
-)
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, print_info, progress_bar, report_diagnostics
-from hespas.cli.text import op_class_text
+from hespas.api.analysis import analyze as analyze_profiles
+from hespas.cli.command import Call, command
+from hespas.cli.destinations import check_once
+from hespas.cli.terminal import emit, op_class_text, print_info, report_diagnostics
+from hespas.graph.hints import OUTPUT, AtLeast, Option
 from hespas.report.tables import table_text
 from hespas.report.texts import bytes_text, count_text, time_text
 
@@ -31,26 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["analyze"]
 
-_Profiles = Annotated[
-    list[Path], typer.Argument(metavar="PROFILE...", help="Profiles, one per rank, or a folder of profiles.")
-]
 _Top = Annotated[
     int,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Print at most N rows per table; --json has all.",
-        rich_help_panel=options.OUTPUT,
-    ),
+    AtLeast(1),
+    Option("Print at most N rows per table; --json has all.", metavar="N", panel=OUTPUT),
 ]
-
 _Report = Annotated[
     Path | None,
-    typer.Option(
+    Option(
+        "Write a report: index.html, one CSV file per table and analysis.json.",
         metavar="DIR",
-        parser=report_folder,
-        help="Write a report: index.html, one CSV file per table and analysis.json.",
-        rich_help_panel=options.OUTPUT,
+        panel=OUTPUT,
+        access="folder",
     ),
 ]
 
@@ -61,96 +46,47 @@ _MODULE_PREFIX = "nn.Module: "
 _SHAPES_DECODER = msgspec.json.Decoder(list[list[int]])
 
 
-def analyze(
-    profiles: _Profiles,
-    baseline: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PROFILE",
-            help="Compare with this earlier profile; repeat for each rank.",
-            rich_help_panel=options.INPUT,
-        ),
-    ] = None,
-    hardware: Annotated[
-        str, options.hardware_option("Use the roofline of this device (default: the measured device).")
-    ] = "",
-    tokens: options.Tokens = None,
-    model_flops: options.ModelFlops = None,
-    capture: options.Capture = None,
-    top: _Top = 10,
-    source_format: options.SourceFormat = "",
-    recover: options.Recover = False,
-    report: _Report = None,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+@command(analyze_profiles, progress="reading")
+def analyze(call: Call, *, top: _Top = 10, report: _Report = None) -> None:
     """Analyze measured profiles: time breakdown, operations, kernels, critical path and opportunities."""
-    from hespas.graph import Diagnostics
+    from hespas import api
 
-    diagnostics = Diagnostics()
-    source = str(profiles[0])
-    before = baseline or []
-    reads: list[Path | str | None] = [*profiles, *before, *(capture or ()), hardware]
-    with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
-        from hespas import api
-        from hespas.converters import ReadOptions
-
-        taken = {"PROFILE": profiles, "--baseline": before, "--capture": capture or []}
-        taken["--hardware"] = hardware_files(hardware)
-        for option in ("PROFILE", "--baseline"):
-            check_once(taken[option])
-        check_reports({"--json": json_file}, taken, overwrite=overwrite)
-        check_report_folder(report, "analysis.json", json_file, taken, overwrite=overwrite)
-        with progress_bar("reading", progress) as callback:
-            done = api.analyze(
-                profiles,
-                baseline=before or None,
-                capture=capture,
-                hardware=hardware,
-                tokens=tokens,
-                model_flops=model_flops,
-                format=source_format or None,
-                options=ReadOptions(recover=recover, progress=callback),
-                diagnostics=diagnostics,
+    for name in ("source", "baseline"):
+        check_once(call.several(name))
+    call.check_report(("index.html", "analysis.json"))
+    done = call.run(api.analyze)
+    if call.json_file:
+        call.write_json(api.analysis_document(done))
+    if report:
+        done.write(report, overwrite=call.overwrite)
+    report_diagnostics(call.diagnostics, call.several("source")[0])
+    emit(done.headline())
+    print_info(f"note: {text}" for text in done.tables.notes)
+    if done.difference:
+        _print_difference(done.difference, top)
+        return
+    _print_device_time(done.tables, top)
+    _print_collectives(done.tables, top)
+    if len(done.tables.operations):
+        _print_operations(done.tables, top)
+        _print_calls(done.tables, top)
+        _print_path_and_memory(done.tables, top)
+        rows = [row for row in done.tables.wins.rows() if row.win_ns > 0]
+        lines = [
+            (
+                _clipped(row.operation, 26),
+                _clipped(_shapes(row.shapes), 20),
+                time_text(row.win_ns),
+                _percent(row.win_share),
+                _percent(row.cumulative_share),
+                row.bound,
             )
-        if json_file:
-            api.write_json(api.analysis_document(done), json_file, overwrite=overwrite)
-        if report:
-            done.write(report, overwrite=overwrite)
-        report_diagnostics(diagnostics, source)
-        emit(done.headline())
-        print_info(f"note: {text}" for text in done.tables.notes)
-        if done.difference:
-            _print_difference(done.difference, top)
-            return
-        _print_device_time(done.tables, top)
-        _print_collectives(done.tables, top)
-        if len(done.tables.operations):
-            _print_operations(done.tables, top)
-            _print_calls(done.tables, top)
-            _print_path_and_memory(done.tables, top)
-            rows = [row for row in done.tables.wins.rows() if row.win_ns > 0]
-            lines = [
-                (
-                    _clipped(row.operation, 26),
-                    _clipped(_shapes(row.shapes), 20),
-                    time_text(row.win_ns),
-                    _percent(row.win_share),
-                    _percent(row.cumulative_share),
-                    row.bound,
-                )
-                for row in rows[:top]
-            ]
-            if lines:
-                heads = ("operation", "shapes", "above roof", "share", "cumulative", "bound")
-                title = f"optimization opportunities: time above the {done.tables.hardware} roofline"
-                _print_table(title, heads, lines, len(rows), left=(0, 1, 5))
+            for row in rows[:top]
+        ]
+        if lines:
+            heads = ("operation", "shapes", "above roof", "share", "cumulative", "bound")
+            title = f"optimization opportunities: time above the {done.tables.hardware} roofline"
+            _print_table(title, heads, lines, len(rows), left=(0, 1, 5))
 
 
 def _print_difference(changed: RecordingDifference, top: int) -> None:

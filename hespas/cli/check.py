@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli import options
-from hespas.cli.destinations import check_reports, write_document
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
-from hespas.cli.text import flagged
+from hespas.api.checks import check as check_inputs
+from hespas.api.checks import roundtrip as convert_and_back
+from hespas.api.checks import validate_capture
+from hespas.cli.command import Call, command
+from hespas.cli.terminal import emit, flagged, is_quiet, print_message, report_diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import Option
 from hespas.report.tables import table_text
 from hespas.report.texts import bytes_text, count_text, counted
 
@@ -23,232 +23,127 @@ if TYPE_CHECKING:
 
 __all__ = ["capture", "check", "roundtrip"]
 
-_Profile = Literal["chakra", "astra-sim"]
-_Backend = Literal["unaware", "aware"]
-"""Backends of :mod:`hespas.simulator`, which only some rules load."""
 _MAX_DIFFERENCES = 10
 
+_ListRules = Annotated[bool, Option("List the rules and exit.")]
+_Html = Annotated[
+    Path | None,
+    Option("Write the matrix as an HTML page.", flag="html", metavar="FILE|-", access="document"),
+]
 
-def check(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Files, or folders of NAME.{rank}.et files."),
-    ] = None,
-    profile: Annotated[
-        _Profile | None,
-        typer.Option(help="Add the rules of Chakra traces, or of traces that ASTRA-sim can run."),
-    ] = None,
-    source_format: options.SourceFormat = "",
-    num_devices: options.NumDevices = None,
-    num_replicas: options.NumReplicas = None,
-    system_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read ASTRA-sim's system.json; adds the rules that require it."),
-    ] = None,
-    network_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read ASTRA-sim's network.yml; adds the rules that require it."),
-    ] = None,
-    memory_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Read ASTRA-sim's remote memory file; adds the rules that require it."
-        ),
-    ] = None,
-    backend: Annotated[
-        _Backend | None,
-        typer.Option(help="Use ASTRA-sim's congestion-unaware or -aware backend (default: unaware)."),
-    ] = None,
-    queues_per_dim: Annotated[
-        int, typer.Option("--queues-per-dim", min=1, help="Set queues per network dimension of ASTRA-sim.")
-    ] = 1,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and exit.")] = False,
-    comm_groups: options.CommGroups = None,
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+
+@command(check_inputs)
+def check(call: Call, *, list_rules: _ListRules = False) -> None:
     """Check the structure of any workload: ids, dependencies, cycles, sizes, matching across ranks.
 
     hespas-validate check traces/ --profile astra-sim
     """
-    reads = [*(paths or ()), system_config, network_config, memory_config]
-    with command_line(debug, source=_names(paths), documents=[json_file], reads=reads):
-        if list_rules:
-            _list_rules(json_file, overwrite=overwrite)
-            return
-        if not paths:
-            raise UsageError("PATH is required", hint="hespas-validate check traces/")
-        configs = [path for path in (system_config, network_config, memory_config) if path]
-        check_reports({"--json": json_file}, {"PATH": paths, "a configuration": configs}, overwrite=overwrite)
-        from hespas.validators.checker import CheckOptions, check_json
-        from hespas.validators.checker import check as run
+    from hespas import api
 
-        settings = CheckOptions(
-            system_config=system_config,
-            network_config=network_config,
-            memory_config=memory_config,
-            backend=backend,
-            queues_per_dim=queues_per_dim,
-            format=source_format or None,
-            num_devices=num_devices,
-            num_replicas=num_replicas,
+    if list_rules:
+        _list_rules(call)
+        return
+    if not call.several("source"):
+        raise UsageError("PATH is required", hint="hespas-validate check traces/")
+    done = call.run(api.check)
+    call.write_json(done.to_json())
+    result = done.details
+    for violation in result.violations:
+        position = violation.path
+        position += f": rank {violation.rank}" if violation.rank is not None else ""
+        position += f": node {violation.node}" if violation.node is not None else ""
+        emit(f"{violation.severity.value} {violation.code} {position}: {flagged(violation.message)}")
+    for note in result.diagnostics:
+        print_message(f"note: {note.message} [{note.code}]")
+    listed = Counter(violation.code for violation in result.violations)
+    for code, count in result.counts.items():
+        if count > listed[code]:
+            emit(f"{code}: {count_text(count)} in total, {count_text(listed[code])} printed")
+    for error in result.unreadable:
+        if error.hint:
+            emit(f"  try: {flagged(error.hint)}")
+    for checked in result.inputs:
+        emit(
+            f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
+            f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
         )
-        result = run(paths, profile, settings)
-        if json_file:
-            write_document(check_json(result), json_file, overwrite=overwrite)
-        for violation in result.violations:
-            position = violation.path
-            position += f": rank {violation.rank}" if violation.rank is not None else ""
-            position += f": node {violation.node}" if violation.node is not None else ""
-            emit(f"{violation.severity.value} {violation.code} {position}: {flagged(violation.message)}")
-        for note in result.diagnostics:
-            print_message(f"note: {note.message} [{note.code}]")
-        listed = Counter(violation.code for violation in result.violations)
-        for code, count in result.counts.items():
-            if count > listed[code]:
-                emit(f"{code}: {count_text(count)} in total, {count_text(listed[code])} printed")
-        for error in result.unreadable:
-            if error.hint:
-                emit(f"  try: {flagged(error.hint)}")
-        for checked in result.inputs:
-            emit(
-                f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
-                f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
-            )
-        if result.valid:
-            warnings = sum(result.counts.values())
-            emit("valid" + (f", {counted(warnings, 'warning')}" if warnings else ""))
-        elif {entry.code for entry in result.violations if entry.severity.value == "error"} != {
-            "unsupported"
-        }:
-            emit("NOT valid")
-        else:  # unsupported inputs may be valid
-            emit("not all checked" if result.inputs else "not checked")
-        if result.exit_code:
-            raise typer.Exit(result.exit_code)
+    if result.valid:
+        warnings = sum(result.counts.values())
+        emit("valid" + (f", {counted(warnings, 'warning')}" if warnings else ""))
+    elif {entry.code for entry in result.violations if entry.severity.value == "error"} != {"unsupported"}:
+        emit("NOT valid")
+    else:  # unsupported inputs may be valid
+        emit("not all checked" if result.inputs else "not checked")
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
 
 
-def roundtrip(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Files, folders of rank files, or folders of many files."),
-    ],
-    formats: Annotated[
-        str, typer.Option(metavar="A,B", help="Try only these formats (see hespas-convert --list-formats).")
-    ] = "",
-    json_file: options.Json = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE|-", help="Write the matrix as an HTML page.")
-    ] = None,
-    overwrite: options.Overwrite = False,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Run N processes.")] = 2,
-    comm_groups: options.CommGroups = None,
-    run_time_unit: options.RunTimeUnit = "",
-    progress: options.Progress = None,
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+@command(convert_and_back, progress="round trips")
+def roundtrip(call: Call, *, html_file: _Html = None) -> None:
     """Convert files through every pair of formats and back; report what each pair keeps, as a matrix.
 
     hespas-validate roundtrip step.mlir --html kept.html
     """
-    with command_line(debug, source=_names(paths), documents=[json_file, html_file], reads=paths):
-        check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
-        from hespas.validators.roundtrip import roundtrip as run
-        from hespas.validators.roundtrip import roundtrip_html, roundtrip_json
+    from hespas import api
 
-        names = [name.strip() for name in formats.split(",") if name.strip()]
-        with progress_bar("round trips", progress) as callback:
-            done = run(paths, names, jobs=jobs, progress=callback)
-        if json_file:
-            write_document(roundtrip_json(done), json_file, overwrite=overwrite)
-        if html_file:
-            page = roundtrip_html(done).encode("utf-8", "replace")
-            write_document(page, html_file, overwrite=overwrite)
-        for file in done.skipped:
-            print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
-        for file in done.inputs:
-            for code, count in file.findings.items():
-                times = f" ({count:,} times)" if count > 1 else ""
-                print_message(f"note: {file.path}: its reader reports {code}{times}")
-        from hespas.validators.roundtrip import matrix_table
+    report = call.run(api.roundtrip)
+    call.write_json(report.to_json())
+    if html_file:
+        page = report.to_html().encode("utf-8", "replace")
+        api.write_json(page, html_file, overwrite=call.overwrite)
+    done = report.details
+    for file in done.skipped:
+        print_message(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
+    for file in done.inputs:
+        for code, count in file.findings.items():
+            times = f" ({count:,} times)" if count > 1 else ""
+            print_message(f"note: {file.path}: its reader reports {code}{times}")
+    from hespas.validators.roundtrip import cell_text
 
-        emit(matrix_table(done).to_text())
-        for cell in done.cells:
-            for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
-                if part:
-                    listed = ", ".join(
-                        f"{column.column} ({count_text(column.changed)}/{count_text(column.known)})"
-                        + (" UNREPORTED" if column.column in cell.unreported else "")
-                        for column in part
-                    )
-                    emit(f"{cell.source} -> {cell.via} {word}: {listed}")
-            for message, count in cell.refused.items():
-                emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
-            for message, count in cell.unreadable.items():
-                problem = f"wrote {counted(count, 'file')} that cannot be read (UNREADABLE)"
-                emit(f"{cell.source} -> {cell.via} {problem}: {flagged(message)}")
-        if any(cell.unreadable for cell in done.cells):
-            verdict = "some written files cannot be read back"
-        else:
-            verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
-        skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
-        emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
-        if not done.valid:
-            raise typer.Exit(1)
-
-
-def _names(paths: Sequence[Path] | None) -> str:
-    """Return the inputs for messages."""
-    return ", ".join(map(str, paths or ()))
+    texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
+    sources = list(dict.fromkeys(source for source, _ in texts))
+    targets = list(dict.fromkeys(via for _, via in texts))
+    rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
+    emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
+    for cell in done.cells:
+        for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
+            if part:
+                listed = ", ".join(
+                    f"{column.column} ({count_text(column.changed)}/{count_text(column.known)})"
+                    + (" UNREPORTED" if column.column in cell.unreported else "")
+                    for column in part
+                )
+                emit(f"{cell.source} -> {cell.via} {word}: {listed}")
+        for message, count in cell.refused.items():
+            emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
+        for message, count in cell.unreadable.items():
+            problem = f"wrote {counted(count, 'file')} that cannot be read (UNREADABLE)"
+            emit(f"{cell.source} -> {cell.via} {problem}: {flagged(message)}")
+    if any(cell.unreadable for cell in done.cells):
+        verdict = "some written files cannot be read back"
+    else:
+        verdict = "all losses are reported" if done.valid else "some losses are UNREPORTED"
+    skipped = f", {counted(len(done.skipped), 'profile')} skipped" if done.skipped else ""
+    emit(f"{counted(len(done.inputs), 'file')}{skipped}: {verdict}")
+    if not done.valid:
+        raise typer.Exit(1)
 
 
-def capture(
-    graph: Annotated[Path, typer.Argument(metavar="GRAPH", help="Captured program, in any readable format.")],
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE",
-            help="Recorded run of it: profile, execution trace or Chakra trace.",
-        ),
-    ],
-    source_format: options.SourceFormat = "",
-    num_devices: options.NumDevices = None,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+@command(validate_capture)
+def capture(call: Call) -> None:
     """Verify a captured program against a trace of its run: operations, order, collectives and bytes.
 
     hespas-validate capture step.mlir step.xplane.pb
     """
-    with command_line(debug, source=f"{graph}, {trace}", documents=[json_file], reads=[graph, trace]):
-        check_reports({"--json": json_file}, {"GRAPH": [graph], "TRACE": [trace]}, overwrite=overwrite)
-        from hespas.api import validate_capture
-        from hespas.converters import ReadOptions
+    from hespas import api
 
-        done = validate_capture(
-            graph, trace, format=source_format or None, options=ReadOptions(num_devices=num_devices)
-        )
-        if json_file:
-            write_document(done.to_json(), json_file, overwrite=overwrite)
-        report_diagnostics(done.diagnostics, trace)
-        _print_capture(done.details)
-        emit(done.headline())
-        if not done.equal:
-            raise typer.Exit(1)
+    done = call.run(api.validate_capture)
+    call.write_json(done.to_json())
+    report_diagnostics(call.diagnostics, call["trace"])
+    _print_capture(done.details)
+    emit(done.headline())
+    if not done.equal:
+        raise typer.Exit(1)
 
 
 def _print_capture(details: CaptureCheck) -> None:
@@ -309,15 +204,13 @@ def _print_capture(details: CaptureCheck) -> None:
         emit(f"{counted(left, 'difference')} more")
 
 
-def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
+def _list_rules(call: Call) -> None:
+    """Print the rules, or write them as JSON."""
     from hespas.validators.checker import RULES
 
-    if json_file:
-        from hespas.api import write_json
-
-        check_reports({"--json": json_file}, {}, overwrite=overwrite)
-        listed = [{"code": rule.code, "title": rule.title} for rule in RULES]
-        write_json(listed, json_file, overwrite=overwrite)
+    if call.json_file:
+        call.check_outputs()
+        call.write_json([{"code": rule.code, "title": rule.title} for rule in RULES])
         return
     rows = [(rule.code, rule.title) for rule in RULES]
     emit(table_text(("code", "rule"), rows, left=(0, 1)))

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 
-from hespas.cli import options as shared
-from hespas.cli.destinations import check_reports, estimator_files, hardware_files, report_folder
+from hespas.cli.destinations import check_apart, check_reports, estimator_files, hardware_files, report_folder
+from hespas.cli.entry import Version
 from hespas.cli.session import command_line
-from hespas.cli.terminal import progress_bar
-from hespas.cli.text import flagged
-from hespas.files.limits import limits
-from hespas.files.streams import read_document
+from hespas.cli.terminal import flagged, progress_bar, set_verbosity
+from hespas.files import trust
+from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
+from hespas.files.output import check_report_files
+from hespas.files.streams import STANDARD_STREAM, read_document
+from hespas.files.trust import allowing_programs, check_limits, untrusted_limits
 from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import UsageError
 from hespas.graph.hints import (
+    DEVICE,
+    INPUT,
+    OUTPUT,
     REQUIRED,
     Access,
     AtLeast,
@@ -30,10 +39,25 @@ from hespas.graph.hints import (
     parameters_of,
 )
 
-__all__ = ["Call", "command"]
+__all__ = [
+    "AsJson",
+    "Call",
+    "Debug",
+    "Json",
+    "ListFile",
+    "Overwrite",
+    "Untrusted",
+    "UntrustedLimit",
+    "command",
+    "device_names",
+    "estimator_names",
+    "format_names",
+    "system_names",
+]
 
 _Result = TypeVar("_Result")
 _Handler = Callable[..., None]
+_EnumOf: Any = StrEnum
 _ABSENT: tuple[object, ...] = (None, "", [])
 """Values of options that are not given; numbers and switches always have a value."""
 
@@ -71,6 +95,19 @@ class Call:
         """Return True if existing files may be replaced."""
         return bool(self.texts.get("overwrite"))
 
+    @property
+    def subject(self) -> str:
+        """Return the inputs that messages name: all arguments, or the first file of an option."""
+        stated: list[object] = []
+        files: list[Path] = []
+        for name, declared in self.options.items():
+            values = _listed(self.texts[name])
+            if declared.option.is_argument and declared.option.access != "writes":
+                stated += values
+            elif values and isinstance(values[0], Path) and _access(declared) == "reads":
+                files.append(values[0])
+        return ", ".join(map(str, stated or files[:1]))
+
     def several(self, name: str) -> list[Any]:
         """Return all values of an option; its default if it is not given."""
         value = self.texts[name]
@@ -100,7 +137,7 @@ class Call:
     def files(self, *accesses: Access) -> dict[str, list[Path]]:
         """Return the files that the command reads or writes besides documents, by option."""
         files: dict[str, list[Path]] = {}
-        for access in accesses or ("reads", "writes"):
+        for access in accesses or ("reads", "stream", "writes"):
             for name, declared in self.options.items():
                 texts = [str(text) for text in _listed(self.texts[name])]
                 if _access(declared) != access or not texts:
@@ -117,6 +154,17 @@ class Call:
     def check_outputs(self) -> None:
         """Raise an error, before any work, for a document that cannot be written or would replace a file."""
         check_reports(self.documents(), self.files(), overwrite=self.overwrite)
+
+    def check_report(self, names: Sequence[str], check: Callable[..., None] = check_report_files) -> None:
+        """Raise an error, before any work, for a report that cannot be written or would replace a file.
+        ``check`` raises the errors of writing files with these names into a folder.
+        """
+        for folder in map(Path, self.paths("folder")):
+            for name in names:
+                check_apart("--report", folder / name, self.files())
+            if self.json_file:
+                check_apart("--json", self.json_file, {"--report": [folder / name for name in names]})
+            check(folder, names, overwrite=self.overwrite)
 
     def arguments(
         self, function: Callable[..., object], progress: Callable[[int, int], None] | None = None
@@ -157,43 +205,57 @@ class Call:
 def command(
     *functions: Callable[..., object],
     progress: str = "",
-    subject: Callable[[Mapping[str, Any]], object] | None = None,
     without: Sequence[str] = (),
     panels: Sequence[str] = (),
+    own_first: bool = False,
+    has_version: bool = False,
 ) -> Callable[[_Handler], Callable[..., None]]:
     """Return a decorator that makes a command of a handler and of the options of ``functions``.
 
     The handler receives a :class:`Call`, and by name its own options, which are declared in the same way. All
     commands have ``--json``, ``--overwrite`` and the options about messages and limits, except ``without``;
-    with ``progress``, the label of a progress bar, also ``--progress``. ``subject`` returns the input that
-    messages name from the values of the options (default: the first input). ``panels`` is the order of the
-    headings of ``--help`` (default: by their first option).
+    with ``progress``, the label of a progress bar, also ``--progress``. ``panels`` is the order of the
+    headings of ``--help`` (default: by their first option), with ``own_first`` the handler's options come
+    first. ``has_version`` adds ``--version``, for a program without other commands.
     """
 
     def decorate(handler: _Handler) -> Callable[..., None]:
         own = options_of(handler)
-        declared: dict[str, DeclaredOption] = {}
+        declared: dict[str, DeclaredOption] = dict(own) if own_first else {}
         for function in functions:
             for name, option in options_of(function).items():
                 declared.setdefault(name, option)
         declared |= own
 
-        def run(context: typer.Context, debug: bool = False, **texts: Any) -> None:
-            call = Call(context, declared, texts, progress)
-            reads = call.paths("reads")
-            first = next(iter(reads), "") if subject is None else subject(texts)
+        def run(typer_context: typer.Context, debug: bool = False, **texts: Any) -> None:
+            call = Call(typer_context, declared, texts, progress)
+            streams = (path for path in call.paths("stream") if str(path) != STANDARD_STREAM)
+            reads = [*call.paths("reads"), *streams]
             with command_line(
-                debug, call.diagnostics, str(first or ""), documents=call.documents().values(), reads=reads,
+                debug, call.diagnostics, call.subject, documents=call.documents().values(), reads=reads,
                 writes=[*call.paths("writes"), *call.paths("folder")],
             ):  # fmt: skip
                 if groups := texts.get("comm_groups"):  # report a file that cannot be read, in any command
                     read_document(groups, limits().groups_bytes, "a list of process groups")
                 handler(call, **{name: call[name] for name in own})
 
-        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        left_out = {*declared, *without, *(() if progress else ("progress",))}
-        common = [parameter for name, parameter in shared.common_parameters().items() if name not in left_out]
-        listed = [*map(_parameter, declared.values()), *common]
+        context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        common = dict(_common_parameters())
+        for name in (*declared, *without, *(() if progress else ("progress",))):
+            common.pop(name, None)
+        permission = common.pop("allow_programs")
+        listed: list[inspect.Parameter] = []
+        for option in declared.values():
+            listed.append(_parameter(option))
+            if option.option.completes == "estimators" and permission not in listed:
+                listed.append(permission)
+        listed += common.values()
+        if has_version:
+            listed.append(
+                inspect.Parameter(
+                    "show_version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Version
+                )
+            )
         parameters = [context, *sorted(listed, key=lambda parameter: _order(parameter, panels))]
         vars(run)["__signature__"] = inspect.Signature(parameters)
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -240,12 +302,18 @@ def _cli_type(declared: DeclaredOption) -> tuple[Any, bool]:
         return str, repeats
     members = members_of(declared.hint) if element is None else members_of(element)
     for member in members:
-        if get_origin(member) in {Literal, tuple}:
+        if get_origin(member) is Literal:
             return member, repeats
-    for kind in (bool, str, Path, float, int) if option.is_text else (bool, Path, str, float, int):
-        if kind in members:
-            return kind, repeats
-    raise TypeError(f"{declared.name}: the command line has no values of {declared.hint}")
+        if get_origin(member) is tuple:
+            return GenericAlias(tuple, tuple(map(_class_of, get_args(member)))), repeats
+    kind = _class_of(declared.hint if element is None else element)
+    return str if kind is Path and option.is_text else kind, repeats
+
+
+def _class_of(hint: object) -> type:
+    """Return the class of the values of a hint that the command line has."""
+    members = members_of(hint)
+    return next(kind for kind in (bool, Path, str, float, int) if kind in members)
 
 
 def _bounds_of(hint: object) -> Iterator[AtLeast | AtMost]:
@@ -259,7 +327,6 @@ def _bounds_of(hint: object) -> Iterator[AtLeast | AtMost]:
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:
     """Return the parameter of a typer function for an option."""
     option = declared.option
-    kind: Any
     kind, repeats = _cli_type(declared)
     bounds: dict[str, Any] = {}
     for bound in _bounds_of(declared.hint):
@@ -275,9 +342,11 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         "help": flagged(option.help),
         "rich_help_panel": option.panel or None,
         "show_default": True if option.default_text is None else option.default_text or False,
-        "autocompletion": shared.COMPLETIONS.get(option.completes),
+        "autocompletion": _COMPLETIONS.get(option.completes),
         **bounds,
     }
+    if repeats and get_origin(kind) is Literal:
+        kind = _EnumOf(declared.name, [(choice, choice) for choice in get_args(kind)])
     if _access(declared) == "folder":
         described["parser"] = report_folder
     annotation: Any = GenericAlias(list, kind) if repeats else kind
@@ -292,3 +361,206 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         default=default,
         annotation=Annotated[annotation, made],
     )
+
+
+def _completions(incomplete: str, names: Iterable[str]) -> Sequence[str]:
+    prefix = incomplete.casefold()
+    return [name for name in names if name.casefold().startswith(prefix)]
+
+
+def device_names(incomplete: str) -> Sequence[str]:
+    """Complete the names of built-in devices for a shell, which completes paths itself."""
+    from hespas import hardware
+
+    return _completions(incomplete, hardware.device_names())
+
+
+def system_names(incomplete: str) -> Sequence[str]:
+    """Complete the names of built-in systems for a shell."""
+    from hespas import hardware
+
+    return _completions(incomplete, hardware.system_names())
+
+
+def estimator_names(incomplete: str) -> Sequence[str]:
+    """Complete the names of estimators for a shell, built-in ones first."""
+    from hespas import estimators
+
+    return _completions(incomplete, estimators.estimator_names())
+
+
+def format_names(incomplete: str) -> Sequence[str]:
+    """Complete the names of formats for a shell."""
+    from hespas import converters
+
+    return _completions(incomplete, converters.format_names())
+
+
+_COMPLETIONS = {
+    "devices": device_names,
+    "systems": system_names,
+    "estimators": estimator_names,
+    "formats": format_names,
+}
+"""Names that a shell completes -> the function that lists them."""
+
+
+def _set_variable(context: typer.Context, name: str, text: str) -> None:
+    """Set an environment variable, for this process and its children, until the command ends."""
+    before = os.environ.get(name)
+    os.environ[name] = text
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    context.call_on_close(restore)
+
+
+def _raise_input_limits(context: typer.Context, max_bytes: int | None) -> None:
+    if max_bytes is not None:
+        _set_variable(context, INPUT_BYTES_VARIABLE, str(max_bytes))
+
+
+def _distrust_inputs(context: typer.Context, untrusted: bool) -> None:
+    if untrusted and untrusted_limits() is None:
+        _set_variable(context, trust.UNTRUSTED_VARIABLE, "1")
+
+
+def _set_untrusted_limits(context: typer.Context, values: list[str] | None) -> None:
+    """Change limits of untrusted inputs until the command ends."""
+    if not values:
+        return
+    if untrusted_limits() is None:
+        raise typer.BadParameter("requires --untrusted, whose limits it changes")
+    text = ",".join([os.environ[trust.UNTRUSTED_VARIABLE], *values])
+    try:
+        check_limits(text)
+    except UsageError as error:
+        raise typer.BadParameter(f"{error.message}; {error.hint}") from error
+    _set_variable(context, trust.UNTRUSTED_VARIABLE, text)
+
+
+def _allow_programs(context: typer.Context, allowed: bool) -> None:
+    if allowed:
+        context.with_resource(allowing_programs())
+
+
+_MaxInputBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-input-bytes",
+        metavar="N",
+        min=1,
+        max=10**18 - 1,
+        callback=_raise_input_limits,
+        expose_value=False,
+        help="Accept inputs up to N bytes: raises the limits of size, memory and time (docs/formats.md).",
+        rich_help_panel=INPUT,
+    ),
+]
+_AllowPrograms = Annotated[
+    bool,
+    typer.Option(
+        "--allow-programs",
+        callback=_allow_programs,
+        expose_value=False,
+        help="Allow input files to name estimators that run programs, execute the workload or read files.",
+        rich_help_panel=DEVICE,
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE|-",
+        help="Write all results as JSON; - is standard output.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ListFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE|-]",
+        help="Write the JSON of --json to this file (default: standard output).",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Write the list as JSON to standard output, or to the FILE that follows."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace existing output files.", rich_help_panel=OUTPUT)
+]
+_Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show a progress bar (default: if stderr is a terminal).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+_Loudness = Annotated[
+    bool | None,
+    typer.Option(
+        "--verbose/--quiet",
+        "-v/-q",
+        callback=set_verbosity,
+        expose_value=False,
+        show_default=False,
+        help="Print more detail; or print only results and errors.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Untrusted = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted",
+        callback=_distrust_inputs,
+        expose_value=False,
+        is_eager=True,
+        help="Limit CPU time, memory and ranks, and run no external programs, for untrusted inputs "
+        "(SECURITY.md).",
+        rich_help_panel=INPUT,
+    ),
+]
+UntrustedLimit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=N",
+        callback=_set_untrusted_limits,
+        expose_value=False,
+        help="Change a limit of --untrusted: cpu_s, memory_bytes or ranks; repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
+]
+
+
+def _common(
+    json_file: Json = None,
+    overwrite: Overwrite = False,
+    progress: _Progress = None,
+    max_input_bytes: _MaxInputBytes = None,
+    allow_programs: _AllowPrograms = False,
+    loudness: _Loudness = None,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
+) -> None:
+    """Declare the options of all commands."""
+
+
+@cache
+def _common_parameters() -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the options of all commands."""
+    return {
+        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(_common, eval_str=True).parameters.items()
+    }

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hespas.api.lowering import STEP_ESTIMATOR, MergedOps
-from hespas.cli import options
-from hespas.cli.destinations import check_reports, list_file
-from hespas.cli.entry import Version
+from hespas.api.conversion import Rescaling
+from hespas.api.conversion import convert as convert_source
+from hespas.api.lowering import MergedOps
+from hespas.cli.command import Call, command
+from hespas.cli.destinations import list_file
 from hespas.cli.entry import run as run_app
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, is_verbose, print_info, progress_bar, report_diagnostics
-from hespas.files.streams import STANDARD_STREAM
-from hespas.graph.diagnostics import Diagnostics
+from hespas.cli.terminal import emit, is_verbose, print_info, report_diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import OUTPUT, Option
 from hespas.report.tables import table_text
 from hespas.report.texts import bytes_text, count_text, counted, flops_text, time_text
 
@@ -37,205 +36,70 @@ app = typer.Typer(
 )
 
 
-_Source = Annotated[
-    str, typer.Argument(metavar="SRC", help="Input file, folder of NAME.{rank}.et files, or - for stdin.")
-]
-_Destination = Annotated[str, typer.Argument(metavar="DST", help="Output file, folder, or - for stdout.")]
-_To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="FORMAT",
-        help="Write DST in this format (default: by suffix).",
-        autocompletion=options.format_names,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-_FromVersion = Annotated[
-    str,
-    typer.Option(
-        metavar="VERSION",
-        help="Set the version of SRC's format, for files that do not state it.",
-        rich_help_panel=options.INPUT,
-    ),
-]
-_ToVersion = Annotated[
-    str,
-    typer.Option(
-        metavar="VERSION",
-        help="Write this version of DST's format (see --list-formats).",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-_Hardware = Annotated[
-    str,
-    options.hardware_option("Estimate the durations of operations on this device."),
-]
-_Rescale = Annotated[
-    str,
-    typer.Option(
-        metavar="AXIS=N,...",
-        help="Rescale the job to these mesh sizes, if the result is provably exact.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-_Mesh = Annotated[
-    str,
-    typer.Option(
-        metavar="AXIS=N,...",
-        help="Partition a program with shardings over this mesh; with --rescale: the mesh of SRC.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
 _With = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--with",
+    Option(
+        "With --rescale: read the same program at another size of one axis, as evidence; repeatable.",
+        flag="with",
         metavar="TRACE",
-        help="With --rescale: read the same program at another size of one axis, as evidence; repeatable.",
-        rich_help_panel=options.OUTPUT,
+        panel=OUTPUT,
     ),
 ]
-_Ranks = Annotated[
-    str,
-    typer.Option(
-        metavar="N|A-B", help="Write only this rank, or this range of ranks.", rich_help_panel=options.OUTPUT
-    ),
-]
-_Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Replace DST and the file of --log-json if they exist.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
+_Overwrite = Annotated[bool, Option("Replace DST and the file of --log-json if they exist.", panel=OUTPUT)]
 _LogJson = Annotated[
     Path | None,
-    typer.Option(
-        "--log-json",
+    Option(
+        "Write the conversion account as JSON.",
+        flag="log-json",
         metavar="FILE|-",
-        help="Write the conversion account as JSON.",
-        rich_help_panel=options.OUTPUT,
+        panel=OUTPUT,
+        access="document",
     ),
 ]
-_ListFormats = Annotated[bool, typer.Option("--list-formats", help="List supported formats and exit.")]
+_ListFormats = Annotated[bool, Option("List supported formats and exit.")]
 _AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="With --list-formats: write JSON to stdout, or to the FILE that follows."),
+    bool, Option("With --list-formats: write JSON to stdout, or to the FILE that follows.", flag="json")
 ]
 
 
 @app.command(
     epilog="Exit codes: 0 done, 2 wrong usage, 3 malformed input, 4 understood but unsupported, 70 our bug."
 )
+@command(convert_source, progress="converting", has_version=True)
 def convert(
-    source: _Source = "",
-    destination: _Destination = "",
-    source_format: options.SourceFormat = "",
-    target_format: _To = "",
-    from_version: _FromVersion = "",
-    to_version: _ToVersion = "",
-    recover: options.Recover = False,
-    hardware: _Hardware = "",
-    estimator: options.Estimator = STEP_ESTIMATOR,
-    allow_programs: options.AllowPrograms = False,
-    ranks: _Ranks = "",
-    num_devices: options.NumDevices = None,
-    num_replicas: options.NumReplicas = None,
-    rescale: _Rescale = "",
-    mesh: _Mesh = "",
+    call: Call,
+    *,
     with_trace: _With = None,
-    granularity: options.Granularity = None,
-    missing: options.Missing = "warn",
     overwrite: _Overwrite = False,
-    jobs: options.Jobs = 2,
-    only_classes: options.OnlyClasses = False,
-    shard: options.Shard = "",
-    resume: options.Resume = False,
-    cluster: options.Cluster = "",
-    progress: options.Progress = None,
-    log_json: _LogJson = None,
+    json_file: _LogJson = None,
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
-    default_dtype: options.DefaultDtype = "",
-    dim: options.Dim = None,
-    comm_groups: options.CommGroups = None,
-    capture: options.Capture = None,
-    run_time_unit: options.RunTimeUnit = "",
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-    show_version: Version = False,
 ) -> None:
     """Convert a workload between StableHLO, HLO, op graphs, Chakra traces, profiler traces and drawings.
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
-    diagnostics, reads = Diagnostics(), [source, hardware, estimator, *(capture or ()), *(with_trace or ())]
-    paths = [path for path in reads if str(path) != STANDARD_STREAM]  # the converter reads the stream itself
-    with command_line(debug, diagnostics, source, documents=[log_json], reads=paths, writes=[destination]):
-        if list_formats:
-            _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
-            return
-        if not source or not destination:
-            raise UsageError("SRC and DST are required", hint=_EXAMPLE)
-        taken: dict[str, list[str] | list[Path]] = {
-            "SRC": [source], "DST": [destination], "--capture": capture or [],
-        }  # fmt: skip
-        check_reports({"--log-json": log_json}, taken, overwrite=overwrite)
-        if with_trace and not rescale:
-            raise UsageError("--with requires --rescale", hint="--rescale dp=512")
-        from hespas import api
-        from hespas.api.conversion import Rescaling
+    from hespas import api
 
-        rescaling = Rescaling(sizes=rescale, mesh=mesh, others=with_trace or []) if rescale else None
-        with progress_bar("converting", progress) as callback:
-            done = api.convert(
-                source,
-                destination,
-                source_format=source_format or None,
-                target_format=target_format or None,
-                source_version=from_version,
-                target_version=to_version,
-                recover=recover,
-                hardware=hardware or None,
-                estimator=estimator,
-                ranks=_parse_ranks(ranks),
-                num_devices=num_devices,
-                num_replicas=num_replicas,
-                capture=capture or (),
-                rescale=rescaling,
-                mesh=mesh if mesh and not rescale else None,
-                granularity=granularity,
-                on_unknown=missing,
-                overwrite=overwrite,
-                jobs=jobs,
-                parts=options.parts_of(shard, cluster, only_classes=only_classes, resume=resume),
-                progress=callback,
-                diagnostics=diagnostics,
-            )
-        if log_json:
-            api.write_json(done.to_json(), log_json, overwrite=overwrite)
-        _print_account(done)
+    source, destination, rescale = call["source"], call["destination"], call["rescale"]
+    if list_formats:
+        _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
+        return
+    if not source or not destination:
+        raise UsageError("SRC and DST are required", hint=_EXAMPLE)
+    if with_trace and not rescale:
+        raise UsageError("--with requires --rescale", hint="--rescale dp=512")
+    changes: dict[str, Any] = {}
+    if rescale:
+        rescaling = Rescaling(sizes=rescale, mesh=call["mesh"] or "", others=with_trace or ())
+        changes = {"rescale": rescaling, "mesh": None}
+    done = call.run(api.convert, **changes)
+    if json_file:
+        api.write_json(done.to_json(), json_file, overwrite=overwrite)
+    _print_account(done)
 
 
-def _parse_ranks(text: str) -> range | None:
-    """Return the ranks of ``--ranks``: ``5``, or ``2-7`` with both ends; None if empty."""
-    if not text:
-        return None
-    first, dash, last = text.partition("-")
-    if not all(part.isascii() and part.isdigit() for part in ([first, last] if dash else [first])):
-        raise UsageError(f"invalid --ranks {text!r}: expected N or A-B", hint="--ranks 0 or --ranks 0-7")
-    low, high = int(first), int(last or first)
-    if high < low:
-        raise UsageError(f"--ranks {text!r} ends before it starts", hint=f"--ranks {high}-{low}")
-    return range(low, high + 1)
-
-
-def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:
+def _list_formats(source: str | None, destination: str | None, *, as_json: bool, overwrite: bool) -> None:
     """Print the formats, or write them as JSON to SRC, the argument that follows ``--json``."""
     from hespas.converters import usable_formats
 

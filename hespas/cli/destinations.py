@@ -13,13 +13,12 @@ from hespas.graph.errors import OutputError, UsageError
 __all__ = [
     "check_apart",
     "check_once",
-    "check_report_folder",
     "check_reports",
     "estimator_files",
     "hardware_files",
     "list_file",
     "report_folder",
-    "write_document",
+    "workload_format",
 ]
 
 _TABLE_OPTION = "--out"
@@ -39,7 +38,7 @@ def check_reports(
     from hespas.converters import is_recognised
 
     taken = {role: list(paths) for role, paths in others.items()}
-    streams = ["DST"] if "-" in taken.get("DST", ()) else []
+    streams = ["DST"] if "-" in map(str, taken.get("DST", ())) else []
     for option, path in reports.items():
         if path is None:
             continue
@@ -120,39 +119,6 @@ def report_folder(text: str) -> Path:
     return Path(text)
 
 
-def check_report_folder(
-    folder: Path | None,
-    document: str,
-    json_file: Path | None,
-    taken: Mapping[str, Sequence[str | Path]],
-    *,
-    overwrite: bool,
-) -> None:
-    """Check the folder of ``--report`` before any work.
-
-    Raises ``UsageError`` or ``OutputError`` if it cannot be written, or if its page or ``document`` would
-    replace a file that the command reads or writes.
-    """
-    if folder is None:
-        return
-    from hespas.analysis.report import check_folder
-
-    others = {**taken, "--json": [json_file] if json_file else []}
-    for name in ("index.html", document):
-        check_apart("--report", folder / name, others)
-    check_folder(folder, document=document, overwrite=overwrite)
-
-
-def write_document(content: bytes, path: Path, *, overwrite: bool) -> None:
-    """Write a document atomically; ``-`` is standard output."""
-    from hespas.api.documents import put
-
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    put(path, fill, overwrite=overwrite)
-
-
 def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | None:
     """Return the destination of a list as JSON: the file after ``--json`` or standard output; None without
     ``--json``. Raises like :func:`check_reports`.
@@ -166,3 +132,17 @@ def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | No
     destination = path or Path("-")
     check_reports({"--json": destination}, {}, overwrite=overwrite)
     return destination
+
+
+def workload_format(destination: Path | None, target_format: str | None) -> str | None:
+    """Return the format of a workload that is written to ``destination``: ``target_format`` if it is given.
+
+    Otherwise a folder gets Chakra traces, and None means that the suffix of the file decides. Raises
+    :class:`UsageError` for standard output.
+    """
+    if destination == Path("-"):
+        raise UsageError(
+            "--out -: a workload consists of files and cannot go to standard output",
+            hint="name a folder or a file",
+        )
+    return target_format or ("chakra" if destination and not destination.suffix else None)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from hespas.api.estimation import estimate as estimate_program
 from hespas.api.table_estimation import estimate_table
-from hespas.cli import options
-from hespas.cli.command import Call, command
+from hespas.cli.command import AsJson, Call, Debug, ListFile, Overwrite, Untrusted, UntrustedLimit, command
 from hespas.cli.destinations import list_file
 from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, report_diagnostics
-from hespas.cli.text import flagged, mixed_lines, op_class_text, step_lines
+from hespas.cli.terminal import emit, flagged, mixed_lines, op_class_text, report_diagnostics, step_lines
 from hespas.cli.what_if import columns_of, print_columns
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, Option
@@ -159,13 +157,13 @@ def _estimators_text(row: ClassTotals) -> str:
 
 
 def estimators(
-    json_file: options.ListFile = None,
+    json_file: ListFile = None,
     *,
-    as_json: options.AsJson = False,
-    overwrite: options.Overwrite = False,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
 ) -> None:
     """List the estimators, their availability on this machine and the packages that they need."""
     with command_line(debug, writes=[json_file]):

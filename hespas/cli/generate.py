@@ -11,6 +11,7 @@ from hespas.cli.entry import renamed_options
 from hespas.cli.generate_llm import llm
 from hespas.cli.generating import GivenOptions, generator_command
 from hespas.generators.spec import Generator
+from hespas.graph.hints import AtLeast, AtMost, Option
 
 __all__ = ["app", "collectives", "dit", "dlrm", "eager", "random", "vit"]
 
@@ -19,32 +20,28 @@ app = typer.Typer(
     help="Generate workloads from settings: models at any parallelism, collectives, random jobs.",
 )
 
-_Ranks = Annotated[int, typer.Option(min=2, metavar="N", help="Set the number of ranks.")]
+_Ranks = Annotated[int, AtLeast(2), Option("Set the number of ranks.", metavar="N")]
 
 
-@generator_command()
+@generator_command
 def collectives(
     _given: GivenOptions,
     ranks: _Ranks,
     kinds: Annotated[
         str,
-        typer.Option(
-            metavar="LIST",
-            help="Generate these collectives, separated by commas; also permute and ping_pong.",
+        Option(
+            "Generate these collectives, separated by commas; also permute and ping_pong.", metavar="LIST"
         ),
     ] = "all_reduce,all_gather,reduce_scatter,all_to_all",
     sizes: Annotated[
-        str,
-        typer.Option(metavar="A-B|LIST", help="Set buffer sizes: powers of two between A and B, or a list."),
+        str, Option("Set buffer sizes: powers of two between A and B, or a list.", metavar="A-B|LIST")
     ] = "1KiB-1GiB",
     groups: Annotated[
-        str, typer.Option(metavar="SPEC", help="Group ranks along axes of a mesh: 8x4:inner, 2x4x8:0,2.")
+        str, Option("Group ranks along axes of a mesh: 8x4:inner, 2x4x8:0,2.", metavar="SPEC")
     ] = "",
-    repeat: Annotated[int, typer.Option(min=1, metavar="R", help="Repeat each collective R times.")] = 1,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Set the element type.")] = "bf16",
-    separate: Annotated[
-        bool, typer.Option("--separate", help="Add no dependencies between collectives.")
-    ] = False,
+    repeat: Annotated[int, AtLeast(1), Option("Repeat each collective R times.", metavar="R")] = 1,
+    dtype: Annotated[str, Option("Set the element type.", metavar="TYPE")] = "bf16",
+    separate: Annotated[bool, Option("Add no dependencies between collectives.", flag="separate")] = False,
 ) -> Generator:
     """Generate collectives and messages of every size, in sequence.
 
@@ -58,32 +55,30 @@ def collectives(
     )  # fmt: skip
 
 
-@generator_command()
+@generator_command
 def random(
     _given: GivenOptions,
     ranks: _Ranks,
-    nodes: Annotated[
-        int, typer.Option(min=1, metavar="M", help="Set the number of events of the job.")
-    ] = 100,
-    seed: Annotated[int, typer.Option(metavar="S", help="Set the random seed.")] = 0,
+    nodes: Annotated[int, AtLeast(1), Option("Set the number of events of the job.", metavar="M")] = 100,
+    seed: Annotated[int, Option("Set the random seed.", metavar="S")] = 0,
     collective_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Set the fraction of events that are collectives.")
+        float, AtLeast(0), AtMost(1), Option("Set the fraction of events that are collectives.")
     ] = 0.2,
     p2p_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Set the fraction of events that are messages.")
+        float, AtLeast(0), AtMost(1), Option("Set the fraction of events that are messages.")
     ] = 0.1,
     classes: Annotated[
-        int, typer.Option(min=1, metavar="C", help="Set the number of rank classes (distinct programs).")
+        int, AtLeast(1), Option("Set the number of rank classes (distinct programs).", metavar="C")
     ] = 1,
     width: Annotated[
-        int, typer.Option(min=1, metavar="W", help="Limit the distance of dependencies to W nodes.")
+        int, AtLeast(1), Option("Limit the distance of dependencies to W nodes.", metavar="W")
     ] = 8,
     broken: Annotated[
         str,
-        typer.Option(
-            "--break",
+        Option(
+            "Add one violation: cycle, sizes, missing-receive, missing-collective, order.",
+            flag="break",
             metavar="RULE",
-            help="Add one violation: cycle, sizes, missing-receive, missing-collective, order.",
         ),
     ] = "",
 ) -> Generator:
@@ -99,19 +94,15 @@ def random(
     )  # fmt: skip
 
 
-_Images = Annotated[int, typer.Option(min=1, metavar="N", help="Set images per rank.")]
-_Replicas = Annotated[int, typer.Option(min=1, metavar="N", help="Set data-parallel ranks.")]
-_Sharded = Annotated[bool, typer.Option("--fsdp", help="Shard weights, gradients and optimizer states.")]
-_Type = Annotated[
-    str, typer.Option(metavar="TYPE", help="Set the element type: bf16, f16, f32 (IEEE) or tf32.")
-]
-_Side = Annotated[
-    int, typer.Option(min=0, metavar="PIXELS", help="Set the image side in pixels (0: the model's).")
-]
-_Layers = Annotated[int, typer.Option(min=0, metavar="N", help="Set the number of blocks (0: the model's).")]
+_Images = Annotated[int, AtLeast(1), Option("Set images per rank.", metavar="N")]
+_Replicas = Annotated[int, AtLeast(1), Option("Set data-parallel ranks.", metavar="N")]
+_Sharded = Annotated[bool, Option("Shard weights, gradients and optimizer states.", flag="fsdp")]
+_Type = Annotated[str, Option("Set the element type: bf16, f16, f32 (IEEE) or tf32.", metavar="TYPE")]
+_Side = Annotated[int, AtLeast(0), Option("Set the image side in pixels (0: the model's).", metavar="PIXELS")]
+_Layers = Annotated[int, AtLeast(0), Option("Set the number of blocks (0: the model's).", metavar="N")]
 
 
-@generator_command()
+@generator_command
 def vit(
     given: GivenOptions,
     dp: _Replicas = 1,
@@ -133,7 +124,7 @@ def vit(
     return VisionStep(model=model, dp=dp, batch=batch, fsdp=fsdp, dtype=dtype)
 
 
-@generator_command()
+@generator_command
 def dit(
     given: GivenOptions,
     dp: _Replicas = 1,
@@ -160,23 +151,22 @@ def _check_fsdp(given: GivenOptions, dp: int) -> None:
         given.warn_no_effect("fsdp", "one data-parallel rank has the whole state")
 
 
-@generator_command()
+@generator_command
 def eager(
     _given: GivenOptions,
     model: Annotated[
         str,
-        typer.Argument(
+        Option(
+            "Model: bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4.",
             metavar="MODEL",
-            help="Model: bert-large, gpt2-large, gpt3-2.7b, gpt3-xl, opt-1.3b or switch-xl-4.",
+            is_argument=True,
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Set sequences per step.")] = 1,
-    seq: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Set the sequence length in tokens.")
-    ] = 512,
-    train: Annotated[bool, typer.Option("--train", help="Add the backward pass (no optimizer).")] = False,
+    batch: Annotated[int, AtLeast(1), Option("Set sequences per step.", metavar="N")] = 1,
+    seq: Annotated[int, AtLeast(1), Option("Set the sequence length in tokens.", metavar="TOKENS")] = 512,
+    train: Annotated[bool, Option("Add the backward pass (no optimizer).", flag="train")] = False,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Fuse between matmuls, as torch.compile does.")
+        bool, Option("Fuse between matmuls, as torch.compile does.", flag="compiled")
     ] = False,
 ) -> Generator:
     """Generate a transformer on one device as PyTorch runs it eagerly in float32.
@@ -188,21 +178,20 @@ def eager(
     return EagerStep(model=eager_model(model), batch=batch, length=seq, training=train, compiled=compiled)
 
 
-@generator_command()
+@generator_command
 def dlrm(
     given: GivenOptions,
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Set the number of ranks.")] = 8,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Set samples per rank.")] = 2048,
-    tables: Annotated[int, typer.Option(min=1, metavar="N", help="Set the number of embedding tables.")] = 64,
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Set rows per table.")] = 1_000_000,
-    width: Annotated[int, typer.Option(min=1, metavar="N", help="Set the embedding dimension.")] = 128,
-    lookups: Annotated[int, typer.Option(min=1, metavar="N", help="Set lookups per table and sample.")] = 32,
+    ranks: Annotated[int, AtLeast(1), Option("Set the number of ranks.", metavar="N")] = 8,
+    batch: Annotated[int, AtLeast(1), Option("Set samples per rank.", metavar="N")] = 2048,
+    tables: Annotated[int, AtLeast(1), Option("Set the number of embedding tables.", metavar="N")] = 64,
+    rows: Annotated[int, AtLeast(1), Option("Set rows per table.", metavar="N")] = 1_000_000,
+    width: Annotated[int, AtLeast(1), Option("Set the embedding dimension.", metavar="N")] = 128,
+    lookups: Annotated[int, AtLeast(1), Option("Set lookups per table and sample.", metavar="N")] = 32,
     sharding: Annotated[
-        Literal["table", "row", "column"],
-        typer.Option(help="Shard embedding tables by table, row or column."),
+        Literal["table", "row", "column"], Option("Shard embedding tables by table, row or column.")
     ] = "table",
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="Set the element type: bf16, f16, f32 (IEEE) or tf32.")
+        str, Option("Set the element type: bf16, f16, f32 (IEEE) or tf32.", metavar="TYPE")
     ] = "f32",
 ) -> Generator:
     """Generate a training step of DLRM with embedding tables sharded over all ranks.

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hespas.cli.generating import GivenOptions, generator_command
 from hespas.cli.terminal import emit
 from hespas.generators.llm.settings import ScheduleName, Style
 from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
 from hespas.graph.workload import Launch
 from hespas.report.tables import table_text
 from hespas.report.texts import count_text, counted
@@ -27,142 +26,134 @@ _LAYOUT, _STEP, _FRAMEWORK, _SERVING = "Layout", "Step", "Framework", "Serving"
 _MAX_ROW_DIGITS = 9
 _OVERLAPS = ("gradients", "parameters", "tensor", "experts", "pipeline", "context")
 
-_Model = Annotated[str, typer.Argument(metavar="MODEL|FILE.toml", help="Built-in model or model file.")]
-_Row = Annotated[
-    str, typer.Option(metavar="TABLE.csv:N", help="Read all settings from row N (from 0) of a table of runs.")
+_Model = Annotated[
+    str, Option("Built-in model or model file.", metavar="MODEL|FILE.toml", is_argument=True, access="reads")
 ]
-_List = Annotated[bool, typer.Option("--list", help="List built-in models and exit.")]
+_Row = Annotated[
+    str,
+    Option(
+        "Read all settings from row N (from 0) of a table of runs.", metavar="TABLE.csv:N", access="reads"
+    ),
+]
+_List = Annotated[bool, Option("List built-in models and exit.", flag="list")]
 
 
-def _degree(help_text: str, panel: str = _LAYOUT, *, least: int = 1, metavar: str = "N") -> Any:
-    return typer.Option(min=least, metavar=metavar, help=help_text, rich_help_panel=panel)
+def _degree(help_text: str, panel: str = _LAYOUT, *, metavar: str = "N") -> Option:
+    return Option(help_text, metavar=metavar, panel=panel)
 
 
-_Dp = Annotated[int, _degree("Set data-parallel ranks.")]
-_Tp = Annotated[int, _degree("Set tensor-parallel ranks.")]
-_Pp = Annotated[int, _degree("Set pipeline-parallel stages.")]
-_Vp = Annotated[int, _degree("Set virtual pipeline stages per rank.")]
-_Cp = Annotated[int, _degree("Set context-parallel ranks.")]
-_Ep = Annotated[int, _degree("Set expert-parallel ranks.")]
-_Etp = Annotated[int, _degree("Set tensor-parallel ranks within experts.")]
+_Dp = Annotated[PositiveInt, _degree("Set data-parallel ranks.")]
+_Tp = Annotated[PositiveInt, _degree("Set tensor-parallel ranks.")]
+_Pp = Annotated[PositiveInt, _degree("Set pipeline-parallel stages.")]
+_Vp = Annotated[PositiveInt, _degree("Set virtual pipeline stages per rank.")]
+_Cp = Annotated[PositiveInt, _degree("Set context-parallel ranks.")]
+_Ep = Annotated[PositiveInt, _degree("Set expert-parallel ranks.")]
+_Etp = Annotated[PositiveInt, _degree("Set tensor-parallel ranks within experts.")]
 _ExpertNode = Annotated[
-    int, _degree("Send each token once per node of N ranks (0: directly to its experts).", least=0)
+    NonNegativeInt, _degree("Send each token once per node of N ranks (0: directly to its experts).")
 ]
 _Zero = Annotated[
     int,
-    typer.Option(
-        min=0, max=3, metavar="N", rich_help_panel=_LAYOUT,
-        help="Set the ZeRO stage: shard nothing (0), optimizer states (1), gradients (2), weights (3: FSDP).",
-    ),
-]  # fmt: skip
-_Fsdp = Annotated[
-    bool,
-    typer.Option(
-        "--fsdp", help="Shard weights, gradients and optimizer states (--zero 3).", rich_help_panel=_LAYOUT
+    AtLeast(0),
+    AtMost(3),
+    Option(
+        "Set the ZeRO stage: shard nothing (0), optimizer states (1), gradients (2), weights (3: FSDP).",
+        metavar="N",
+        panel=_LAYOUT,
     ),
 ]
-_DataShard = Annotated[int, _degree("Shard states over N data-parallel ranks (0: all).", least=0)]
+_Fsdp = Annotated[
+    bool, Option("Shard weights, gradients and optimizer states (--zero 3).", flag="fsdp", panel=_LAYOUT)
+]
+_DataShard = Annotated[NonNegativeInt, _degree("Shard states over N data-parallel ranks (0: all).")]
 _SequenceParallel = Annotated[
-    bool, typer.Option(help="Shard activations outside tensor-parallel regions.", rich_help_panel=_LAYOUT)
+    bool,
+    Option(
+        "Shard activations outside tensor-parallel regions.",
+        flag="sequence-parallel/no-sequence-parallel",
+        panel=_LAYOUT,
+    ),
 ]
 _Ring = Annotated[
     bool,
-    typer.Option(
-        "--ring-attention",
-        help="Pass keys and values around a ring instead of gathering them.",
-        rich_help_panel=_LAYOUT,
+    Option(
+        "Pass keys and values around a ring instead of gathering them.", flag="ring-attention", panel=_LAYOUT
     ),
 ]
 _Exchange = Annotated[
     bool,
-    typer.Option(
-        "--context-all-to-all",
-        help="Exchange tokens for heads between context-parallel ranks (Ulysses).",
-        rich_help_panel=_LAYOUT,
+    Option(
+        "Exchange tokens for heads between context-parallel ranks (Ulysses).",
+        flag="context-all-to-all",
+        panel=_LAYOUT,
     ),
 ]
-_Seq = Annotated[int, _degree("Set the sequence length in tokens.", _STEP, metavar="TOKENS")]
+_Seq = Annotated[PositiveInt, _degree("Set the sequence length in tokens.", _STEP, metavar="TOKENS")]
 _GlobalBatch = Annotated[
-    int, _degree("Set sequences per step (0: one micro-batch per data-parallel rank).", _STEP, least=0)
+    NonNegativeInt, _degree("Set sequences per step (0: one micro-batch per data-parallel rank).", _STEP)
 ]
-_MicroBatch = Annotated[int, _degree("Set sequences per micro-batch.", _STEP)]
+_MicroBatch = Annotated[PositiveInt, _degree("Set sequences per micro-batch.", _STEP)]
 _Precision = Annotated[
     str,
-    typer.Option(
+    Option(
+        "Set the precision: bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.",
         metavar="NAME",
-        help="Set the precision: bf16, fp16, f32 (IEEE), tf32, fp8-*, mxfp8, nvfp4, int8.",
-        rich_help_panel=_STEP,
+        panel=_STEP,
     ),
 ]
 _Recompute = Annotated[
     str,
-    typer.Option(
-        metavar="none|selective|full|MODULES", rich_help_panel=_STEP,
-        help="Recompute activations in the backward pass.",
-    ),
-]  # fmt: skip
+    Option("Recompute activations in the backward pass.", metavar="none|selective|full|MODULES", panel=_STEP),
+]
 _Offload = Annotated[
     str,
-    typer.Option(
-        metavar="optimizer|MODULES", rich_help_panel=_STEP,
-        help="Offload optimizer states or saved activations to the host.",
+    Option(
+        "Offload optimizer states or saved activations to the host.", metavar="optimizer|MODULES", panel=_STEP
     ),
-]  # fmt: skip
-_Schedule = Annotated[ScheduleName, typer.Option(help="Set the pipeline schedule.", rich_help_panel=_STEP)]
-_Lora = Annotated[int, _degree("Train LoRA adapters of this rank (0: all weights).", _STEP, least=0)]
-_Framework = Annotated[
-    Style, typer.Option(help="Model the kernels of this framework.", rich_help_panel=_FRAMEWORK)
 ]
+_Schedule = Annotated[ScheduleName, Option("Set the pipeline schedule.", panel=_STEP)]
+_Lora = Annotated[NonNegativeInt, _degree("Train LoRA adapters of this rank (0: all weights).", _STEP)]
+_Framework = Annotated[Style, Option("Model the kernels of this framework.", panel=_FRAMEWORK)]
 _Launch = Annotated[
     Launch,
-    typer.Option(
-        help="Launch kernels one by one, partly in CUDA graphs, or the whole step as one.",
-        rich_help_panel=_FRAMEWORK,
-    ),
+    Option("Launch kernels one by one, partly in CUDA graphs, or the whole step as one.", panel=_FRAMEWORK),
 ]
 _Overlap = Annotated[
     str,
-    typer.Option(
-        metavar="LIST", rich_help_panel=_FRAMEWORK,
-        help=f"Overlap communication with computation: none, all, or a list of {', '.join(_OVERLAPS)}.",
+    Option(
+        f"Overlap communication with computation: none, all, or a list of {', '.join(_OVERLAPS)}.",
+        metavar="LIST",
+        panel=_FRAMEWORK,
     ),
-]  # fmt: skip
+]
 _Capacity = Annotated[
     float,
-    typer.Option(
-        min=0,
-        metavar="X",
-        help="Set the capacity factor of experts (0: dropless).",
-        rich_help_panel=_FRAMEWORK,
-    ),
+    AtLeast(0),
+    Option("Set the capacity factor of experts (0: dropless).", metavar="X", panel=_FRAMEWORK),
 ]
 _Imbalance = Annotated[
     float,
-    typer.Option(
-        min=1,
-        metavar="X",
-        help="Set the load of the busiest experts relative to the mean.",
-        rich_help_panel=_FRAMEWORK,
-    ),
+    AtLeast(1),
+    Option("Set the load of the busiest experts relative to the mean.", metavar="X", panel=_FRAMEWORK),
 ]
 _Phase = Annotated[
     Literal["train", "prefill", "decode", "mixed", "speculative", "disaggregated"],
-    typer.Option(help="Generate a training step or a serving step.", rich_help_panel=_SERVING),
+    Option("Generate a training step or a serving step.", panel=_SERVING),
 ]
-_Batch = Annotated[int, _degree("Set concurrent sequences per replica.", _SERVING)]
-_Context = Annotated[int, _degree("Set cached tokens per sequence.", _SERVING, least=0, metavar="TOKENS")]
+_Batch = Annotated[PositiveInt, _degree("Set concurrent sequences per replica.", _SERVING)]
+_Context = Annotated[NonNegativeInt, _degree("Set cached tokens per sequence.", _SERVING, metavar="TOKENS")]
 _Prompt = Annotated[
-    int, _degree("Set the length of a prompt, or of a prompt chunk, in tokens.", _SERVING, metavar="TOKENS")
+    PositiveInt,
+    _degree("Set the length of a prompt, or of a prompt chunk, in tokens.", _SERVING, metavar="TOKENS"),
 ]
-_SpeculativeTokens = Annotated[int, _degree("Set speculative tokens per sequence.", _SERVING)]
+_SpeculativeTokens = Annotated[PositiveInt, _degree("Set speculative tokens per sequence.", _SERVING)]
 _KvCacheDtype = Annotated[
-    str,
-    typer.Option(metavar="TYPE", help="Set the element type of the KV cache.", rich_help_panel=_SERVING),
+    str, Option("Set the element type of the KV cache.", metavar="TYPE", panel=_SERVING)
 ]
-_BlockSize = Annotated[int, _degree("Set tokens per KV-cache block.", _SERVING)]
+_BlockSize = Annotated[PositiveInt, _degree("Set tokens per KV-cache block.", _SERVING)]
 
 
-@generator_command("model", "row")
+@generator_command
 def llm(
     given: GivenOptions,
     model: _Model = "",
@@ -286,9 +277,9 @@ _OUTPUT_PARAMETERS = frozenset(
     {
         "hardware",
         "system",
-        "out",
-        "to",
-        "dry_run",
+        "destination",
+        "format",
+        "measure",
         "jobs",
         "only_classes",
         "shard",

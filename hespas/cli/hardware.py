@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli import options
+from hespas.cli.command import (
+    AsJson,
+    Debug,
+    Json,
+    ListFile,
+    Overwrite,
+    Untrusted,
+    UntrustedLimit,
+    system_names,
+)
 from hespas.cli.destinations import check_reports, hardware_files, list_file
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, report_diagnostics
@@ -38,13 +47,13 @@ app = typer.Typer(
 
 @app.command("list")
 def hardware_list(
-    json_file: options.ListFile = None,
+    json_file: ListFile = None,
     *,
-    as_json: options.AsJson = False,
-    overwrite: options.Overwrite = False,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
 ) -> None:
     """List the built-in devices and systems."""
     with command_line(debug, writes=[json_file]):
@@ -104,9 +113,9 @@ def _device_row(device: Device) -> tuple[str, ...]:
 @app.command("show")
 def hardware_show(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="Device name or hardware file.")],
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
 ) -> None:
     """Print a device as a TOML file with its sources."""
     with command_line(debug, source=name, reads=[name]):
@@ -122,9 +131,9 @@ def hardware_measure(
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Write the hardware file to FILE.toml.")],
     name: Annotated[str, typer.Option(help="Set the name of the device in the file.")] = "this-cpu",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.toml if it exists.")] = False,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
 ) -> None:
     """Measure the CPU of this machine (about ten seconds) and write it as a hardware file."""
     with command_line(debug, writes=[out]):
@@ -144,9 +153,7 @@ def hardware_measure(
 def hardware_system(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|FILE", help="System name or system file.", autocompletion=options.system_names
-        ),
+        typer.Argument(metavar="NAME|FILE", help="System name or system file.", autocompletion=system_names),
     ],
     devices: Annotated[
         str,
@@ -162,11 +169,11 @@ def hardware_system(
             help="Write system.json, network.yml and remote_memory.json to a folder.",
         ),
     ] = None,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
+    json_file: Json = None,
+    overwrite: Overwrite = False,
+    untrusted: Untrusted = False,
+    limit: UntrustedLimit = None,
+    debug: Debug = False,
 ) -> None:
     """Print a system as a TOML file with its sources, or write it as configuration files of ASTRA-sim.
 

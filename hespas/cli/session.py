@@ -27,10 +27,9 @@ from hespas.cli.terminal import (
     results_on_stderr,
 )
 from hespas.converters import find_format
-from hespas.converters.format import ReadOptions
-from hespas.files.limits import command_budget, limits, memory_error
+from hespas.files.limits import command_budget, memory_error
 from hespas.files.output import place_together
-from hespas.files.streams import STANDARD_STREAM, first_bytes, read_document, standard_input_in
+from hespas.files.streams import STANDARD_STREAM, first_bytes, standard_input_in
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import collect_plugin_errors
@@ -82,9 +81,6 @@ def command_line(
                 _plugin_warnings(),
                 _results_placed_last(),
             ):
-                groups = ReadOptions().comm_groups
-                if groups is not None:  # report a file of --comm-groups that cannot be read, in any command
-                    read_document(groups, limits().groups_bytes, "a list of process groups")
                 yield
         except (typer.Exit, typer.BadParameter):
             raise

@@ -12,9 +12,8 @@ import typer
 from hespas.api.simulation import simulate as simulate_step
 from hespas.api.what_if import simulate_grid
 from hespas.cli.command import Call, command
-from hespas.cli.destinations import check_apart, check_report_folder
-from hespas.cli.terminal import emit, report_diagnostics
-from hespas.cli.text import mixed_lines, op_class_text, step_lines
+from hespas.cli.destinations import check_apart
+from hespas.cli.terminal import emit, mixed_lines, op_class_text, report_diagnostics, step_lines
 from hespas.cli.what_if import columns_of, print_columns, print_comparison, print_sweep
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
@@ -77,7 +76,7 @@ def _simulate_step(call: Call) -> None:
     if timeline:
         check_apart("--timeline", timeline, call.files("reads"))
     api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
-    check_report_folder(report, "simulation.json", call.json_file, call.files(), overwrite=call.overwrite)
+    call.check_report(("index.html", "simulation.json"))
     changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
     done = call.run(api.simulate, **changes)
     if call.json_file:

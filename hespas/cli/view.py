@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isnan, nan
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hespas.cli import options
-from hespas.cli.destinations import check_reports
-from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, progress_bar, report_diagnostics
-from hespas.cli.text import op_class_text, ranks_text
+from hespas.api.summary import view as view_file
+from hespas.cli.command import Call, command
+from hespas.cli.terminal import emit, op_class_text, ranks_text, report_diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import AtLeast, Option
 from hespas.report.tables import table_text
 from hespas.report.texts import bytes_text, count_text, counted, flops_text, plain_text, time_text
 
@@ -26,87 +22,56 @@ __all__ = ["view"]
 _MAX_NAME = 60
 
 
-def view(
-    source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="File in any readable format, or folder of rank files.")
-    ],
-    source_format: options.SourceFormat = "",
-    num_devices: options.NumDevices = None,
-    num_replicas: options.NumReplicas = None,
-    top: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Print at most N classes, operations and regions.")
-    ] = 10,
-    rank_class: Annotated[
-        int, typer.Option("--class", min=0, metavar="N", help="Print rank class N in full.")
-    ] = 0,
-    json_file: options.Json = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
-    default_dtype: options.DefaultDtype = "",
-    dim: options.Dim = None,
-    comm_groups: options.CommGroups = None,
-    run_time_unit: options.RunTimeUnit = "",
-    max_input_bytes: options.MaxInputBytes = None,
-    loudness: options.Loudness = None,
-    untrusted: options.Untrusted = False,
-    limit: options.UntrustedLimit = None,
-    debug: options.Debug = False,
-) -> None:
+_Top = Annotated[int, AtLeast(0), Option("Print at most N classes, operations and regions.", metavar="N")]
+_RankClass = Annotated[int, AtLeast(0), Option("Print rank class N in full.", flag="class", metavar="N")]
+
+
+@command(view_file, progress="reading")
+def view(call: Call, *, top: _Top = 10, rank_class: _RankClass = 0) -> None:
     """Summarize a file: ranks, operations by class, communication by group, loops, depth and width.
 
     hespas view step.mlir
     """
-    from hespas.graph.diagnostics import Diagnostics
+    from hespas import api
 
-    diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=[source]):
-        from hespas import api
-        from hespas.converters import ReadOptions
-
-        check_reports({"--json": json_file}, {"SRC": [source]}, overwrite=overwrite)
-        with progress_bar("reading", progress) as callback:
-            reading = ReadOptions(
-                num_devices=num_devices, num_replicas=num_replicas, progress=callback, lenient=False
-            )
-            summary = api.view(source, format=source_format or None, options=reading, diagnostics=diagnostics)
-        last = max(len(summary.classes) - 1, 0)
-        if rank_class > last:
-            raise UsageError(
-                f"--class {rank_class}: expected a rank class from 0 to {last}", hint=f"--class {last}"
-            )
-        if json_file:
-            api.write_json(summary.to_json(), json_file, overwrite=overwrite)
-        report_diagnostics(diagnostics, source)
-        emit(f"{_name_text(summary.name)} ({summary.format})")
-        facts = [f"{key} {_name_text(value)}" for key, value in summary.metadata.items() if key != "format"]
-        if facts:
-            emit(", ".join(facts))
-        if summary.profile is not None:
-            _print_profile(summary.profile, top)
-        else:
-            classes = summary.classes
-            available = sum(entry.num_ranks for entry in classes)
-            emit(f"{ranks_text(available, summary.num_ranks)} in {counted(len(classes), 'class')}")
-            if len(classes) > 1 and top:
-                lines = [
-                    (
-                        f"{number} {_name_text(entry.name)}",
-                        count_text(entry.num_ranks),
-                        count_text(entry.first_rank) if entry.num_ranks else "",
-                        count_text(entry.nodes),
-                        flops_text(_known_sum([row.flops for row in entry.by_class])),
-                        bytes_text(_known_sum([row.bytes_moved for row in entry.by_class])),
-                        time_text(_known_sum([row.duration_ns for row in entry.by_class])),
-                        count_text(sum(row.nodes for row in entry.collectives)),
-                    )
-                    for number, entry in enumerate(classes[:top])
-                ]
-                emit("")
-                title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
-                columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
-                emit(table_text((title, *columns), lines))
-            for chosen in classes[rank_class : rank_class + 1]:
-                _print_class(chosen, top)
+    summary = call.run(api.view)
+    last = max(len(summary.classes) - 1, 0)
+    if rank_class > last:
+        raise UsageError(
+            f"--class {rank_class}: expected a rank class from 0 to {last}", hint=f"--class {last}"
+        )
+    call.write_json(summary.to_json())
+    report_diagnostics(call.diagnostics, call["source"])
+    emit(f"{_name_text(summary.name)} ({summary.format})")
+    facts = [f"{key} {_name_text(value)}" for key, value in summary.metadata.items() if key != "format"]
+    if facts:
+        emit(", ".join(facts))
+    if summary.profile is not None:
+        _print_profile(summary.profile, top)
+    else:
+        classes = summary.classes
+        available = sum(entry.num_ranks for entry in classes)
+        emit(f"{ranks_text(available, summary.num_ranks)} in {counted(len(classes), 'class')}")
+        if len(classes) > 1 and top:
+            lines = [
+                (
+                    f"{number} {_name_text(entry.name)}",
+                    count_text(entry.num_ranks),
+                    count_text(entry.first_rank) if entry.num_ranks else "",
+                    count_text(entry.nodes),
+                    flops_text(_known_sum([row.flops for row in entry.by_class])),
+                    bytes_text(_known_sum([row.bytes_moved for row in entry.by_class])),
+                    time_text(_known_sum([row.duration_ns for row in entry.by_class])),
+                    count_text(sum(row.nodes for row in entry.collectives)),
+                )
+                for number, entry in enumerate(classes[:top])
+            ]
+            emit("")
+            title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
+            columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
+            emit(table_text((title, *columns), lines))
+        for chosen in classes[rank_class : rank_class + 1]:
+            _print_class(chosen, top)
 
 
 def _known_sum(figures: Sequence[float]) -> float:

@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from hespas.cli.command import Call
-from hespas.cli.terminal import emit, report_diagnostics
-from hespas.cli.text import flagged, op_class_text
+from hespas.cli.terminal import emit, flagged, op_class_text, report_diagnostics
 from hespas.graph.errors import UsageError
 from hespas.report.tables import table_text
 from hespas.report.texts import count_text, counted, time_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.converters.format import Format, Head, ReadOptions, RunTimeUnit, Value, WriteOptions, assuming
+from hespas.converters.format import Format, Head, ReadOptions, RunTimeUnit, Value, WriteOptions
 from hespas.converters.registry import (
     find_format,
     format_for_output,
@@ -22,7 +22,6 @@ __all__ = [
     "RunTimeUnit",
     "Value",
     "WriteOptions",
-    "assuming",
     "find_format",
     "format_for_output",
     "format_names",

@@ -7,9 +7,7 @@ point group ``hespas.formats``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +24,7 @@ __all__ = [
     "CommGroups",
     "DefaultDtype",
     "Dims",
+    "DimsOrNone",
     "Format",
     "Head",
     "Jobs",
@@ -37,10 +36,10 @@ __all__ = [
     "Resume",
     "RunTimeUnit",
     "Shard",
+    "SourceFormat",
     "UnitOfRunTimes",
     "Value",
     "WriteOptions",
-    "assuming",
     "lazily",
     "warn_of_whole_job",
 ]
@@ -114,6 +113,16 @@ def _shard_of(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+SourceFormat = Annotated[
+    str | None,
+    Option(
+        "Read the input as this format (default: detected).",
+        flag="from",
+        metavar="FORMAT",
+        panel=INPUT,
+        completes="formats",
+    ),
+]
 NumDevices = Annotated[
     PositiveInt | None,
     Option("Set the number of ranks, for inputs that do not state it.", metavar="N", panel=INPUT),
@@ -145,17 +154,16 @@ UnitOfRunTimes = Annotated[
     RunTimeUnit,
     Option("Set the unit of run times in traces of old schemas (default: us).", metavar="us|ns", panel=INPUT),
 ]
-Dims = Annotated[
-    Mapping[str, int],
-    Option(
-        "Set a symbolic dimension of a StableHLO program, by name or position (arg0.1=128); repeatable.",
-        flag="dim",
-        metavar="NAME=N",
-        panel=INPUT,
-        repeats=True,
-        parse=_dims_of,
-    ),
-]
+_DIMS = Option(
+    "Set a symbolic dimension of a StableHLO program, by name or position (arg0.1=128); repeatable.",
+    flag="dim",
+    metavar="NAME=N",
+    panel=INPUT,
+    repeats=True,
+    parse=_dims_of,
+)
+Dims = Annotated[Mapping[str, int], _DIMS]
+DimsOrNone = Annotated[Mapping[str, int] | None, _DIMS]
 Jobs = Annotated[PositiveInt, Option("Write rank files with N threads.", metavar="N", panel=OUTPUT)]
 OnlyClasses = Annotated[
     bool,
@@ -193,44 +201,6 @@ Cluster = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Assumptions:
-    """Facts that inputs do not state; see :class:`ReadOptions`."""
-
-    default_dtype: str = ""
-    comm_groups: Path | None = None
-    run_time_unit: RunTimeUnit = ""
-    dims: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-_NOTHING = _Assumptions()
-_ASSUMED: ContextVar[_Assumptions] = ContextVar("assumed", default=_NOTHING)
-
-
-@contextmanager
-def assuming(
-    *,
-    default_dtype: str | None = None,
-    comm_groups: Path | None = None,
-    run_time_unit: RunTimeUnit | None = None,
-    dims: Mapping[str, int] | None = None,
-) -> Generator[None]:
-    """Set defaults of :class:`ReadOptions` within the block; None keeps the current one."""
-    before = _ASSUMED.get()
-    token = _ASSUMED.set(
-        _Assumptions(
-            default_dtype=before.default_dtype if default_dtype is None else default_dtype,
-            comm_groups=comm_groups or before.comm_groups,
-            run_time_unit=before.run_time_unit if run_time_unit is None else run_time_unit,
-            dims=before.dims if dims is None else dims,
-        )
-    )
-    try:
-        yield
-    finally:
-        _ASSUMED.reset(token)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """Options for reading. ``lenient`` readers record structural faults as diagnostics and continue if
     possible.
@@ -253,10 +223,10 @@ class ReadOptions:
     num_replicas: NumReplicas = None
     version: str = ""
     recover: Recover = False
-    comm_groups: CommGroups = field(default_factory=lambda: _ASSUMED.get().comm_groups)
-    default_dtype: DefaultDtype = field(default_factory=lambda: _ASSUMED.get().default_dtype)
-    run_time_unit: UnitOfRunTimes = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
-    dims: Dims = field(default_factory=lambda: _ASSUMED.get().dims)
+    comm_groups: CommGroups = None
+    default_dtype: DefaultDtype = ""
+    run_time_unit: UnitOfRunTimes = ""
+    dims: Dims = field(default_factory=dict[str, int])
     capture: tuple[Path, ...] = ()
     locations: bool = True
     max_bytes: PositiveInt = field(default_factory=lambda: limits().input_bytes)

@@ -241,7 +241,7 @@ OUTPUT = "Output"
 REQUIRED = inspect.Parameter.empty
 """Default of an option that must be given."""
 
-Access = Literal["", "reads", "writes", "document", "folder"]
+Access = Literal["", "reads", "stream", "writes", "document", "folder"]
 _Completed = Literal["", "devices", "systems", "estimators", "formats"]
 
 
@@ -257,7 +257,8 @@ class Option:
     signature states unless given. ``parse`` converts the text of the command line, or the texts of an option
     that ``repeats``, to a value. ``default_text`` replaces the default in ``--help`` (empty: none is shown).
 
-    ``access`` states the use of the named files (empty: paths are read); ``label`` names them in messages
+    ``access`` states the use of the named files (empty: paths are read; ``stream``: the function itself reads
+    standard input); ``label`` names them in messages
     (empty: the flag).
     """
 

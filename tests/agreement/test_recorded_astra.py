@@ -9,7 +9,7 @@ import pytest
 
 import hespas
 from hespas.api.simulation_result import SimulationResult
-from hespas.cli.text import step_text
+from hespas.cli.terminal import step_text
 from hespas.converters import ReadOptions
 from hespas.graph import Diagnostics
 from tests.analysis.raw import FIXTURE

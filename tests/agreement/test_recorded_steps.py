@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hespas
-from hespas.cli.text import step_text
+from hespas.cli.terminal import step_text
 from hespas.report.texts import time_text
 from tests.analysis.raw import FIXTURE
 from tests.converters.pytorch.traces import kernel, write_kineto

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hespas
-from hespas.cli.text import step_text
+from hespas.cli.terminal import step_text
 from hespas.graph import Diagnostics, StepFacts
 from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_served(server: Server, error: type[Exception], match: st
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"engine": "other"}, "unknown serving engine"),
+        ({"engine": "other"}, "`engine=other`: .other. is not one of .vllm., .sglang., .trtllm."),
         ({"precision": "bf17"}, "unknown precision 'bf17'"),
         ({"kv_cache_dtype": "zz"}, "`kv_cache_dtype=zz` is not an element type"),
         ({"expert_dtype": "zz"}, "`expert_dtype=zz` is not an element type"),

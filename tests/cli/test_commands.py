@@ -18,7 +18,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hespas._version import __version__
-from hespas.cli import convert, main, options, terminal, validate
+from hespas.cli import convert, main, terminal, validate
+from hespas.cli.command import device_names, estimator_names, format_names
 from hespas.converters import ReadOptions
 from hespas.files.limits import INPUT_BYTES_VARIABLE
 from tests.chakra_messages import reference_messages
@@ -500,9 +501,9 @@ def test_lines_are_coloured_on_a_terminal_that_has_colours(monkeypatch: pytest.M
 
 
 def test_names_are_completed() -> None:
-    assert list(options.device_names("h1")) == ["H100-PCIe", "H100-SXM"]
-    assert "composite" in options.estimator_names("")
-    assert list(options.format_names("stable")) == ["stablehlo"]
+    assert list(device_names("h1")) == ["H100-PCIe", "H100-SXM"]
+    assert "composite" in estimator_names("")
+    assert list(format_names("stable")) == ["stablehlo"]
     words = {"COMP_WORDS": "hespas estimate --hardware TPU-v5", "COMP_CWORD": "3"}
     done = subprocess.run(
         [sys.executable, "-c", "from hespas.cli.main import app; app(prog_name='hespas')"],

@@ -20,8 +20,7 @@ import hespas
 from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, print_message, report_diagnostics
-from hespas.cli.text import flagged
+from hespas.cli.terminal import emit, flagged, print_message, report_diagnostics
 from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError

@@ -8,17 +8,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from hespas.converters import ReadOptions, find_format, note_unread_files
+from hespas.converters.format import CommGroups, NumDevices, NumReplicas, SourceFormat
 from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import CheckFailedError, FormatError, HespasError, UnsupportedError, UsageError
-from hespas.graph.hints import NonNegativeInt, PositiveInt
+from hespas.graph.hints import NonNegativeInt, Option, PositiveInt
 from hespas.measurements.consistency import check_recording
 from hespas.simulator.astra import AstraOptions
 from hespas.simulator.astra.configuration import (
@@ -46,6 +48,25 @@ from hespas.validators.checker.rules import RULES, find_rule
 __all__ = ["CheckOptions", "check", "check_workload"]
 
 
+def _config_option(help_text: str) -> Option:
+    return Option(help_text, metavar="FILE", label="a configuration")
+
+
+_SystemConfig = Annotated[
+    Path | None, _config_option("Read ASTRA-sim's system.json; adds the rules that require it.")
+]
+_NetworkConfig = Annotated[
+    Path | None, _config_option("Read ASTRA-sim's network.yml; adds the rules that require it.")
+]
+_MemoryConfig = Annotated[
+    Path | None, _config_option("Read ASTRA-sim's remote memory file; adds the rules that require it.")
+]
+_Backend = Annotated[
+    Backend | None, Option("Use ASTRA-sim's congestion-unaware or -aware backend (default: unaware).")
+]
+_Queues = Annotated[PositiveInt, Option("Set queues per network dimension of ASTRA-sim.")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
     """Options of a check. The configuration files are ASTRA-sim's; rules that lack theirs are skipped.
@@ -59,15 +80,15 @@ class CheckOptions:
     the nodes of a deadlock replay.
     """
 
-    system_config: Path | None = None
-    network_config: Path | None = None
-    memory_config: Path | None = None
-    backend: Backend | None = None
-    queues_per_dim: PositiveInt = 1
-    format: str | None = None
-    num_devices: PositiveInt | None = None
-    num_replicas: PositiveInt | None = None
-    comm_groups: Path | None = None
+    format: SourceFormat = None
+    num_devices: NumDevices = None
+    num_replicas: NumReplicas = None
+    system_config: _SystemConfig = None
+    network_config: _NetworkConfig = None
+    memory_config: _MemoryConfig = None
+    backend: _Backend = None
+    queues_per_dim: _Queues = 1
+    comm_groups: CommGroups = None
     keep: NonNegativeInt = 20
     replay_limit: NonNegativeInt = 1_000_000
 
@@ -167,10 +188,11 @@ class _InputChecker:
         diagnostics = Diagnostics(keep=max(options.keep, 20))
         note_unread_files(path, entry, diagnostics)
         reading = ReadOptions(
-            lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas
+            lenient=True,
+            num_devices=options.num_devices,
+            num_replicas=options.num_replicas,
+            comm_groups=options.comm_groups,
         )
-        if options.comm_groups is not None:
-            reading = replace(reading, comm_groups=options.comm_groups)
         value = entry.read(path, reading, diagnostics)
         if not isinstance(value, Workload):
             check_recording(value, diagnostics, str(path))

@@ -191,7 +191,6 @@ def roundtrip(
     inputs = [entry for path in paths for entry in _inputs(path)]
     if not inputs:
         raise UsageError("no file of a known format", hint="hespas-convert --list-formats")
-    # ReadOptions() takes assumptions about the inputs from this process: other processes do not have them.
     work = partial(_pairs_of, formats=tuple(formats), options=options or ReadOptions())
     pairs = dict(pool(work, inputs, jobs, progress=progress))
     done = [pairs[index] for index in range(len(inputs))]

@@ -31,7 +31,7 @@ __all__ = ["FilePairs", "FormatPair", "PairStatus", "Trip", "TripRunner", "file_
 
 _MAX_RANK_FILES = 64
 """Larger sets of rank files are not written: their ranks differ in nothing that smaller sets lack."""
-_OWN_FILE = ReadOptions(comm_groups=None, run_time_unit="", dims={})
+_OWN_FILE = ReadOptions()
 """Options to read a written file, without the assumptions that the user makes about the inputs."""
 
 

@@ -29,10 +29,10 @@ _SPEED_UPS = "speed-ups.csv"
 """Name of the file of speed-ups, if several devices measured the same shapes."""
 
 
-def check_folder(folder: Path, *, overwrite: bool) -> None:
+def check_folder(folder: Path, names: Sequence[str] = REPORT_FILES, *, overwrite: bool) -> None:
     """Raise the errors of :func:`write_report` before anything is computed."""
     plotly_script()
-    check_report_files(folder, (*REPORT_FILES, _SPEED_UPS), overwrite=overwrite)
+    check_report_files(folder, (*names, _SPEED_UPS), overwrite=overwrite)
 
 
 def write_report(
