@@ -34,8 +34,8 @@ Made by `python -m tools.api_page` from the docstrings; do not edit.
 Each command has one function. It takes paths, or values that were read already, and returns a result. A
 result has a summary line (`repr`), a table (`table()`, and `to_pandas()` as a data frame) and the document
 that the command writes with `--json` (`to_json()` and `to_dict()`). A table has `to_csv()`, `to_markdown()`,
-`to_text()`, `to_records()` and `write_parquet(path)`. A notebook shows the summary line and the first rows of the
-table. The keywords that are options of the command, too, are listed with their help.
+`to_text()`, `to_records()` and `write_parquet(path)`. A notebook shows the summary line and the first rows of
+the table. The keywords that are options of the command, too, are listed with their help.
 Errors are those of `hespas.graph.errors`: they state the fault, its position and a fix. Warnings and notes
 are added to `diagnostics`, a `hespas.graph.Diagnostics`. `options` of readers and writers are those of
 `hespas.converters`.
