@@ -54,13 +54,13 @@ class Faults:
         )
 
     def nodes(self, code: str, columns: EtColumns, bad: Bools, message: str, hint: str | None = None) -> None:
-        """Report an error for all nodes marked in ``bad``; name the first few with id and byte offset."""
+        """Report an error for all nodes marked in ``bad``; name the first few with id and position."""
         rows = np.flatnonzero(bad)
         if not len(rows):
             return
         for row in rows[: self.diagnostics.keep].tolist():
             node = int(columns.id[row])
-            position = f"node {node} at byte {int(columns.frame_byte[row])}"
+            position = f"node {node} at {columns.unit} {int(columns.position[row])}"
             others = f" ({len(rows)} nodes in total)" if not self.lenient and len(rows) > 1 else ""
             self.error(code, message + others, position=position, hint=hint, node=node)
         rest = len(rows) - self.diagnostics.keep

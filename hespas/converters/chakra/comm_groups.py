@@ -87,10 +87,10 @@ def _is_id(name: str) -> bool:
 
 
 def read_groups(
-    folder: Path, name: str, faults: Faults, chosen: Path | None = None
+    folder: Path, name: str, faults: Faults, chosen: Path | None = None, *, trace: Path | None = None
 ) -> tuple[NamedGroups, bytes]:
     """Return the groups of a folder of traces called ``name`` and the content of their file, both empty if
-    there is no such file. ``chosen`` is the file that the user named.
+    there is no such file. ``chosen`` is the file that the user named, ``trace`` the one that is read.
     """
     usual = folder / FILE_NAME
     path = chosen
@@ -100,7 +100,9 @@ def read_groups(
         others = [*(folder / other for other in USUAL_NAMES[1:]), folder / f"{name}.json"]
         if folder.resolve().name == _TRACES:
             others.append(folder.resolve().parent / _BESIDE_TRACES)
-        path = next((other for other in others if other.is_file() and _lists_ranks(other)), None)
+        path = next(
+            (other for other in others if other != trace and other.is_file() and _lists_ranks(other)), None
+        )
     if path is None:
         return NamedGroups(), b""
     if path != usual:

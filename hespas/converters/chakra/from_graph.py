@@ -12,6 +12,7 @@ from math import nan
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.converters.chakra.assembly import Assembled, Assembly, Strings
 from hespas.converters.chakra.contract import (
@@ -35,7 +36,8 @@ from hespas.converters.chakra.readiness import (
 )
 from hespas.converters.chakra.spelling import contraction_texts
 from hespas.converters.chakra.times import WrittenTimes
-from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
+from hespas.converters.chakra.wire import AttributeColumns, Bools, ByteRows, EtColumns, Longs
+from hespas.files.wire import BYTES, fields
 from hespas.graph import (
     DTYPES,
     CollectiveKind,
@@ -147,11 +149,17 @@ class TraceLowering:
             inputs=extra.io(Tag.INPUTS, graph.operands),
             outputs=extra.io(Tag.OUTPUTS, graph.results),
             attrs=assembled.attrs,
-            frame_byte=np.zeros(len(graph), np.int64),
+            position=np.zeros(len(graph), np.int64),
         )
         rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
         columns, named = _without_empty_frames(columns)
+        in_group = np.array([bool(text) for text in variables.groups] or [False])
         inexact = {
+            "chakra-json.control-deps": int(np.count_nonzero(control.lengths)),
+            "chakra-json.process-group": int(
+                (in_group[graph.collectives.group_set] & (graph.collectives.group_set >= 0)).sum()
+            ),
+            "chakra-json.nan-payload": _nan_payloads(assembled.attrs),
             "chakra.sub-microsecond": int(rounded_off.sum()),
             "chakra.named": named,
             "chakra.longest-time": times.shortened(graph.duration_ns),
@@ -207,6 +215,27 @@ def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
         offsets=np.concatenate(ends),
         values=bytes(table.values[: bounds[1]]) + bytes(table.values[bounds[2] : bounds[3]]),
     )
+
+
+def _nan_payloads(attrs: AttributeColumns) -> int:
+    """Return the number of attributes with a NaN that has a payload or a sign, which no text can state."""
+    doubles = attrs.bits[attrs.field == AttributeField.DOUBLE].view(np.float64)
+    floats = attrs.bits[attrs.field == AttributeField.FLOAT].astype(np.uint32).view(np.float32)
+    odd = int(_is_odd_nan(doubles).sum()) + int(_is_odd_nan(floats).sum())
+    for field, dtype in ((AttributeField.DOUBLE_LIST, np.float64), (AttributeField.FLOAT_LIST, np.float32)):
+        for row in attrs.bits[attrs.field == field].tolist():
+            message = attrs.payload.part(row, row + 1).data.tobytes()
+            for _, wire, start, end in fields(message, 0, len(message)):
+                if wire == BYTES:
+                    odd += bool(_is_odd_nan(np.frombuffer(message[start:end], dtype)).any())
+    return odd
+
+
+def _is_odd_nan(numbers: NDArray[np.floating[Any]]) -> Bools:
+    bits = numbers.view(f"u{numbers.itemsize}")
+    quiet = np.array([nan], numbers.dtype).view(bits.dtype)[0]
+    odd: Bools = np.isnan(numbers) & (bits != quiet)
+    return odd
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:

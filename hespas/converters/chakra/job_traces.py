@@ -11,6 +11,7 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import GroupIds
 from hespas.converters.chakra.expansion import ClassWriter, PeerLookup, RankValues, used_slots
+from hespas.converters.chakra.forms import TraceForm
 from hespas.converters.chakra.losses import report_refused
 from hespas.converters.chakra.lowering import ExpandedGraph, expand, host_transfers, measured_work
 from hespas.converters.chakra.own_metadata import texts_of_class, with_metadata
@@ -63,7 +64,7 @@ _FINDINGS = {
     "trace states",
 }
 """Messages about parts of a workload that the written ranks lack or hold only approximately, by code."""
-_WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time"})
+_WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time", "chakra-json.nan-payload"})
 
 
 @dataclass(slots=True)
@@ -90,9 +91,9 @@ class TraceAccount:
         self.counts.update(other.counts)
         return self
 
-    def report(self, name: str, diagnostics: Diagnostics) -> None:
-        """Report the counts as diagnostics."""
-        for code, text in _FINDINGS.items():
+    def report(self, name: str, diagnostics: Diagnostics, form: TraceForm) -> None:
+        """Report the counts as diagnostics, also of what readers of the form misread."""
+        for code, text in (*_FINDINGS.items(), *form.findings):
             severity = Severity.WARNING if code in _WARNINGS else Severity.INFO
             message = text.format(ranks=self.ranks, idle_us=self.idle_ns / 1e3)
             diagnostics.add(code, severity, name, message, count=self.counts[code])

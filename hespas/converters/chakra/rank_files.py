@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from hespas.converters.chakra.expansion import TraceTemplate
+from hespas.converters.chakra.forms import TraceForm
 from hespas.converters.chakra.job_traces import RankBatch, RankTraces, TraceAccount
 from hespas.converters.chakra.wire import Bytes, Longs
 from hespas.files.partial import file_names
@@ -40,33 +41,36 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolder:
-    """Folder of files ``NAME.{rank}SUFFIX``. ``resumes``: existing files may be complete, and other processes
-    may write the same files, so that a file must appear atomically. ``syncs``: each file is flushed to disk.
+    """Folder of files ``NAME.{rank}SUFFIX`` of a form. ``resumes``: existing files may be complete, and other
+    processes may write the same files, so that a file must appear atomically. ``syncs``: each file is flushed
+    to disk.
     """
 
     path: Path
     name: str
-    suffix: str
+    form: TraceForm
     packed: bool
     resumes: bool = False
     syncs: bool = False
 
     def file(self, rank: int) -> str:
         """Return the path of a rank's file."""
-        return f"{self.path}/{self.name}.{rank}{self.suffix}"
+        return f"{self.path}/{self.name}.{rank}{self.form.suffix}{'.gz' if self.packed else ''}"
 
     def put(self, rank: int, data: Bytes) -> None:
         """Write one rank's file unless it exists."""
         self.put_pieces(rank, lambda: [data])
 
     def put_pieces(self, rank: int, pieces: Callable[[], Iterable[Bytes]]) -> None:
-        """Write one rank's file from pieces unless it exists; ``pieces`` may be called again."""
+        """Write one rank's file from the pieces of its binary form unless it exists; ``pieces`` may be called
+        again.
+        """
         path = self.file(rank)
         if not self.resumes:
-            self._write(path, pieces())
-        elif not self._holds(path, pieces()):
+            self._write(path, self.form.content(pieces()))
+        elif not self._holds(path, self.form.content(pieces())):
             temporary = self._part(rank)
-            self._write(temporary, pieces())
+            self._write(temporary, self.form.content(pieces()))
             Path(temporary).replace(path)
 
     def link(self, first: int, ranks: Iterable[int]) -> None:

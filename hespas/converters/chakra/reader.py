@@ -9,7 +9,6 @@ job keeps its size.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -19,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra import RANK_FILE
 from hespas.converters.chakra.checks import Faults, check_acyclic, check_file
 from hespas.converters.chakra.comm_groups import (
     FILE_NAME,
@@ -37,6 +35,7 @@ from hespas.converters.chakra.contract import (
     TEXTS_OF_JOB,
     AttributeFacts,
 )
+from hespas.converters.chakra.forms import BINARY, TraceForm
 from hespas.converters.chakra.own_metadata import with_stated_steps
 from hespas.converters.chakra.peers import (
     Groups,
@@ -60,7 +59,7 @@ from hespas.graph import ABSENT, PROGRAM_BYTES, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.chakra.tables import NodeType
 
-__all__ = ["read_chakra"]
+__all__ = ["read_chakra", "read_traces"]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +79,7 @@ class _ChakraClass:
 class _ChakraJob:
     """Classes and groups read so far."""
 
+    form: TraceForm
     groups: Groups
     group_file: bytes
     classes: dict[bytes, _ChakraClass] = field(default_factory=dict[bytes, _ChakraClass])
@@ -90,6 +90,7 @@ class _ChakraJob:
 class _JobFiles:
     """Files of a job: (rank, path) in order of rank (-1: not in the name), and the groups."""
 
+    form: TraceForm
     name: str
     files: tuple[tuple[int, Path], ...]
     groups: Groups
@@ -100,14 +101,20 @@ class _JobFiles:
 
 
 def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """Read traces in the binary form, as :func:`read_traces` does."""
+    return read_traces(path, options, diagnostics, BINARY)
+
+
+def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form: TraceForm) -> Workload:
     """Read a file or a directory of rank files.
 
     Raises :class:`FormatError` with file, node id and byte offset, :class:`UnsupportedError` for an unknown
     schema. A lenient reader records faults under the checker's codes (``ET001`` ...) and continues.
     """
     faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
-    source = _directory(path, options, faults) if path.is_dir() else _file(path, options, faults)
-    job = _ChakraJob(source.groups, source.group_file)
+    opened = _directory if path.is_dir() else _file
+    source = opened(path, form, options, faults)
+    job = _ChakraJob(form, source.groups, source.group_file)
     if source.rank_map is not None:
         return _mapped(source, source.rank_map, job, options, faults)
     for done, (rank, file) in enumerate(source.files):
@@ -117,23 +124,23 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     return _workload(source, job, options, faults)
 
 
-def _file(path: Path, options: ReadOptions, faults: Faults) -> _JobFiles:
+def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
     """Return one rank's trace; its name states the rank. A file of groups may be in the same folder."""
-    match = RANK_FILE.match(path.name)
+    match = form.rank_file.match(path.name)
     rank = int(match["rank"]) if match and len(match["rank"]) <= MAX_RANK_DIGITS else -1
     if rank >= MAX_DEVICES:
         faults.error("ET022", f"{path.name} is named after rank {rank} (limit {MAX_DEVICES:,})")
         rank = -1
-    name = match["name"] if match else re.sub(r"(\.e[tg])?(\.gz)?$", "", path.name) or path.name
-    groups, data = read_groups(path.parent, name, faults, options.comm_groups)
-    return _JobFiles(name, ((rank, path),), groups, data)
+    name = match["name"] if match else form.stem(path.name)
+    groups, data = read_groups(path.parent, name, faults, options.comm_groups, trace=path)
+    return _JobFiles(form, name, ((rank, path),), groups, data)
 
 
-def _rank_files(path: Path, faults: Faults) -> tuple[str, dict[int, Path]]:
+def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[int, Path]]:
     """Return the name of the job in a folder, and its files by rank."""
     jobs: dict[str, dict[int, Path]] = {}
     for entry in sorted(path.iterdir()):
-        match = RANK_FILE.match(entry.name)
+        match = form.rank_file.match(entry.name)
         if match is None:
             continue
         ranks = jobs.setdefault(match["name"], {})
@@ -149,7 +156,7 @@ def _rank_files(path: Path, faults: Faults) -> tuple[str, dict[int, Path]]:
             "the folder contains no rank files",
             code="ET022",
             path=str(path),
-            hint="name rank files NAME.0.et, NAME.1.et, ...",
+            hint=f"name rank files NAME.0{form.suffix}, NAME.1{form.suffix}, ...",
         )
     if len(jobs) > 1:
         raise FormatError(
@@ -161,13 +168,13 @@ def _rank_files(path: Path, faults: Faults) -> tuple[str, dict[int, Path]]:
     return next(iter(jobs.items()))
 
 
-def _directory(path: Path, options: ReadOptions, faults: Faults) -> _JobFiles:
+def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
     """Return all rank files of a folder: one set, without gaps unless it states the number of ranks."""
-    name, ranks = _rank_files(path, faults)
+    name, ranks = _rank_files(path, form, faults)
     groups, data = read_groups(path, name, faults, options.comm_groups)
     rank_map = read_rank_map(path, list(ranks))
     if rank_map is not None:
-        return _JobFiles(name, tuple(sorted(ranks.items())), groups, data, True, rank_map)
+        return _JobFiles(form, name, tuple(sorted(ranks.items())), groups, data, True, rank_map)
     for first, last in missing_ranks(entry.name for entry in path.glob(".*.missing")):
         if not all(rank in ranks for rank in range(first, min(last, MAX_DEVICES) + 1)):
             raise FormatError(
@@ -178,7 +185,7 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _JobFiles:
             )
     count = max(ranks, default=-1) + 1
     missing = list(islice((rank for rank in range(count) if rank not in ranks), 5))
-    if missing and not _job_size(_columns(next(iter(ranks.values())), options, Diagnostics())):
+    if missing and not _job_size(_columns(next(iter(ranks.values())), form, options, Diagnostics())):
         listed = ", ".join(map(str, missing))
         faults.error("ET022", f"{count - len(ranks)} of {count} rank files are missing: rank {listed}")
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
@@ -186,7 +193,7 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _JobFiles:
         raise FormatError(
             "the file of rank 0 is missing", code="ET022", path=str(path), hint="copy the set again"
         )
-    return _JobFiles(name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
+    return _JobFiles(form, name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 
 
 def _job_size(columns: EtColumns) -> int:
@@ -195,10 +202,11 @@ def _job_size(columns: EtColumns) -> int:
     return int(sizes.value[0]) if len(sizes.value) and 0 < sizes.value[0] <= MAX_DEVICES else 0
 
 
-def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
+def _columns(path: Path, form: TraceForm, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
     columns = read_columns(
         path,
         diagnostics,
+        form=form,
         max_bytes=options.max_bytes,
         lenient=options.lenient,
         version=options.version,
@@ -220,7 +228,7 @@ def _read_rank(
         job.classes[key].ranks.append(peers)
         return
     count_before = sum(diagnostics.counts().values())
-    columns = _columns(path, options, diagnostics)
+    columns = _columns(path, job.form, options, diagnostics)
     facts = AttributeFacts.of(columns.attrs)
     number = _own_rank(columns, rank, job, diagnostics, alone=alone)
     faults = Faults(str(path), number, diagnostics, options.lenient, options.recover)
@@ -323,7 +331,7 @@ def _workload(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: 
     first = next(iter(job.classes.values()))
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
-    metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
+    metadata = {"format": job.form.name, "version": first.columns.schema or first.columns.version}
     metadata |= _texts(first.columns) | _joined(held)
     if not source.is_directory:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
@@ -345,7 +353,7 @@ def _mapped(
     metadata: dict[str, str] = {}
     for number, (rank, path) in enumerate(source.files):
         own = Faults(str(path), rank, faults.diagnostics, options.lenient, options.recover)
-        columns = _columns(path, options, faults.diagnostics)
+        columns = _columns(path, job.form, options, faults.diagnostics)
         facts = AttributeFacts.of(columns.attrs)
         own_peers, rows = rank_peers(columns, facts, rank, job.groups, own)
         check_file(columns, facts, own)
@@ -356,7 +364,9 @@ def _mapped(
         if not options.lenient:
             check_acyclic(columns, graphs[-1], own)
         if not number:
-            metadata = {"format": "chakra", "version": columns.schema or columns.version} | _texts(columns)
+            metadata = {"format": job.form.name, "version": columns.schema or columns.version} | _texts(
+                columns
+            )
         if options.progress:
             options.progress(number + 1, len(source.files))
     if job.group_file:

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from hespas.converters.chakra import RANK_FILE
 from hespas.converters.chakra.comm_groups import (
     FILE_NAME,
     MAX_RANK_DIGITS,
@@ -22,6 +21,7 @@ from hespas.converters.chakra.comm_groups import (
 )
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.expansion import RankValues
+from hespas.converters.chakra.forms import BINARY, TraceForm
 from hespas.converters.chakra.job_traces import RankTraces, RankVariant, TraceAccount
 from hespas.converters.chakra.losses import report
 from hespas.converters.chakra.lowering import unrolled
@@ -43,7 +43,7 @@ from hespas.graph import ABSENT, Diagnostics, GroupSet, NodeKind, OpGraph, Permu
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 
-__all__ = ["chosen_ranks", "rank_file_name", "share_of", "write_chakra"]
+__all__ = ["chosen_ranks", "rank_file_name", "share_of", "write_chakra", "write_traces"]
 
 _Entry = TypeVar("_Entry", bound=Hashable)
 
@@ -53,6 +53,13 @@ _MANY_FILES = 16
 
 
 def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    """Write traces in the binary form, as :func:`write_traces` does."""
+    write_traces(value, path, options, diagnostics, BINARY)
+
+
+def write_traces(
+    value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics, form: TraceForm
+) -> None:
     """Write the chosen ranks: a directory, or a file if there is only one rank.
 
     Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile,
@@ -66,9 +73,9 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
     value = with_label(value, options.version)
     ranks = chosen_ranks(value, options)
     value = unrolled(value, ranks, diagnostics)
-    request = _WriteRequest(value, GroupIds.of(value), ranks, path, options, diagnostics)
+    request = _WriteRequest(value, GroupIds.of(value), ranks, path, options, diagnostics, form)
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
-    if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):
+    if len(ranks) > 1 and options.name.endswith((form.suffix, f"{form.suffix}.gz")):
         raise UsageError(
             f"{len(ranks):,} ranks need as many files, and the destination is one file",
             path=options.name,
@@ -84,7 +91,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         )
     check_listing(value, alone=alone)
     account = _write_alone(request) if alone else _write_directory(request)
-    account.report(value.name, diagnostics)
+    account.report(value.name, diagnostics, form)
     report(value, request.ids, str(ranks[0]) if alone else "", diagnostics)
 
 
@@ -110,6 +117,7 @@ class _WriteRequest:
     path: Path
     options: WriteOptions
     diagnostics: Diagnostics
+    form: TraceForm
 
     @property
     def is_packed(self) -> bool:
@@ -132,7 +140,7 @@ def _write_alone(request: _WriteRequest) -> TraceAccount:
     numbers = dict[str, int]()
     job = request.job(numbers, {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else {})
     taken = workload.is_complete and workload.num_ranks > 1
-    match = RANK_FILE.match(request.options.name or request.path.name)
+    match = request.form.rank_file.match(request.options.name or request.path.name)
     rank_in_name = int(match["rank"]) if match and len(match["rank"]) <= MAX_RANK_DIGITS else 0
     if taken or rank_in_name != rank:
         numbers[RANK_ATTRIBUTE] = rank
@@ -141,7 +149,7 @@ def _write_alone(request: _WriteRequest) -> TraceAccount:
     account = TraceAccount()
     for batch in job.batches(np.array([rank])):
         with open_output(request.path, packed=request.is_packed) as stream:
-            for piece in batch.runs.writer.pieces(batch.values.variables(0)):
+            for piece in request.form.content(batch.runs.writer.pieces(batch.values.variables(0))):
                 stream.write(piece.data)
         account.add(batch.runs, 1)
     return account
@@ -156,8 +164,8 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
         ranks = ranks[share_of(len(ranks), *options.shard)]
     folder = RankFolder(
         path=request.path,
-        name=rank_file_name(request.workload, options),
-        suffix=".et.gz" if request.is_packed else ".et",
+        name=rank_file_name(request.workload, options, request.form),
+        form=request.form,
         packed=request.is_packed,
         resumes=(options.resume or bool(options.cluster)) and not options.only_classes,
         syncs=bool(options.cluster),
@@ -188,9 +196,9 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
     return account
 
 
-def rank_file_name(workload: Workload, options: WriteOptions) -> str:
+def rank_file_name(workload: Workload, options: WriteOptions, form: TraceForm = BINARY) -> str:
     """Return the first part of the file names in a folder."""
-    return options.name.removesuffix(".gz").removesuffix(".et") or workload.name or "trace"
+    return options.name.removesuffix(".gz").removesuffix(form.suffix) or workload.name or "trace"
 
 
 def share_of(count: int, number: int, shares: int) -> slice:

@@ -40,10 +40,10 @@ def _read(path: Path, data: bytes, **options: Any) -> Any:
 def test_truncation_anywhere_names_file_and_byte_or_keeps_whole_frames(tmp_path: Path, trace: bytes) -> None:
     path = tmp_path / "cut.et"
     whole = _read(path, trace)
-    ends = [*whole.frame_byte.tolist()[1:], len(trace)]
+    ends = [*whole.position.tolist()[1:], len(trace)]
     for size in random.Random(7).sample(range(len(trace)), 60):
-        boundary = size in (*ends, int(whole.frame_byte[0]))
-        if boundary and size > int(whole.frame_byte[0]):
+        boundary = size in (*ends, int(whole.position[0]))
+        if boundary and size > int(whole.position[0]):
             assert len(_read(path, trace[:size])) == ends.index(size) + 1
             continue
         with pytest.raises(FormatError) as caught:

@@ -45,7 +45,7 @@ def test_whole_frames_before_a_cut_are_kept(tmp_path: Path, version: str) -> Non
     data = _trace(version)
     path = tmp_path / "a.et"
     path.write_bytes(data)
-    starts = read_columns(path, Diagnostics()).frame_byte.tolist()
+    starts = read_columns(path, Diagnostics()).position.tolist()
     ends = [*starts[1:], len(data)]
     for size in random.Random(3).sample(range(ends[2], len(data)), 25):
         if size in ends:

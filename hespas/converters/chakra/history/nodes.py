@@ -414,7 +414,7 @@ class HistoricDecoder:
             duration_micros=attrs.run_time,
             inputs=inputs,
             outputs=outputs,
-            frame_byte=batch.frame_byte,
+            position=batch.position,
         )
         return columns, bad, int(np.count_nonzero(attrs.run_time))
 
@@ -424,16 +424,14 @@ class HistoricDecoder:
         """
         for index in np.flatnonzero(bad).tolist():
             message, base = batch.message(index), batch.base + int(batch.start[index])
-            position = f"node {int(ids[index])} at byte {int(batch.frame_byte[index])}"
+            position = f"node {int(ids[index])} at byte {int(batch.position[index])}"
             fault = self._fault(message, self.version.node, base, position, "this node")
             if self.on_error is None:
                 raise fault
             message_text = f"{fault.text}; the node is skipped"
             self.on_error.error(fault.code, fault.position or "", message_text, path=self.path or "")
         good = ~bad
-        return FrameBatch(
-            batch.window, batch.start[good], batch.end[good], batch.frame_byte[good], batch.base
-        )
+        return FrameBatch(batch.window, batch.start[good], batch.end[good], batch.position[good], batch.base)
 
     def _fault(
         self, message: bytes, spec: MessageSpec | None, base: int, position: str, what: str

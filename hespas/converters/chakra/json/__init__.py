@@ -40,7 +40,6 @@ __all__ = [
     "JsonFrames",
     "JsonMessage",
     "KnownNodes",
-    "bare_name",
     "decoded",
     "is_metadata",
     "whole_objects",
@@ -432,8 +431,3 @@ class _JsonStream:
     def _fail(self, what: str, at: int) -> NoReturn:
         line = self._line + self._text.count(b"\n", 0, at)
         raise FormatError(what, code="ET001", path=self.path, position=f"line {line}", hint=_DAMAGED)
-
-
-def bare_name(name: str) -> str:
-    """Return a name without ``.json`` and ``.gz``."""
-    return name.removesuffix(".gz").removesuffix(".json")

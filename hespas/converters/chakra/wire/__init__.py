@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ __all__ = [
     "ByteWindow",
     "Bytes",
     "EtColumns",
+    "FileUnit",
     "IoColumns",
     "Longs",
     "Words",
@@ -44,6 +45,8 @@ Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 Longs = NDArray[np.int64]
+FileUnit = Literal["byte", "line"]
+"""Unit of positions in a file."""
 
 SLACK = 64
 """Readable bytes that a window has after its content."""
@@ -385,7 +388,7 @@ class IoColumns:
 class EtColumns:
     """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
 
-    ``frame_byte`` is the start of each node's frame in the (decompressed) file. ``schema`` is the schema
+    ``position`` is the start of each node in the (decompressed) file, in ``unit``. ``schema`` is the schema
     version of the file if it differs from the label; ``is_cut`` is True if nodes after a cut are missing;
     ``run_ns`` are times that an old schema states without a unit and the user declares to be ns, in which
     case ``duration_micros`` is 0. A writer ignores these.
@@ -405,7 +408,8 @@ class EtColumns:
     inputs: IoColumns
     outputs: IoColumns
     attrs: AttributeColumns
-    frame_byte: Longs
+    position: Longs
+    unit: FileUnit = "byte"
     schema: str = ""
     is_cut: bool = False
     run_ns: Words | None = None
@@ -431,7 +435,7 @@ class EtColumns:
             inputs=IoColumns.empty(),
             outputs=IoColumns.empty(),
             attrs=attrs,
-            frame_byte=np.zeros(count, np.int64),
+            position=np.zeros(count, np.int64),
         )
 
     def __len__(self) -> int:
@@ -456,7 +460,8 @@ class EtColumns:
             inputs=self.inputs.part(start, stop),
             outputs=self.outputs.part(start, stop),
             attrs=self.attrs.part(start, stop),
-            frame_byte=self.frame_byte[start:stop],
+            position=self.position[start:stop],
+            unit=self.unit,
         )
 
 

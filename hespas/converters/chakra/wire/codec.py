@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.checks import Faults
+from hespas.converters.chakra.forms import BINARY, TraceForm
 from hespas.converters.chakra.history import (
     Evidence,
     FirstFrame,
@@ -40,8 +41,6 @@ from hespas.converters.chakra.wire.decode import (
     Decoder,
     FrameBatch,
     Metadata,
-    frames,
-    open_trace,
 )
 from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.files.streams import open_output
@@ -54,6 +53,7 @@ __all__ = ["iter_columns", "read_columns", "write_columns"]
 
 _WITHOUT_CONVERTER = "0.0.1"
 """Schema that predates the first converter that wrote microseconds."""
+_MAX_EMPTY_FRAMES = 1 << 16
 _INTERRUPTED = "write the trace again: the program may have been interrupted"
 
 
@@ -61,6 +61,7 @@ def iter_columns(
     path: Path,
     diagnostics: Diagnostics,
     *,
+    form: TraceForm = BINARY,
     max_bytes: int | None = None,
     lenient: bool = False,
     version: str = "",
@@ -76,19 +77,29 @@ def iter_columns(
     ``recover`` the frames before a cut.
     """
     faults = Faults(str(path), None, diagnostics, lenient, recover)
-    source = open_trace(path, max_bytes)
     opened: _OpenedTrace | None = None
-    count, expected = 0, 1.0
+    count, all_empty, expected = 0, 0, 1.0
     try:
-        for whole in frames(source):
+        for whole in form.batches(path, max_bytes, faults):
             batch = whole
             if opened is None:
-                opened = _open_nodes(whole, _ReadRequest(path, max_bytes, version), faults)
+                opened = _open_nodes(
+                    whole, _ReadRequest(form, path, max_bytes, version or form.version), faults
+                )
                 batch = opened.nodes
             empty = int((batch.start == batch.end).sum())
+            all_empty += empty
+            if all_empty > _MAX_EMPTY_FRAMES:
+                raise FormatError(
+                    f"more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+                    code="ET001",
+                    path=faults.path,
+                    position=batch.place(0),
+                    hint="write or download the file again: it is damaged or is not a Chakra trace",
+                )
             _warn(diagnostics, "ET004", faults.path, "a node frame is empty (all fields default)", empty)
-            if source.size and len(batch):
-                expected = source.size / max(1, int(batch.end[-1] - batch.start[0]))
+            if batch.file_bytes and len(batch):
+                expected = batch.file_bytes / max(1, int(batch.end[-1] - batch.start[0]))
             chunk = opened.decoder.nodes(batch)
             count += len(chunk)
             yield _complete(chunk, opened), expected
@@ -157,6 +168,7 @@ def read_columns(
     path: Path,
     diagnostics: Diagnostics,
     *,
+    form: TraceForm = BINARY,
     max_bytes: int | None = None,
     lenient: bool = False,
     version: str = "",
@@ -166,7 +178,13 @@ def read_columns(
     joiner = _Joiner()
     last = EtColumns.empty(AttributeColumns.empty(0))
     for chunk, expected in iter_columns(
-        path, diagnostics, max_bytes=max_bytes, lenient=lenient, version=version, recover=recover
+        path,
+        diagnostics,
+        form=form,
+        max_bytes=max_bytes,
+        lenient=lenient,
+        version=version,
+        recover=recover,
     ):
         joiner.add(chunk, expected)
         last = chunk
@@ -205,8 +223,9 @@ _NO_TRACE = "check that this is a Chakra trace, whose first frame is a GlobalMet
 
 
 class _ReadRequest(NamedTuple):
-    """File to read, size limit, and schema version (empty: determined from the file)."""
+    """File to read, its form, size limit, and schema version (empty: determined from the file)."""
 
+    form: TraceForm
     path: Path
     max_bytes: int | None
     version: str
@@ -233,7 +252,7 @@ def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _Op
             "the first frame is not a Chakra message",
             code="ET003",
             path=faults.path,
-            position="byte 0",
+            position=batch.place(0),
             hint=_NO_TRACE,
         )
     has_metadata = first_frame(signature) is FirstFrame.METADATA
@@ -247,7 +266,7 @@ def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _Op
                     "the metadata of this file have schema 0.0.4, its nodes 0.0.3 or older",
                     code="ET003",
                     path=faults.path,
-                    position=f"byte {int(nodes.frame_byte[index])}",
+                    position=nodes.place(index),
                     hint="write the trace again with one version of Chakra",
                 )
         chosen = resolve(Evidence(), possible, has_metadata=True, named=reading.version, path=faults.path)
@@ -294,7 +313,7 @@ def _resolved_by_nodes(
                     low = middle + 1
                 else:
                     high = middle
-            error.position = f"byte {(int(nodes.frame_byte[low]) if low < len(nodes) else nodes.base)}"
+            error.position = nodes.place(low) if low < len(nodes) else f"byte {nodes.base}"
         raise
 
 
@@ -303,7 +322,8 @@ def _read_on(
 ) -> None:
     """Collect evidence from the batches after the first, until it suffices or the file is damaged."""
     try:
-        for number, batch in enumerate(frames(open_trace(reading.path, reading.max_bytes))):
+        unreported = Faults(str(reading.path), None, Diagnostics(keep=0), lenient=False)
+        for number, batch in enumerate(reading.form.batches(reading.path, reading.max_bytes, unreported)):
             if not number:
                 continue
             evidence.add_nodes(batch.window, batch.start, batch.end)
@@ -329,7 +349,7 @@ def _open_current(
             faults.diagnostics.warning("ET002", faults.path, message, path=faults.path)
         else:
             hint = f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
-            faults.error("ET002", message, position="byte 0", hint=hint)
+            faults.error("ET002", message, position=batch.place(0), hint=hint)
         return _OpenedTrace(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
     message_bytes = batch.message(0)
     is_early = chosen.reading == EARLY
@@ -343,7 +363,7 @@ def _open_current(
 
 _NODE_OFFSETS = ("ctrl_offsets", "data_offsets")
 _NODE_COLUMNS = (
-    *("id", "type", "start_micros", "duration_micros", "frame_byte"),
+    *("id", "type", "start_micros", "duration_micros", "position"),
     *("ctrl_deps", "data_deps"),
 )
 _IO_TEXTS = ("values", "shapes", "types")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from hespas.converters.chakra.wire import (
     ByteRows,
     ByteWindow,
     EtColumns,
+    FileUnit,
     IoColumns,
     Longs,
     copy_spans,
@@ -53,12 +54,12 @@ __all__ = [
     "decode_io",
     "frames",
     "open_trace",
+    "refuse_crowded",
 ]
 
 _BLOCK_BYTES = 1 << 20
 _LENGTH_BYTES = 5
 """Maximum size of a 32-bit varint."""
-_MAX_EMPTY_FRAMES = 1 << 16
 _FIXED_BYTES = {1: 8, 5: 4}
 """Size of fixed values by wire type."""
 _DAMAGED = "write or download the file again: it is damaged or is not a Chakra trace"
@@ -72,22 +73,28 @@ class CutOffError(FormatError):
 class FrameBatch:
     """Consecutive messages in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
 
-    ``frame_byte`` is the start of each frame (its length varint) in the decompressed file, ``base`` the start
-    of the window.
+    ``position`` is the start of each message in the decompressed file, in ``unit``; a frame starts with its
+    length. ``base`` is the first byte of the window, ``file_bytes`` the size of the file if it is known.
     """
 
     window: ByteWindow
     start: Longs
     end: Longs
-    frame_byte: Longs
+    position: Longs
     base: int = 0
+    unit: FileUnit = "byte"
+    file_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self.start)
 
     def without_first(self) -> FrameBatch:
         """Return the batch without its first message."""
-        return replace(self, start=self.start[1:], end=self.end[1:], frame_byte=self.frame_byte[1:])
+        return replace(self, start=self.start[1:], end=self.end[1:], position=self.position[1:])
+
+    def place(self, index: int) -> str:
+        """Return the position of one message for an error, such as ``byte 12``."""
+        return f"{self.unit} {int(self.position[index])}"
 
     def message(self, index: int) -> bytes:
         """Return the bytes of one message."""
@@ -129,11 +136,16 @@ class _PackedTrace:
         self._stream.close()
 
 
+class _ByteStream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class TraceSource:
     """Source of bytes; ``size`` is their number if known."""
 
-    stream: BinaryIO | _PackedTrace
+    stream: _ByteStream
     name: str
     size: int | None
 
@@ -163,7 +175,7 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
 
     Raises :class:`FormatError` (``ET001``) with the byte offset of the frame that is cut off or too long.
     """
-    rest, offset, empty = b"", 0, 0
+    rest, offset = b"", 0
     try:
         while data := source.stream.read(block_bytes):
             size = len(rest) + len(data)
@@ -173,17 +185,15 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
                 window = ByteWindow.over(np.frombuffer(block, np.uint8))
                 head = np.array(heads, np.int64)
                 length, start, _ = read_varints(window, head)
-                batch = FrameBatch(window, start, start + length.view(np.int64), head + offset, offset)
-                empty += int((batch.start == batch.end).sum())
-                if empty > _MAX_EMPTY_FRAMES:
-                    raise FormatError(
-                        f"more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
-                        code="ET001",
-                        path=source.name,
-                        position=f"byte {offset}",
-                        hint=_DAMAGED,
-                    )
-                _refuse_crowded(batch, source.name)
+                batch = FrameBatch(
+                    window,
+                    start,
+                    start + length.view(np.int64),
+                    head + offset,
+                    offset,
+                    file_bytes=source.size,
+                )
+                refuse_crowded(batch, source.name)
                 yield batch
             rest = block[behind:size]
             offset += behind
@@ -242,7 +252,7 @@ def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, in
     return value, at
 
 
-def _refuse_crowded(batch: FrameBatch, name: str) -> None:
+def refuse_crowded(batch: FrameBatch, name: str) -> None:
     """Refuse a message of very many fields: each would take a hundred bytes, and may itself have two."""
     most = limits().node_fields
     for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
@@ -264,7 +274,7 @@ def _refuse_crowded(batch: FrameBatch, name: str) -> None:
                 f"a message of more than {most:,} fields",
                 code="ET001",
                 path=name,
-                position=f"byte {int(batch.frame_byte[index])}",
+                position=batch.place(index),
                 hint="check that this is a Chakra trace: nodes have few attributes and packed dependencies",
             )
 
@@ -321,9 +331,9 @@ class Decoder:
         positions: list[int] = batch.start.tolist()
         good = np.ones(len(bad), np.bool_)
         for index in np.flatnonzero(bad).tolist():
-            position, frame_byte = batch.base + positions[index], int(batch.frame_byte[index])
+            base = batch.base + positions[index]
             try:
-                messages[index] = self._canonical_one(messages[index], position, frame_byte)
+                messages[index] = self._canonical_one(messages[index], base, batch.place(index))
             except (FormatError, UnsupportedError) as error:
                 if self.on_error is None:
                     raise
@@ -333,9 +343,15 @@ class Decoder:
                 messages[index] = b""
         rows = ByteRows.from_rows(messages)
         window = ByteWindow.holding(rows.data)
-        return FrameBatch(window, rows.offsets[:-1][good], rows.offsets[1:][good], batch.frame_byte[good])
+        return replace(
+            batch,
+            window=window,
+            start=rows.offsets[:-1][good],
+            end=rows.offsets[1:][good],
+            position=batch.position[good],
+        )
 
-    def _canonical_one(self, message: bytes, base: int, frame_byte: int) -> bytes:
+    def _canonical_one(self, message: bytes, base: int, position: str) -> bytes:
         """Return a node in canonical form. Raise :class:`UnsupportedError` for a node of an older schema,
         which protobuf would misread.
         """
@@ -351,7 +367,7 @@ class Decoder:
             "this node has fields of a schema before 0.0.4, but the file has schema 0.0.4",
             code="ET003",
             path=self.path,
-            position=f"byte {frame_byte}",
+            position=position,
             hint="write the trace again with one version of Chakra",
         )
 
@@ -412,7 +428,8 @@ def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
         inputs=inputs,
         outputs=outputs,
         attrs=attrs,
-        frame_byte=batch.frame_byte,
+        position=batch.position,
+        unit=batch.unit,
     )
     return columns, bad
 
