@@ -209,7 +209,7 @@ def stop_after(count: int) -> WriteOptions:
         if done >= count:
             raise _StoppedError
 
-    return WriteOptions(resume=True, progress=progress)
+    return WriteOptions(resume=True, jobs=1, progress=progress)  # threads finish what they have begun
 
 
 def interrupted(folder: Path, workload: Workload, count: int = 60) -> Path:
