@@ -25,10 +25,9 @@ import numpy as np
 from hespas.api.io import read_profiles
 from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.graph.timeline import united
+from hespas.graph.timeline import Intervals, united
 from hespas.hardware import Device, load_device
 from hespas.hardware.kernel_shares import Bound, held_units
-from hespas.simulator.schedule import covered
 
 __all__ = ["TRACES", "Fitted", "fitted", "form_of", "main", "pooled"]
 
@@ -85,8 +84,8 @@ def _kernels(profile: Profile) -> _Kernels:
     start_ns, duration_ns = start_ns[chosen], profile.duration_ns[chosen]
     beside = np.zeros(len(chosen))
     for mine in (talks, ~talks):
-        others = united(start_ns[~mine], start_ns[~mine] + duration_ns[~mine])
-        until, since = (covered(*others, at[mine]) for at in (start_ns + duration_ns, start_ns))
+        others = Intervals(*united(start_ns[~mine], start_ns[~mine] + duration_ns[~mine]))
+        until, since = (others.elapsed_ns(at[mine]) for at in (start_ns + duration_ns, start_ns))
         beside[mine] = (until - since) / np.maximum(duration_ns[mine], 1.0)
     places = zip(profile.grid_id[chosen].tolist(), profile.shapes_id[chosen].tolist(), strict=True)
     keys = [f"{name} {texts[grid]} {texts[shape]}" for name, (grid, shape) in zip(names, places, strict=True)]

@@ -6,6 +6,10 @@ names its source.
 
 from __future__ import annotations
 
-from hespas.analysis.run import AnalysisTables, analysis_tables, device_of
+from hespas.graph.deprecation import moved_names
 
-__all__ = ["AnalysisTables", "analysis_tables", "device_of"]
+__all__: list[str] = []
+
+__getattr__ = moved_names(
+    __name__, dict.fromkeys(("AnalysisTables", "analysis_tables", "device_of"), "hespas.analysis.run")
+)

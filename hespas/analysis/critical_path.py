@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hespas.analysis.device_use import KERNEL_DELAY_NS
-from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
+from hespas.analysis.recording import DeviceEventKind, Recording
 from hespas.analysis.table import AnalysisRow, RowTable, joined_tables, listed, table_of
 from hespas.analysis.tree import callers_of
 from hespas.converters.linking import exclusive
 from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics
+from hespas.graph.timeline import Intervals
 
 __all__ = ["CriticalPaths", "PathRow", "SegmentRow", "critical_paths"]
 

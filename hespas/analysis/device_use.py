@@ -16,11 +16,12 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.analysis.recording import DeviceEventKind, Intervals, Recording
+from hespas.analysis.recording import DeviceEventKind, Recording
 from hespas.analysis.table import AnalysisRow, GroupStatistics, RowTable, joined_tables, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import Profile
 from hespas.graph.columns import FloatArray, IntArray, distinct_rows
+from hespas.graph.timeline import Intervals
 
 __all__ = [
     "ALL_STEPS",

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.analysis.recording import Intervals
 from hespas.analysis.table import AnalysisRow, RowTable, table_from_rows
 from hespas.files.documents import Figure
 from hespas.graph import (
@@ -26,6 +25,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.timeline import Intervals
 from hespas.hardware import System
 from hespas.operations import between_ranks
 from hespas.simulator.network.algorithms import chosen_traffic, message_traffic

@@ -15,62 +15,9 @@ from numpy.typing import NDArray
 from hespas.converters.measured_ops.device_events import EventRole, event_roles
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.timeline import Intervals
 
-__all__ = ["DeviceEventKind", "Intervals", "Recording", "recordings_of"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
-    """Set of disjoint intervals [ns], sorted: each ends before the next one starts."""
-
-    start: FloatArray
-    end: FloatArray
-
-    @classmethod
-    def union(cls, start: FloatArray, end: FloatArray) -> Intervals:
-        """Return the union of spans; spans that end before they start are ignored. O(n log n)."""
-        ran = end > start
-        order = np.argsort(start[ran], kind="stable")
-        start, end = start[ran][order], end[ran][order]
-        if not len(start):
-            return cls(start, end)
-        reached = np.maximum.accumulate(end)
-        first = np.append(True, start[1:] > reached[:-1])
-        last = np.append(first[1:], True)
-        return cls(start[first], reached[last])
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    @property
-    def length_ns(self) -> float:
-        """Return the total length."""
-        return float((self.end - self.start).sum())
-
-    def joined(self, other: Intervals) -> Intervals:
-        """Return the union with another set."""
-        return Intervals.union(
-            np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
-        )
-
-    def gaps(self) -> Intervals:
-        """Return the gaps between the intervals."""
-        return Intervals(self.end[:-1], self.start[1:])
-
-    def within_ns(self, start: FloatArray, end: FloatArray) -> FloatArray:
-        """Return the covered part of each span [start, end], shape ``(spans,)``. O((spans + n) log n)."""
-        covered: FloatArray = np.maximum(self.elapsed_ns(end) - self.elapsed_ns(start), 0.0)
-        return covered
-
-    def elapsed_ns(self, at: FloatArray) -> FloatArray:
-        """Return the covered time before each moment: a clock that stops between the intervals."""
-        if not len(self):
-            return np.zeros(len(at))
-        before = np.append(0.0, np.cumsum(self.end - self.start))
-        count: IntArray = np.searchsorted(self.start, at, side="right")
-        current = np.maximum(count - 1, 0)
-        inside = np.minimum(at, self.end[current]) - self.start[current]
-        return np.where(count > 0, before[current] + inside, 0.0)
+__all__ = ["DeviceEventKind", "Recording", "recordings_of"]
 
 
 class DeviceEventKind(IntEnum):

@@ -14,12 +14,12 @@ import numpy as np
 
 from hespas.analysis.collectives import bus_factor
 from hespas.analysis.device_use import ALL_STEPS
-from hespas.analysis.recording import Intervals
 from hespas.analysis.table import AnalysisRow, RowTable, table_from_rows, table_of
 from hespas.files.documents import Count, Figure
 from hespas.graph import CollectiveKind, OpGraph, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, at_rows
 from hespas.graph.groups import groups_text
+from hespas.graph.timeline import Intervals
 from hespas.simulator import Simulation, node_label, segments
 
 __all__ = [

@@ -22,9 +22,6 @@ from hespas.api.lowering import Granularity, Lowering, Mode, merged, refuse_glob
 from hespas.api.simulation_result import SimulationResult, recorded_step_of
 from hespas.api.systems import sized_for
 from hespas.converters import ReadOptions, WriteOptions, is_flat, is_recognised, load_format
-from hespas.converters.chakra.comm_groups import FILE_NAME
-from hespas.converters.chakra.reader import read_chakra
-from hespas.converters.chakra.writer import write_chakra
 from hespas.converters.comm_matching import clock_shifts, match_profiles
 from hespas.converters.tracks import Displayed, SimulatedRun, TrackSet, joined_tracks
 from hespas.estimators import MissingPolicy, refuse_converted
@@ -51,7 +48,6 @@ from hespas.simulator.job.matching import Protocol
 from hespas.simulator.memory import RankMemory, memory_by_class
 from hespas.simulator.network import Network, on_system
 from hespas.simulator.results import throughput_of, warn_of_rates
-from hespas.validators.checker.execution import run_traces
 
 __all__ = [
     "AstraRequest",
@@ -197,6 +193,11 @@ class StepJob:
 
         Raises what :func:`hespas.api.write` and :func:`hespas.simulator.astra.simulate_astra` raise.
         """
+        from hespas.converters.chakra.comm_groups import FILE_NAME
+        from hespas.converters.chakra.reader import read_chakra
+        from hespas.converters.chakra.writer import write_chakra
+        from hespas.validators.checker.execution import run_traces
+
         is_chakra = workload.metadata.get("format") == "chakra"
         if self.hardware is None and self.granularity is None and is_chakra:
             if binary is None:

@@ -16,7 +16,7 @@ from hespas.graph.columns import (
 )
 from hespas.graph.errors import short_repr
 
-__all__ = ["WAITS", "Estimate", "Timeline", "layers_of", "united"]
+__all__ = ["WAITS", "Estimate", "Intervals", "Timeline", "layers_of", "united"]
 
 
 def _no_ints() -> SmallIntArray:
@@ -179,6 +179,53 @@ def united(start_ns: FloatArray, end_ns: FloatArray) -> tuple[FloatArray, FloatA
     start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
     opens = np.append(True, start[1:] > reached[:-1])[: len(start)]
     return start[opens], reached[np.append(opens[1:], True)[: len(start)]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Set of disjoint intervals [ns], sorted: each ends before the next one starts."""
+
+    start: FloatArray
+    end: FloatArray
+
+    @classmethod
+    def union(cls, start: FloatArray, end: FloatArray) -> Intervals:
+        """Return the union of spans; spans that end before they start are ignored. O(n log n)."""
+        ran = end > start
+        return cls(*united(start[ran], end[ran]))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def length_ns(self) -> float:
+        """Return the total length."""
+        return float((self.end - self.start).sum())
+
+    def joined(self, other: Intervals) -> Intervals:
+        """Return the union with another set."""
+        return Intervals.union(
+            np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
+        )
+
+    def gaps(self) -> Intervals:
+        """Return the gaps between the intervals."""
+        return Intervals(self.end[:-1], self.start[1:])
+
+    def within_ns(self, start: FloatArray, end: FloatArray) -> FloatArray:
+        """Return the covered part of each span [start, end], shape ``(spans,)``. O((spans + n) log n)."""
+        covered: FloatArray = np.maximum(self.elapsed_ns(end) - self.elapsed_ns(start), 0.0)
+        return covered
+
+    def elapsed_ns(self, at: FloatArray) -> FloatArray:
+        """Return the covered time before each moment: a clock that stops between the intervals."""
+        if not len(self):
+            return np.zeros(len(at))
+        before = np.append(0.0, np.cumsum(self.end - self.start))
+        count: IntArray = np.searchsorted(self.start, at, side="right")
+        current = np.maximum(count - 1, 0)
+        inside = np.minimum(at, self.end[current]) - self.start[current]
+        return np.where(count > 0, before[current] + inside, 0.0)
 
 
 def layers_of(start_ns: FloatArray, end_ns: FloatArray) -> IntArray:

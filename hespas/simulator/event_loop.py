@@ -181,7 +181,7 @@ class ContentionPace(ConstantPace):
 
     def settle(self, now: float, ends: _Ends) -> None:
         """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
-        if ends and ends[0][0] == now:
+        if not self.changed or (ends and ends[0][0] == now):
             return
         events: set[int] = set()
         for owner in self.changed:
@@ -347,6 +347,8 @@ class EventLoop:
 
     def _start_streams(self, now: float) -> None:
         """Begin the first ready task of each idle stream."""
+        if not self.changed:
+            return
         for stream in sorted(self.changed):
             if self.idle[stream] and self.ready[stream]:
                 task = self.task_at[heappop(self.ready[stream])]

@@ -172,7 +172,8 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
     times: list[float] = np.where(graph.duration_ns > 0, graph.duration_ns, 0.0).tolist()
     streams: list[int] = stream_codes(graph).tolist()
     regions: list[int] = graph.region.tolist()
-    counts = [reads_counts and graph.op_name(node) == _COUNTED for node in range(len(graph))]
+    counted = graph.strings.find(_COUNTED) if reads_counts else -1
+    counts: list[bool] = ((graph.op_id == counted) & (counted > 0)).tolist()
     alone: list[bool] = (graph.kind != int(NodeKind.RECV)).tolist()
     # The last entry, for the top level, is False.
     inside = graph.region >= 0
@@ -190,8 +191,10 @@ def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launc
             began = node if anew else began
             host.enter(anew=anew, follows=region < 0 or region not in entered)
             entered.add(region)
-        before = producers[bounds[node] : bounds[node + 1]]
-        ready_ns = max((end_ns[producer] for producer in before if began <= producer < node), default=0.0)
+        ready_ns = 0.0
+        for producer in producers[bounds[node] : bounds[node + 1]]:
+            if began <= producer < node and end_ns[producer] > ready_ns:
+                ready_ns = end_ns[producer]
         end_ns.append(host.launch(node, ready_ns, streams[node], duration_ns, alone=alone[node]))
         if counts[node]:
             host.wait(node, end_ns[node])

@@ -16,7 +16,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, RaggedArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.passes.order import ready_order
-from hespas.graph.timeline import united
+from hespas.graph.timeline import Intervals, united
 from hespas.simulator.event_loop import ConstantPace, ContentionPace, EventLoop
 from hespas.simulator.interference import Pressure
 from hespas.simulator.streams import (
@@ -39,7 +39,6 @@ __all__ = [
     "causes_of",
     "communication_order",
     "communication_pairs",
-    "covered",
     "critical_ns",
     "exposed_ns",
     "interference_ns",
@@ -312,22 +311,12 @@ def exposed_ns(program: TaskProgram, schedule: Schedule) -> float:
     begin, until = start[talking], end[talking]
     if COMMUNICATION in several:
         begin, until = united(begin, until)
-    hidden = covered(from_ns, to_ns, until) - covered(from_ns, to_ns, begin)
+    computed = Intervals(from_ns, to_ns)
+    hidden = computed.elapsed_ns(until) - computed.elapsed_ns(begin)
     exposed = float(np.maximum(until - begin - hidden, 0.0).sum())
     for task in np.flatnonzero((resource == COMMUNICATION) & (block >= 0)).tolist():
         exposed += program.blocks[int(block[task])].exposed_ns
     return exposed
-
-
-def covered(from_ns: FloatArray, to_ns: FloatArray, at_ns: FloatArray) -> FloatArray:
-    """Return the time before each ``at_ns`` that lies in the intervals, which are disjoint and sorted."""
-    if not len(from_ns):
-        return np.zeros(len(at_ns))
-    before = np.concatenate([[0.0], np.cumsum(to_ns - from_ns)])
-    last = np.searchsorted(from_ns, at_ns, side="right") - 1
-    inside = np.minimum(at_ns, to_ns[last]) - from_ns[last]
-    covered: FloatArray = np.where(last < 0, 0.0, before[last] + inside)
-    return covered
 
 
 def critical_ns(program: TaskProgram, schedule: Schedule, path: IntArray) -> FloatArray:

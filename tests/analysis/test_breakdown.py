@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import hespas
 from hespas.analysis.device_use import breakdown
-from hespas.analysis.recording import DeviceEventKind, Intervals, recordings_of
+from hespas.analysis.recording import DeviceEventKind, recordings_of
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
+from hespas.graph.timeline import Intervals
 from tests.analysis.raw import DATA, Event, absent, covered, load, traces
 
 

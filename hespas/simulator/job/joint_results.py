@@ -10,13 +10,13 @@ import numpy as np
 
 from hespas.graph import WAITS, OpClass
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.timeline import united
+from hespas.graph.timeline import Intervals, united
 from hespas.simulator.job.joint_schedule import JointSchedule
 from hespas.simulator.job.matching import CommunicationEvents
 from hespas.simulator.job.programs import JobTasks
 from hespas.simulator.loop_extrapolation import IterationTimes
 from hespas.simulator.results import ClassResult, JobColumns, ScheduledRank, critical_path, spans_of
-from hespas.simulator.schedule import Schedule, TaskProgram, busy_ns, covered, exposed_ns, interference_ns
+from hespas.simulator.schedule import Schedule, TaskProgram, busy_ns, exposed_ns, interference_ns
 from hespas.simulator.streams import COMMUNICATION, COMPUTE, COPY, FREE, STREAMS, kinds_of
 
 __all__ = ["iteration_times", "job_columns", "schedules_of"]
@@ -176,11 +176,11 @@ def _exposed_wait_ns(own: _RankSchedule) -> FloatArray:
     if not waits.any():
         return total
     works = np.isin(kinds, (COMPUTE, COPY, COMMUNICATION)) & (working.end_ns > working.start_ns)
-    busy = united(working.start_ns[works], working.end_ns[works])
+    busy = Intervals(*united(working.start_ns[works], working.end_ns[works]))
     outside_ns: list[float] = []
     for chosen in (waits & ~own.is_message, waits):
         begin, until = united(working.start_ns[chosen] - wait_ns[chosen], working.start_ns[chosen])
-        inside = covered(*busy, until) - covered(*busy, begin)
+        inside = busy.elapsed_ns(until) - busy.elapsed_ns(begin)
         outside_ns.append(float(np.maximum(until - begin - inside, 0.0).sum()))
     total += np.array([outside_ns[0], outside_ns[1] - outside_ns[0]])
     return total

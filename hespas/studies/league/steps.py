@@ -18,10 +18,9 @@ import numpy as np
 from hespas.fitting.effects import COMPONENTS
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import DTYPES, FloatArray, IntArray
-from hespas.graph.timeline import united
+from hespas.graph.timeline import Intervals, united
 from hespas.simulator import Simulation, Simulator, simulate
 from hespas.simulator.launches import LAUNCH
-from hespas.simulator.schedule import covered
 from hespas.simulator.streams import COMPUTE
 from hespas.studies.league.runs import TimedRun
 
@@ -196,8 +195,8 @@ def _rank_time(result: Simulation, spans: IntArray, component: IntArray, alone_n
     until_ns = end_ns[transfers]
     before_ns = np.maximum.accumulate(np.append(0.0, until_ns))[:-1]
     from_ns = np.minimum(np.maximum(start_ns[transfers], before_ns), until_ns)
-    kernel_busy = united(start_ns[kernels], end_ns[kernels])
-    hidden_ns = covered(*kernel_busy, until_ns) - covered(*kernel_busy, from_ns)
+    kernel_busy = Intervals(*united(start_ns[kernels], end_ns[kernels]))
+    hidden_ns = kernel_busy.elapsed_ns(until_ns) - kernel_busy.elapsed_ns(from_ns)
     rank_ns += _sums(component[transfers], np.maximum(until_ns - from_ns - hidden_ns, 0.0))
     # idle time before work that starts when the host has launched it
     work = np.concatenate([kernels, transfers])
