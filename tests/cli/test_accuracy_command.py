@@ -230,7 +230,7 @@ def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None
             2,
             "no",
         ),
-        (["--measured", "trace.csv", "--hardware", "L4", "--max-mape", "few"], 2, "a valid number"),
+        (["--measured", "trace.csv", "--hardware", "L4", "--max-mape", "few"], 2, "a valid float"),
         (["--measured", "trace.csv"], 2, "the device of the measurement is not named"),
         (["--hardware", "L4"], 2, "give --measured PROFILE or --table TABLE"),
     ],

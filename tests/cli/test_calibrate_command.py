@@ -116,7 +116,7 @@ def test_a_recording_becomes_a_hardware_file(tmp_path: Path) -> None:
     [
         ([], 2, "give --table TABLE or --measured PROFILE"),
         (["--table", "table.csv", "--split", "devval"], 2, "reserved for testing"),
-        (["--table", "table.csv", "--split", "test"], 2, "it has calib, devval"),
+        (["--table", "table.csv", "--split", "test"], 2, "choose from calib, devval"),
         (["--table", "table.csv", "--out", "mine.json"], 2, "expected a .toml file"),
         (["--table", "table.csv", "--out", "no/mine.toml"], 2, "does not exist"),
         (["--table", "table.csv", "--json", "mine.toml"], 2, "same file"),

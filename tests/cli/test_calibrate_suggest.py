@@ -113,7 +113,7 @@ def test_the_function_does_what_the_command_does(tmp_path: Path) -> None:
     [
         (["--suggest", "0"], 2, "not in the range x>=1"),
         (["--suggest", "many"], 2, "--suggest"),
-        (["--suggest", "9", "--kind", "weather"], 2, "try: one of attention.context,"),
+        (["--suggest", "9", "--kind", "weather"], 2, "try: choose one of attention.context,"),
         (["--suggest", "9", "--dtype", "weather"], 2, "no number format 'weather'"),
         (["--suggest", "9", "--hardware", str(CPU)], 2, "no learned model of matmul covers a cpu"),
         (["--suggest", "9", "--out", "mine.toml"], 2, "mine.toml: --out: expected a .csv file"),
