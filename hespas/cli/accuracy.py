@@ -18,7 +18,7 @@ from hespas.cli.command import Call, command
 from hespas.cli.destinations import check_once
 from hespas.cli.terminal import emit, is_quiet, op_class_text, print_message, report_diagnostics
 from hespas.graph.hints import Option
-from hespas.report.tables import table_text
+from hespas.report.tables import columns, table_from_rows
 from hespas.report.texts import count_text, counted, time_text
 
 if TYPE_CHECKING:
@@ -140,15 +140,20 @@ def print_accuracy(done: Accuracy) -> None:
                 run.hardware,
                 run.estimator,
                 run.basis_text,
-                time_text(run.predicted_ns),
-                time_text(run.measured_ns),
-                signed(run.relative_error),
-                percent(run.coverage),
+                run.predicted_ns,
+                run.measured_ns,
+                run.relative_error,
+                run.coverage,
             )
             for run in done.end_to_end
         ]
-        names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
-        emit(table_text(names, runs, left=(0, 1, 2, 3)))
+        header = (
+            *columns("text", "source", "device", "estimator", "end to end"),
+            *columns("time", "predicted", "measured"),
+            *columns("share", "error", write=signed, unknown="-"),
+            *columns("share", "estimated", write=percent, unknown="-"),
+        )
+        emit(table_from_rows(header, runs).to_text())
         spans = {cases.source: cases.steps for cases in done.cases}
         for source, step in done.steps.items():
             if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
@@ -210,27 +215,38 @@ def print_summary(done: Accuracy) -> None:
         if row.op_class == "all" or row.estimator in done.estimators
     ]
     has_intervals = any(row.errors.interval_n for row in rows)
-    titles = ("device", "estimator", "class", "n", "shapes", "coverage", "MAPE", "95 %", "median", "P90")
-    titles = (*titles, "bias", "sum", *(("in interval",) if has_intervals else ()))
-    lines = [_summary_line(row, has_intervals=has_intervals) for row in rows]
-    emit(table_text(titles, lines, left=(0, 1, 2)))
+    header = (
+        *columns("text", "device", "estimator"),
+        *columns("text", "class", write=op_class_text),
+        *columns("count", "n", "shapes"),
+        *columns("share", "coverage", "MAPE", write=percent),
+        *columns("number", "95 %", write=str),
+        *columns("share", "median", "P90", write=percent),
+        *columns("share", "bias", "sum", write=signed),
+        *columns("share", *(("in interval",) if has_intervals else ()), write=percent),
+    )
+    lines = [_summary_line(row)[: len(header)] for row in rows]
+    emit(table_from_rows(header, lines).to_text(unknown="-"))
 
 
-def _summary_line(row: SummaryRow, *, has_intervals: bool) -> tuple[str, ...]:
+def _summary_line(row: SummaryRow) -> tuple[object, ...]:
     errors = row.errors
     low, high = errors.ci_low, errors.ci_high
-    cells = (
+    return (
         row.hardware,
         row.estimator,
-        op_class_text(row.op_class),
-        count_text(errors.n),
-        count_text(errors.shapes),
-        *map(percent, (errors.coverage, errors.mape)),
-        f"{low:.1%} to {high:.1%}" if not isnan(low) else "-",
-        *map(percent, (errors.median_ape, errors.p90_ape)),
-        *map(signed, (errors.bias, errors.sum_error)),
+        row.op_class,
+        errors.n,
+        errors.shapes,
+        errors.coverage,
+        errors.mape,
+        None if isnan(low) else f"{low:.1%} to {high:.1%}",
+        errors.median_ape,
+        errors.p90_ape,
+        errors.bias,
+        errors.sum_error,
+        errors.interval_coverage,
     )
-    return (*cells, percent(errors.interval_coverage)) if has_intervals else cells
 
 
 def percent(value: float) -> str:
@@ -252,12 +268,17 @@ def _percentage(value: float, sign: str) -> str:
 def print_changes(done: Comparison) -> None:
     """Print all changed figures, and their number."""
     rows = [
-        (row.what, row.figure, percent(row.before), percent(row.after), signed(row.difference))
+        (row.what, row.figure, row.before, row.after, row.difference)
         for row in done.changes
         if row.difference
     ]
     if rows:
-        emit(table_text(("what", "figure", "before", "after", "change"), rows, left=(0, 1)))
+        header = (
+            *columns("text", "what", "figure"),
+            *columns("share", "before", "after", write=percent),
+            *columns("share", "change", write=signed),
+        )
+        emit(table_from_rows(header, rows).to_text(unknown="-"))
     if done.unlike():
         emit(f"warning: {done.unlike()}; their overall errors are not comparable")
     better, worse = (sum(sign * row.difference > 0 for row in done.changes) for sign in (-1, 1))
@@ -308,19 +329,23 @@ def _print_league(done: League) -> None:
         print_message(f"warning: {counted(beyond, 'row')} with a predicted peak memory beyond the device's")
     if is_quiet():
         return
-    rows = [
-        (row.by, row.value, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
-         signed(row.bias), percent(row.interval_coverage))
+    rows: list[tuple[object, ...]] = [
+        (row.by, row.value, row.n, row.mean_ape, row.median_ape, row.p90_ape, signed(row.bias),
+         percent(row.interval_coverage))
         for row in done.groups
         if row.by in {"all", "source", "accelerator", "scale", "precision", "status"}
     ]  # fmt: skip
     rows += [
-        ("baseline", row.name, count_text(row.n), *map(percent, (row.mean_ape, row.median_ape, row.p90_ape)),
-         "", "")
+        ("baseline", row.name, row.n, row.mean_ape, row.median_ape, row.p90_ape, "", "")
         for row in done.baselines
-    ]  # fmt: skip
-    titles = ("by", "value", "rows", "mean", "median", "P90", "bias", "in interval")
-    emit(table_text(titles, rows, left=(0, 1)))
+    ]
+    header = (
+        *columns("text", "by", "value"),
+        *columns("count", "rows"),
+        *columns("share", "mean", "median", "P90", write=percent, unknown="-"),
+        *columns("share", "bias", "in interval", write=str),
+    )
+    emit(table_from_rows(header, rows).to_text())
     memory = done.memory
     if memory.n:
         errors = f"mean error {percent(memory.mean_ape)}, median {percent(memory.median_ape)}"
@@ -353,39 +378,34 @@ def serving(call: Call) -> None:
         )
         lines = [
             (
-                row.value, row.metric, count_text(row.n), percent(row.median_ape), percent(row.mean_ape),
-                percent(row.p90_ape), signed(row.bias), percent(row.interval_coverage),
-                percent(row.baseline_median_ape), percent(row.baseline_mean_ape),
+                row.value, row.metric, row.n, row.median_ape, row.mean_ape, row.p90_ape, row.bias,
+                row.interval_coverage, row.baseline_median_ape, row.baseline_mean_ape,
             )
             for row in errors.summaries()
         ]  # fmt: skip
-        heads = (
-            "runs",
-            "of",
-            "n",
-            "median",
-            "mean",
-            "P90",
-            "bias",
-            "in 90%",
-            "naive median",
-            "naive mean",
+        header = (
+            *columns("text", "runs", "of"),
+            *columns("count", "n"),
+            *columns("share", "median", "mean", "P90", write=percent),
+            *columns("share", "bias", write=signed),
+            *columns("share", "in 90%", "naive median", "naive mean", write=percent),
         )
-        emit(table_text(heads, lines, left=(0, 1)))
+        emit(table_from_rows(header, lines).to_text(unknown="-"))
     if done.recorded:
         replays = [
             (
-                run.trace, "yes" if run.calibrated else "no", count_text(run.requests),
-                signed(run.ttft_error), signed(run.tpot_error), signed(run.latency_error),
-                signed(run.makespan_error), signed(run.tokens_per_s_error),
-                f"{run.measured_s / run.computed_s:,.0f}", percent(run.load_share),
-                run.capacity,
+                run.trace, "yes" if run.calibrated else "no", run.requests, run.ttft_error,
+                run.tpot_error, run.latency_error, run.makespan_error, run.tokens_per_s_error,
+                run.measured_s / run.computed_s, run.load_share, run.capacity,
             )
             for run in done.recorded
         ]  # fmt: skip
-        titles = (
-            "recorded", "calibrated", "n", "TTFT", "TPOT", "latency", "makespan", "tokens/s",
-            "times faster",
-            "load", "capacity",
-        )  # fmt: skip
-        emit(table_text(titles, replays, left=(0, 1)))
+        header = (
+            *columns("text", "recorded", "calibrated"),
+            *columns("count", "n"),
+            *columns("share", "TTFT", "TPOT", "latency", "makespan", "tokens/s", write=signed),
+            *columns("number", "times faster", write="{:,.0f}".format),
+            *columns("share", "load", write=percent),
+            *columns("number", "capacity", write=str),
+        )
+        emit(table_from_rows(header, replays).to_text(unknown="-"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +16,8 @@ from hespas.cli.destinations import check_apart, check_once, check_reports
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option
-from hespas.report.tables import table_text
-from hespas.report.texts import count_text, counted
+from hespas.report.tables import columns, table_from_rows
+from hespas.report.texts import counted
 
 if TYPE_CHECKING:
     from hespas.validators.calibration import Calibration
@@ -155,8 +155,8 @@ def _print_fits(done: Calibration) -> None:
         (
             " ".join(part for part in fit.key if part) if fit.kind != "*" else "whole chip",
             fit.form,
-            count_text(fit.samples),
-            count_text(max(fit.error.n, 0)),
+            fit.samples,
+            max(fit.error.n, 0),
             *map(percent, (fit.error.mape, fit.error.median_ape, fit.error.p90_ape)),
             signed(fit.error.bias),
             percent(fit.error.before_mape),
@@ -167,8 +167,8 @@ def _print_fits(done: Calibration) -> None:
         (
             f"learned {row.kind} {row.scheme} ({model.card.name})",
             f"{model.card.training.trees} trees",
-            count_text(model.card.training.rows),
-            count_text(row.n),
+            model.card.training.rows,
+            row.n,
             *map(_percent, (row.mape, row.median_ape, row.p90_ape)),
             "" if row.bias is None else signed(row.bias),
             _percent(row.before_mape),
@@ -176,8 +176,12 @@ def _print_fits(done: Calibration) -> None:
         for model in done.models
         for row in model.card.errors
     ]
-    titles = ("fit", "form", "samples", "held out", "MAPE", "median", "P90", "bias", "before")
-    emit(table_text(titles, rows, left=(0, 1)))
+    header = (
+        *columns("text", "fit", "form"),
+        *columns("count", "samples", "held out"),
+        *columns("share", "MAPE", "median", "P90", "bias", "before", write=str),
+    )
+    emit(table_from_rows(header, rows).to_text())
 
 
 def _percent(share: float | None) -> str:
@@ -209,16 +213,21 @@ def _suggest_shapes(call: Call, out: Path) -> None:
             (
                 row.kind,
                 row.dtype,
-                count_text(row.shapes),
-                count_text(row.candidates),
-                count_text(row.measured),
-                "" if isnan(row.disagreement) else f"{row.disagreement:.2f}x",
+                row.shapes,
+                row.candidates,
+                row.measured,
+                row.disagreement,
                 ", ".join(row.models),
             )
             for row in done.classes
         ]
-        titles = ("kind", "dtype", "shapes", "of", "measured", "devices disagree by", "sizes from")
-        emit(table_text(titles, rows, left=(0, 1, 6)))
+        header = (
+            *columns("text", "kind", "dtype"),
+            *columns("count", "shapes", "of", "measured"),
+            *columns("number", "devices disagree by", write="{:.2f}x".format, unknown=""),
+            *columns("text", "sizes from"),
+        )
+        emit(table_from_rows(header, rows).to_text())
         emit(
             "shapes are sorted by how many uncovered sizes they represent, weighted by the uncertainty "
             "of the models; measure as many as you like, from the top"
@@ -257,11 +266,15 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
     report_diagnostics(call.diagnostics, tables[0])
     api.write_json(done.to_json(), out, overwrite=call.overwrite)
     rows = [
-        (row.source, row.component, f"{row.factor:.3f}", f"{row.std_error:.3f}",
-         f"{row.prior_std:.3f}", percent(row.share), count_text(row.n))
+        (row.source, row.component, row.factor, row.std_error, row.prior_std, row.share, row.n)
         for row in done.after.factors
         if row.accelerator == done.hardware
-    ]  # fmt: skip
-    titles = ("source", "component", "factor", "std error", "prior", "share", "rows")
-    emit(table_text(titles, rows, left=(0, 1)))
+    ]
+    header = (
+        *columns("text", "source", "component"),
+        *columns("number", "factor", "std error", "prior", write="{:.3f}".format),
+        *columns("share", "share", write=percent, unknown="-"),
+        *columns("count", "rows"),
+    )
+    emit(table_from_rows(header, rows).to_text())
     emit(done.headline())

@@ -12,8 +12,8 @@ from hespas.cli.destinations import workload_format
 from hespas.cli.terminal import emit, report_diagnostics, stdout_redirected
 from hespas.files.processes import killing_descendants
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import table_text
-from hespas.report.texts import bytes_text, count_text, flops_text
+from hespas.report.tables import columns, table_from_rows
+from hespas.report.texts import bytes_text, flops_text
 
 __all__ = ["capture"]
 
@@ -90,18 +90,18 @@ def capture(
             row.kind,
             row.axes or "-",
             f"{row.groups:,} x {row.group_size:,}",
-            count_text(row.times),
-            bytes_text(row.size_bytes),
+            row.times,
+            row.size_bytes,
         )
         for row in done.collectives
     ]
     if rows:
-        emit(
-            table_text(
-                ("collective", "mesh axes", "groups x ranks", "times", "payload per rank"),
-                rows,
-                left=(0, 1),
-            )
+        header = (
+            *columns("text", "collective", "mesh axes"),
+            *columns("number", "groups x ranks", write=str),
+            *columns("count", "times"),
+            *columns("bytes", "payload per rank"),
         )
+        emit(table_from_rows(header, rows).to_text())
     if ran:
         emit(f"{ran.headline()} -> {profile}")

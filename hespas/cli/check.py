@@ -15,7 +15,7 @@ from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, flagged, is_quiet, print_message, report_diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import Option
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, counted
 
 if TYPE_CHECKING:
@@ -98,13 +98,9 @@ def roundtrip(call: Call, *, html_file: _Html = None) -> None:
         for code, count in file.findings.items():
             times = f" ({count:,} times)" if count > 1 else ""
             print_message(f"note: {file.path}: its reader reports {code}{times}")
-    from hespas.validators.roundtrip import cell_text
+    from hespas.validators.roundtrip import matrix_table
 
-    texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
-    sources = list(dict.fromkeys(source for source, _ in texts))
-    targets = list(dict.fromkeys(via for _, via in texts))
-    rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
-    emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
+    emit(matrix_table(done).to_text())
     for cell in done.cells:
         for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
             if part:
@@ -167,7 +163,8 @@ def _print_capture(details: CaptureCheck) -> None:
             ("dependencies", f"{dependencies:,}", f"{order.checked:,}", f"{order.violated:,}"),
             ("device time", "", f"{details.joined:.1%}", "" if details.joined == 1.0 else "yes"),
         ]
-        emit(table_text(("", "captured", "measured", "different"), rows, left=(0,)))
+        header = (Column("what", " "), *columns("number", "captured", "measured", "different", write=str))
+        emit(table_from_rows(header, rows).to_text())
         reasons: dict[str, dict[str, None]] = {}
         for entry in details.operations:
             if entry.explained:
@@ -213,4 +210,4 @@ def _list_rules(call: Call) -> None:
         call.write_json([{"code": rule.code, "title": rule.title} for rule in RULES])
         return
     rows = [(rule.code, rule.title) for rule in RULES]
-    emit(table_text(("code", "rule"), rows, left=(0, 1)))
+    emit(table_from_rows(columns("text", "code", "rule"), rows).to_text())

@@ -16,7 +16,7 @@ from hespas.cli.entry import run as run_app
 from hespas.cli.terminal import emit, is_verbose, print_info, report_diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, counted, flops_text, time_text
 
 if TYPE_CHECKING:
@@ -135,7 +135,14 @@ def _list_formats(source: str | None, destination: str | None, *, as_json: bool,
         )
         for entry in formats
     ]
-    emit(table_text(("format", "description", "suffixes", "supports"), lines, left=range(4)))
+    header = columns("text", "format", "description", "suffixes", "supports")
+    emit(table_from_rows(header, lines).to_text())
+
+
+_ACCOUNT = (Column("figure", " "), *columns("number", "in", "out", write=str))
+
+
+_ACCOUNT = (Column("figure", " "), *columns("number", "in", "out", write=str))
 
 
 def _print_account(done: Conversion) -> None:
@@ -156,7 +163,7 @@ def _print_account(done: Conversion) -> None:
             ),
             *((name, count_text(one), count_text(other)) for name, one, other in done.events.rows()),
         ]
-        print_info(table_text(("", "in", "out"), rows))
+        print_info(table_from_rows(_ACCOUNT, rows).to_text())
         _print_dropped(done.events.dropped, done.target_format)
     account = done.conservation
     if account is None:
@@ -179,7 +186,7 @@ def _print_account(done: Conversion) -> None:
     if before.unknown_ops or after.unknown_ops:
         counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
         rows.insert(1, ("... of unknown cost, not in the sums", *counts))
-    print_info(table_text(("", "in", "out"), rows))
+    print_info(table_from_rows(_ACCOUNT, rows).to_text())
     _print_dropped(account.dropped, done.target_format)
 
 

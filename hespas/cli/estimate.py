@@ -15,8 +15,8 @@ from hespas.cli.terminal import emit, flagged, mixed_lines, op_class_text, repor
 from hespas.cli.what_if import columns_of, print_columns
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import table_text
-from hespas.report.texts import bytes_text, count_text, counted, energy_text, flops_text, time_text
+from hespas.report.tables import columns, table_from_rows
+from hespas.report.texts import counted, energy_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import ClassTotals
@@ -72,20 +72,27 @@ def _estimate_table(call: Call, out: Path | None) -> None:
         (
             row.kind,
             row.dtype or "-",
-            count_text(row.operations),
-            flops_text(row.flops),
-            bytes_text(row.bytes_moved),
-            time_text(row.duration_ns),
-            *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
+            row.operations,
+            row.flops,
+            row.bytes_moved,
+            row.duration_ns,
+            *((row.cycles,) if has_cycles else ()),
             ", ".join(row.estimators) or "-",
-            count_text(row.unknown) if row.unknown else "",
+            row.unknown or None,
         )
         for row in rows
     ]
-    heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
-    if has_cycles:
-        heads.insert(6, "cycles")
-    emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
+    header = (
+        *columns("text", "kind", "type"),
+        *columns("count", "operations"),
+        *columns("flops", "FLOPs"),
+        *columns("bytes", "bytes"),
+        *columns("time", "time"),
+        *columns("count", *(("cycles",) if has_cycles else ()), unknown="-"),
+        *columns("text", "estimator"),
+        *columns("count", "unknown", unknown=""),
+    )
+    emit(table_from_rows(header, lines).to_text())
 
 
 def _estimate_program(call: Call, out: Path | None) -> None:
@@ -115,23 +122,28 @@ def _estimate_program(call: Call, out: Path | None) -> None:
         )
         lines = [
             (
-                op_class_text(row.op_class),
-                count_text(row.nodes),
-                flops_text(row.flops),
-                bytes_text(row.bytes_moved),
-                time_text(row.duration_ns),
-                f"{row.duration_ns / total_ns:.1%}"
-                if row.duration_ns == row.duration_ns and total_ns
-                else "-",
+                row.op_class,
+                row.nodes,
+                row.flops,
+                row.bytes_moved,
+                row.duration_ns,
+                row.duration_ns / total_ns if total_ns else nan,
                 *((_estimators_text(row),) if len(contributing) > 1 else ()),
-                count_text(row.unknown) if row.unknown else "",
+                row.unknown or None,
             )
             for row in rows
         ]
-        heads = ["class", "operations", "FLOPs", "bytes", "time", "share", "unknown"]
-        if len(contributing) > 1:
-            heads.insert(6, "estimator")
-        emit(table_text(heads, lines, left=(0, 6) if len(contributing) > 1 else (0,)))
+        header = (
+            *columns("text", "class", write=op_class_text),
+            *columns("count", "operations"),
+            *columns("flops", "FLOPs"),
+            *columns("bytes", "bytes"),
+            *columns("time", "time"),
+            *columns("share", "share", unknown="-"),
+            *columns("text", *(("estimator",) if len(contributing) > 1 else ())),
+            *columns("count", "unknown", unknown=""),
+        )
+        emit(table_from_rows(header, lines).to_text())
         for energy in done.energies[index : index + 1]:
             figures: list[str] = []
             if not isnan(energy.at_least_j):
@@ -177,7 +189,8 @@ def estimators(
             api.write_json(api.estimators_document(rows), destination, overwrite=overwrite)
             return
         lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
-        emit(table_text(("estimator", "available", "description", "detail"), lines, left=(0, 1, 2, 3)))
+        header = columns("text", "estimator", "available", "description", "detail")
+        emit(table_from_rows(header, lines).to_text())
         for row in rows:
             if row.install and not row.available:
                 emit(f"{row.name}: {flagged(row.install)}")

@@ -14,8 +14,8 @@ from hespas.generators.spec import Generator
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import AtLeast, AtMost, NonNegativeInt, Option, PositiveInt
 from hespas.graph.workload import Launch
-from hespas.report.tables import table_text
-from hespas.report.texts import count_text, counted
+from hespas.report.tables import columns, table_from_rows
+from hespas.report.texts import counted
 
 if TYPE_CHECKING:
     from hespas.generators.llm import Layout, Model, Overlap, Training
@@ -365,7 +365,13 @@ def _list_models() -> None:
 
     models = {name: load_model(name) for name in model_names()}
     rows = [
-        (name, count_text(model_parameters(model)), counted(len(model.layers), "layer"), model.source)
+        (name, model_parameters(model), counted(len(model.layers), "layer"), model.source)
         for name, model in models.items()
     ]
-    emit(table_text(("model", "parameters", "layers", "source"), rows, left=(0, 3)))
+    header = (
+        *columns("text", "model"),
+        *columns("count", "parameters"),
+        *columns("number", "layers", write=str),
+        *columns("text", "source"),
+    )
+    emit(table_from_rows(header, rows).to_text())

@@ -14,7 +14,7 @@ from hespas.cli.terminal import emit, report_diagnostics, step_lines
 from hespas.generators.spec import Generator
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, flops_text
 
 __all__ = ["GivenOptions", "generator_command"]
@@ -97,7 +97,7 @@ def _generate(call: Call, generator: Generator) -> None:
         ("peak memory per rank", bytes_text(account.peak_memory_bytes)),
         (f"memory of {done.hardware}", capacity),
     ]
-    emit(table_text(("figure", "value"), [row for row in rows if row[1]], left=(0,)))
+    header = (Column("figure"), *columns("number", "value", write=str))
+    emit(table_from_rows(header, [row for row in rows if row[1]]).to_text())
     if account.memory:
-        shares = [(part.what, bytes_text(part.size_bytes)) for part in account.memory]
-        emit(table_text(("memory of the fullest rank", "size"), shares, left=(0,)))
+        emit(done.table().select({"what": "memory of the fullest rank", "size_bytes": "size"}).to_text())

@@ -22,7 +22,7 @@ from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, report_diagnostics
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError, clipped
-from hespas.report.tables import table_text
+from hespas.report.tables import columns, table_from_rows
 
 if TYPE_CHECKING:
     from hespas.hardware import Device
@@ -67,10 +67,15 @@ def hardware_list(
 
             api.write_json(api.devices_document(devices, systems), destination, overwrite=overwrite)
             return
-        heads = ("device", "vendor", "dense bf16/f16", "memory", "capacity", "aliases")
-        emit(table_text(heads, [_device_row(device) for device in devices], left=(0, 1, 5)))
+        header = (
+            *columns("text", "device", "vendor"),
+            *columns("number", "dense bf16/f16", write="{:,.1f} TFLOP/s".format, unknown="-"),
+            *columns("number", "memory", write="{:,.0f} GB/s".format),
+            *columns("number", "capacity", write="{:,.0f} GB".format),
+            *columns("text", "aliases"),
+        )
+        emit(table_from_rows(header, map(_device_row, devices)).to_text())
         emit("")
-        system_heads = ("system", "device", "devices", "dimensions, inner first")
         rows = [
             (
                 system.name,
@@ -83,10 +88,15 @@ def hardware_list(
             )
             for system in systems
         ]
-        emit(table_text(system_heads, rows, left=(0, 1, 3)))
+        of_system = (
+            *columns("text", "system", "device"),
+            *columns("number", "devices", write=str),
+            *columns("text", "dimensions, inner first"),
+        )
+        emit(table_from_rows(of_system, rows).to_text())
 
 
-def _device_row(device: Device) -> tuple[str, ...]:
+def _device_row(device: Device) -> tuple[object, ...]:
     # Rates with float32 accumulators, which frameworks use: GeForce is faster with float16 ones.
     rates = [
         peak.flops_per_s
@@ -103,9 +113,9 @@ def _device_row(device: Device) -> tuple[str, ...]:
     return (
         device.name,
         device.vendor,
-        f"{max(rates) / 1e12:,.1f} TFLOP/s" if rates else "-",
-        f"{memory.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
-        f"{memory.capacity_bytes / 1e9:,.0f} GB",
+        max(rates) / 1e12 if rates else None,
+        memory.bandwidth_bytes_per_s / 1e9,
+        memory.capacity_bytes / 1e9,
         aliases,
     )
 

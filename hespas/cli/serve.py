@@ -9,7 +9,7 @@ from hespas.api.serving import serve as serve_requests
 from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, report_diagnostics
 from hespas.graph.hints import OUTPUT, Option
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import count_text, counted, time_text
 
 __all__ = ["serve"]
@@ -46,11 +46,11 @@ def serve(call: Call, *, out: _Out = None) -> None:
         f"per step on average; KV cache of {count_text(document.cache_tokens)} tokens, "
         f"{counted(document.put_back, 'preemption')}"
     )
+    header = (
+        Column("ms"),
+        *columns("number", "mean", "p50", "p90", "p99", "max", write="{:,.2f}".format, unknown="nan"),
+    )
     lines = [
-        (
-            row.what,
-            *(f"{value:,.2f}" for value in (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms)),
-        )
-        for row in document.times
+        (row.what, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms) for row in document.times
     ]
-    emit(table_text(("ms", "mean", "p50", "p90", "p99", "max"), lines, left=(0,)))
+    emit(table_from_rows(header, lines).to_text())

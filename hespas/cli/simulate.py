@@ -18,7 +18,7 @@ from hespas.cli.what_if import columns_of, print_columns, print_comparison, prin
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import DEVICE, INPUT, OUTPUT, Option
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, counted, time_text
 
 if TYPE_CHECKING:
@@ -118,20 +118,17 @@ def _print_result(done: SimulationResult) -> None:
     left = len(done.classes) - _MAX_CLASSES
     if left > 0:
         emit(("", f"and {counted(left, 'class')} more: --json writes all"))
-    links = [
-        (
-            row.dimension,
-            f"{row.bandwidth_gbytes_per_s:,g} GB/s",
-            bytes_text(row.sent_bytes),
-            time_text(row.in_use_ns),
-            _percent(row.utilization_share),
-            _percent(row.in_use_utilization_share),
-        )
-        for row in (done.network_utilization.links.rows() if done.network_utilization else [])
-    ]
-    if links:
+    if done.network_utilization and len(done.network_utilization.links):
+        titles: dict[str, str | Column] = {
+            "dimension": "network",
+            "bandwidth_gbytes_per_s": Column("per device", kind="number", write="{:,g} GB/s".format),
+            "sent_bytes": "sent",
+            "in_use_ns": "in use",
+            "utilization_share": Column("utilization", kind="share", unknown=""),
+            "in_use_utilization_share": Column("while in use", kind="share", unknown=""),
+        }
         emit("")
-        emit(table_text(("network", "per device", "sent", "in use", "utilization", "while in use"), links))
+        emit(done.network_utilization.links.select(titles).to_text())
     parts = segments(done)
     if len(parts) < 2:
         return
@@ -139,13 +136,18 @@ def _print_result(done: SimulationResult) -> None:
     rows = [
         (
             f"{part.rank:,}",
-            time_text(part.start_ns),
-            time_text(part.end_ns - part.start_ns),
+            part.start_ns,
+            part.end_ns - part.start_ns,
             node_label(done.workload.graph_of(part.rank), part.last_node),
         )
         for part in parts[-_MAX_SEGMENTS:]
     ]
-    emit(table_text(("rank", "start", "duration", "last operation"), rows))
+    header = (
+        Column("rank"),
+        *columns("time", "start", "duration"),
+        *columns("number", "last operation", write=str),
+    )
+    emit(table_from_rows(header, rows).to_text())
     if len(parts) > _MAX_SEGMENTS:
         emit(f"the last {_MAX_SEGMENTS} of {len(parts):,}: --json writes all")
 
@@ -176,28 +178,26 @@ def _print_class(result: ClassResult) -> None:
         emit(f"{result.ways:,} distinct rank behaviours; rank {result.rank:,} finishes last")
     path = result.critical_path
     rows = [
-        (
-            name,
-            time_text(busy_ns),
-            time_text(max(result.finish_ns - busy_ns, 0.0)),
-            time_text(path.resource_ns[name]),
-        )
+        (name, busy_ns, max(result.finish_ns - busy_ns, 0.0), path.resource_ns[name])
         for name, busy_ns in result.busy_ns.items()
         if busy_ns
     ]
     if not rows:
         return
-    emit(table_text(("resource", "busy", "idle", "on the critical path"), rows))
+    resources = (Column("resource"), *columns("time", "busy", "idle", "on the critical path"))
+    emit(table_from_rows(resources, rows).to_text())
     emit("")
     emit(
         f"critical path: {counted(path.spans, 'operation')}, "
         f"{path.after_resource:,} after a wait for a busy resource"
     )
-    lines = [
-        (op_class_text(name), time_text(spent_ns), share(spent_ns))
-        for name, spent_ns in path.class_ns.items()
-    ]
-    emit(table_text(("class", "time", "share"), lines))
+    classes = (
+        *columns("text", "class", write=op_class_text),
+        *columns("time", "time"),
+        *columns("share", "share", write=str),
+    )
+    lines = [(name, spent_ns, share(spent_ns)) for name, spent_ns in path.class_ns.items()]
+    emit(table_from_rows(classes, lines).to_text())
 
 
 def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
@@ -224,9 +224,10 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
         *((f"temporaries: {op_class_text(name)}", size) for name, size in use.class_bytes.items()),
         ("buffers without a node", use.unlisted_bytes),
     ]
-    rows = [(name, bytes_text(size), f"{size / use.peak_bytes:.1%}") for name, size in parts if size]
+    rows = [(name, size, size / use.peak_bytes) for name, size in parts if size]
     if rows:
-        emit(table_text(("memory", "size", "share"), rows))
+        header = (Column("memory"), *columns("bytes", "size"), *columns("share", "share"))
+        emit(table_from_rows(header, rows).to_text())
     if use.unknown:
         emit(f"{counted(use.unknown, 'tensor')} of unknown size not included")
 
@@ -234,10 +235,10 @@ def _print_memory(memory: RankMemory, graph: OpGraph) -> None:
 def _print_references(done: SimulationResult) -> None:
     """Print the step next to the user's ASTRA-sim and the measured profile, if there are any."""
 
-    def difference(reference_ns: float) -> str:
-        return f"{done.step_ns / reference_ns - 1.0:+.2%}" if reference_ns else ""
+    def difference(reference_ns: float) -> float | None:
+        return done.step_ns / reference_ns - 1.0 if reference_ns else None
 
-    rows = [(f"hespas, mode {done.mode}", time_text(done.step_ns), "", "")]
+    rows: list[tuple[object, ...]] = [(f"hespas, mode {done.mode}", done.step_ns, None, "")]
     if done.astra_reference is not None and done.astra_statistics is not None:
         from hespas.api.simulation_result import external_document
 
@@ -245,17 +246,19 @@ def _print_references(done: SimulationResult) -> None:
         rows.append(
             (
                 f"ASTRA-sim ({Path(astra.binary).name})",
-                time_text(astra.step_ns),
+                astra.step_ns,
                 difference(astra.step_ns),
                 f"{count_text(astra.differing_ranks)} of {count_text(len(astra.ranks))}",
             )
         )
     if isfinite(done.measured_ns):
-        rows.append(("measured", time_text(done.measured_ns), difference(done.measured_ns), ""))
+        rows.append(("measured", done.measured_ns, difference(done.measured_ns), ""))
     if len(rows) > 1:
         emit("")
-        emit(table_text(("step", "time", "error of hespas", "ranks that differ"), rows))
-
-
-def _percent(share: float) -> str:
-    return "" if isnan(share) else f"{share:.1%}"
+        header = (
+            Column("step"),
+            *columns("time", "time"),
+            *columns("share", "error of hespas", write="{:+.2%}".format, unknown=""),
+            *columns("number", "ranks that differ", write=str),
+        )
+        emit(table_from_rows(header, rows).to_text())

@@ -11,8 +11,8 @@ from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, op_class_text, ranks_text, report_diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import AtLeast, Option
-from hespas.report.tables import table_text
-from hespas.report.texts import bytes_text, count_text, counted, flops_text, plain_text, time_text
+from hespas.report.tables import Column, columns, table_from_rows
+from hespas.report.texts import bytes_text, count_text, counted, plain_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api.summary import ClassSummary, OpRow, ProfileSummary
@@ -56,22 +56,35 @@ def view(call: Call, *, top: _Top = 10, rank_class: _RankClass = 0) -> None:
             lines = [
                 (
                     f"{number} {_name_text(entry.name)}",
-                    count_text(entry.num_ranks),
-                    count_text(entry.first_rank) if entry.num_ranks else "",
-                    count_text(entry.nodes),
-                    flops_text(_known_sum([row.flops for row in entry.by_class])),
-                    bytes_text(_known_sum([row.bytes_moved for row in entry.by_class])),
-                    time_text(_known_sum([row.duration_ns for row in entry.by_class])),
-                    count_text(sum(row.nodes for row in entry.collectives)),
+                    entry.num_ranks,
+                    entry.first_rank if entry.num_ranks else None,
+                    entry.nodes,
+                    _known_sum([row.flops for row in entry.by_class]),
+                    _known_sum([row.bytes_moved for row in entry.by_class]),
+                    _known_sum([row.duration_ns for row in entry.by_class]),
+                    sum(row.nodes for row in entry.collectives),
                 )
                 for number, entry in enumerate(classes[:top])
             ]
             emit("")
             title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
-            columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
-            emit(table_text((title, *columns), lines))
+            header = (
+                Column(title),
+                *columns("count", "ranks"),
+                *columns("count", "first rank", unknown=""),
+                *columns("count", "operations"),
+                *_COST_COLUMNS,
+                *columns("count", "collectives"),
+            )
+            emit(table_from_rows(header, lines).to_text())
         for chosen in classes[rank_class : rank_class + 1]:
             _print_class(chosen, top)
+
+
+_COST_COLUMNS = (*columns("flops", "FLOPs"), *columns("bytes", "bytes"), *columns("time", "time"))
+
+
+_COST_COLUMNS = (*columns("flops", "FLOPs"), *columns("bytes", "bytes"), *columns("time", "time"))
 
 
 def _known_sum(figures: Sequence[float]) -> float:
@@ -109,40 +122,47 @@ def _print_class(summary: ClassSummary, top: int) -> None:
     by_op = [(_name_text(row.name) or "(unnamed)", row) for row in summary.by_op]
     _print_ops(f"by operation ({_top_text(top, len(by_op))})", by_op, top)
     if summary.products:
-        matmul_lines = [
+        matmuls = table_from_rows(
             (
-                f"{row.lhs or '?'} x {row.rhs or '?'}",
-                row.accumulator or "?",
-                _name_text(row.accumulator_bits),
-                _name_text(row.mac_noise_sigma),
-                count_text(row.nodes),
-                count_text(row.executions),
-                flops_text(row.flops),
-            )
-            for row in summary.products
-        ]
-        heads = ["matmuls", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
-        filled = [column for column in range(len(heads)) if any(line[column] for line in matmul_lines)]
-        emit("")
-        emit(
-            table_text(
-                [heads[column] for column in filled],
-                [[line[column] for column in filled] for line in matmul_lines],
-            )
+                Column("matmuls"),
+                *columns("number", "accumulator", "bits", "noise", write=str),
+                *columns("count", "operations", "runs"),
+                *columns("flops", "FLOPs"),
+            ),
+            [
+                (
+                    f"{row.lhs or '?'} x {row.rhs or '?'}",
+                    row.accumulator or "?",
+                    _name_text(row.accumulator_bits),
+                    _name_text(row.mac_noise_sigma),
+                    row.nodes,
+                    row.executions,
+                    row.flops,
+                )
+                for row in summary.products
+            ],
         )
+        filled = [name for name, cells in matmuls.columns.items() if any(cell != "" for cell in cells)]
+        emit("")
+        emit(matmuls.select({name: name for name in filled}).to_text())
     if summary.collectives:
         lines = [
             (
                 row.kind,
                 row.groups,
-                count_text(row.nodes),
-                count_text(row.executions),
-                bytes_text(row.comm_bytes),
+                row.nodes,
+                row.executions,
+                row.comm_bytes,
             )
             for row in summary.collectives
         ]
+        header = (
+            *columns("text", "collectives", "groups"),
+            *columns("count", "operations", "runs"),
+            *columns("bytes", "per rank"),
+        )
         emit("")
-        emit(table_text(("collectives", "groups", "operations", "runs", "per rank"), lines, left=(0, 1)))
+        emit(table_from_rows(header, lines).to_text())
     if summary.messages:
         emit("")
         emit("messages: " + ", ".join(f"{count_text(row.nodes)} {row.name}" for row in summary.messages))
@@ -168,17 +188,23 @@ def _print_ops(title: str, rows: Sequence[tuple[str, OpRow]], top: int) -> None:
     lines = [
         (
             name,
-            count_text(row.nodes),
-            count_text(row.executions),
-            flops_text(row.flops),
-            bytes_text(row.bytes_moved),
-            time_text(row.duration_ns),
-            count_text(row.unknown) if row.unknown else "",
+            row.nodes,
+            row.executions,
+            row.flops,
+            row.bytes_moved,
+            row.duration_ns,
+            row.unknown or None,
         )
         for name, row in rows[:top]
     ]
+    header = (
+        Column(title),
+        *columns("count", "operations", "runs"),
+        *_COST_COLUMNS,
+        *columns("count", "unknown", unknown=""),
+    )
     emit("")
-    emit(table_text((title, "operations", "runs", "FLOPs", "bytes", "time", "unknown"), lines))
+    emit(table_from_rows(header, lines).to_text())
 
 
 def _print_profile(summary: ProfileSummary, top: int) -> None:
@@ -196,9 +222,8 @@ def _print_profile(summary: ProfileSummary, top: int) -> None:
         ("by category", summary.by_category, len(summary.by_category)),
         (f"by operation ({_top_text(top, len(summary.by_op))})", summary.by_op, top),
     ):
-        lines = [
-            (_name_text(row.name), count_text(row.nodes), time_text(row.duration_ns)) for row in rows[:limit]
-        ]
+        lines = [(_name_text(row.name), row.nodes, row.duration_ns) for row in rows[:limit]]
         if lines:
+            header = (Column(title), *columns("count", "events"), *columns("time", "time"))
             emit("")
-            emit(table_text((title, "events", "time"), lines))
+            emit(table_from_rows(header, lines).to_text())

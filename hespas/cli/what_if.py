@@ -12,8 +12,8 @@ import typer
 from hespas.cli.command import Call
 from hespas.cli.terminal import emit, flagged, op_class_text, report_diagnostics
 from hespas.graph.errors import UsageError
-from hespas.report.tables import table_text
-from hespas.report.texts import count_text, counted, time_text
+from hespas.report.tables import Column, columns, table_from_rows
+from hespas.report.texts import counted, time_text
 
 __all__ = ["columns_of", "print_columns", "print_comparison", "print_sweep"]
 
@@ -68,16 +68,20 @@ def print_comparison(call: Call, compared: tuple[Path, Path]) -> None:
     done = compare_runs(*compared, diagnostics=call.diagnostics)
     call.write_json(done.to_json())
     emit(done.headline())
-    lines: list[tuple[str, ...]] = []
+    lines: list[tuple[object, ...]] = []
     ranks = 0
     for row in done.rows:
         ranks += row.part == "rank"
         if row.part == "rank" and ranks > _MAX_RANKS:
             continue
         share = row.difference_ns / row.before_ns if row.before_ns > 0 else nan
-        times = (time_text(time) for time in (row.before_ns, row.after_ns, row.difference_ns))
-        lines.append((row.part, row.name, *times, "" if isnan(share) else f"{share:+.1%}"))
-    emit(table_text(("part", "name", "before", "after", "difference", "share"), lines, left=(0, 1)))
+        lines.append((row.part, row.name, row.before_ns, row.after_ns, row.difference_ns, share))
+    header = (
+        *columns("text", "part", "name"),
+        *columns("time", "before", "after", "difference"),
+        *columns("share", "share", write="{:+.1%}".format, unknown=""),
+    )
+    emit(table_from_rows(header, lines).to_text())
     if ranks > _MAX_RANKS:
         emit(f"and {counted(ranks - _MAX_RANKS, 'rank')} more: --json writes all")
 
@@ -122,7 +126,11 @@ def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
             for name in classes
         ),
     ]
-    emit(table_text(("", *heads), lines))
+    header = (
+        Column("what", " "),
+        *(Column(str(place), head, "time", write=str) for place, head in enumerate(heads)),
+    )
+    emit(table_from_rows(header, lines).to_text())
     for head, row in zip(heads, done.rows, strict=True):
         if row.fault:
             emit(f"{head}: {flagged(row.fault)}")
@@ -146,38 +154,25 @@ def print_sweep(call: Call, estimators: Sequence[str]) -> None:
     reused = f"; {counted(done.kept, 'row')} reused from an earlier run" if done.kept else ""
     emit(f"{done.headline()}{reused}")
     axes = list(done.grid.axes)
-    lines: list[tuple[str, ...]] = []
+    lines: list[tuple[object, ...]] = []
     for row in done.rows:
         settings = [str(row.settings[axis]) for axis in axes]
         if row.fault:
-            lines.append((*settings, "", "", "", "", flagged(row.fault)))
+            lines.append((*settings, None, "", None, None, flagged(row.fault)))
             continue
         interval = ""
         if not isnan(row.step_low_ns):
             interval = f"{time_text(row.step_low_ns)} to {time_text(row.step_high_ns)}"
         at_least = "at least " if row.is_lower_bound else ""
-        exposed = time_text(row.exposed_comm_ns)
-        lines.append(
-            (
-                *settings,
-                f"{at_least}{time_text(row.step_ns)}",
-                interval,
-                exposed,
-                count_text(row.ranks),
-                "",
-            )
-        )
-    heads = [
-        *(axis.replace("_", " ") for axis in axes),
-        "step",
-        "90 % interval",
-        "exposed",
-        "ranks",
-        "fault",
+        step = f"{at_least}{time_text(row.step_ns)}"
+        lines.append((*settings, step, interval, time_text(row.exposed_comm_ns), row.ranks, ""))
+    header = [
+        *(Column(axis, axis.replace("_", " ")) for axis in axes),
+        *columns("number", "step", "90 % interval", "exposed", write=str, unknown=""),
+        *columns("count", "ranks", unknown=""),
+        *columns("text", *(("fault",) if any(line[-1] for line in lines) else ())),
     ]
-    if not any(line[-1] for line in lines):
-        heads, lines = heads[:-1], [line[:-1] for line in lines]
-    emit(table_text(heads, lines, left=(*range(len(axes)), len(axes) + 4)))
+    emit(table_from_rows(header, [line[: len(header)] for line in lines]).to_text())
     if call["folder"]:
         emit(f"report: {call['folder'] / 'index.html'}")
     if done.exit_code:

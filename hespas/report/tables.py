@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import zip_longest
 from math import isnan
@@ -43,12 +43,12 @@ __all__ = [
     "Table",
     "Values",
     "column_of",
+    "columns",
     "is_unknown",
     "joined_tables",
     "markdown_code",
     "table_from_records",
     "table_from_rows",
-    "table_text",
 ]
 
 WIDTH = 100
@@ -97,6 +97,7 @@ class Column:
 
     ``name`` is the key in CSV, Parquet, JSON and pandas, ``title`` the heading elsewhere (default: the name
     with blanks, and ``unit``). ``write`` returns the text of a known value, by default that of its ``kind``.
+    ``unknown`` is the text of an unknown one in terminals, Markdown and pages (None: that of the rendering).
     ``digits`` limits the significant digits in CSV (0: all), ``limit`` the letters of a name in Markdown.
     ``detail`` is 0 for columns of all renderings, 1 for those that text and Markdown leave out, and 2 for
     those that pages leave out too.
@@ -107,6 +108,7 @@ class Column:
     kind: Kind = "text"
     unit: str = ""
     write: Callable[[Any], str] | None = None
+    unknown: str | None = None
     digits: int = 0
     limit: int = 80
     detail: int = 0
@@ -123,7 +125,25 @@ class Column:
 
     def text(self, value: object, unknown: str = UNKNOWN) -> str:
         """Return the text of a value, ``unknown`` for None and NaN."""
-        return unknown if is_unknown(value) else (self.write or _WRITERS[self.kind])(value)
+        if is_unknown(value):
+            return unknown if self.unknown is None else self.unknown
+        return (self.write or _WRITERS[self.kind])(value)
+
+
+def columns(
+    kind: Kind,
+    *names: str,
+    write: Callable[[Any], str] | None = None,
+    unknown: str | None = None,
+    digits: int = 0,
+    limit: int = 80,
+    detail: int = 0,
+) -> list[Column]:
+    """Return columns of one kind, whose titles are their names."""
+    return [
+        Column(name, name, kind, write=write, unknown=unknown, digits=digits, limit=limit, detail=detail)
+        for name in names
+    ]
 
 
 class Name(str):
@@ -167,13 +187,28 @@ class Table:
         """Iterate over the rows as tuples of Python objects."""
         return zip(*map(self.values, self.header), strict=True)
 
+    def head(self, count: int) -> Table:
+        """Return the first rows."""
+        return Table(self.header, {name: values[:count] for name, values in self.columns.items()})
+
+    def select(self, titles: Mapping[str, str | Column]) -> Table:
+        """Return some columns in the order of ``titles``, which maps names to titles or declarations."""
+        known = {column.name: column for column in self.header}
+        header = tuple(
+            title if isinstance(title, Column) else replace(known[name], title=title, detail=0)
+            for name, title in titles.items()
+        )
+        return Table(
+            header, {column.name: self.columns[name] for column, name in zip(header, titles, strict=True)}
+        )
+
     def to_text(self, unknown: str = "unknown") -> list[str]:
         """Return the lines of a table for terminals."""
         header = [column for column in self.header if not column.detail]
         columns = [[column.text(value, unknown) for value in self.values(column)] for column in header]
         left = [place for place, column in enumerate(header) if column.is_text]
         rows = list(zip(*columns, strict=True))
-        return table_text([column.heading for column in header], rows, left=left)
+        return _text_lines([column.heading for column in header], rows, left=left)
 
     def to_markdown(self) -> str:
         """Return a table of GitHub's Markdown without a final newline. Nothing in a text becomes markup:
@@ -357,7 +392,7 @@ def markdown_code(name: str, limit: int = 80) -> str:
     return f"{fence} {text} {fence}"
 
 
-def table_text(
+def _text_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> list[str]:
     """Return the lines of a plain-text table. Columns ``left`` are aligned left, the others right.

@@ -24,7 +24,7 @@ from hespas.cli.terminal import emit, flagged, print_message, report_diagnostics
 from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
-from hespas.report.tables import table_text
+from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, flops_text, time_text
 
 
@@ -49,7 +49,7 @@ def test_a_foreign_text_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[s
     with pytest.raises(typer.Exit), command_line(debug=False):
         raise KeyError(name)
     assert capsys.readouterr().err.count("\n") == 2
-    emit(table_text((name, "n"), [(name, "1")]))
+    emit(table_from_rows((Column(name), *columns("count", "n")), [(name, 1)]).to_text())
     assert capsys.readouterr().out == f"{shown}  n\n{shown}  1\n"
 
 

@@ -16,7 +16,7 @@ from hespas.fitting.effects import COMPONENTS
 from hespas.graph.errors import clipped
 from hespas.report.drawings import svg, svg_text
 from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
-from hespas.report.tables import Column, Table, table_from_rows
+from hespas.report.tables import Column, Table, columns, table_from_rows
 from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
 from hespas.studies.league.summaries import ScalingPoint
@@ -40,6 +40,7 @@ _MIN_SCALING_POINTS = 2
 _TITLES = {
     "predicted_ms": "predicted, ms", "low_ms": "low", "high_ms": "high", "published_ms": "published, ms",
 }  # fmt: skip
+_PERCENT, _SIGNED = "{:.1%}".format, "{:+.1%}".format
 _LEGEND = Markup(
     '<span class="key predicted">&#9679; predicted from the row alone</span> '
     '<span class="key assumed">&#9679; with an assumption</span> '
@@ -59,24 +60,12 @@ def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
     write_report_files(folder, dict(zip(REPORT_FILES, contents, strict=True)), overwrite=overwrite)
 
 
-def _figures(*columns: str, detail: int = 0) -> list[Column]:
+def _figures(*names: str, detail: int = 0) -> list[Column]:
     """Return columns of figures with their titles, to six digits."""
     return [
         Column(name, _TITLES.get(name, ""), "number", write="{:.6g}".format, digits=6, detail=detail)
-        for name in columns
+        for name in names
     ]
-
-
-def _shares(*columns: str, layout: str = "{:.1%}") -> list[Column]:
-    return [Column(name, kind="number", write=layout.format, digits=6) for name in columns]
-
-
-def _signed(*columns: str) -> list[Column]:
-    return _shares(*columns, layout="{:+.1%}")
-
-
-def _counts(*columns: str) -> list[Column]:
-    return [Column(name, kind="count") for name in columns]
 
 
 def row_table(rows: Sequence[EvaluatedRow]) -> Table:
@@ -90,7 +79,7 @@ def row_table(rows: Sequence[EvaluatedRow]) -> Table:
         *(Column(name, detail=2) for name in ("precision", "release")),
         *_figures("predicted_ms", "low_ms", "high_ms", "published_ms"),
         *_figures("published_low_ms", "published_high_ms", detail=2),
-        Column("relative_error", "error", "number", write="{:+.1%}".format, digits=6),
+        Column("relative_error", "error", "number", write=_SIGNED, digits=6),
         *_figures("peak_memory_gib", "published_memory_gib", "capacity_gib", detail=2),
         Column("fits", detail=2),
         *_figures(*COMPONENTS, detail=2),
@@ -166,14 +155,21 @@ def _error_views(league: League) -> list[Block]:
         for group in league.groups
     )  # fmt: skip
     by_group = (
-        Column("by"), Column("value"), *_counts("rows"), *_shares("mean", "median", "P90"), *_signed("bias"),
-        *_shares("interval coverage"),
-    )  # fmt: skip
+        *columns("text", "by", "value"),
+        *columns("count", "rows"),
+        *columns("number", "mean", "median", "P90", write=_PERCENT),
+        *columns("number", "bias", write=_SIGNED),
+        *columns("number", "interval coverage", write=_PERCENT),
+    )
     baselines = (
         (baseline.name, baseline.n, baseline.mean_ape, baseline.median_ape, baseline.p90_ape)
         for baseline in league.baselines
     )
-    naive = (Column("baseline"), *_counts("rows"), *_shares("mean", "median", "P90"))
+    naive = (
+        Column("baseline"),
+        *columns("count", "rows"),
+        *columns("number", "mean", "median", "P90", write=_PERCENT),
+    )
     return [
         *_view("groups", "Errors by group", by_group, groups),
         *_view("baselines", "Naive baselines", naive, baselines),
@@ -211,7 +207,9 @@ def _component_views(rows: Sequence[EvaluatedRow]) -> list[Block]:
         "components.",
         "faint small",
     )
-    views = _view("dominant", "Dominant components of errors", (Column("source"), *_counts(*names)), counts)
+    views = _view(
+        "dominant", "Dominant components of errors", (Column("source"), *columns("count", *names)), counts
+    )
     return [*_view("shares", "Mean share of the step", of_step, shares), *views, *([note] if views else [])]
 
 
@@ -219,7 +217,7 @@ def _layout_views(league: League) -> list[Block]:
     header = (
         *map(Column, ("source", "model", "accelerator")),
         Column("accelerators", kind="number", write=str),
-        *_counts("layouts"),
+        *columns("count", "layouts"),
         Column("best in top two"),
         Column("tau", kind="number", write="{:.2f}".format),
     )
@@ -234,9 +232,9 @@ def _layout_views(league: League) -> list[Block]:
 def _scaling_views(league: League) -> list[Block]:
     header = (
         *map(Column, ("source", "model", "accelerator", "precision")),
-        *_counts("fitted on", "accelerators"),
-        *_shares("published", "predicted"),
-        *_signed("error"),
+        *columns("count", "fitted on", "accelerators"),
+        *columns("number", "published", "predicted", write=_PERCENT),
+        *columns("number", "error", write=_SIGNED),
     )
     rows = (
         (point.source, point.model, point.accelerator, point.precision, point.base, point.num_accelerators,
@@ -253,7 +251,7 @@ def _speedup_views(league: League) -> list[Block]:
         Column("published", kind="number", write=ratio),
         Column("predicted", kind="number", write=ratio),
         Column("right side"),
-        *_signed("error"),
+        *columns("number", "error", write=_SIGNED),
     )
     rows = (
         (speedup.source, speedup.model, speedup.precision, f"{speedup.base_accelerators:,} {speedup.base}",
@@ -270,7 +268,7 @@ def _factor_views(league: League) -> list[Block]:
         *map(Column, ("source", "accelerator", "component")),
         *(Column(name, kind="number", write=ratio) for name in ("factor", "std error", "prior")),
         Column("share", kind="share", write="{:.0%}".format),
-        *_counts("rows"),
+        *columns("count", "rows"),
     )
     rows = (
         (factor.source, factor.accelerator, factor.component, factor.factor, factor.std_error,

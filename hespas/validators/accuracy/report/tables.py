@@ -15,7 +15,7 @@ from hespas._version import __version__
 from hespas.estimators.interface import CasePrediction
 from hespas.fitting.statistics import ErrorSummary, relative_error
 from hespas.graph.columns import FloatArray
-from hespas.report.tables import Column, Name, Phrase, Table, markdown_code, table_from_rows
+from hespas.report.tables import Column, Name, Phrase, Table, columns, markdown_code, table_from_rows
 from hespas.report.texts import UNKNOWN, shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases
@@ -113,38 +113,11 @@ _VERDICTS = {
 }
 
 
-def _names(*titles: str, limit: int = 80) -> list[Column]:
-    """Return columns of names from files, cut to ``limit`` letters."""
-    return [Column(title, title, "code", limit=limit) for title in titles]
-
-
-def _texts(*titles: str) -> list[Column]:
-    return [Column(title, title) for title in titles]
-
-
-def _figures(*titles: str) -> list[Column]:
-    """Return columns of figures as texts."""
-    return [Column(title, title, "number", write=str) for title in titles]
-
-
-def _counts(*titles: str) -> list[Column]:
-    return [Column(title, title, "count") for title in titles]
-
-
-def _shares(*titles: str, signed: bool = False) -> list[Column]:
-    return [Column(title, title, "number", write=partial(percent, signed=signed)) for title in titles]
-
-
-def _times(*titles: str) -> list[Column]:
-    return [Column(title, title, "time", write=_bounded_text) for title in titles]
+_SIGNED = partial(percent, signed=True)
 
 
 def _bounded_text(time_ns: float) -> str:
     return ("at least " if isinstance(time_ns, _LowerBound) else "") + time_text(time_ns)
-
-
-def _ratio(title: str, layout: str) -> Column:
-    return Column(title, title, "number", write=layout.format)
 
 
 class _LowerBound(float):
@@ -210,18 +183,22 @@ def accuracy_markdown(result: Accuracy, limits: Thresholds) -> str:
 
 def limit_table(result: Accuracy, limits: Thresholds) -> ReportTable:
     """Return the limits that were set, with the worst values."""
-    header = (*_texts("quantity"), *_figures("limit", "worst"), *_texts("status"))
+    header = (
+        *columns("text", "quantity"),
+        *columns("number", "limit", "worst", write=str),
+        *columns("text", "status"),
+    )
     rows = [(check.name, check.required, check.worst, check.status) for check in limits_of(result, limits)]
     return ReportTable(name="limits", title="Limits", table=table_from_rows(header, rows))
 
 
 def _summary_table(result: Accuracy) -> ReportTable:
     header = (
-        *_names("estimator", "device"),
-        *_shares("MAPE"),
-        *_figures("95 %", "best naive"),
-        *_shares("noise floor", "estimated", "matched"),
-        *_shares("end to end", signed=True),
+        *columns("code", "estimator", "device"),
+        *columns("number", "MAPE", write=percent),
+        *columns("number", "95 %", "best naive", write=str),
+        *columns("number", "noise floor", "estimated", "matched", write=percent),
+        *columns("number", "end to end", write=_SIGNED),
     )
     rows = (
         (
@@ -243,12 +220,12 @@ def _summary_table(result: Accuracy) -> ReportTable:
 def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
     """Return predicted and measured times of whole sources."""
     header = (
-        *_names("source", "device"),
-        *_texts("basis"),
-        *_names("estimator"),
-        *_times("predicted", "measured"),
-        *_shares("error", signed=True),
-        *_shares("estimated"),
+        *columns("code", "source", "device"),
+        *columns("text", "basis"),
+        *columns("code", "estimator"),
+        *columns("time", "predicted", "measured", write=_bounded_text),
+        *columns("number", "error", write=_SIGNED),
+        *columns("number", "estimated", write=percent),
     )
     rows = (
         (
@@ -283,15 +260,15 @@ def class_tables(result: Accuracy) -> Iterator[tuple[str, str, str, ReportTable]
         (row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary
     }
     header = (
-        *_texts("part"),
-        *_counts("n"),
-        replace(_counts("of")[0], detail=1),
-        *_shares("MAPE"),
-        *_figures("95 %"),
-        *_shares("median", "P90"),
-        *_shares("bias", "sum error", signed=True),
-        *_shares("coverage", *(f"MAPE {name}" for name in BASELINES)),
-        *_texts("note"),
+        *columns("text", "part"),
+        *columns("count", "n"),
+        *columns("count", "of", detail=1),
+        *columns("number", "MAPE", write=percent),
+        *columns("number", "95 %", write=str),
+        *columns("number", "median", "P90", write=percent),
+        *columns("number", "bias", "sum error", write=_SIGNED),
+        *columns("number", "coverage", *(f"MAPE {name}" for name in BASELINES), write=percent),
+        *columns("text", "note"),
     )
     for number, (hardware, estimator, level) in enumerate(
         (hardware, estimator, level)
@@ -331,15 +308,15 @@ def _contribution_table(result: Accuracy) -> ReportTable:
     contributions = [row for row in result.contributions if row.estimator in result.estimators]
     contributions.sort(key=lambda row: -abs(row.share))
     header = (
-        *_names("source", limit=40),
-        *_names("estimator"),
-        *_names("operation", limit=40),
-        *_names("shape"),
-        *_texts("class"),
-        *_figures("instructions : operations"),
-        *_counts("n"),
-        *_times("predicted", "measured"),
-        *_shares("of the measured time", signed=True),
+        *columns("code", "source", limit=40),
+        *columns("code", "estimator"),
+        *columns("code", "operation", limit=40),
+        *columns("code", "shape"),
+        *columns("text", "class"),
+        *columns("number", "instructions : operations", write=str),
+        *columns("count", "n"),
+        *columns("time", "predicted", "measured", write=_bounded_text),
+        *columns("number", "of the measured time", write=_SIGNED),
     )
     rows = (
         (
@@ -367,15 +344,15 @@ def _contribution_table(result: Accuracy) -> ReportTable:
 def speed_up_table(result: Accuracy) -> ReportTable:
     """Return the errors of the ratios between devices."""
     header = (
-        *_names("estimator"),
-        *_texts("devices"),
-        *_counts("n"),
-        *_shares("faster device correct"),
-        replace(_shares("by one ratio")[0], detail=1),
-        *_shares("above 20 us"),
-        replace(_counts("of them")[0], detail=1),
-        *_shares("median error", "of one ratio"),
-        _ratio("tau", "{:+.2f}"),
+        *columns("code", "estimator"),
+        *columns("text", "devices"),
+        *columns("count", "n"),
+        *columns("number", "faster device correct", write=percent),
+        *columns("number", "by one ratio", write=percent, detail=1),
+        *columns("number", "above 20 us", write=percent),
+        *columns("count", "of them", detail=1),
+        *columns("number", "median error", "of one ratio", write=percent),
+        *columns("number", "tau", write="{:+.2f}".format),
     )
     rows = (
         (
@@ -404,10 +381,10 @@ def speed_up_table(result: Accuracy) -> ReportTable:
 def trend_table(result: Accuracy) -> ReportTable:
     """Return the trends over the sources of each device."""
     header = (
-        *_names("estimator", "device"),
-        *_counts("n"),
-        _ratio("tau", "{:+.2f}"),
-        _ratio("slope", "{:.2f}"),
+        *columns("code", "estimator", "device"),
+        *columns("count", "n"),
+        *columns("number", "tau", write="{:+.2f}".format),
+        *columns("number", "slope", write="{:.2f}".format),
     )
     rows = ((row.estimator, row.hardware, row.n, row.rank, row.slope) for row in result.trends)
     return ReportTable(
@@ -438,11 +415,11 @@ def matching_table(result: Accuracy) -> ReportTable:
             )
         )
     header = (
-        *_names("source"),
-        *_figures("events"),
-        *_shares("device time"),
-        *_figures("operations"),
-        *_texts("only measured", "only in the program"),
+        *columns("code", "source"),
+        *columns("number", "events", write=str),
+        *columns("number", "device time", write=percent),
+        *columns("number", "operations", write=str),
+        *columns("text", "only measured", "only in the program"),
     )
     return ReportTable(name="matched", title="Matching", table=table_from_rows(header, rows))
 
@@ -454,11 +431,11 @@ def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> Re
     joins = [(source, join) for source, of_source in result.joins.items() for join in of_source]
     joins.sort(key=lambda row: -row[1].time_ns)
     header = (
-        *_names("source", "instruction", limit=40),
-        *_texts("operations of the program", "rule"),
+        *columns("code", "source", "instruction", limit=40),
+        *columns("text", "operations of the program", "rule"),
         Column("served", kind="flag", detail=1),
-        *_counts("events"),
-        *_times("time"),
+        *columns("count", "events"),
+        *columns("time", "time", write=_bounded_text),
     )
     rows = (
         (
@@ -488,11 +465,11 @@ def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> Re
 def lint_table(result: Accuracy) -> ReportTable:
     """Return the findings about the measurements."""
     header = (
-        *_texts("finding"),
-        *_names("source"),
+        *columns("text", "finding"),
+        *columns("code", "source"),
         Column("count", kind="count", write=count_text),
-        *_shares("of the time"),
-        *_names("message"),
+        *columns("number", "of the time", write=percent),
+        *columns("code", "message"),
     )
     rows = (
         (Phrase((finding.code,)), finding.source, finding.count, finding.share, finding.message)
