@@ -305,6 +305,10 @@ class _DispatchRound(NamedTuple):
     is_last: bool
 
 
+_MOST_KNOWN = 64
+"""Limit of stored predictions: those of a few rounds of the rank classes of a job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dispatch:
     """Estimators for one device by spelling, and the order in which operations try them.
@@ -317,6 +321,10 @@ class _Dispatch:
     models: tuple[Estimator, ...]
     plan: Order
     device_order: _DeviceOrder | None
+    known: dict[tuple[object, ...], tuple[FloatArray, Diagnostics]] = field(
+        default_factory=dict[tuple[object, ...], tuple[FloatArray, Diagnostics]]
+    )
+    """Predictions by model and operations, because rank classes often have the same operations."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -361,10 +369,19 @@ class _Dispatch:
         rows)``.
         """
         part = ops.take(rows)
-        prediction = predict_with(cast("OperationModel", self.models[call.model]), part, device, diagnostics)
-        if self.device_order is not None:
-            prediction = as_programs_run(prediction, part, device, diagnostics)
-        return np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
+        key = (call.model, *part.content())
+        if key not in self.known:
+            reported = Diagnostics()
+            prediction = predict_with(cast("OperationModel", self.models[call.model]), part, device, reported)
+            if self.device_order is not None:
+                prediction = as_programs_run(prediction, part, device, reported)
+            times = np.stack((prediction.duration_ns, prediction.low_ns, prediction.high_ns))
+            if len(self.known) >= _MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = times, reported
+        times, reported = self.known[key]
+        diagnostics.extend(reported)
+        return times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -428,6 +445,9 @@ class Composite:
     inert_options: ClassVar[frozenset[str]] = frozenset()
     _plan: Order = field(init=False, repr=False, compare=False)
     _models: tuple[Estimator, ...] = field(init=False, repr=False, compare=False)
+    _dispatches: dict[int, tuple[Device, _Dispatch]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[int, tuple[Device, "_Dispatch"]]
+    )
 
     def __post_init__(self) -> None:
         """Read the order and load its estimators. Raises ``UsageError``, and ``FormatError`` for the file."""
@@ -526,7 +546,12 @@ class Composite:
         return prediction.take(index)
 
     def _dispatch(self, device: Device) -> _Dispatch:
-        """Return the estimators for a device and their order."""
+        """Return the estimators for a device and their order, derived once for each device."""
+        if id(device) not in self._dispatches:
+            self._dispatches[id(device)] = device, self._dispatch_of(device)
+        return self._dispatches[id(device)][1]
+
+    def _dispatch_of(self, device: Device) -> _Dispatch:
         spellings, models = self._plan.spellings(), self._models
         if self._plan is not _DEFAULT:
             return _Dispatch(spellings=spellings, models=models, plan=self._plan, device_order=None)

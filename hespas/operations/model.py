@@ -242,6 +242,16 @@ class Operations:
             kind, op, scheme, variant = labels
             yield (kind, op, scheme, variant), rows
 
+    def content(self) -> tuple[object, ...]:
+        """Return a key that equals the key of equal operations only."""
+        labels = (self.kind, self.op, self.scheme, self.variant)
+        costs = (self.flops, self.transcendentals, self.bytes_moved)
+        return (
+            *((column.names, column.row.tobytes()) for column in labels),
+            *((name, column.tobytes()) for name, column in self.dims.items()),
+            *(column.tobytes() for column in costs),
+        )
+
     def distinct(self) -> tuple[Operations, IntArray]:
         """Return the distinct operations, and the index of each operation among them. O(ops log ops)."""
         first, index_of = self.distinct_rows()

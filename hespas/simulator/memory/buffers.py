@@ -88,12 +88,10 @@ def _places(order: IntArray) -> IntArray:
 def _fill_ready(graph: OpGraph, order: IntArray, first_ns: FloatArray, until_ns: FloatArray) -> None:
     """Fill in the times of nodes without a span."""
     ends: list[float] = until_ns.tolist()
-    data, control = graph.data_deps.to_lists(), graph.control_deps.to_lists()
-    listed: list[int] = order.tolist()
-    for node in listed:
-        if ends[node] == inf:
-            deps = data[node] + control[node]
-            ends[node] = max([ends[dep] for dep in deps], default=0.0)
+    silent_nodes = order[until_ns[order] == inf]
+    data, control = (deps.take(silent_nodes).to_lists() for deps in (graph.data_deps, graph.control_deps))
+    for node, by_data, by_control in zip(silent_nodes.tolist(), data, control, strict=True):
+        ends[node] = max([ends[dep] for dep in (*by_data, *by_control)], default=0.0)
     until_ns[:] = ends
     silent = first_ns == inf
     first_ns[silent] = until_ns[silent]
@@ -244,9 +242,8 @@ class _Assignment:
         self.graph_values, self.values = values, values.values
         self.lifetimes, self.donated = lifetimes, donated
         self.givers = set(donated.values())
-        self.spans = [
-            lifetimes.of(value, donated=number in self.givers) for number, value in enumerate(self.values)
-        ]
+        givers, span_of = self.givers, lifetimes.of
+        self.spans = [span_of(value, donated=number in givers) for number, value in enumerate(self.values)]
         self.owner = list(range(len(self.values)))
         self.until = [end for _, end in self.spans]
         starts = np.array([start for start, _ in self.spans], np.int64)

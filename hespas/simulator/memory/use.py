@@ -201,7 +201,7 @@ def _figures(
 
 def _held(buffers: list[Buffer], places: int) -> FloatArray:
     """Return the bytes in use from each position of the order."""
-    changes = np.zeros(places + 1)
+    changes = [0.0] * (places + 1)
     for buffer in buffers:
         if buffer.reserved:
             changes[0] += buffer.size_bytes
@@ -209,7 +209,7 @@ def _held(buffers: list[Buffer], places: int) -> FloatArray:
             for start, end in buffer.lives:
                 changes[start] += buffer.size_bytes
                 changes[end + 1] -= buffer.size_bytes
-    held: FloatArray = np.cumsum(changes)[:places]
+    held: FloatArray = np.cumsum(np.array(changes))[:places]
     return held
 
 

@@ -174,7 +174,8 @@ class _ValueTracer:
         self.unknown = 0
         self._runs: list[bool] = self.runs.tolist()
         self._types: list[float] = graph.types.bytes.tolist()
-        self._operands = graph.operands.to_lists()
+        self._operands: list[int] = graph.operands.values.tolist()
+        self._operand_bounds: list[int] = graph.operands.offsets.tolist()
         self._results = graph.results.to_lists()
         self._deps = graph.data_deps.to_lists()
         self._region: list[int] = graph.region.tolist()
@@ -227,7 +228,7 @@ class _ValueTracer:
                     by_value[leaves[0]] = None
                 continue
             made = [value for value in leaves if value >= 0]
-            wanted = self._operands[node]
+            wanted = self._operands_of(node)
             made = [value for value in made if self.values[value].type_row in wanted] or made
             by_value.update(dict.fromkeys(made))
         used = list(by_value)
@@ -236,6 +237,9 @@ class _ValueTracer:
         if self._op_id[node] in self._starting:
             self._started[node] = used
         self._leaves[node] = self._made(node, used)
+
+    def _operands_of(self, node: int) -> list[int]:
+        return self._operands[self._operand_bounds[node] : self._operand_bounds[node + 1]]
 
     def _read(self, node: int) -> list[list[int]]:
         """Return the values behind each dependency, and those that loops carry to the node."""
@@ -281,7 +285,7 @@ class _ValueTracer:
         wanted = self._results[node]
         pool = [value for leaves in read for value in leaves]
         if not pool:
-            return self._given(node) if not self._operands[node] and not read else [-1] * len(wanted)
+            return self._given(node) if not self._operands_of(node) and not read else [-1] * len(wanted)
         if len(wanted) == 1 and len(pool) == 1:
             return pool
         if len(wanted) == len(pool):
@@ -385,7 +389,7 @@ class _ValueTracer:
             for value in reversed(self._leaves[dep]):
                 if value >= 0:
                     alike.setdefault(self.values[value].type_row, []).append(value)
-        return [alike[row].pop() if alike.get(row) else -1 for row in self._operands[node]]
+        return [alike[row].pop() if alike.get(row) else -1 for row in self._operands_of(node)]
 
 
 def _forwards(graph: OpGraph) -> BoolArray:
