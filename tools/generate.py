@@ -1,15 +1,21 @@
 """Update the documents: ``python -m tools.generate [--check]``.
 
 ``formats.md`` has the registry, the attribute contract, the checker's rules and the table of exit codes. The
-commands in ``README.md`` and the other documents run again, and their output is updated.
+commands in ``README.md`` and the other documents run again, two documents at a time, and their output is
+updated. A document is skipped if its commands, the package, the fixtures and the environment are those of the
+last run, whose digests are in ``.cache/documents.json``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from importlib.metadata import distributions
 from pathlib import Path
 
 from hespas.converters import format_names, load_format
@@ -24,6 +30,8 @@ from tools.examples import examples, refreshed, run
 
 __all__ = ["documents", "formats_document", "main"]
 
+_DIGESTS = ROOT / ".cache" / "documents.json"
+_DOCUMENTS_AT_ONCE = 2
 _INTRODUCTION = """# Formats and rules
 
 Made by `python -m tools.generate` from the registry, the attribute contract and the checker's rules; do not
@@ -218,13 +226,43 @@ def formats_document() -> str:
 
 def documents() -> Mapping[Path, str]:
     """Return ``formats.md``, and the documents that show commands with their current output."""
-    texts = {ROOT / "docs" / "formats.md": formats_document()}
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = texts.get(path) or path.read_text("utf-8")
-        shown = examples(text)
-        with tempfile.TemporaryDirectory() as folder:
-            texts[path] = refreshed(text, shown, run(shown, Path(folder), ROOT))
+    formats = ROOT / "docs" / "formats.md"
+    texts = {
+        path: formats_document() if path == formats else path.read_text("utf-8")
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    }
+    sources = _sources_digest()
+    known: dict[str, str] = json.loads(_DIGESTS.read_text("utf-8")) if _DIGESTS.is_file() else {}
+    stale = [path for path, text in texts.items() if known.get(path.name) != _digest(sources, text)]
+    with ThreadPoolExecutor(_DOCUMENTS_AT_ONCE) as pool:
+        texts |= zip(stale, pool.map(_current, (texts[path] for path in stale)), strict=True)
+    _DIGESTS.parent.mkdir(exist_ok=True)
+    digests = {path.name: _digest(sources, text) for path, text in texts.items()}
+    _DIGESTS.write_text(json.dumps(digests, indent=2) + "\n", "utf-8")
     return texts
+
+
+def _current(text: str) -> str:
+    """Return a document with the current output of its commands."""
+    shown = examples(text)
+    with tempfile.TemporaryDirectory() as folder:
+        return refreshed(text, shown, run(shown, Path(folder), ROOT))
+
+
+def _sources_digest() -> bytes:
+    """Return a digest of everything that outputs depend on besides the commands."""
+    digest = hashlib.blake2b(sys.version.encode())
+    for package in sorted(f"{found.name} {found.version}" for found in distributions()):
+        digest.update(package.encode())
+    for folder in ("hespas", "fixtures"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.digest()
+
+
+def _digest(sources: bytes, text: str) -> str:
+    return hashlib.blake2b(sources + text.encode(), digest_size=16).hexdigest()
 
 
 def main() -> int:

@@ -29,10 +29,10 @@ Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. 
 `hespas-validate roundtrip PATH... --html kept.html`.
 
 A row is the format of a workload, a column the format that it is converted to and back from (one way if the
-format of the row cannot be written). A cell counts the columns of the graph that differ afterwards: *lost*
-columns are empty, *changed* columns differ in some rows. Conversion to a flat format unrolls loops and
-removes zero-cost operations; the comparison uses the graph after these passes. The conversions report every
-loss listed here.
+format of the row cannot be written). A cell counts the attributes of the graph that differ afterwards: *lost*
+attributes are empty, *changed* attributes differ for some operations. Conversion to a flat format unrolls
+loops and removes zero-cost operations; the comparison uses the graph after these passes. The conversions
+report every loss listed here.
 """
 
 

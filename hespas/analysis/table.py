@@ -144,8 +144,9 @@ def listed(column: NDArray[np.integer]) -> list[int]:
 def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> RowTable[_RowT]:
     """Return a table with all columns of ``row``, in the types of its annotations."""
     if set(columns) != set(row.__struct_fields__):
-        wrong = sorted(set(columns) ^ set(row.__struct_fields__))
-        raise InvariantError(f"{row.__name__}: columns {', '.join(wrong)} are missing or not its own")
+        missing = sorted(set(row.__struct_fields__) - set(columns))
+        unknown = sorted(set(columns) - set(row.__struct_fields__))
+        raise InvariantError(f"{row.__name__}: missing columns {missing}, unknown columns {unknown}")
     arrays: dict[str, NDArray[Any]] = {}
     for name in row.__struct_fields__:
         values, dtype = columns[name], _DTYPES[str(row.__annotations__[name])]

@@ -304,11 +304,15 @@ def validate_serving(
     requests, which are replayed request by request: the first fifth of the requests calibrates, the
     others are compared.
 
-    ``calibrate``: ``none``; ``one-per-stack``, fit on one run of each device and framework;
-    ``one-per-deployment``, fit on one run of each release, model and format of these; ``stack``, fit a few
-    parameters of each device and framework, and for mixtures of experts of each expert format, on all rows
-    except the split ``devval``; ``stack-and-one``, these, then one run of each deployment;
-    ``stack-and-deployment``, these, then all runs of each deployment.
+    ``calibrate`` selects the rows of the fit. A stack is a device with a framework; a deployment is a stack
+    with a release of the framework, a model and a number format:
+
+    - ``none``: no fit.
+    - ``one-per-stack``, ``one-per-deployment``: one run of each.
+    - ``stack``: a few parameters per stack, and per expert format for mixtures of experts, on all rows except
+      the split ``devval``.
+    - ``stack-and-one``: as ``stack``, then on one run of each deployment.
+    - ``stack-and-deployment``: as ``stack``, then on all runs of each deployment.
 
     Raises ``UsageError`` for another mode, a split without rows and if there is nothing to evaluate,
     ``FormatError`` for a broken table.

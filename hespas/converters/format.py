@@ -78,7 +78,7 @@ class Head:
 
     @property
     def is_json(self) -> bool:
-        """True for a JSON document with objects."""
+        """True for the beginning of a JSON document that is an object, or a list of objects."""
         return _JSON.match(self.data) is not None
 
 

@@ -289,7 +289,9 @@ class OptionsOf:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredOption:
-    """Option of a function: a keyword, or a field of the option class ``kind`` that ``parameter`` takes."""
+    """Option that a function accepts: a keyword of its own, or a field of an option class. In the second
+    case ``kind`` is the class, and ``parameter`` is the keyword that takes an object of it.
+    """
 
     name: str
     option: Option

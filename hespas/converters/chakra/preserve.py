@@ -367,7 +367,7 @@ class PreservedRows:
         return ByteWindow.holding(self.data).words[self.table.offsets[rows]]
 
     def times(self, times: WrittenTimes) -> WrittenTimes:
-        """Return ``times`` with the microseconds of the trace for durations that are unchanged since it was
+        """Return ``times``, with the microseconds that the trace stated where durations are those that were
         read.
         """
         nodes, stated_micros = _preserved_micros(self.graph)

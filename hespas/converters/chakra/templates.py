@@ -90,7 +90,7 @@ class _FileTemplate:
 
 @dataclass(slots=True, eq=False)
 class _GroupIdCache:
-    """Ids of groups by their text, cached."""
+    """Cache from the text of a process group to its id."""
 
     groups: Groups
     _numbers_of: dict[bytes, int] = field(default_factory=dict[bytes, int])

@@ -109,9 +109,10 @@ def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
 
 
 def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
-    """Return nodes stream by stream, and the sum of remainders before and after each; a stream begins at 0.
+    """Return the nodes ordered by stream, and for each the sum of the rounding remainders (the parts of
+    durations below a microsecond) in its stream before and after the node. The sums of a stream start at 0.
 
-    Only remainders are summed, so that sums stay exact for times of any length.
+    Sums of remainders alone stay exact, however long a trace is.
     """
     order = np.argsort(stream, kind="stable")
     ordered = stream[order]

@@ -39,7 +39,9 @@ def _broadcast(op: TypedInstruction) -> Shape:
         return with_dims(given, (*op.ints("dimensions"), *given.dims))
     made, dims = array_of(op.result, "the result"), op.ints("dimensions")
     if len(dims) != len(given.dims) or any(not 0 <= dim < len(made.dims) for dim in dims):
-        raise ValueError(f"expected a dimension of the result for each of the operand, found {dims}")
+        raise ValueError(
+            f"expected one dimension of the result for each dimension of the operand, found {dims}"
+        )
     extents = [made.dims[dim] for dim in dims]
     check(agree(extents, given.dims), f"the operand's extents in dimensions {list(dims)}", given, made)
     return with_dims(given, made.dims)

@@ -207,8 +207,8 @@ _APIS = msgspec.json.Decoder(list[_ApiRecord])
 
 
 def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a document, also a gzipped one. Raises ``FormatError`` for other documents and for one without
-    events.
+    """Read a JSON document of rocprofv3, gzipped or not. Raises ``FormatError`` for another document and for
+    one without events.
     """
     text = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     try:

@@ -33,7 +33,9 @@ _CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4
 
 
 def _tiled(facts: KernelFacts, elements: int) -> KernelFacts:
-    """Set the elements of a block: the rows of a tile of queries; blocks of short sequences may be empty."""
+    """Return facts in which a thread block computes ``elements`` elements: one tile of rows of queries. The
+    count is a limit, because blocks beyond the end of a short sequence compute nothing.
+    """
     return replace(facts, cover=Cover.AT_MOST, per_block=float(elements))
 
 

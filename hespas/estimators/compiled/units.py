@@ -233,7 +233,9 @@ _COMMUNICATION = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
 
 
 class GraphUnits(NamedTuple):
-    """Distinct units of a graph, the nodes of each (by its number), and the operations without a unit."""
+    """Programs to compile and time for a graph (units), each once; the nodes whose time each unit gives; and
+    the numbers of operations, by name, that no unit covers.
+    """
 
     units: tuple[Unit, ...]
     members: tuple[tuple[int, tuple[int, ...]], ...]

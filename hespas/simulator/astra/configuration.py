@@ -459,7 +459,7 @@ def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, st
         )
     if system.devices == 1:
         raise UsageError(
-            f"one device of {system.name} has no network, which ASTRA-sim requires",
+            f"a job on one device of {system.name} has no network to simulate, and ASTRA-sim requires one",
             hint="use 2 or more devices, or simulate one with `mode=hespas`",
         )
     used = [dimension for dimension in system.dimensions if dimension.size > 1]

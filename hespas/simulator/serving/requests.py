@@ -82,13 +82,17 @@ def lengths(count: int, most: int, ratio: float, generator: np.random.Generator)
 
 
 def arrivals_of_poisson(count: int, per_second: float, generator: np.random.Generator) -> FloatArray:
-    """Return independent arrivals at a mean rate, the first at 0 [ns]. Raises ``UsageError``."""
+    """Return arrival times [ns] of a Poisson process, the first 0. Raises ``UsageError`` for a rate that is
+    not between 0 and 1e9 per second.
+    """
     _check_rate(per_second)
     return np.cumsum(generator.exponential(1e9 / per_second, size=count)) if count else np.zeros(0)
 
 
 def arrivals_of_bursts(count: int, per_second: float, burst: int) -> FloatArray:
-    """Return arrivals in bursts of ``burst`` requests at a mean rate [ns]. Raises ``UsageError``."""
+    """Return arrival times [ns] of bursts of ``burst`` requests at a mean rate. Raises ``UsageError`` for an
+    empty burst or a rate that is not between 0 and 1e9 per second.
+    """
     _check_rate(per_second)
     if burst < 1:
         raise UsageError(f"invalid burst of {burst} requests", hint="use `burst=1` or more")

@@ -79,7 +79,7 @@ KEPT_SPLIT = "devval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
-    """Number of rows of a table on the device, and how many of them were fitted."""
+    """Number of rows of a table that were measured on the calibrated device, and of those the fit used."""
 
     name: str
     provenance: str

@@ -174,7 +174,7 @@ class TripRunner:
         path = folder / trip.path.name
         options = WriteOptions(name=path.name, directory=trip.path.is_dir())
         if target.read is None or target.write is None:
-            raise InvariantError(f"a round trip through {target.name}, which cannot be read and written")
+            raise InvariantError(f"no round trip through {target.name}: it cannot be both read and written")
         try:
             target.write(target.read(trip.path, _OWN_FILE, Diagnostics()), path, options, Diagnostics())
         except HespasError:

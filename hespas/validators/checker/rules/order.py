@@ -63,7 +63,7 @@ class _CollectiveSequences:
 
 
 def same_sequence(job: CheckedJob, report: RuleReport) -> None:
-    """ET020: all members of a group issue the same collectives, in kind, size and order, on it."""
+    """ET020: all members of a group issue the same collectives on it: equal kinds, sizes and order."""
     if job.is_uniform or report.has("ET007"):
         return
     sequences = _CollectiveSequences(job)
