@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from hespas.api.arguments import Destination, DestinationFormat, checked
-from hespas.api.checks import validate_capture
 from hespas.api.documents import Document, Result, findings
 from hespas.api.io import read, write
 from hespas.api.lowering import refuse_global
@@ -581,6 +580,8 @@ def profile_program(
     Raises ``UsageError`` for an exception in the user's code, ``UnsupportedError`` for a mesh of more than
     64 devices, ``OutputError`` if the folder cannot be written.
     """
+    from hespas.api.checks import validate_capture
+
     sink = diagnostics if diagnostics is not None else Diagnostics()
     devices, path, results = Mesh.of(mesh), Path(folder), list[ProfiledProgram]()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.api.arguments import Array, ComparedEstimator, Dataflow, EstimatedOn, checked, with_array
 from hespas.api.documents import Document, Result, findings, put
-from hespas.api.lowering import DEFAULT_ESTIMATOR
+from hespas.api.lowering import STEP_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.configuration import operation_estimator
 from hespas.estimators.interface import OperationModel, Prediction, predict_with
@@ -109,7 +109,7 @@ def estimate_table(
     path: _Table,
     hardware: EstimatedOn,
     *,
-    estimator: ComparedEstimator = DEFAULT_ESTIMATOR,
+    estimator: ComparedEstimator = STEP_ESTIMATOR,
     array: Array = "",
     dataflow: Dataflow = "",
     diagnostics: Diagnostics | None = None,

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from hespas._version import __version__
-from hespas.api.arguments import ReadingProgram, checked
+from hespas.api.arguments import checked
 from hespas.api.documents import Document, Result, findings
 from hespas.api.grid_rows import AXES, Grid, GridRow, GridValue, grid_row, read_grid
 from hespas.converters import ReadOptions
@@ -26,7 +26,7 @@ from hespas.files.streams import read_document
 from hespas.files.trust import allowing_programs, programs_allowed
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, OutputError
-from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option
+from hespas.graph.hints import OUTPUT, AtLeast, AtMost, Option, OptionsOf
 from hespas.hardware import is_path
 from hespas.report.drawings import Bar, stacked_bars
 from hespas.report.page import Block, Drawing, Page, Paragraph, Section, TableView, page_html
@@ -143,6 +143,7 @@ _Folder = Annotated[
         access="folder",
     ),
 ]
+_Reading = Annotated[ReadOptions | None, OptionsOf(("default_dtype", "dims", "comm_groups", "run_time_unit"))]
 _Jobs = Annotated[
     int,
     AtLeast(1),
@@ -159,7 +160,7 @@ def simulate_grid(
     folder: _Folder = None,
     estimator: str | None = None,
     jobs: _Jobs = 1,
-    options: ReadingProgram = None,
+    options: _Reading = None,
     allow_programs: bool = False,
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,

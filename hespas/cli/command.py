@@ -115,6 +115,15 @@ class Call:
             return [] if self[name] in _ABSENT or self[name] == () else [self[name]]
         return list(value) if isinstance(value, list) else [value]
 
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the options that are repeated to compare their values."""
+        compared = (
+            name
+            for name, declared in self.options.items()
+            if declared.option.repeats and declared.option.parse is None
+        )
+        return {name: values for name in compared if len(values := self.several(name)) > 1}
+
     def is_written(self, name: str) -> bool:
         """Return True if the user wrote the option on the command line."""
         source = self.context.get_parameter_source(name)

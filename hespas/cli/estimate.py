@@ -12,7 +12,6 @@ from hespas.cli.command import AsJson, Call, Debug, ListFile, Overwrite, Untrust
 from hespas.cli.destinations import list_file
 from hespas.cli.session import command_line
 from hespas.cli.terminal import emit, flagged, mixed_lines, op_class_text, report_diagnostics, step_lines
-from hespas.cli.what_if import columns_of, print_columns
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, Option
 from hespas.report.tables import columns, table_from_rows
@@ -32,7 +31,7 @@ _Rows = Annotated[
 @command(estimate_program, estimate_table, progress="estimating")
 def estimate(call: Call, *, out: _Rows = None) -> None:
     """Estimate the time of each operation class of a step, or of each operation of a table, on a device."""
-    columns = columns_of(call)
+    columns = call.columns()
     if call["path"] is not None:
         if columns:
             raise UsageError("--table takes one --hardware and one --estimator", hint="give each once")
@@ -44,6 +43,8 @@ def estimate(call: Call, *, out: _Rows = None) -> None:
     elif call["source"] is None:
         raise UsageError("SRC or --table is required", hint="name a workload (SRC) or a table (--table FILE)")
     elif columns:
+        from hespas.cli.what_if import print_columns
+
         print_columns(call, columns)
     else:
         _estimate_program(call, out)

@@ -14,7 +14,7 @@ from hespas.api.what_if import simulate_grid
 from hespas.cli.command import Call, command
 from hespas.cli.destinations import check_apart
 from hespas.cli.terminal import emit, mixed_lines, op_class_text, report_diagnostics, step_lines
-from hespas.cli.what_if import columns_of, print_columns, print_comparison, print_sweep
+from hespas.cli.what_if import print_columns, print_comparison, print_sweep
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import DEVICE, INPUT, OUTPUT, Option
@@ -53,7 +53,7 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
 
     hespas simulate step.mlir --grid grid.toml --jobs 4 --report what-if/
     """
-    columns = columns_of(call)
+    columns = call.columns()
     if compare is not None:
         print_comparison(call, compare)
     elif call["path"] is not None:

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from hespas.api.grid_rows import AXES, Grid
+from hespas.api.what_if import simulate_grid
 from hespas.cli.command import Call
 from hespas.cli.terminal import emit, flagged, op_class_text, report_diagnostics
 from hespas.graph.errors import UsageError
+from hespas.graph.hints import options_of
 from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import counted, time_text
 
-__all__ = ["columns_of", "print_columns", "print_comparison", "print_sweep"]
+__all__ = ["print_columns", "print_comparison", "print_sweep"]
 
-_SWEEP_OPTIONS = frozenset(
-    {
-        "source", "path", "estimator", "allow_programs", "compare", "jobs", "json_file", "folder",
-        "overwrite", "progress", "loudness", "debug", "max_input_bytes", "comm_groups", "default_dtype",
-        "dims", "run_time_unit", "untrusted", "limit",
-    }
-)  # fmt: skip
-"""Parameters that are allowed with a grid or a comparison."""
-_AXES = frozenset(
-    {
-        "hardware", "system", "estimator", "granularity", "num_devices", "num_replicas", "on_unknown", "mode",
-        "system_config", "network_config", "memory_config", "backend", "queues_per_dim",
-    }
-)  # fmt: skip
-"""Options that all columns share; they are axes of a grid, too."""
+_RENAMED_AXES = {"on_unknown": "missing"}
 _MAX_RANKS = 8
 """Ranks of a comparison that are printed; the JSON document has all."""
 
 
-def columns_of(call: Call) -> dict[str, list[str]]:
-    """Return the values of the options that are repeated to compare them. Raises ``UsageError`` for a value
-    that is repeated.
-    """
-    columns = {name: call.several(name) for name in ("hardware", "estimator")}
-    return {name: values for name, values in columns.items() if len(values) > 1}
-
-
-def _refuse_others(call: Call, allowed: frozenset[str] = frozenset()) -> None:
+def _refuse_others(call: Call, allowed: Collection[str] = ()) -> None:
     """Raise ``UsageError`` for an option of one simulation."""
-    for parameter in call.context.command.params:
-        name = parameter.name or ""
-        if name not in _SWEEP_OPTIONS | allowed and call.is_written(name):
+    of_all = {*options_of(simulate_grid), "source", "estimator", "compare", *allowed}
+    for name, declared in call.options.items():
+        if name not in of_all and call.is_written(name):
             raise UsageError(
-                f"{parameter.opts[0]} applies to one simulation only",
+                f"{declared.flag} applies to one simulation only",
                 hint="leave it out, or make it an axis of the grid",
             )
 
@@ -88,21 +69,20 @@ def print_comparison(call: Call, compared: tuple[Path, Path]) -> None:
 
 def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
     """Simulate every combination of the repeated options and print one column for each."""
-    from hespas.api import simulate_grid
-    from hespas.api.grid_rows import Grid
+    from hespas import api
 
-    _refuse_others(call, _AXES)
+    axes = {name: axis for name in call.options if (axis := _RENAMED_AXES.get(name, name)) in AXES}
+    _refuse_others(call, axes)
     for name, values in columns.items():
         if len(set(values)) < len(values):
             raise UsageError(f"--{name} repeats a value", hint="give each value once")
     shared: dict[str, Any] = {"source": str(call["source"])}
-    for name in call.options:
-        if name in _AXES and name not in columns and call.is_written(name):
+    for name, axis in axes.items():
+        if name not in columns and call.is_written(name):
             value = call[name]
-            axis = {"on_unknown": "missing"}.get(name, name)
             shared[axis] = value if isinstance(value, int) else str(value)
     grid = Grid(shared["source"], {name: tuple(values) for name, values in columns.items()}, shared)
-    done = call.run(simulate_grid, path=grid)
+    done = call.run(api.simulate_grid, path=grid)
     call.write_json(done.to_json())
 
     def known(time_ns: float) -> str:
@@ -140,7 +120,7 @@ def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
 
 def print_sweep(call: Call, estimators: Sequence[str]) -> None:
     """Simulate the sweep points of a grid file and print one row for each."""
-    from hespas.api import simulate_grid
+    from hespas import api
 
     _refuse_others(call)
     if len(estimators) > 1:
@@ -148,7 +128,7 @@ def print_sweep(call: Call, estimators: Sequence[str]) -> None:
             "--grid takes one --estimator", hint="list estimators in the grid and add --allow-programs"
         )
     estimator = call["estimator"] if call.is_written("estimator") else None
-    done = call.run(simulate_grid, source=call["source"], estimator=estimator)
+    done = call.run(api.simulate_grid, source=call["source"], estimator=estimator)
     call.write_json(done.to_json())
     report_diagnostics(call.diagnostics, call["path"])
     reused = f"; {counted(done.kept, 'row')} reused from an earlier run" if done.kept else ""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from hespas import api
 from hespas.cli import convert, main, validate
+from hespas.cli.terminal import flagged
 from hespas.graph.errors import UsageError, exit_code
 from hespas.graph.hints import REQUIRED, AtLeast, AtMost, DeclaredOption, check_value, members_of, options_of
 from tests.test_untrusted import COMMANDS
@@ -109,6 +110,12 @@ def test_both_have_the_same_default(command: str, name: str) -> None:
         assert not has_own or parameter.multiple or option.option.repeats
     else:
         assert parameter.default == option.default
+
+
+@pytest.mark.parametrize(("command", "name"), list(parameters()))
+def test_messages_show_a_keyword_as_its_option(command: str, name: str) -> None:
+    shown = flagged(f"`{name}`")
+    assert shown in {f"`{name}`", declared_by(command)[name].flag}
 
 
 def wrong_values(option: DeclaredOption) -> Iterator[str]:
