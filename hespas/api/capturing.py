@@ -276,15 +276,14 @@ def capture(
     PyTorch: the function gets a ``DeviceMesh`` and ``arguments``, makes the model and returns the step
     (:func:`hespas.captures.torch.capture_torch`). ``real_tensors=True`` runs the function on real data
     instead of fake tensors; ``compiled=True`` records the graphs of AOTAutograd.
-
     JAX: ``arguments`` are arrays or abstract arrays with shardings. Instead of them, ``args`` describes the
     arguments as text (``bf16[8192,1024]@data,model; i32[8192]@data``), or is a function that makes them for
     the mesh. Without either, the function gets only the mesh and returns the step with its arguments.
     ``explicit`` names the mesh axes with explicit sharding. ``compile_for`` (``gpu:h100:8``,
     ``tpu:v5p:8x8x8``) returns the schedule of that compiler instead of the output of the partitioner.
 
-    A capture without data guesses values that a program reads from tensors. With ``on_unknown="error"`` it
-    raises ``UnsupportedError`` if a branch or a loop depends on such a value.
+    ``on_unknown="error"`` raises ``UnsupportedError`` if control flow depends on the value of a tensor,
+    which a capture without data guesses.
 
     Raises ``UsageError`` for a function that cannot be traced, ``UnsupportedError`` for a program that
     cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
