@@ -282,11 +282,9 @@ def capture(
     ``explicit`` names the mesh axes with explicit sharding. ``compile_for`` (``gpu:h100:8``,
     ``tpu:v5p:8x8x8``) returns the schedule of that compiler instead of the output of the partitioner.
 
-    ``on_unknown="error"`` raises ``UnsupportedError`` if control flow depends on the value of a tensor,
-    which a capture without data guesses.
-
     Raises ``UsageError`` for a function that cannot be traced, ``UnsupportedError`` for a program that
-    cannot be partitioned, ``MissingExtraError`` without JAX or PyTorch.
+    cannot be partitioned or, with ``on_unknown="error"``, whose control flow depends on the value of a tensor
+    without data, ``MissingExtraError`` without JAX or PyTorch.
     """
     sink = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
