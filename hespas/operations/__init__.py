@@ -5,6 +5,7 @@ from __future__ import annotations
 from hespas.operations.from_graph import (
     arithmetic_dtype,
     between_ranks,
+    element_types_of,
     group_sizes,
     operations_of,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "canonical_op",
     "chosen",
     "element_bytes",
+    "element_types_of",
     "find_scheme",
     "group_sizes",
     "numbered",

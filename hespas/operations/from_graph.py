@@ -16,6 +16,7 @@ from hespas.operations.tiles import TILED, padding_of_shape
 __all__ = [
     "arithmetic_dtype",
     "between_ranks",
+    "element_types_of",
     "group_sizes",
     "operations_of",
 ]
@@ -71,9 +72,8 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
     messages = graph.p2p.node[between]
     kind[messages] = _CODE["collective"]
     dims, deciding_type = _extents(graph)
-    dtype = arithmetic_dtype(graph, -1).astype(np.int32)
-    scheme = np.where(dtype < 0, _UNKNOWN_TYPE, dtype).astype(np.int32)
-    schemes = [*(entry.name for entry in DTYPES), ""]
+    element_types = element_types_of(graph)
+    scheme, schemes = element_types.row, list(element_types.names)
     _set_products(graph, kind, dims, scheme, schemes)
     _set_attention(graph, kind, dims)
     _set_experts(graph, kind, dims)
@@ -112,6 +112,13 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
         transcendentals=graph.transcendentals,
         bytes_moved=graph.bytes_moved,
     )
+
+
+def element_types_of(graph: OpGraph) -> Labels:
+    """Return the element type of each node: the number format of all but products. O(nodes)."""
+    dtype = arithmetic_dtype(graph, -1).astype(np.int32)
+    row = np.where(dtype < 0, _UNKNOWN_TYPE, dtype).astype(np.int32)
+    return Labels(row, (*(entry.name for entry in DTYPES), ""))
 
 
 def _kinds_with(dim: str) -> BoolArray:

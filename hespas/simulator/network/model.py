@@ -41,7 +41,7 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes import with_durations
 from hespas.hardware import Device, Dimension, Link, System, load_device
-from hespas.operations import Labels, Operations, between_ranks, operations_of
+from hespas.operations import Labels, Operations, between_ranks, element_types_of
 from hespas.simulator.network.algorithms import fastest_ns, least_ns, levels_of, message_ns
 from hespas.simulator.network.placement import (
     Footprint,
@@ -353,7 +353,7 @@ def on_system(
     graphs, timed_estimates, rank_class = list[OpGraph](), list[Estimate](), workload.rank_class.copy()
     for index, graph in enumerate(workload.classes):
         ranks = np.flatnonzero(workload.rank_class == index)
-        timed = _CommunicationTimes(graph, operations_of(graph).scheme, network, placements, messages)
+        timed = _CommunicationTimes(graph, element_types_of(graph), network, placements, messages)
         for mine, times in timed.parts(ranks):
             rank_class[mine] = len(graphs)
             if estimates is None:
