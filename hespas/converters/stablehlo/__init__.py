@@ -15,6 +15,7 @@ from hespas.files.streams import open_input
 from hespas.graph import Workload
 
 __all__ = [
+    "ATTACHMENT",
     "BYTECODE_MAGIC",
     "CLASS_MARK",
     "FORMAT",
@@ -69,6 +70,9 @@ CLASS_MARK = "// Rank class"
 
 UNKNOWN_WORK = "hespas.unknown_work"
 """Attribute of a replayed operation with unknown FLOPs; its value is the name in the graph."""
+
+ATTACHMENT = "stablehlo"
+"""Name of the program that is attached to a graph."""
 
 BYTECODE_MAGIC = b"ML\xefR"
 

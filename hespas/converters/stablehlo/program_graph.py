@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
-from hespas.converters.stablehlo import BYTECODE_MAGIC
+from hespas.converters.stablehlo import ATTACHMENT, BYTECODE_MAGIC
 from hespas.converters.stablehlo.assembly import DeviceCounts, assemble
 from hespas.converters.stablehlo.attributes import BufferLifetimes, CostAttributeReader
 from hespas.converters.stablehlo.communication import Communication, CommunicationReader, ProgramCollective
@@ -31,7 +31,7 @@ from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["ATTACHMENT", "parsing", "read_parsed"]
+__all__ = ["parsing", "read_parsed"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
 
@@ -43,10 +43,6 @@ _NO_CLASS = "incompatible function arguments"
 _SHARDING = b"sharding"
 
 _LONGEST_REASON = 200
-
-
-ATTACHMENT = "stablehlo"
-"""Name of the attached program."""
 
 
 def read_parsed(

@@ -8,32 +8,24 @@ in the child becomes an error message here. The graph of an accepted program ret
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.stablehlo import BYTECODE_MAGIC
-from hespas.converters.stablehlo.dimensions import with_dims
+from hespas.converters.stablehlo import ATTACHMENT, BYTECODE_MAGIC
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.program import ProgramForm, parse_program
-from hespas.converters.stablehlo.program_graph import ATTACHMENT, parsing, read_parsed
 from hespas.files.limits import parser_hint
-from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
+from hespas.files.sandbox import ParserFailedError, run_sandboxed
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
-from hespas.graph.errors import (
-    FormatError,
-    HespasError,
-    InvariantError,
-    MissingExtraError,
-    UnsupportedError,
-    UsageError,
-)
-from hespas.graph.packing import pack, unpack
+from hespas.graph.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.packing import unpack
 
-__all__ = ["read_in_child", "read_in_sandbox"]
+__all__ = ["read_in_sandbox"]
+
+_CHILD = "hespas.converters.stablehlo.child:read_in_child"
+"""Loaded only in the child: the parent needs neither the bindings nor the costs of operations."""
 
 _REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, UsageError)}
-_NEWLINE = b"\n"
 
 
 def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -51,7 +43,7 @@ def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: D
         "dims": dict(options.dims),
     }
     try:
-        reply = run_sandboxed(f"{__name__}:read_in_child", data, "jaxlib's parser", json.dumps(settings))
+        reply = run_sandboxed(_CHILD, data, "jaxlib's parser", json.dumps(settings))
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
@@ -59,7 +51,7 @@ def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: D
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
         ) from None
-    head, _, packed = reply.partition(_NEWLINE)
+    head, _, packed = reply.partition(b"\n")
     answer: dict[str, Any] = json.loads(head)
     for finding, count in answer["findings"]:
         finding["severity"] = Severity(finding["severity"])
@@ -74,66 +66,3 @@ def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: D
         return workload
     (graph,) = workload.classes
     return replace(workload, classes=(replace(graph, attachments={**graph.attachments, ATTACHMENT: data}),))
-
-
-def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
-    """Return findings, refusal and packed workload of a program for :func:`read_in_sandbox`.
-
-    Runs in the child. The parser gets ``parser_bytes`` of memory. The answer is a line of JSON and the
-    workload; an attached program that equals the input is left out.
-    """
-    settings: dict[str, Any] = json.loads(settings_text)
-    options = ReadOptions(
-        num_devices=settings["num_devices"],
-        num_replicas=settings["num_replicas"],
-        locations=settings["locations"],
-    )
-    diagnostics = Diagnostics(settings["keep"])
-    source = data
-    try:
-        bindings = load_bindings()
-        with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
-            parsed = parse_program(data, bindings)
-            if settings["dims"]:
-                module = with_dims(parsed.module, settings["dims"], bindings)
-                parsed = parsed._replace(module=module, form=ProgramForm.BYTECODE)
-                source = bindings.bytecode(module)
-        workload = read_parsed(
-            source,
-            parsed,
-            bindings,
-            path=settings["path"],
-            options=options,
-            diagnostics=diagnostics,
-        )
-    except InvariantError:
-        raise
-    except HespasError as error:
-        if isinstance(error.__cause__, MemoryError):
-            raise error.__cause__ from None
-        if isinstance(error.__cause__, RuntimeError):  # the child's limits, whatever was found before
-            diagnostics = Diagnostics()
-        refusal = {
-            "kind": type(error).__name__,
-            "message": error.message,
-            "position": error.position,
-            "hint": error.hint,
-        }
-        return _answer(diagnostics, refusal)
-    (graph,) = workload.classes
-    attaches_input = graph.attachments.get(ATTACHMENT) is data
-    if attaches_input:
-        attachments = {name: content for name, content in graph.attachments.items() if name != ATTACHMENT}
-        workload = replace(workload, classes=(replace(graph, attachments=attachments),))
-    return _answer(diagnostics, None, attaches_input=attaches_input) + pack(workload)
-
-
-def _answer(
-    diagnostics: Diagnostics, refusal: dict[str, str | None] | None, *, attaches_input: bool = False
-) -> bytes:
-    findings = [
-        ({**asdict(finding), "severity": finding.severity.value}, count)
-        for finding, count in diagnostics.tallies()
-    ]
-    head = {"findings": findings, "refusal": refusal, "attaches_input": attaches_input}
-    return json.dumps(head).encode() + _NEWLINE

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import ReadOptions, Value, WriteOptions
-from hespas.converters.stablehlo import CLASS_MARK, chosen_classes
+from hespas.converters.stablehlo import ATTACHMENT, CLASS_MARK, chosen_classes
 from hespas.converters.stablehlo.mlir import Bindings, load_bindings
 from hespas.converters.stablehlo.program import ProgramForm, form_of_name, in_form
 from hespas.converters.stablehlo.reader import ranks_text, read_program
@@ -126,7 +126,7 @@ class _ProgramWriter(NamedTuple):
     def program(self, index: int) -> _WrittenProgram:
         """Return the program of one class: the original, or a replay."""
         graph, ranks = self.workload.classes[index], self.workload.num_ranks
-        reason = "each rank class is a separate program" if _ATTACHMENT in graph.attachments else ""
+        reason = "each rank class is a separate program" if ATTACHMENT in graph.attachments else ""
         if len(self.workload.classes) == 1:
             original, reason = _original_of(graph, ranks)
             if original is not None:
@@ -201,7 +201,7 @@ class _ProgramWriter(NamedTuple):
 def _absent(graph: OpGraph) -> dict[str, int]:
     """Return the number of values of a graph that no replay holds. Names are kept in locations."""
     placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
-    others = [name for name in graph.attachments if name != _ATTACHMENT]
+    others = [name for name in graph.attachments if name != ATTACHMENT]
     several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
     return {
         "durations": int((~np.isnan(graph.duration_ns)).sum()),
@@ -216,8 +216,6 @@ def _report_absent(name: str, counts: Mapping[str, int], diagnostics: Diagnostic
     for what, count in counts.items():
         diagnostics.info(f"stablehlo.{what}", name, _OMISSIONS[what], count=count)
 
-
-_ATTACHMENT = "stablehlo"
 
 _ANNOTATIONS: dict[str, str] = {
     column: what
@@ -255,11 +253,11 @@ def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | Non
     names, costs. Another structure, as passes produce, is another program. An unreadable attachment is
     ignored.
     """
-    data = graph.attachments.get(_ATTACHMENT)
+    data = graph.attachments.get(ATTACHMENT)
     if data is None:
         return None, ""
     try:
-        again = read_program(data, _ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
+        again = read_program(data, ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
     except HespasError as error:
         return None, f"the program attached to the graph cannot be read: {error.message}"
     if again.num_ranks != num_ranks:
