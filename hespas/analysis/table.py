@@ -98,7 +98,8 @@ def _declared(name: str, annotation: str) -> Column:
         "id": name in _IDS,
         "count": annotation in {"int", "Count"},
     }
-    declared = column_of(name, next((kind for kind, applies in kinds.items() if applies), "number"))
+    stated: list[Kind] = [kind for kind, applies in kinds.items() if applies]
+    declared = column_of(name, stated[0] if stated else "number")
     return replace(declared, kind="moment") if name in _MOMENTS else declared
 
 

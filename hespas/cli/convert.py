@@ -142,9 +142,6 @@ def _list_formats(source: str | None, destination: str | None, *, as_json: bool,
 _ACCOUNT = (Column("figure", " "), *columns("number", "in", "out", write=str))
 
 
-_ACCOUNT = (Column("figure", " "), *columns("number", "in", "out", write=str))
-
-
 def _print_account(done: Conversion) -> None:
     """Print diagnostics and the conservation account on standard error: standard output may be DST."""
     report_diagnostics(done.diagnostics, done.source)

@@ -84,9 +84,6 @@ def view(call: Call, *, top: _Top = 10, rank_class: _RankClass = 0) -> None:
 _COST_COLUMNS = (*columns("flops", "FLOPs"), *columns("bytes", "bytes"), *columns("time", "time"))
 
 
-_COST_COLUMNS = (*columns("flops", "FLOPs"), *columns("bytes", "bytes"), *columns("time", "time"))
-
-
 def _known_sum(figures: Sequence[float]) -> float:
     known = [figure for figure in figures if not isnan(figure)]
     return sum(known) if known or not figures else nan

@@ -128,7 +128,7 @@ def curves(drawn: Sequence[Curve], most: int = 4) -> Markup:
             start = f"M{float(x[0]):.1f} {float(y[0]):.1f}"
             style = ' class="second"' if place else ""
             paths.append(f'<path{style} d="{start}{"".join(steps[1:])}"/>')
-        names = dict(zip(("compute", "communication"), curve.heights, strict=False))
+        names: dict[str, str] = dict(zip(("compute", "communication"), curve.heights, strict=False))
         keys = legend(names) if len(curve.heights) > 1 else ""
         caption = escape(curve.caption)
         parts.append(

@@ -228,17 +228,7 @@ class Table:
         writer = csv.writer(lines, lineterminator="\r\n")
         if has_header:
             writer.writerow([escape_cell(column.name) for column in self.header])
-        columns = (
-            [
-                ""
-                if is_unknown(value)
-                else f"{value:.{column.digits}g}"
-                if column.digits
-                else escape_cell(value)
-                for value in self.values(column)
-            ]
-            for column in self.header
-        )
+        columns = ([_csv_cell(column, value) for value in self.values(column)] for column in self.header)
         writer.writerows(zip(*columns, strict=True))
 
     def to_csv(self) -> str:
@@ -273,7 +263,7 @@ class Table:
     def write_parquet(self, path: Path) -> None:
         """Write the table as a Parquet file; unknown values are null."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
+        from pyarrow import parquet
 
         columns = {
             column.name: [
@@ -282,7 +272,8 @@ class Table:
             ]
             for column in self.header
         }
-        pq.write_table(pa.table(columns), path)
+        write: Callable[[object, Path], None] = getattr(parquet, "write_table")  # noqa: B009 - untyped
+        write(pa.table(columns), path)
 
 
 def _markdown_cell(column: Column, value: object) -> str:
@@ -320,15 +311,17 @@ def column_of(name: str, kind: Kind = "number") -> Column:
     """Return the declaration of a column whose name states its quantity; of others the kind is ``kind``."""
     unit = next(suffix for suffix in _UNITS if name.endswith(suffix))
     title = f"{name.removesuffix(unit).replace('_', ' ')} {_UNITS[unit]}".strip()
-    kinds: dict[Kind, bool] = {
+    kinds: Mapping[Kind, bool] = {
         "time": name.endswith("_ns"),
         "share": name in {"overlap", "share"} or name.endswith("_share"),
         "bytes": name == "bytes_moved" or name.endswith("_bytes"),
         "flops": name == "flops",
         "id": name in {"rank", "rank_class", "node"},
     }
-    stated = kind if kind in _TEXTS else next((each for each, applies in kinds.items() if applies), kind)
-    return Column(name, title, stated)
+    if kind in _TEXTS:
+        return Column(name, title, kind)
+    stated: list[Kind] = [each for each, applies in kinds.items() if applies]
+    return Column(name, title, stated[0] if stated else kind)
 
 
 def table_from_rows(header: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Table:

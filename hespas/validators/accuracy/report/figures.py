@@ -180,15 +180,17 @@ def shape_rows_of(result: Accuracy, estimators: Sequence[str]) -> tuple[list[Sha
     order = np.argsort(-all_rows[:, 3], kind="stable")[:MOST_POINTS]
     rows = all_rows[order]
     shapes: list[ShapeRow] = []
-    for of_source, cells in zip(source[order].tolist(), rows.tolist(), strict=True):
-        cases, row = result.cases[of_source], int(cells[0])
+    numbers: list[int] = source[order].tolist()
+    lines: list[list[float]] = rows.tolist()
+    for number, cells in zip(numbers, lines, strict=True):
+        of_source, row = result.cases[number], int(cells[0])
         shapes.append(
             ShapeRow(
-                source=cases.source,
-                hardware=cases.hardware,
-                op_class=cases.classes[int(cases.op_class[row])],
-                label=cases.labels[row],
-                shape=cases.shapes[int(cells[1])],
+                source=of_source.source,
+                hardware=of_source.hardware,
+                op_class=of_source.classes[int(of_source.op_class[row])],
+                label=of_source.labels[row],
+                shape=of_source.shapes[int(cells[1])],
                 count=int(cells[2]),
                 measured_ns=cells[4],
                 share=cells[5],

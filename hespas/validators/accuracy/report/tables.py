@@ -20,7 +20,6 @@ from hespas.report.texts import UNKNOWN, shown
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.texts import (
-    count_text,
     limits_of,
     percent,
     summary_lines,
@@ -467,7 +466,7 @@ def lint_table(result: Accuracy) -> ReportTable:
     header = (
         *columns("text", "finding"),
         *columns("code", "source"),
-        Column("count", kind="count", write=count_text),
+        Column("count", kind="count"),
         *columns("number", "of the time", write=percent),
         *columns("code", "message"),
     )

@@ -14,7 +14,6 @@ from hespas.validators.accuracy.result import Accuracy, EndToEnd, SummaryRow, Th
 __all__ = [
     "SummaryLine",
     "ThresholdCheck",
-    "count_text",
     "limits_of",
     "percent",
     "rate_text",
@@ -55,11 +54,6 @@ def rate_text(flops_per_s: float) -> str:
         return UNKNOWN
     size, unit = next((row for row in _RATES if flops_per_s >= row[0]), _RATES[-1])
     return f"{flops_per_s / size:,.4g} {unit}"
-
-
-def count_text(value: float) -> str:
-    """Return a count with separators; a dash if it is unknown."""
-    return UNKNOWN if isnan(value) else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
