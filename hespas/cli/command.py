@@ -39,22 +39,10 @@ from hespas.graph.hints import (
     parameters_of,
 )
 
-__all__ = [
-    "AsJson",
-    "Call",
-    "Debug",
-    "Json",
-    "ListFile",
-    "Overwrite",
-    "Untrusted",
-    "UntrustedLimit",
-    "command",
-    "device_names",
-    "estimator_names",
-    "format_names",
-    "system_names",
-]
+__all__ = ["LISTING", "Call", "command", "device_names", "estimator_names", "format_names", "system_names"]
 
+LISTING = ("json_file", "max_input_bytes", "loudness")
+"""Options of all commands that a command without inputs does not have."""
 _Result = TypeVar("_Result")
 _Handler = Callable[..., None]
 _EnumOf: Any = StrEnum
@@ -480,7 +468,7 @@ _AllowPrograms = Annotated[
         rich_help_panel=DEVICE,
     ),
 ]
-Json = Annotated[
+_Json = Annotated[
     Path | None,
     typer.Option(
         "--json",
@@ -489,19 +477,7 @@ Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-ListFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[FILE|-]",
-        help="Write the JSON of --json to this file (default: standard output).",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Write the list as JSON to standard output, or to the FILE that follows."),
-]
-Overwrite = Annotated[
+_Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output files.", rich_help_panel=OUTPUT)
 ]
 _Progress = Annotated[
@@ -524,7 +500,7 @@ _Loudness = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-Untrusted = Annotated[
+_Untrusted = Annotated[
     bool,
     typer.Option(
         "--untrusted",
@@ -536,7 +512,7 @@ Untrusted = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
-UntrustedLimit = Annotated[
+_UntrustedLimit = Annotated[
     list[str] | None,
     typer.Option(
         "--limit",
@@ -547,21 +523,21 @@ UntrustedLimit = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
-Debug = Annotated[
+_Debug = Annotated[
     bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
 ]
 
 
 def _common(
-    json_file: Json = None,
-    overwrite: Overwrite = False,
+    json_file: _Json = None,
+    overwrite: _Overwrite = False,
     progress: _Progress = None,
     max_input_bytes: _MaxInputBytes = None,
     allow_programs: _AllowPrograms = False,
     loudness: _Loudness = None,
-    untrusted: Untrusted = False,
-    limit: UntrustedLimit = None,
-    debug: Debug = False,
+    untrusted: _Untrusted = False,
+    limit: _UntrustedLimit = None,
+    debug: _Debug = False,
 ) -> None:
     """Declare the options of all commands."""
 

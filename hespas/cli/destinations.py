@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from hespas.graph.errors import OutputError, UsageError
+from hespas.graph.hints import Option
 
 __all__ = [
+    "AsJson",
+    "ListFile",
     "check_apart",
     "check_once",
     "check_reports",
@@ -117,6 +121,22 @@ def report_folder(text: str) -> Path:
     if text in ("", "-"):
         raise typer.BadParameter(f"{text!r} is not a folder: name one, such as report/")
     return Path(text)
+
+
+ListFile = Annotated[
+    Path | None,
+    Option(
+        "Write the JSON of --json to this file (default: standard output).",
+        metavar="[FILE|-]",
+        is_argument=True,
+        default_text="",
+        access="writes",
+    ),
+]
+AsJson = Annotated[
+    bool,
+    Option("Write the list as JSON to standard output, or to the FILE that follows.", flag="json"),
+]
 
 
 def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | None:

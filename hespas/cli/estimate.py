@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from hespas.api.estimation import estimate as estimate_program
 from hespas.api.table_estimation import estimate_table
-from hespas.cli.command import AsJson, Call, Debug, ListFile, Overwrite, Untrusted, UntrustedLimit, command
-from hespas.cli.destinations import list_file
-from hespas.cli.session import command_line
+from hespas.cli.command import LISTING, Call, command
+from hespas.cli.destinations import AsJson, ListFile, list_file
 from hespas.cli.terminal import emit, flagged, mixed_lines, op_class_text, report_diagnostics, step_lines
 from hespas.graph.errors import UsageError
 from hespas.graph.hints import OUTPUT, Option
@@ -169,29 +168,26 @@ def _estimators_text(row: ClassTotals) -> str:
     return ", ".join(f"{part.estimator} {part.duration_ns / known_ns:.1%}" for part in parts) or "-"
 
 
+@command(without=LISTING)
 def estimators(
-    json_file: ListFile = None,
+    call: Call,
     *,
+    json_file: ListFile = None,
     as_json: AsJson = False,
-    overwrite: Overwrite = False,
-    untrusted: Untrusted = False,
-    limit: UntrustedLimit = None,
-    debug: Debug = False,
 ) -> None:
     """List the estimators, their availability on this machine and the packages that they need."""
-    with command_line(debug, writes=[json_file]):
-        destination = list_file(json_file, as_json=as_json, overwrite=overwrite)
-        from hespas.estimators.registry import list_estimators
+    destination = list_file(json_file, as_json=as_json, overwrite=call.overwrite)
+    from hespas.estimators.registry import list_estimators
 
-        rows = list_estimators()
-        if destination:
-            from hespas import api
+    rows = list_estimators()
+    if destination:
+        from hespas import api
 
-            api.write_json(api.estimators_document(rows), destination, overwrite=overwrite)
-            return
-        lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
-        header = columns("text", "estimator", "available", "description", "detail")
-        emit(table_from_rows(header, lines).to_text())
-        for row in rows:
-            if row.install and not row.available:
-                emit(f"{row.name}: {flagged(row.install)}")
+        api.write_json(api.estimators_document(rows), destination, overwrite=call.overwrite)
+        return
+    lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
+    header = columns("text", "estimator", "available", "description", "detail")
+    emit(table_from_rows(header, lines).to_text())
+    for row in rows:
+        if row.install and not row.available:
+            emit(f"{row.name}: {flagged(row.install)}")
