@@ -99,7 +99,7 @@ def synthetic(nodes: int) -> EtColumns:
             np.empty(0, np.int64),
             ByteRows.blank(0),
         ),
-        frame_byte=np.zeros(nodes, np.int64),
+        position=np.zeros(nodes, np.int64),
     )
 
 
