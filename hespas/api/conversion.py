@@ -194,7 +194,7 @@ _SourceVersion = Annotated[
 _TargetVersion = Annotated[
     str,
     Option(
-        "Write this version of DST's format (see hespas-convert --list-formats).",
+        "Write this version of DST's format (see `list_formats`).",
         flag="to-version",
         metavar="VERSION",
         panel=OUTPUT,

@@ -14,7 +14,7 @@ from hespas.api.checks import validate_capture
 from hespas.cli.command import Call, command
 from hespas.cli.terminal import emit, flagged, is_quiet, print_message, report_diagnostics
 from hespas.graph.errors import UsageError
-from hespas.graph.hints import Option
+from hespas.graph.hints import INPUT, OUTPUT, Option
 from hespas.report.tables import Column, columns, table_from_rows
 from hespas.report.texts import bytes_text, count_text, counted
 
@@ -78,7 +78,7 @@ def check(call: Call, *, list_rules: _ListRules = False) -> None:
         raise typer.Exit(result.exit_code)
 
 
-@command(convert_and_back, progress="round trips")
+@command(convert_and_back, progress="round trips", panels=(OUTPUT, INPUT))
 def roundtrip(call: Call, *, html_file: _Html = None) -> None:
     """Convert files through every pair of formats and back; report what each pair keeps, as a matrix.
 

@@ -244,7 +244,7 @@ _SAME_NAME = (
     "context_all_to_all cp dataflow default_dtype devices dp end_to_end engine ep estimator etp "
     "expert_dtype expert_node explicit factors framework global_batch gpu_memory_utilization "
     "granularity grid hardware imbalance interference jitter json kv_cache_dtype kv_cache_tokens "
-    "launches limit lora_rank max_batched_tokens max_e2e max_input_bytes max_mape max_num_seqs "
+    "launches limit list_formats lora_rank max_batched_tokens max_e2e max_input_bytes max_mape max_num_seqs "
     "max_regression memory_config mesh messages micro_batch min_coverage mode model_flops "
     "network_config num_devices num_replicas num_speculative_tokens only_classes out overlap "
     "overlap_trips overlay overwrite partitioner per_request platform pp precision profile prompt "
