@@ -1,5 +1,5 @@
-"""Application of an estimate to a graph: element types of the device, durations, and the policy for missing
-ones.
+"""Steps around an estimate: choose the element types that the device multiplies in, write the estimated
+durations into the graph, and apply the policy for nodes without an estimate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CONVERT, _WIDE_BITS = "convert", 32
 
 
 def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the work of a program on a device.
+    """Return the graph as ``device`` executes it, with the element types in which its products are computed.
 
     Programs compiled for a CPU convert narrow values to f32 before products (see
     :data:`~hespas.graph.SOURCE_DTYPE`). Other devices multiply the narrow values without conversions. Types
@@ -92,8 +92,8 @@ def warn_of_tf32(metadata: Mapping[str, str], device: Device, where: str, diagno
 
 
 def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], BoolArray]:
-    """Return the types without units on a device, with the wider type that each runs in; and the operations
-    that multiply them.
+    """Return the element types that ``device`` has no matrix units for, each with the wider type in which it
+    is multiplied, and a mask of the nodes that multiply them.
     """
     table, heads = graph.contractions, graph.op_class == int(OpClass.ATTENTION)
     lhs, rhs = (_wider_codes(device)[column] for column in (table.lhs, table.rhs))
@@ -106,8 +106,8 @@ def _converted_types(graph: OpGraph, device: Device) -> tuple[dict[str, str], Bo
 
 
 def _wider_codes(device: Device) -> NDArray[np.int16]:
-    """Return the code of the type that each type is converted to on a device, -1 for none; the last is for an
-    unknown type.
+    """Return an array that maps each element type code to the code of the wider type in which ``device``
+    multiplies it, or to -1 if no conversion is needed. The last entry is for an unknown type (index -1).
     """
     codes = np.full(len(DTYPES) + 1, -1, np.int16)
     for code, entry in enumerate(DTYPES):
@@ -117,7 +117,9 @@ def _wider_codes(device: Device) -> NDArray[np.int16]:
 
 
 def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with products in types that the device has units for; operands keep their types."""
+    """Return the graph with the operand types of its products replaced by types that ``device`` has units
+    for. The stored operands keep their types, so memory traffic does not change.
+    """
     changes, nodes = _converted_types(graph, device)
     for name, wider in changes.items():
         code, table = dtype(name).code, graph.contractions
@@ -152,7 +154,7 @@ def _in_own_types(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> O
 
 
 def _rounds_to_tf32(device: Device) -> bool:
-    """Return True if products of f32 run on the TF32 units of a device."""
+    """Return True if the device computes products of f32 operands on TF32 units, which round the operands."""
     try:
         return peak_for(device, "matrix", "f32").peak.dtype == "tf32"
     except UnsupportedError:
@@ -160,7 +162,9 @@ def _rounds_to_tf32(device: Device) -> bool:
 
 
 def _as_written(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with products of values that were widened for a CPU as they were written."""
+    """Return the graph with products in the narrow types of the source program, where a CPU compiler had
+    widened them to f32. The added conversions are removed.
+    """
     key = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
     rows = np.flatnonzero(np.isin(graph.extra.key, list(key)) & (graph.extra.node >= 0)).tolist()
     if device.kind == "cpu" or not rows:
@@ -229,8 +233,8 @@ def apply_estimate(
 
 
 def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
-    """Return a mask of the nodes that run without an estimate and have a time above 0 of their own, shape
-    ``(nodes,)``.
+    """Return a mask of the nodes that have no estimate but already have a duration above 0 (for example a
+    measured one) and run in this step. Shape ``(nodes,)``.
     """
     timed = (graph.duration_ns > 0) & (graph.executions != 0)
     keeps: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
@@ -238,7 +242,9 @@ def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
 
 
 def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], findings: Diagnostics) -> None:
-    """Report nodes that keep their own time, which may belong to another device."""
+    """Report nodes that have no estimate and keep the duration of the input file, which may have been
+    measured on another device.
+    """
     if not estimate.hardware:
         findings.info(
             "estimate.kept-duration",

@@ -1,8 +1,9 @@
-"""Calibrated roofline: fitted forms of a device, selected per class of operations.
+"""Calibrated roofline: formulas of time that were fitted to measurements of a device.
 
-A prediction has an interval that held 90 % of the measurements of shapes outside the fit; it widens for
-operations larger or smaller than the fitted sizes. TPUs without fits use the fits of the measured TPU, with
-the interval of a device without measurements.
+Each class of operations (a kind, an operation, a number format and a kernel variant) has its own fits. A
+prediction has an interval that held 90 % of the measurements of shapes outside the fit. The interval is wider
+for operations larger or smaller than the fitted sizes. TPUs without fits use the fits of the measured TPU,
+with a much wider interval.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ _AS_FITTED = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """Estimator by fitted forms. ``chip_wide``: use a device's overall fit for kinds without a fit of their
-    own. ``num_ranks``: size of collectives over all ranks where the graph states none (-1: unknown).
+    """Estimator that predicts times with the fitted formulas of a device.
+
+    ``chip_wide``: use the device's overall fit for kinds of operations that have no fit. ``num_ranks``: size
+    of collectives over all ranks where the graph does not state one (-1: unknown).
     """
 
     chip_wide: bool = True
@@ -72,7 +75,9 @@ class Calibrated:
         return Prediction.of(self.name, *within_roof(columns, ops, device))
 
     def _carried_over(self, device: Device, labels: tuple[str, str, str, str]) -> _FitSelection | None:
-        """Return the measured TPU's fits of a class, as shares of another TPU's data sheet."""
+        """Return the fits of the measured TPU for a class of operations, applied with the data-sheet rates of
+        another TPU; None if ``device`` is not another TPU.
+        """
         if device.kind != "tpu" or device.name == _MEASURED_TPU:
             return None
         selection = replace(FitIndex.of(load_device(_MEASURED_TPU)), device=device).select(*labels)
@@ -98,11 +103,12 @@ _WIDEST = 4.0
 def _without_quantizing(
     fit: Fit, ops: Operations, index: FitIndex, report: tuple[str, Diagnostics]
 ) -> FloatArray:
-    """Return the time, 5 % and 95 % [ns] of products of ``ops`` sizes without the quantising kernels in
-    ``fit``.
+    """Return the time and its 5 % and 95 % bounds [ns] of products that need no quantising kernels, from a
+    fit that includes these kernels.
 
-    Serving libraries take 16-bit activations, compute a scale, convert and multiply; the tables have the sum
-    of these. The fitted times of computing the scale and converting are subtracted.
+    Serving libraries take 16-bit activations, compute a scale, convert the activations and multiply. The
+    measured tables have the sum of these kernels. The fitted times of computing the scale and converting are
+    subtracted.
     """
     location, findings = report
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
@@ -127,8 +133,8 @@ def _without_quantizing(
 
 
 def _quantizing_ns(fit: Fit, ops: Operations, index: FitIndex) -> FloatArray | None:
-    """Return the time of the quantising kernels; None if they are not fitted for this scheme on
-    this device.
+    """Return the time [ns] of the kernels that quantise the activations; None if the device has no fit of
+    them for this number format.
     """
     if fit.scheme != "fp8":
         return None
@@ -184,10 +190,12 @@ the MI100).
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FitSelection:
-    """Fits in order of preference: an operation uses the first one that was fitted on sizes like its own.
+    """Fits for a class of operations in order of preference. Each operation uses the first fit whose fitted
+    sizes include its own.
 
-    ``scheme`` is the scheme of the fits; ``quantizing`` is true if they include kernels that quantise and the
-    operation does not. ``assumed`` is the code and text of a diagnostic; empty if the fit is the class's own.
+    ``scheme`` is the number format of the fits. ``quantizing`` is true if the fits include kernels that
+    quantise the activations and the operation does not need them. ``assumed`` is the code and text of the
+    diagnostic to report; it is empty if the fits are of the same class.
     """
 
     fits: tuple[Fit, ...]
@@ -236,7 +244,7 @@ def _times_of_selection(
 
 @dataclass(frozen=True, slots=True)
 class FitIndex:
-    """Fits of a device by class."""
+    """Fits of a device, indexed by kind, operation and number format."""
 
     device: Device
     by_class: Mapping[tuple[str, str, str], tuple[Fit, ...]] = field(repr=False)
@@ -272,12 +280,13 @@ class FitIndex:
         return cls(device, ordered, schemes, common)
 
     def select(self, kind: str, op: str, scheme: str, variant: str) -> _FitSelection | None:
-        """Return the fits for a class, None if none covers it.
+        """Return the fits for a class of operations, or None if none covers it.
 
-        Fits of the operation come before fits of its kind, and among these fits of its format before fits of
-        any format (from recordings), unless the latter are of kernels as programs run them. An operation
-        without a variant uses a kernel that was recorded on the device; else a row of the device's own table,
-        in its format; else a kernel that the vendor's devices have in common, before any other fit.
+        An operation without a variant is assumed to run the kernel of a framework. It uses, in this order:
+        the fit of a kernel that all devices of the vendor have in common, a fit of kernels recorded in
+        programs on this device, and a fit of a measured table in the requested number format. Fits of the
+        same operation are tried before fits of its kind. The last choices are fits that include quantising
+        kernels, and the fit of the whole chip.
         """
         names = (op, ANY) if op != ANY else (ANY,)
         if not variant and scheme and (selection := self._common_kernel(kind, names, scheme)):
@@ -297,7 +306,8 @@ class FitIndex:
         return self._chip_wide(kind, scheme)
 
     def _common_kernel(self, kind: str, names: Sequence[str], scheme: str) -> _FitSelection | None:
-        """Return the vendor's common kernel of an operation, or the device's own fit of it; None without a
+        """Return the fit of the kernel that all devices of the vendor have in common for this operation. If
+        the device has its own measured fit of that kernel, return its own fit. Return None without a
         common kernel.
         """
         distance = fits_distance(self.device)
@@ -311,9 +321,11 @@ class FitIndex:
         return None
 
     def _own_kernel(self, kind: str, op: str, scheme: str) -> _FitSelection | None:
-        """Return the device's own measured fits of a kernel that has a common fit, too. Fits of times from
-        events get the start of the common fit: a table shows the speed of a device's memory and units, its
-        start only the launch by the host.
+        """Return the device's measured fits of an operation for which the vendor has a common kernel; None
+        without one.
+
+        Fits of times from device events include the launch by the host, so their start is limited to the
+        start of the common fit.
         """
         common = self.common.get((kind, op)) or self.common.get((kind, ANY))
         if common is None or kind not in _OWN_FIRST:
@@ -334,8 +346,8 @@ class FitIndex:
         return None
 
     def is_timed_with_events(self, fit: Fit) -> bool:
-        """Return True if a fit includes launches by a host; for the whole chip's fit, if the fits of all
-        kernels do.
+        """Return True if the measured times of a fit include the launches by the host. For the whole chip's
+        fit, return True if the fits of all its kernels do.
         """
         if fit.variant != ANY:
             return timed_with_events(fit.variant)
@@ -343,7 +355,9 @@ class FitIndex:
         return bool(kernels) and all(timed_with_events(other.variant) for other in kernels)
 
     def _of_format(self, kind: str, op: str, scheme: str, variant: str) -> _FitSelection | None:
-        """Return fits of an operation in its format, or in a format that takes the same time."""
+        """Return the fits of an operation in the requested number format, or in a format that takes the same
+        time.
+        """
         if fits := self._fits(kind, op, scheme, variant):
             return _FitSelection(fits=fits, scheme=scheme)
         for other in self._similar_schemes(kind, scheme):
@@ -358,8 +372,9 @@ class FitIndex:
         return tuple(fit for fit in fits if fit.variant == variant) if variant else fits
 
     def _similar_schemes(self, kind: str, scheme: str) -> Iterable[str]:
-        """Yield schemes whose fits may be used: of the same width and rate; for operations that stream their
-        data, all.
+        """Yield other number formats whose fits may be used for ``scheme``: formats of the same width, with
+        the same rate for kinds that use matrix units. Kinds that do not use matrix units may use any
+        fitted format.
         """
         rate = rate_flops_per_s(self.device, scheme, matrix=kind in MATRIX_KINDS)
         same = [name for group in _SAME_FORMAT if scheme in group for name in sorted(group) if name != scheme]
@@ -372,7 +387,7 @@ class FitIndex:
             yield from (name for name in self.schemes.get(kind, ()) if name not in (scheme, ANY, *same))
 
     def _chip_wide(self, kind: str, scheme: str) -> _FitSelection | None:
-        """Return the whole chip's fit for a kind of one kernel."""
+        """Return the fit of the whole chip for a kind that runs as a single kernel; None for other kinds."""
         fits = self.by_class.get((ANY, ANY, ANY), ())
         if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
             return None
@@ -383,7 +398,7 @@ class FitIndex:
 
 
 def _with_start_limit(fit: Fit, start_ns: float) -> tuple[FitParameter, ...]:
-    """Return the parameters of a fit with a start of at most ``start_ns``."""
+    """Return the parameters of a fit with its start (the fixed time per call) limited to ``start_ns``."""
     return tuple(
         FitParameter(name=parameter.name, value=min(parameter.value, start_ns))
         if parameter.name == "t0_ns"
@@ -397,7 +412,9 @@ _PER_DOUBLING = 0.25
 
 
 def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
-    """Return the doublings by which sizes are outside the fitted range, summed over all dimensions."""
+    """Return by how many doublings the sizes of each operation are outside the fitted range, summed over all
+    dimensions.
+    """
     total = np.zeros(len(ops))
     for fitted in fit.support:
         size = ops.dim(fitted.name)
@@ -413,7 +430,9 @@ def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
 
 
 def _time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) -> FloatArray:
-    """Return the time, 5 % and 95 % [ns] of operations of one scheme by one fit, shape (3, ops)."""
+    """Return the time and its 5 % and 95 % bounds [ns] that one fit predicts for operations of one number
+    format. Shape (3, ops).
+    """
     form = EVERY_FORM.get(fit.form)
     if form is None:
         return np.full((3, len(ops)), np.nan)

@@ -59,7 +59,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLine:
-    """Piecewise linear time: ``knees_bytes`` rise; there is one rate more than knees."""
+    """Time of a collective as a piecewise linear function of the message size. ``knees_bytes`` rise; there is
+    one more rate than knees.
+    """
 
     t0_ns: float
     knees_bytes: tuple[float, ...]
@@ -72,8 +74,10 @@ class CollectiveLine:
 
 
 class StartAndMoved(NamedTuple):
-    """Times [ns] of messages of shape ``(messages,)`` in two parts, and the doublings of ranks or nodes from
-    the measured layout.
+    """Times [ns] of messages, split into the start and the movement of bytes, each of shape ``(messages,)``.
+
+    ``doublings`` is the distance from the nearest measured layout, in doublings of the number of ranks or
+    nodes.
     """
 
     start_ns: FloatArray
@@ -82,7 +86,7 @@ class StartAndMoved(NamedTuple):
 
     @property
     def time_ns(self) -> FloatArray:
-        """Sum of both parts."""
+        """Sum of the start and the time to move the bytes [ns]."""
         return self.start_ns + self.moved_ns
 
 
@@ -106,9 +110,12 @@ _BY_INTERFACE = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveLines:
-    """Lines of one fit of an operation on ``device``, by layout, fitted from ``least`` to ``most`` bytes and
-    extrapolated beyond. ``usual_growth`` is the growth of the start for a single number of ranks (NaN: the
-    operation's). If it ``rises``, more ranks of a node never take less for the same buffer.
+    """Fitted lines of one collective operation on ``device``, one for each measured layout of ranks.
+
+    The fit covers messages of ``least`` to ``most`` bytes. ``usual_growth`` is the relative growth of the
+    start per doubling of ranks, used where one number of ranks was measured (NaN: the default of the
+    operation). If ``rises``, a collective over more ranks of a node never takes less time than over fewer
+    ranks for the same buffer.
     """
 
     op: str
@@ -120,8 +127,8 @@ class CollectiveLines:
     rises: bool = True
 
     def inside(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray | None:
-        """Return the time on a measured layout, or between fewer and more ranks on as many nodes; None on any
-        other.
+        """Return the time on a measured layout, or interpolate between fewer and more ranks on the same
+        number of nodes. Return None for any other layout.
         """
         if layout in self.by_layout:
             return self._time_ns(layout, message_bytes)
@@ -138,8 +145,8 @@ class CollectiveLines:
         return min((_doublings(other, layout) for other in same_nodes), default=inf)
 
     def carried(self, layout: RankLayout, message_bytes: FloatArray, device: Device) -> StartAndMoved | None:
-        """Return the time on a layout beyond the measured ones, or of another ``device``, extrapolated from
-        the nearest measured layout: within one node, or across several.
+        """Return the time on ``layout`` of ``device``, extrapolated from the nearest measured layout. Layouts
+        within one node are extrapolated from such layouts only, and layouts across nodes likewise.
         """
         similar = [other for other in self.by_layout if (other.nodes > 1) == (layout.nodes > 1)]
         if not similar:
@@ -162,7 +169,9 @@ class CollectiveLines:
         return StartAndMoved(start * growth, moved * slower, _doublings(near, layout))
 
     def parts(self, layout: RankLayout, message_bytes: FloatArray, device: Device) -> StartAndMoved | None:
-        """Return the time on any layout of ``device``, measured or not, in its parts."""
+        """Return the start and the time to move the bytes on any layout of ``device``. A layout that was not
+        measured is interpolated or extrapolated.
+        """
         time = self.inside(layout, message_bytes)
         least = self.inside(layout, np.minimum(message_bytes, self.least))
         if time is None or least is None:
@@ -178,7 +187,9 @@ class CollectiveLines:
         return StartAndMoved(start, moved, 0.0)
 
     def _time_ns(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the time on a measured layout."""
+        """Return the time of messages on a measured layout. If ``rises``, it is at least the time on fewer
+        ranks of a node.
+        """
         time = self._of_line(layout, message_bytes)
         if layout.nodes == 1 and self.rises:
             for other in self.by_layout:
@@ -188,8 +199,8 @@ class CollectiveLines:
         return time
 
     def _of_line(self, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the time on one line. Beyond ``most`` bytes, a byte costs at most the average of those
-        before.
+        """Return the time of messages by the line of one layout. Beyond ``most`` bytes, a byte costs at most
+        the average of the bytes up to that size.
         """
         line = self.by_layout[layout]
         inside = line.time_ns(np.minimum(message_bytes, self.most))
@@ -199,7 +210,9 @@ class CollectiveLines:
         return inside + np.maximum(message_bytes - self.most, 0.0) * rate
 
     def _as_whole(self, near: RankLayout, layout: RankLayout, message_bytes: FloatArray) -> FloatArray:
-        """Return the message on ``near`` with the same whole buffer as the message on ``layout``."""
+        """Return the message size on ``near`` that has the same whole buffer as the message on ``layout``.
+        The message of an all-gather is one rank's shard, so its size depends on the number of ranks.
+        """
         return message_bytes * layout.ranks / near.ranks if self.op == "all_gather" else message_bytes
 
     def _between(
@@ -234,7 +247,9 @@ class CollectiveLines:
         return min(max((ratio - 1) / levels, 0.0), _MOST_GROWTH) if levels > 0 else _MOST_GROWTH
 
     def _slower(self, near: RankLayout, layout: RankLayout, device: Device) -> float:
-        """Return the measured link's bandwidth over the bandwidth of the link of another layout or device."""
+        """Return the ratio of two bandwidths: of the link on which ``near`` was measured, over the link that
+        ``layout`` uses on ``device``.
+        """
         measured, link = link_of(self.device, near), link_of(device, layout)
         if measured is None or link is None:
             return 1.0
@@ -252,19 +267,23 @@ def _doublings(one: RankLayout, other: RankLayout) -> float:
 
 
 def _whole_share(op: str, ranks: float) -> float:
-    """Return the bytes sent for each byte of the whole buffer."""
+    """Return the bytes that a rank sends per byte of the whole buffer."""
     return sent_share(op, ranks) / (ranks if op == "all_gather" else 1.0)
 
 
 def basis(message_bytes: FloatArray, knees_bytes: Iterable[float]) -> FloatArray:
-    """Return one, and the bytes of each message in each segment; shape ``(messages, segments + 1)``."""
+    """Return the columns by which the parameters of a line are multiplied: 1 for the start, then the bytes of
+    each message in each segment. Shape ``(messages, segments + 1)``.
+    """
     edges = (0.0, *knees_bytes, inf)
     parts = [np.clip(message_bytes, low, high) - low for low, high in pairwise(edges)]
     return np.stack((np.ones(len(message_bytes)), *parts), axis=1)
 
 
 def named(layout: RankLayout, line: CollectiveLine) -> Iterable[tuple[str, float]]:
-    """Yield the parameters of one line by name."""
+    """Yield the parameters of one line as (name, value), as a fit stores them. Names include ranks and nodes
+    of the layout.
+    """
     stem = f"r{layout.ranks}_n{layout.nodes}_"
     yield f"{stem}t0_ns", line.t0_ns
     yield from ((f"{stem}knee{number}_bytes", size) for number, size in enumerate(line.knees_bytes, 1))
@@ -289,7 +308,7 @@ def lines_of(fit: Fit) -> dict[RankLayout, CollectiveLine]:
 
 
 def _numbered(values: dict[str, float], name: str) -> Iterable[float]:
-    """Yield the values of numbered parameters until one is missing."""
+    """Yield the values of the parameters ``name1``, ``name2``, ... until one is missing."""
     number = 1
     while (value := values.get(name.format(number))) is not None:
         yield value
@@ -297,23 +316,25 @@ def _numbered(values: dict[str, float], name: str) -> Iterable[float]:
 
 
 class Spread(NamedTuple):
-    """Distances of the ends of an interval below and above a prediction [log time]."""
+    """Uncertainty of a prediction: distances of the lower and the upper end of its interval from it [log
+    time].
+    """
 
     below: float
     above: float
 
     def times(self, count: float) -> Spread:
-        """Return ``count`` times the spread."""
+        """Return the spread multiplied by ``count``."""
         return Spread(self.below * count, self.above * count)
 
     def combined(self, other: Spread) -> Spread:
-        """Return the spread of two independent causes."""
+        """Return the spread of two independent causes: the root of the sum of their squares."""
         return Spread(hypot(self.below, other.below), hypot(self.above, other.above))
 
 
 def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) -> FloatArray:
-    """Return times with wider intervals, shape ``(3, ops)``: by ``count`` (one number, or one per operation)
-    of a spread.
+    """Return times with intervals widened by ``count`` times ``spread``. Shape ``(3, ops)``; ``count`` is one
+    number or one per operation.
     """
     with np.errstate(over="ignore"):  # far beyond the fitted sizes an end may be infinite
         return np.stack(
@@ -322,8 +343,8 @@ def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) 
 
 
 def wiring_of(device: Device, layout: RankLayout) -> str:
-    """Return the connection of the ranks of a layout: inside a node a ``switch``, other device links
-    (``mesh``) or the links of the ``host``; else ``nodes``.
+    """Return the kind of connection between the ranks of a layout: ``switch``, ``mesh`` (other links between
+    devices) or ``host`` inside a node, ``nodes`` across nodes.
     """
     if layout.nodes > 1:
         return "nodes"

@@ -88,8 +88,8 @@ _TREE_CORRECTION_FROM = 6
 
 
 class _Generation(NamedTuple):
-    """Caps of one generation [GB/s]: LL, LL128 and trees per channel; and the share of the
-    bandwidth of NVLS.
+    """Bandwidth limits of NCCL's tuning model for one GPU generation: the protocols LL and LL128 and the tree
+    algorithm per channel [GB/s], and the fraction of the bandwidth that NVLS reaches.
     """
 
     low_latency: float
@@ -113,7 +113,9 @@ _LL_ACROSS_NODES = (22.5, 19.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuned:
-    """Columns of shape ``(ops,)``: the time [ns], NaN where the model does not apply, and its algorithm."""
+    """Result of NCCL's tuning model, columns of shape ``(ops,)``: the time [ns] (NaN where the model does not
+    apply) and the selected algorithm.
+    """
 
     duration_ns: FloatArray
     algorithm: IntArray
@@ -121,8 +123,10 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TuningCase:
-    """Columns of a collective: ``size`` is the whole buffer [bytes]. Rates [GB/s]: ``inside`` of a rank's
-    links in a node, ``outside`` of all interfaces of a node (infinite on one node), ``bus`` of a ring.
+    """Inputs of NCCL's tuning model, columns of shape ``(ops,)``.
+
+    ``size`` is the whole buffer [bytes]. Rates are in GB/s: ``inside`` of the links of a rank within its
+    node, ``outside`` of all network interfaces of a node (infinite on one node), ``bus`` of a ring.
     """
 
     ranks: FloatArray
@@ -296,7 +300,9 @@ def link_of(device: Device, layout: RankLayout) -> Link | None:
 
 
 def roof_ns(op: str, layout: RankLayout, message_bytes: FloatArray, device: Device) -> FloatArray:
-    """Return the least time of messages, shape ``(messages,)``; 0 without a link or a rule."""
+    """Return the lower bound on the time of messages that the bandwidth of the links allows, shape
+    ``(messages,)``; 0 without a link or a rule for ``op``.
+    """
     if op not in _OPS_WITH_RULE or layout.ranks <= 1:
         return np.zeros(len(message_bytes))
     inside = link_inside(device, layout.per_node)
@@ -315,9 +321,7 @@ _OPS_WITH_RULE = frozenset(
 
 
 def _inner_share(op: str, layout: RankLayout, device: Device) -> float:
-    """Return the bytes over the links of a node per byte of the message; bytes from the network are not sent
-    again.
-    """
+    """Return the bytes that a rank sends over the links within its node, per byte of its message."""
     group = layout.per_node
     if group <= 1:
         return 0.0
@@ -336,9 +340,10 @@ def _inner_share(op: str, layout: RankLayout, device: Device) -> float:
 def fill_ns(
     op: str, layout: RankLayout, message_bytes: FloatArray, bandwidth_bytes_per_s: float
 ) -> FloatArray:
-    """Return the time in which the network delivers as many bytes as a library has in flight: the links of a
-    node wait for these, whatever overlaps afterwards. ``bandwidth_bytes_per_s`` is the rate of a rank's
-    interface.
+    """Return the time until the network has delivered the first bytes that a collective library keeps in
+    flight. The links inside a node cannot start earlier.
+
+    ``bandwidth_bytes_per_s`` is the rate of the network interface of one rank.
     """
     if op not in _OPS_WITH_RULE or layout.nodes <= 1:
         return np.zeros(len(message_bytes))
@@ -348,7 +353,7 @@ def fill_ns(
 
 
 def _outer_share(op: str, layout: RankLayout) -> float:
-    """Return the bytes over the interface of a rank per byte of its message."""
+    """Return the bytes that the network interface of a rank sends, per byte of its message."""
     group, ranks = layout.per_node, layout.ranks
     if op == "all_gather":
         return (ranks - group) / group

@@ -98,7 +98,7 @@ _FITTED = "collectives.fitted"
 
 
 class _LineCache:
-    """Fits of collectives by device, and their lines, read once for many requests."""
+    """Cache of the collective fits of devices and of the lines derived from them, shared by many requests."""
 
     def __init__(self) -> None:
         self._fits: dict[str, tuple[Fit, ...]] = {}
@@ -107,15 +107,13 @@ class _LineCache:
         """Times of single collectives; the rule of parts needs each three times."""
 
     def fits(self, device: Device, op: str) -> list[Fit]:
-        """Return the fits of one operation."""
+        """Return the fits of the collective ``op`` on ``device``."""
         if device.name not in self._fits:
             self._fits[device.name] = tuple(fit for fit in device.fits if fit.kind == _KIND)
         return [fit for fit in self._fits[device.name] if fit.op == op]
 
     def lines(self, fit: Fit, device: Device) -> CollectiveLines:
-        """Return the lines of a fit of a device. The cache holds the fit, so that its identity is a valid
-        key.
-        """
+        """Return the lines of a fit of ``device``. Lines are cached by the identity of the fit object."""
         if id(fit) not in self._lines:
             support = next((entry for entry in fit.support if entry.name == "message_bytes"), None)
             low, high = (1.0, inf) if support is None else (support.low, support.high)
@@ -127,8 +125,11 @@ class _LineCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CollectiveRequest:
-    """Messages of one operation on one layout: ``message_bytes`` of shape ``(messages,)``. ``library`` is a
-    part of a variant's name, used if ``variant`` is empty.
+    """One collective operation on one layout of ranks, with message sizes ``message_bytes`` of shape
+    ``(messages,)``.
+
+    ``variant`` names a library and its version. If it is empty, ``library`` is a part of that name to look
+    for.
     """
 
     op: str
@@ -143,7 +144,7 @@ class _CollectiveRequest:
 
     @property
     def wiring(self) -> str:
-        """Connection of the ranks."""
+        """Kind of connection between the ranks, see :func:`~hespas.estimators.collective_lines.wiring_of`."""
         return wiring_of(self.device, self.layout)
 
 
@@ -210,7 +211,9 @@ class Collectives:
         cache: _LineCache,
         findings: Diagnostics,
     ) -> FloatArray:
-        """Return the time and interval of one class, shape (3, ops)."""
+        """Return the time and interval of collectives with the same labels (kind, operation, number format
+        and variant). Shape (3, ops).
+        """
         _, op, scheme, variant = labels
         location = " ".join(label for label in (device.name, op, scheme, variant) if label)
         times = np.where(ops.dim("ranks") == 1, 0.0, np.full((3, len(ops)), np.nan))
@@ -229,7 +232,9 @@ class Collectives:
         return times
 
     def _times(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return the times of one layout, consistent with the parts of an all-reduce; None if unknown."""
+        """Return the times on one layout. Times of an all-reduce, its reduce-scatter and its all-gather are
+        made consistent. Return None if unknown.
+        """
         single = self._single(request)
         is_named = bool(request.variant or request.library)
         if single is None or request.op not in _ALL_REDUCE_AND_PARTS or (is_named and single.code == _FITTED):
@@ -262,7 +267,7 @@ class Collectives:
         return _CollectiveTimes(single.times * factor, single.code, text)
 
     def _single(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return the times of one layout, bounded by the bandwidth of its links; None if unknown."""
+        """Return the times on one layout, at least the bandwidth bound of its links; None if unknown."""
         key = (
             request.op,
             request.scheme,
@@ -281,8 +286,11 @@ class Collectives:
         return request.cache.answers[key]
 
     def _from_elsewhere(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return times that were measured on other layouts or devices or follow from the links, but at least
-        the time of the group's part on nearer links after the network has delivered the first bytes.
+        """Return times for a layout that was not measured on this device: from other layouts, other devices
+        or the links.
+
+        A collective that spans several nodes or domains takes at least as long as its part inside one of
+        them, after the network has delivered the first bytes.
         """
         answer = (
             _by_carrying(request)
@@ -342,9 +350,11 @@ def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntA
 
 
 def _preferred(fits: Iterable[Fit], scheme: str, library: str, *, exact: bool) -> list[Fit]:
-    """Return the fits that may cover a class, the best first: the requested number format, one as wide, any
-    (a collective moves bytes); the default; the most samples. A framework's own kernels are used only if they
-    are named or nothing else was fitted.
+    """Return the fits that may cover a request, the best first.
+
+    Order: the requested number format, a format of the same width, then any (a collective moves bytes). Ties
+    are resolved by the default fit, then by the number of samples. A framework's own kernels are used only if
+    ``library`` names them or nothing else was fitted.
     """
     wide = _bits(scheme)
     matching = [fit for fit in fits if fit.form == SEGMENTS]
@@ -369,14 +379,14 @@ def _bits(scheme: str) -> float:
 
 
 def _exact(request: _CollectiveRequest, device: Device) -> list[Fit]:
-    """Return the fits of the requested variant, or of the library without one."""
+    """Return the fits of the requested variant; without a variant, the fits of the requested library."""
     fits = request.cache.fits(device, request.op)
     return _preferred(fits, request.scheme, request.variant or request.library, exact=bool(request.variant))
 
 
 def _transferable(request: _CollectiveRequest, device: Device) -> list[Fit]:
-    """Return the fits that may be transferred to a class that names a variant: of other releases of it, then
-    any.
+    """Return the fits of other variants that may be used for a request: first other releases of the requested
+    library, then any library.
     """
     fits = request.cache.fits(device, request.op)
     if not request.variant:
@@ -387,8 +397,8 @@ def _transferable(request: _CollectiveRequest, device: Device) -> list[Fit]:
 
 
 def _applicable_lines(request: _CollectiveRequest, fit: Fit, device: Device) -> CollectiveLines:
-    """Return the lines of a fit that apply to the links of its device: all of them if the request
-    names it.
+    """Return the lines of a fit that may be used. If the request names no library, only lines that agree with
+    the links of ``device`` are included.
     """
     lines = request.cache.lines(fit, device)
     if request.variant or request.library:
@@ -402,7 +412,9 @@ def _applicable_lines(request: _CollectiveRequest, fit: Fit, device: Device) -> 
 
 
 def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Device) -> bool:
-    """Return True if the largest message agrees with the links within the interval of their model."""
+    """Return True if the measured time of the largest message is consistent with the links that the device
+    states. The links' own model and its interval decide.
+    """
     wiring = wiring_of(device, layout)
     if lines.most == inf or wiring in ("switch", "mesh"):
         return True
@@ -422,7 +434,9 @@ def _is_on_stated_links(lines: CollectiveLines, layout: RankLayout, device: Devi
 
 
 def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times by a fit of the device on a fitted layout, or between two of them."""
+    """Return the times by a fit of the device that covers the layout or lies on both sides of it; None
+    without one.
+    """
     for fit in _exact(request, request.device):
         lines = _applicable_lines(request, fit, request.device)
         time = lines.inside(request.layout, request.message_bytes)
@@ -434,8 +448,8 @@ def _by_fit(request: _CollectiveRequest) -> _CollectiveTimes | None:
 
 
 def _by_carrying(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return the times by a fit of the device for a layout beyond the fitted ones, or another release of its
-    library.
+    """Return the times by a fit of the device, extrapolated to the layout or taken from another release of
+    the library; None without one.
     """
     for fit in (*_exact(request, request.device), *_transferable(request, request.device)):
         lines = _applicable_lines(request, fit, request.device)
@@ -461,7 +475,7 @@ def _certain(time_ns: FloatArray, spread: Spread) -> FloatArray:
 
 
 def _beyond(times: FloatArray, lines: CollectiveLines, request: _CollectiveRequest) -> FloatArray:
-    """Widen intervals by the octaves of messages beyond the fitted sizes."""
+    """Return times with intervals widened by the octaves by which messages are outside the fitted sizes."""
     size = np.maximum(request.message_bytes, 1.0)
     octaves = np.maximum(np.log2(size / lines.most), np.log2(lines.least / size))
     return widened(times, PER_OCTAVE[request.wiring], np.maximum(octaves, 0.0))
@@ -470,9 +484,10 @@ def _beyond(times: FloatArray, lines: CollectiveLines, request: _CollectiveReque
 def reference_devices_of(
     device: Device, layout: RankLayout, names: Iterable[str] = MEASURED
 ) -> list[tuple[str, str]]:
-    """Return the reference devices of another device by name, with their relation, as far as a layout needs
-    it: a ``sibling`` is of the same vendor and generation on equal links, a ``family`` device has links of
-    the same kind, topology and vendor; ``link data`` is any other device with links of the same kind.
+    """Return the names of the measured devices that may replace ``device``, each with its relation to it.
+
+    A ``sibling`` has the same vendor, generation and link speed. A ``family`` device has links of the same
+    kind and topology from the same vendor. ``link data`` is any other device with links of the same kind.
     """
     link = link_inside(device, layout.per_node)
     references: list[tuple[str, str]] = []
@@ -498,8 +513,8 @@ def _generation(device: Device) -> str:
 
 
 def _by_other(request: _CollectiveRequest, other: Device) -> StartAndMoved | None:
-    """Return the times by the fits of another device on the links of this one; None if its own links are not
-    stated.
+    """Return the times by the fits of another device, scaled to the links of this device; None if the other
+    device does not state its links.
     """
     if link_of(other, request.layout) is None:
         return None
@@ -514,8 +529,11 @@ def _by_other(request: _CollectiveRequest, other: Device) -> StartAndMoved | Non
 def _of_references(
     request: _CollectiveRequest, relation: str, by_name: Mapping[str, StartAndMoved]
 ) -> _CollectiveTimes:
-    """Return the geometric mean over generations; beyond siblings, the mean of that and NCCL's own model: on
-    the measured devices this mean errs less (medians 15-27 %) than either (15-41 and 16-32 %).
+    """Return the geometric mean of the times by the reference devices in ``by_name``, each generation counted
+    once.
+
+    For relations other than ``sibling`` the result is the mean of these times and NCCL's own model. On the
+    measured devices this mean has smaller errors (medians 15-27 %) than either of them (15-41 and 16-32 %).
     """
     families: dict[str, list[FloatArray]] = {}
     for name, parts in by_name.items():
@@ -534,7 +552,7 @@ def _of_references(
 
 
 def _of_host(request: _CollectiveRequest) -> Spread:
-    """Return the spread by the host; two ranks share no host link with others."""
+    """Return the spread that the host adds. It is 0 for two ranks, which share no host link with others."""
     is_pair = request.wiring == "host" and request.layout.ranks == 2
     return Spread(0.0, 0.0) if is_pair else OF_HOST[request.wiring]
 
@@ -546,8 +564,8 @@ def _tuned(request: _CollectiveRequest) -> Tuned:
 
 
 def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return NCCL's model times the ratio that was fitted for the device inside one node. Across nodes the
-    ratio is 1, since it is of other links.
+    """Return the times of NCCL's tuning model. Inside one node they are multiplied by the ratio that was
+    fitted for the device; across nodes the ratio is 1.
     """
     tuned = _tuned(request)
     if np.isnan(tuned.duration_ns).any():
@@ -563,7 +581,7 @@ def _by_algorithm(request: _CollectiveRequest) -> _CollectiveTimes | None:
 
 
 def _by_data_sheet(request: _CollectiveRequest) -> _CollectiveTimes | None:
-    """Return latencies plus bytes over the bandwidth of the links."""
+    """Return the times by the data sheet: latencies plus bytes over the bandwidth of the links."""
     kind, count = COLLECTIVE_KINDS.get(request.op, CollectiveKind.UNKNOWN), len(request.message_bytes)
     time = collective_time_ns(
         np.full(count, int(kind)),

@@ -1,12 +1,12 @@
-"""The compiler's own estimates: cycles that XLA for TPUs writes into what it schedules, over the clock.
+"""Estimator by the cycles that XLA for TPUs writes into compiled programs, divided by the clock.
 
     t = max(estimated_cycles / clock, roof)          [ns]
 
-XLA selects layouts and tiles by these cycles: a heuristic, not a measurement, and their sum is not a run
-time. Only the nodes of a program's schedule count: the bodies of fusions repeat figures. A collective has
-none (the figure at the fusion around one is of its body), nor has anything compiled for GPUs; zero, negative
-and extremely large figures mean "unknown". The clock is the clock of the device's systolic array; times below
-the device's roof are raised to it.
+XLA selects layouts and tiles by these cycles. They come from a heuristic, and their sum is not the run time.
+Only nodes of the program's schedule are used, because the bodies of fusions repeat the cycles of the fusion.
+A collective has no cycles (those at a fusion around it are of the rest of the fusion), and programs for GPUs
+have none. Zero, negative and extremely large cycles mean "unknown". The clock is the clock of the device's
+systolic array. Times below the device's roofline bound are raised to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_CYCLES = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """Estimator by the compiler's cycles. ``clock_ghz``: the clock that they count (0: the device's)."""
+    """Estimator by the compiler's cycles. ``clock_ghz``: clock of the cycles (0: the device's clock)."""
 
     clock_ghz: float = 0.0
 
@@ -42,11 +42,13 @@ class Compiler:
 
     @property
     def name(self) -> str:
-        """``compiler``."""
+        """Name of the model: ``compiler``."""
         return "compiler"
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
-        """Return the time of one execution of each node with a figure of its own. O(nodes + attributes)."""
+        """Return the time of one execution of each node for which the compiler states cycles; NaN for others.
+        O(nodes + attributes).
+        """
         findings = diagnostics if diagnostics is not None else Diagnostics()
         free = takes_no_time(graph)
         computes = (graph.kind == int(NodeKind.COMPUTE)) & ~free
@@ -77,7 +79,9 @@ class Compiler:
 
 
 def _stated_cycles(graph: OpGraph) -> FloatArray:
-    """Return the figure of each node's own configuration, NaN without one."""
+    """Return the cycles that the compiler wrote into the backend configuration of each node; NaN without
+    cycles.
+    """
     cycles = np.full(len(graph), np.nan)
     keys = [row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == _CONFIG]
     rows = np.flatnonzero(np.isin(graph.extra.key, keys) & (graph.extra.node >= 0))
@@ -98,7 +102,7 @@ def _report(
     lifted: BoolArray,
     no_clock: bool,
 ) -> None:
-    """Report the basis of the times, and figures that were not used."""
+    """Report where the times come from, and the stated cycles that were not used."""
     figures = int((~np.isnan(stated)).sum())
     if not figures:
         findings.warning(

@@ -102,7 +102,9 @@ do not apply to others.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Order of estimators per kind of operation: ``default`` for kinds that ``kinds`` does not name."""
+    """Order in which estimators are tried, by kind of operation. ``default`` applies to kinds that ``kinds``
+    does not name.
+    """
 
     default: tuple[str, ...]
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -112,7 +114,7 @@ class Order:
         return self.kinds.get(kind, self.default)
 
     def spellings(self) -> tuple[str, ...]:
-        """Return every estimator of the order once."""
+        """Return every estimator that occurs in the order, without repetitions."""
         orders = (*self.kinds.values(), self.default)
         return tuple(dict.fromkeys(spelling for order in orders for spelling in order))
 
@@ -179,32 +181,36 @@ _DEFAULT = Order(default=split_order(DEFAULT_ORDER), kinds=dict.fromkeys(KINDS_B
 
 
 def least_better(rows: float) -> float:
-    """Return the share of another error that an error on ``rows`` held-out rows must stay below."""
+    """Return the factor by which an error measured on ``rows`` held-out rows must be below another error to
+    count as better. Fewer rows give a smaller factor.
+    """
     return 1.0 - float(max(rows, 2.0) ** -0.5)
 
 
 @dataclass(slots=True)
 class _HeldOutErrors:
-    """Errors of estimators for one kind and number format, from a user's device file and its model cards.
+    """Errors of the estimators for one kind and number format, as a user's device file and its model cards
+    state them.
 
-    ``errors`` has pairs of an error on held-out rows and their number, by estimator; ``own`` are the
-    estimators that the device file adds.
+    ``errors`` maps an estimator to pairs of an error and the number of held-out rows it was measured on.
+    ``own`` are the estimators that the device file adds.
     """
 
     errors: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
     own: list[str] = field(default_factory=list[str])
 
     def add(self, estimator: str, error: float | None, rows: float) -> None:
-        """Add an error on ``rows`` rows; None and NaN are unknown."""
+        """Add an error that was measured on ``rows`` rows. Unknown errors (None or NaN) are ignored."""
         if error is not None and not isnan(error) and rows > 0:
             self.errors.setdefault(estimator, []).append((error, rows))
 
     def order(self) -> list[str]:
-        """Return own estimators of unknown error, then all others by their errors.
+        """Return the estimators, the best first: own estimators without a known error, then all others by
+        error.
 
         An estimator of the device file comes before the shipped models only if its error is lower by more
-        than its number of rows can resolve. Fits of a part of the rows come after a model of all rows, and
-        shipped models with an error above :data:`_LARGE_ERROR` come last.
+        than the uncertainty of so few rows. Fits of a part of the rows come after a learned model of all
+        rows, and shipped models with an error above :data:`_LARGE_ERROR` come last.
         """
         mean: dict[str, float] = {}
         rows = {estimator: sum(count for _, count in pairs) for estimator, pairs in self.errors.items()}
@@ -223,7 +229,9 @@ class _HeldOutErrors:
 def _orders_by_error(
     fits: Sequence[Fit], cards: Sequence[Card], device: Device
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return orders by kind and number format from the errors in a user's device file and its cards."""
+    """Return the order of estimators for each kind and number format for which a user's device file or model
+    cards state errors.
+    """
     by_format: dict[tuple[str, str], _HeldOutErrors] = {}
     for card in cards:
         for cell in card.cells:
@@ -250,10 +258,12 @@ def _orders_by_error(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceOrder:
-    """Default order for one device: estimators of a user's own device file come before the package's.
+    """Default order of estimators for one device. Estimators of a user's device file come before those of the
+    package.
 
-    ``fitted`` are kinds with fits of the device file that come first, ``learned`` kinds with learned models
-    of it; ``by_error`` are orders by kind and number format for which the file states errors.
+    ``fitted`` are the kinds of operations whose fits in the device file come first. ``learned`` are the kinds
+    with learned models in it. ``by_error`` are orders by kind and number format, where the file states
+    errors.
     """
 
     fitted: frozenset[str]
@@ -274,8 +284,8 @@ class _DeviceOrder:
         )
 
     def of_class(self, kind: str, scheme: str, *, has_library: bool) -> tuple[str, ...]:
-        """Return the estimators of a kind and number format, in order; ``has_library`` for operations that
-        name the library that runs them.
+        """Return the order of estimators for a kind and number format. ``has_library`` is true for operations
+        that name the library that runs them.
         """
         order = _DEFAULT.default
         if kind not in self.fitted:
@@ -289,7 +299,7 @@ class _DeviceOrder:
         return order
 
     def spellings(self) -> set[str]:
-        """Return the estimators that any kind may need."""
+        """Return all estimators that the orders of any kind include."""
         orders = [self.of_class(kind, "", has_library=False) for kind in KINDS]
         orders += [order for (kind, _), order in self.by_error.items() if kind not in self.fitted]
         return {spelling for order in orders for spelling in order}
@@ -311,10 +321,10 @@ _MOST_KNOWN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dispatch:
-    """Estimators for one device by spelling, and the order in which operations try them.
+    """Estimators for one device, and the order in which they are tried for each class of operations.
 
-    Without ``device_order`` the order is ``plan``. The default order adjusts predictions of products to
-    programs (:func:`~hespas.estimators.kernels.as_programs_run`).
+    ``plan`` is an order that the user states. If ``device_order`` is given, it is used in its place, and
+    predictions of products are adjusted to programs (:func:`~hespas.estimators.kernels.as_programs_run`).
     """
 
     spellings: tuple[str, ...]
@@ -328,7 +338,9 @@ class _Dispatch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each estimator; its spelling where several have one name."""
+        """Name of each estimator, for reports. If several have the same name, their spellings with
+        options.
+        """
         names = [model.name for model in self.models]
         pairs = zip(names, self.spellings, strict=True)
         return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
@@ -386,8 +398,10 @@ class _Dispatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FilledTimes:
-    """Times of operations or nodes while they are filled in: ``times`` of shape ``(3, rows)`` with intervals,
-    and the index of the estimator and of the bound of each, shape ``(rows,)``.
+    """Predicted times while estimators fill them in.
+
+    ``times`` are times with intervals of shape ``(3, rows)``. Each row has the index of its estimator and a
+    code of the resource that bounds it, of shape ``(rows,)``.
     """
 
     times: FloatArray
@@ -396,12 +410,14 @@ class _FilledTimes:
 
     @classmethod
     def unknown(cls, rows: int) -> _FilledTimes:
-        """Return times that are all unknown."""
+        """Return an object in which the times of all rows are unknown."""
         none = np.full(rows, -1, np.int8)
         return cls(np.full((3, rows), np.nan), none, none.copy())
 
     def fill(self, rows: IntArray, times: FloatArray, model: int, bound: NDArray[np.int8] | int) -> None:
-        """Store the times of some rows where they are known; ``times`` of shape ``(3, rows)``."""
+        """Store ``times`` of shape ``(3, rows)`` for the given rows. Rows whose new time is NaN are not
+        changed.
+        """
         covered = ~np.isnan(times[0])
         target = rows[covered]
         self.times[:, target] = times[:, covered]
@@ -410,8 +426,8 @@ class _FilledTimes:
 
 
 def _forward(reported: Diagnostics, diagnostics: Diagnostics, *, is_last: bool) -> None:
-    """Forward the diagnostics of a model. While other models follow, a gap is information only; errors and
-    assumptions behind predictions keep their severity.
+    """Forward the diagnostics of an estimator. If another estimator follows, messages about uncovered
+    operations become information; errors and assumptions keep their severity.
     """
     if is_last:
         diagnostics.extend(reported)

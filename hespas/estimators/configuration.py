@@ -63,9 +63,10 @@ figure, chosen on the development rows of docs/league.md.
 class Configuration:
     """Settings for the prediction of a step time.
 
-    ``estimator`` is a spelling of the registry, with options. ``host_issue_ns`` is the time in which the
-    host launches one kernel (0: it launches the step as a whole). ``beside`` is the share by which kernels
-    are slower during communication (NaN: by kernel and collective, :mod:`hespas.simulator.interference`).
+    ``estimator`` is a name in the registry, with options. ``host_issue_ns`` is the time that the host needs
+    to launch one kernel (0: the step is launched as a whole). ``beside`` is the share by which kernels are
+    slower during communication (NaN: use the values by kernel and collective of
+    :mod:`hespas.simulator.interference`).
     """
 
     kind: WorkloadKind
@@ -94,14 +95,14 @@ def default_configuration(workload: Workload, device: Device, estimator: str = A
 
 
 def operation_estimator(estimator: str) -> str:
-    """Return the spelling of the estimator of operations that are part of no step: the default one is
+    """Return the estimator for single operations that do not belong to a step. The automatic choice is
     :data:`BASE`.
     """
     return BASE if estimator == AUTO else estimator
 
 
 def workload_kind(workload: Workload) -> WorkloadKind:
-    """Return the kind of a workload, from the facts that generators and readers state."""
+    """Return the kind of a workload, for example a training step, from its metadata."""
     facts = step_facts(workload.metadata)
     if facts is not None:
         return _KINDS.get(facts.kind, "program")
@@ -109,7 +110,9 @@ def workload_kind(workload: Workload) -> WorkloadKind:
 
 
 def host_issue_ns(facts: StepFacts, device: Device) -> float:
-    """Return the host time of a kernel of a step; only steps on GPUs are launched kernel by kernel."""
+    """Return the time [ns] that the host needs to launch one kernel of a step; 0 on devices other than
+    GPUs.
+    """
     return _ISSUE_NS[facts.launch] if device.kind == "gpu" else 0.0
 
 
@@ -119,9 +122,10 @@ def beside_share(device: Device) -> float:
 
 
 def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: int) -> Estimator:
-    """Return the estimator of training steps on ``base``, with the options that the facts of a step state.
+    """Return the estimator of training steps on top of ``base``, with options derived from the facts of a
+    step.
 
-    A ``base`` that is an estimator of training steps keeps the options that it names.
+    If ``base`` is already an estimator of training steps, the options that it names are kept.
     """
     if base.partition(":")[0] == "training":
         model = load_estimator(_training_spelling(facts, device, base))
@@ -131,7 +135,9 @@ def training_estimator(facts: StepFacts, device: Device, base: str, num_ranks: i
 
 
 def _training_spelling(facts: StepFacts, device: Device, estimator: str) -> str:
-    """Return the spelling of the estimator of a training step; other named estimators stay as they are."""
+    """Return the name and options of the estimator of a training step. Other estimators are returned
+    unchanged.
+    """
     name, _, text = ("training" if estimator == AUTO else estimator).partition(":")
     if name != "training":
         return estimator
@@ -144,7 +150,7 @@ def _training_spelling(facts: StepFacts, device: Device, estimator: str) -> str:
 
 
 def _training_options(facts: StepFacts, device: Device) -> dict[str, Any]:
-    """Return the options of :class:`Training` by which a step differs from its defaults."""
+    """Return the options of :class:`Training` in which a step differs from the defaults."""
     options: dict[str, Any] = {"attention": _LIBRARIES.get(facts.library, "cudnn")}
     if device.vendor != "NVIDIA":
         options["attention"] = "splash" if device.kind == "tpu" else "measured"

@@ -1,4 +1,5 @@
-"""Building blocks of forms of time: parameters, the rates of a machine, and the overlap of times and caches.
+"""Building blocks of forms (formulas that turn sizes into time): parameters, rates of a device, overlap of
+times, and cache hits.
 
 Times are in ns, rates in FLOP/ns and bytes/ns.
 """
@@ -44,10 +45,10 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Positive parameter: start and bounds of its fit (on a logarithmic scale), and the expected distance
-    from the start (``width``, in ln units).
+    """Positive parameter of a form. ``start``, ``low`` and ``high`` are the initial value and the bounds of
+    its fit; ``width`` is the expected distance from the initial value in ln units.
 
-    ``varies`` is false for parameters that the data determine and the fit does not change. ``absent`` is the
+    ``varies`` is false for parameters that are set before the fit and do not change in it. ``absent`` is the
     value in fits made before the parameter existed (NaN: all fits have it). Shares of a peak are at most 1.
     """
 
@@ -62,14 +63,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRates:
-    """Rates of a device for one scheme; NaN where the device file states none.
+    """Rates of a device for one number format; NaN where the device file states none.
 
-    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over the main memory's, bytes per
-    element are the scheme's. ``vector_elements`` is the width of loads and matrix units: shorter or unaligned
-    rows waste a part of it. ``quantizes``: separate kernels convert the activations to the format of the
-    product. ``lane_flops_per_ns`` is the rate of the vector units in f32 for any scheme, at which addresses
-    and conversions are computed. ``array``: matrix units that are systolic arrays. ``tiles``: arrays are
-    stored in whole tiles (:mod:`hespas.operations.tiles`).
+    ``cache_bytes`` is the size of the largest cache, ``cache_rate`` the ratio of its bandwidth to the main
+    memory's. ``vector_elements`` is the width of loads and matrix units: shorter or unaligned rows waste a
+    part of it. ``quantizes``: separate kernels convert the activations to the number format of the product.
+    ``lane_flops_per_ns`` is the f32 rate of the vector units, which compute addresses and conversions in any
+    format. ``array``: matrix units that are systolic arrays. ``tiles``: the device stores tensors in whole
+    tiles (:mod:`hespas.operations.tiles`).
     """
 
     flops_per_ns: float
@@ -89,9 +90,11 @@ class MachineRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
-    parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
-    do not vary, and a fit takes the best of them.
+    """Formula that computes the time of operations from their sizes and fitted parameters.
+
+    ``columns`` derives inputs from the operations once; ``time_ns`` is called for each trial of parameters.
+    ``dims`` are the dimensions whose range limits where a fit is valid. ``choices`` are alternative values of
+    parameters that do not vary; a fit tries all of them and keeps the best.
     """
 
     name: str
@@ -132,9 +135,10 @@ def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
 
 
 def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
-    """Return a time between the longest of the times and their sum: the part that does not overlap.
+    """Return a time between the longest of ``times`` and their sum, which models partly overlapping work.
 
-    The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
+    The norm of order ``1 + sharpness``: 0 adds the times (no overlap), infinity takes the longest (full
+    overlap).
     """
     order = 1 + sharpness
     scale = np.maximum(reduce(np.maximum, times), 1e-300)
@@ -143,7 +147,9 @@ def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
 
 
 def hit_share(working_set: FloatArray, cache_bytes: float, steepness: float) -> FloatArray:
-    """Return the share of a working set that a cache of that size still holds when it is read again."""
+    """Return the fraction of a working set that is still in a cache of ``cache_bytes`` when it is read
+    again.
+    """
     if not cache_bytes > 0:
         return np.zeros_like(working_set)
     return 1 / (1 + np.minimum(working_set / cache_bytes, 1e6) ** steepness)

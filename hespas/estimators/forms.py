@@ -1,12 +1,13 @@
-"""Forms of time: positive parameters, columns computed once per set of operations, and a pure function of
-both.
+"""Forms of time: formulas with positive fitted parameters for products, attention, experts and streaming
+operations.
 
-Times are in ns, rates in FLOP/ns and bytes/ns. Forms are applied to operations of one scheme at a time.
+Times are in ns, rates in FLOP/ns and bytes/ns. Forms are applied to operations of one number format at a
+time.
 
 Products (and convolutions as the products they are equivalent to) run in waves of tiles: a kernel cuts (m, n)
 into tiles and k into splits and gives each to one unit of the device, wave after wave. A step of k costs a
-unit its arithmetic or its loads, whichever is longer; the shape of tile and the number of splits are the
-fastest of a few. The traffic to the main memory, less the cached part, overlaps with it.
+unit its arithmetic or its loads, whichever is longer. The fastest of a few tile shapes and numbers of splits
+is used. The traffic to the main memory, less the cached part, overlaps with it.
 
 Products on systolic arrays run in passes over the arrays, with operands in the layout of a TPU: an array
 holds a block of one operand (or of the result) while the others stream through it. The unfilled part of a
@@ -374,7 +375,9 @@ _STEP = 32.0
 
 @cache
 def _candidates(wide: bool) -> FloatArray:
-    """Return the rows and columns of a tile and the number of splits, shape (3, candidates, 1)."""
+    """Return the tile shapes and numbers of splits that a product may use: rows, columns, splits. Shape (3,
+    candidates, 1).
+    """
     tiles, splits = (_WIDE_TILES, _WIDE_SPLITS) if wide else (_TILES, _SPLITS)
     every = [(*map(int, tile.split("x")), split) for tile, split in product(tiles.split(), splits)]
     return np.array(every, np.float64).T[:, :, None]
@@ -480,8 +483,8 @@ _PRODUCTS = Form(
 
 
 def _passes_flops(ops: Operations, machine: MachineRates) -> FloatArray:
-    """Return the FLOPs that an array computes in whole passes, filling and draining included: for the operand
-    of the dataflow that needs the fewest.
+    """Return the FLOPs that a systolic array spends on each product, with unfilled blocks, filling and
+    draining. The best operand to hold in the array is assumed.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     array = machine.array
@@ -568,9 +571,9 @@ FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
 
 
 def forms_for(kind: str, machine: MachineRates) -> tuple[Form, ...]:
-    """Return the forms among which a fit of a kind selects on a machine. Products on systolic arrays use
-    passes over the arrays, not waves of tiles: within the sizes of a fit both err alike, beyond them the
-    waves err more.
+    """Return the forms that a fit of a kind of operation chooses from. Products on systolic arrays use the
+    form with passes over the arrays. Within the fitted sizes waves of tiles are as accurate, beyond them
+    less.
     """
     forms = FORMS_OF_KIND.get(kind, ())
     return (ARRAYS,) if _PRODUCTS in forms and machine.array is not None else forms

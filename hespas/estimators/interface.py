@@ -140,7 +140,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CasePrediction:
-    """Times that one estimator predicts for each case [ns]; NaN without a prediction or an interval."""
+    """Times and intervals that one estimator predicts for each row of a table [ns]; NaN without a prediction
+    or an interval.
+    """
 
     estimator: str
     duration_ns: FloatArray
@@ -179,15 +181,15 @@ def with_option(model: Estimator, name: str, default: object, value: object) -> 
 
 
 def for_job(model: Estimator, num_ranks: int) -> Estimator:
-    """Return the model for a job of ``num_ranks`` ranks (-1: unknown): the size of collectives that state no
-    group. Models without the option ``num_ranks`` stay as they are.
+    """Return a copy of the model for a job of ``num_ranks`` ranks (-1: unknown), which is the size of
+    collectives without a stated group. Models without the option ``num_ranks`` are returned unchanged.
     """
     return with_option(model, "num_ranks", -1, num_ranks)
 
 
 def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0) -> FloatArray:
-    """Return times with the 5 % and 95 % ends of a fit's error bands, shape ``(3, ops)`` [ns]; NaN without
-    bands.
+    """Return times with the 5 % and 95 % ends of their intervals, by the error bands of a fit. Shape ``(3,
+    ops)`` [ns]; NaN without bands.
 
     ``widening`` is the exponent by which a band grows beyond the fitted sizes.
     """
@@ -203,8 +205,8 @@ def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0
 
 
 def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
-    """Return the operations of a graph, with the number of ranks per node of collectives and messages.
-    O(nodes).
+    """Return the nodes of a graph as a table of operations. Collectives and messages get the number of their
+    ranks per node of ``device``. O(nodes).
     """
     ops = operations_of(graph, num_ranks=num_ranks, tiled=device.kind == "tpu")
     table, messages = graph.collectives, graph.p2p
@@ -270,7 +272,9 @@ def estimate_with(
 def predict_with(
     model: OperationModel, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
-    """Return the prediction of ``model`` for each operation. Raises as :func:`estimate_with`."""
+    """Return the prediction of ``model`` for each operation. Raises the same errors as
+    :func:`estimate_with`.
+    """
     prediction = model.predict(ops, device, diagnostics)
     if (row := _impossible_row(model, prediction.duration_ns)) >= 0:
         operation = f"an operation of kind {ops.kind[row]}"
@@ -279,8 +283,8 @@ def predict_with(
 
 
 def _impossible_row(model: object, duration_ns: FloatArray) -> int:
-    """Return the first row with a negative or infinite time, -1 without one. Models of this package are
-    tested and may overflow: they are not checked.
+    """Return the first row with a negative or infinite time, -1 without one. Models of this package are not
+    checked: they are tested, and very large sizes may overflow to infinity.
     """
     if type(model).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return -1
@@ -296,7 +300,9 @@ def _impossible_time(model: Estimator | OperationModel, time_ns: float, subject:
 
 
 def transcendentals(graph: OpGraph) -> FloatArray:
-    """Return the transcendentals per node; 0 where a format counts FLOPs only, which then include them."""
+    """Return the number of transcendental operations of each node. It is 0 for formats whose FLOPs include
+    them.
+    """
     return np.where(np.isnan(graph.transcendentals) & ~np.isnan(graph.flops), 0.0, graph.transcendentals)
 
 
@@ -321,11 +327,11 @@ def prediction_of_rows(
     diagnostics: Diagnostics,
     distinct: tuple[IntArray, IntArray] | None = None,
 ) -> CasePrediction:
-    """Return the prediction of a model for each row.
+    """Return the prediction of a model for each row of ``ops``.
 
-    Distinct operations are estimated once, in blocks, so that the memory does not grow with the table.
-    ``distinct``, the first rows of equal operations and the index of each row among them, saves time if it is
-    already known.
+    Equal operations are estimated once, in blocks, so that the memory does not grow with the table.
+    ``distinct`` is an optional pair: the first row of each group of equal operations, and the group of each
+    row. It saves time if the caller has it already.
     """
     first, index = distinct or ops.distinct_rows()
     blocks = [

@@ -135,7 +135,7 @@ def _columns(ops: Operations, machine: MachineRates) -> Columns:
 
 
 def _are(labels: Labels, names: Sequence[str]) -> BoolArray:
-    """Return True for operations with one of these labels."""
+    """Return a mask of the labels that are in ``names``."""
     return np.isin(labels.row, [row for row, name in enumerate(labels.names) if name in names])
 
 
@@ -180,9 +180,10 @@ _START_NS = 4000.0
 
 
 def ragged_share(ops: Operations, device: Device) -> FloatArray:
-    """Return the share of the cost of single-element loads that each product pays, shape ``(ops,)``: 1 where
-    rows of n or k elements are not a multiple of half a vector, 0.5 where they are a multiple of half a
-    vector but not of a whole one.
+    """Return the share of the cost of single-element loads that each product pays, shape ``(ops,)``.
+
+    It is 1 where the length of a row (n or k) is not a multiple of half a vector of 16 bytes, 0.5 where it is
+    a multiple of half a vector but not of a whole one, and 0 otherwise.
     """
     vectors = [machine_of(device, PRODUCT_KIND, scheme).vector_elements for scheme in ops.scheme.names]
     vector = np.nan_to_num(np.array([*vectors, 1.0])[ops.scheme.row], nan=1.0)
@@ -195,8 +196,10 @@ def ragged_share(ops: Operations, device: Device) -> FloatArray:
 
 
 def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragged: FloatArray) -> FloatArray:
-    """Return the time of products in a program [ns]. ``values`` are the form's parameters by name: ``ragged``
-    is the extra cost of single-element loads, as a share, of which a product pays :func:`ragged_share`.
+    """Return the time of products in a program [ns], from their time in a benchmark.
+
+    ``values`` are the form's parameters by name. Its ``ragged`` is the extra cost of single-element loads, as
+    a share of the benchmark time; a product pays the part that :func:`ragged_share` returns.
     """
     loads = ragged * np.maximum(benchmark_ns - _START_NS, 0.0)
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)
@@ -205,9 +208,12 @@ def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragge
 def as_programs_run(
     prediction: Prediction, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
 ) -> Prediction:
-    """Adjust the predictions of products that name no library to programs on the device, by its own
-    recordings or its vendor's devices' recordings; other predictions are unchanged. ``diagnostics`` receives
-    the distance of the latter.
+    """Return predictions in which benchmark times of products are converted to their times in programs on
+    ``device``.
+
+    Only products that name no library are converted. The conversion was fitted to recordings of the device,
+    or else to recordings of other devices of its vendor; ``diagnostics`` then receives the distance of these
+    devices.
     """
     rows = ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isin(rows, ops.variant.where("")) & ~np.isnan(prediction.duration_ns[rows])]

@@ -1,4 +1,4 @@
-"""Programs compiled and timed, region by region, on the device this runs on."""
+"""Estimators that compile parts of a program and time them on the device of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operands that a product reads in another order than they are stored in, and the work fused into their copy.
+"""Operands of matrix products that a compiler copies into another order, and the operations fused into the
+copy.
 
 A compiler copies an operand to bring several contracted dimensions together (XLA's ``DotDecomposer``; a
 single one is read in place, ``TransposeFolding``). It fuses cheap work into that copy, however slow the copy
@@ -24,8 +25,8 @@ _MOST_NODES = 64
 
 
 def origins_of(graph: OpGraph) -> Mapping[int, int]:
-    """Return calls of one result, each with the node inside the called body (or a body that it calls) that
-    computes it.
+    """Return the node that computes the result of each call: call node to node in the called body. Calls with
+    several results are not included. If that node is a call too, its own origin is returned.
     """
     kinds: list[int] = graph.regions.kind.tolist()
     parents: list[int] = graph.regions.parent.tolist()
@@ -50,13 +51,13 @@ def origins_of(graph: OpGraph) -> Mapping[int, int]:
 def copies_of(
     graph: OpGraph, origins: Mapping[int, int], turned: Callable[[int], int]
 ) -> Mapping[int, frozenset[int]]:
-    """Return products whose operand is copied, each with the nodes whose work is fused into the copy: cheap
-    nodes that only products and the copy use. ``turned`` returns the producer of such an operand of a
-    product, or -1.
+    """Return the products whose operand is copied into another order: product to the nodes that are fused
+    into its copy.
 
-    Results that other products read in their stored order are computed for them, and once more in the copy.
-    Results of turned products only are computed once: in the copy if it is of one product and next to it,
-    before it otherwise.
+    ``turned`` returns the producer of the operand that a product copies, or -1. Cheap nodes whose results
+    only products and the copy use are fused. If another product reads the result of such a node in its stored
+    order, the node is computed twice: for that product and in the copy. If only products with copies use it,
+    it is computed once.
     """
     classes: list[int] = graph.op_class.tolist()
     starts = {
@@ -103,9 +104,7 @@ def copies_of(
 
 
 def _outer_regions(graph: OpGraph) -> Sequence[int]:
-    """Return the region of each node that runs as a whole: bodies of calls belong to the region
-    of the call.
-    """
+    """Return the region of each node, with bodies of calls replaced by the region that contains the call."""
     kinds: list[int] = graph.regions.kind.tolist()
     parents: list[int] = graph.regions.parent.tolist()
     whole: list[int] = []
@@ -117,8 +116,8 @@ def _outer_regions(graph: OpGraph) -> Sequence[int]:
 
 
 def is_turned(left: Tensor, right: Tensor, result: Tensor) -> bool:
-    """Return True if a product of these types copies its left operand: contracted dimensions are last in the
-    copy.
+    """Return True if a product of these types needs a copy of its left operand, with the contracted
+    dimensions last.
     """
     axes = likely_dot_axes(left.shape, right.shape, result.shape)
     contracted = () if axes is None else axes.contracting[0]

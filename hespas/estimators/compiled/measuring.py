@@ -1,7 +1,7 @@
-"""Measurement of units in a process of its own, with saved results.
+"""Measurement of units (small programs, see :mod:`.units`) in a child process, with saved results.
 
 Jobs and timings are messages between this process and the measuring process (:mod:`.worker`), one JSON
-document a line. The measuring process is started when it is needed, and started anew after a crash or a
+document a line. The measuring process is started when it is needed, and started again after a crash or a
 timeout.
 """
 
@@ -45,7 +45,7 @@ _SPARE_S = 180.0
 
 
 class UnitTimings(NamedTuple):
-    """Timing of each unit, and the machine that measured."""
+    """Timing of each unit, and the machine that measured them."""
 
     machine: MeasuringMachine
     timings: tuple[Timing, ...]
@@ -53,8 +53,10 @@ class UnitTimings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitMeasurement:
-    """Settings of a measurement: compiler, repeats, time limit per unit, folder of results, number of devices
-    at once.
+    """Settings of a measurement.
+
+    ``toolchain`` is the compiler, ``repeats`` the number of samples, ``timeout_s`` the limit per unit,
+    ``folder`` the folder of saved results, ``devices`` the number of devices that run a unit at once.
     """
 
     toolchain: str
@@ -65,7 +67,8 @@ class UnitMeasurement:
     command: tuple[str, ...] = ()
 
     def run(self, units: Sequence[Unit], progress: Progress | None = None) -> UnitTimings:
-        """Return a timing of each unit. Failures of a program are in its timing; a timeout is not saved.
+        """Return a timing of each unit. If a program fails, its timing has the reason. Timeouts are not
+        saved.
 
         Raises ``UnsupportedError`` if the compiler does not start, ``OutputError`` if the folder cannot be
         written.
@@ -125,12 +128,16 @@ def _types(tensors: Sequence[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def worker_command(toolchain: str, devices: int = 1) -> tuple[str, ...]:
-    """Return the command of the measuring process: this Python with this package, isolated."""
+    """Return the command that starts the measuring process: this Python interpreter in isolated mode, with
+    this package.
+    """
     return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain, str(devices)))
 
 
 class WorkerSession:
-    """Context that runs jobs. ``command`` starts the process (default: this Python's own worker)."""
+    """Context manager that runs jobs in a measuring process. ``command`` starts the process (default: the
+    worker of this package).
+    """
 
     def __init__(self, toolchain: str, timeout_s: float, command: tuple[str, ...] = ()) -> None:
         self.toolchain = toolchain
@@ -157,8 +164,8 @@ class WorkerSession:
         return self._machine
 
     def time(self, job: TimingJob) -> Timing:
-        """Return the timing of a job. A crash or a timeout is its fault, and the next job gets a new process;
-        so does a job that finds the process ended.
+        """Return the timing of a job. After a crash or a timeout the timing has the reason in ``fault``, and
+        the next job starts a new process.
         """
         try:
             line, _ = self._session.request(msgspec.json.encode(job), time_s=self.timeout_s)
@@ -176,7 +183,7 @@ class WorkerSession:
         return Timing(fault=fault)
 
     def _greet(self, line: bytes) -> str:
-        """Store the machine, and return its fault."""
+        """Store the machine from the first line of the process; return its fault, empty if there is none."""
         try:
             self._machine = msgspec.json.decode(line, type=MeasuringMachine)
         except msgspec.DecodeError as error:
@@ -191,8 +198,8 @@ class WorkerSession:
 
 
 class TimingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Programs to time: the loop with the work and without it, and the types of their arguments. Programs
-    that are not ``looped`` are called repeatedly.
+    """Two programs to time: one with the work and one with the empty loop around it, with the types of their
+    arguments. Programs that are not ``looped`` have no loop and are called repeatedly.
     """
 
     program: str
@@ -204,8 +211,8 @@ class TimingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuringMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """Machine that measures: a compiler with its version, on a device with its processor and flags, or on
-    several of them at once.
+    """Description of the machine that measures: compiler and version, device, processor, flags, and the
+    number of devices in use.
     """
 
     compiler: str
@@ -219,8 +226,8 @@ class MeasuringMachine(msgspec.Struct, frozen=True, kw_only=True):
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one iteration [ns], or the reason of a failure (``fault``: the compiler's message).
 
-    ``clock_mhz`` is the processor's frequency during the measurement (0: unknown), ``turns`` the iterations
-    of a sample, ``samples`` their number.
+    ``clock_mhz`` is the processor's frequency during the measurement (0: unknown). A measurement has
+    ``samples`` samples of ``turns`` iterations each.
     """
 
     duration_ns: float = -1.0

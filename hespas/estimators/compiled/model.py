@@ -180,7 +180,7 @@ def _figures(timing: Timing) -> tuple[float, float, float]:
 
 
 def _report_uncovered(name: str, where: str, uncovered: Counter[str], diagnostics: Diagnostics) -> None:
-    """Warn of operations without a program."""
+    """Warn about operations that have no duration because their types do not determine a program to time."""
     if uncovered:
         listed = ", ".join(f"{op} ({count:,})" for op, count in uncovered.most_common(_LISTED))
         text = f"no duration: the types do not determine a program of {listed}"
@@ -190,7 +190,7 @@ def _report_uncovered(name: str, where: str, uncovered: Counter[str], diagnostic
 def _report_machine(
     name: str, where: str, measured: UnitTimings, device: Device, diagnostics: Diagnostics
 ) -> None:
-    """Report the machine of the times, and warn if it is not the requested device."""
+    """Report the machine on which the times were measured, and warn if it is not the requested device."""
     machine = measured.machine
     clocks = sorted(timing.clock_mhz for timing in measured.timings if timing.clock_mhz)
     at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""

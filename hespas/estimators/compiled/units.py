@@ -1,12 +1,12 @@
-"""Units to compile and time, as small programs of StableHLO: operations of a graph, or of a table of
-sizes.
+"""Units: small StableHLO programs that are compiled and timed for an estimate.
 
-A program runs its operations ``%n`` times in a loop: the difference of two lengths does not include the start
-of a program. In each iteration an element of the largest operand is new, and all operands pass a barrier (not
-for IREE 3, which crashes on barriers of several values), so that a compiler cannot hoist the work out of the
-loop.
+A unit computes one operation, or a chain of operations that every compiler fuses. Units come from the nodes
+of a graph or from a table of sizes.
 
-The units of a graph are single operations, or chains that every compiler fuses.
+The program of a unit repeats its operations ``%n`` times in a loop. The time of one iteration is the
+difference between a long and a short loop, which excludes the start of the program. In each iteration one
+element of the largest operand changes, and all operands pass an optimization barrier (not for IREE 3, which
+crashes on barriers of several values), so that a compiler cannot hoist the work out of the loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PACKED_BITS = 8
 
 
 class Unit(NamedTuple):
-    """Operations that are timed as one: lines that compute ``results`` from arguments ``%p0``,
+    """Operations that are timed together: lines of StableHLO that compute ``results`` from arguments ``%p0``,
     ``%p1``, ...
     """
 
@@ -60,8 +60,8 @@ class Unit(NamedTuple):
 
 
 def renewed_argument(unit: Unit) -> int:
-    """Return the argument that gets a new element in each iteration: the largest suitable one; -1 without
-    one.
+    """Return the index of the argument in which one element changes in each iteration: the largest suitable
+    one, or -1 without one.
     """
     suitable = [
         index
@@ -72,7 +72,7 @@ def renewed_argument(unit: Unit) -> int:
 
 
 def baseline_of(unit: Unit) -> Unit:
-    """Return the loop of a unit without its work."""
+    """Return the unit without its operations, which measures the cost of the loop alone."""
     index = renewed_argument(unit)
     return Unit((), unit.arguments[index : index + 1] if index >= 0 else (), ())
 
@@ -140,7 +140,9 @@ def call_text(unit: Unit) -> str:
 
 
 def _renewal(unit: Unit, index: int) -> list[str]:
-    """Return the lines that write the number of the iteration into the first element of an argument."""
+    """Return the lines that write the iteration number into the first element of argument ``index``, so that
+    no iteration equals another.
+    """
     if index < 0:
         return []
     tensor = unit.arguments[index]
@@ -165,8 +167,8 @@ class _CountedResults(NamedTuple):
 
 
 def _counted(unit: Unit, renewed: int) -> _CountedResults:
-    """Return the results; to results without arguments the iteration number is added, or all iterations would
-    be equal.
+    """Return the lines and names of the results. If no argument changes between iterations, the iteration
+    number is added to the first result, so that the compiler cannot compute it once for all iterations.
     """
     names = [value.name for value in unit.results]
     if renewed >= 0 or not unit.results or unit.results[0].type.element.kind not in _RENEWED:
@@ -183,8 +185,10 @@ def _counted(unit: Unit, renewed: int) -> _CountedResults:
 def write_operation(
     op: str, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
 ) -> tuple[list[str], tuple[Value, ...]] | None:
-    """Return the lines of an operation (named without dialect) and its results, with names from ``names``;
-    None if the types do not determine it.
+    """Return the StableHLO lines of an operation and the values of its results, or None if the types do not
+    determine the operation.
+
+    ``op`` is the name without the dialect. ``names`` yields numbers for the names of new values.
     """
     before: list[str] = []
     if op == "reduce":  # the graph's start values are not read: sums start with 0
@@ -233,8 +237,8 @@ _COMMUNICATION = (int(NodeKind.COLLECTIVE), int(NodeKind.PERMUTE))
 
 
 class GraphUnits(NamedTuple):
-    """Programs to compile and time for a graph (units), each once; the nodes whose time each unit gives; and
-    the numbers of operations, by name, that no unit covers.
+    """Units of a graph (each distinct program once), the nodes whose time each unit measures, and the
+    operations without a unit (counts by name).
     """
 
     units: tuple[Unit, ...]
@@ -246,10 +250,11 @@ class GraphUnits(NamedTuple):
 
 
 def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
-    """Return the units of all nodes that take time. ``fused``: chains of elementwise work join their
-    consumer. Collectives are units if all of their groups are of ``devices`` and there are several of these.
+    """Return the units of all nodes that take time.
 
-    O(nodes + edges), in Python: compilation takes longer.
+    ``fused``: chains of elementwise work join their consumer, as compilers fuse them. ``devices``: number of
+    devices that run a unit together. A collective is included only if there are several devices and all of
+    its groups are within them. O(nodes + edges), in Python: compilation takes longer.
     """
     writer = _UnitWriter(graph, devices)
     wanted = writer.wanted
@@ -270,7 +275,9 @@ def units_of(graph: OpGraph, *, fused: bool, devices: int = 1) -> GraphUnits:
 
 
 def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
-    """Yield chains by their last node: a producer with one consumer joins it."""
+    """Yield groups of nodes that are compiled as one unit, each with its last node at the end. A producer
+    with a single consumer joins that consumer's group.
+    """
     uses: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
     pinned = np.zeros(len(graph), np.bool_)
     pinned[graph.regions.carried_producer] = True
@@ -304,7 +311,7 @@ def _groups(graph: OpGraph, writer: _UnitWriter) -> Iterator[tuple[int, ...]]:
 
 
 class _UnitText:
-    """Lines, arguments and values of a unit while it is written."""
+    """Text of a unit while it is written: its lines, arguments and values."""
 
     __slots__ = ("arguments", "lines", "names", "outside", "values")
 
@@ -316,8 +323,8 @@ class _UnitText:
         self.outside: dict[tuple[int, Tensor], Value] = {}
 
     def argument(self, producer: int, tensor: Tensor) -> Value:
-        """Return the argument for the result of a node outside; an unknown producer (-1) is a new argument
-        each time.
+        """Return the argument that replaces the result of a node outside the unit. One producer gives one
+        argument; an unknown producer (-1) gives a new one each time.
         """
         existing = self.outside.get((producer, tensor)) if producer >= 0 else None
         if existing is not None:
@@ -330,8 +337,8 @@ class _UnitText:
 
 
 class _RepeatedNodes(NamedTuple):
-    """Nodes that are written once more: up to ``steps`` nodes back that compilers repeat, and the nodes in a
-    ``copy``.
+    """Nodes outside a unit that are computed again inside it, because compilers duplicate them: cheap
+    producers up to ``steps`` nodes back, and the nodes in ``copy``.
     """
 
     steps: int = 0
@@ -339,7 +346,7 @@ class _RepeatedNodes(NamedTuple):
 
 
 class _UnitWriter:
-    """Writer of the units of a graph."""
+    """Writer of the units of one graph."""
 
     def __init__(self, graph: OpGraph, devices: int) -> None:
         self.graph, self.devices = graph, devices
@@ -377,8 +384,8 @@ class _UnitWriter:
         self.copies = copies_of(graph, self.origins, self._turned)
 
     def unit(self, nodes: Sequence[int], *, repeats: bool = False) -> Unit | None:
-        """Return the program of some nodes, the last of which has the results; None if one of them has no
-        program.
+        """Return a unit that computes ``nodes``; its results are the results of the last node. Return None if
+        one of the nodes cannot be written.
         """
         writing = _UnitText()
         inside = frozenset(nodes)
@@ -393,7 +400,9 @@ class _UnitWriter:
         return Unit(tuple(writing.lines), tuple(writing.arguments), writing.values[nodes[-1]])
 
     def _write(self, writing: _UnitText, node: int, inside: frozenset[int], repeats: _RepeatedNodes) -> bool:
-        """Write a node; False if its types are not known or not sufficient."""
+        """Add the lines of a node to a unit. Return False if its types are unknown or do not determine the
+        operation.
+        """
         results = [self.types[row] for row in self.results[node]]
         operand_types = [self.types[row] for row in self.operands[node]]
         result_tensors = [tensor for tensor in results if tensor is not None]
@@ -411,8 +420,8 @@ class _UnitWriter:
     def _operation(
         self, node: int, operands: Sequence[Value], results: Sequence[Tensor], names: Iterator[int]
     ) -> tuple[list[str], tuple[Value, ...]] | None:
-        """Return the lines of a node and its results, with the graph's attributes in addition to
-        the types.
+        """Return the lines of a node and its result values. Groups, permutations and FLOPs of the graph
+        supply attributes that the types do not determine.
         """
         op = self.names[self.op[node]]
         types, made = tuple(operand.type for operand in operands), tuple(results)
@@ -439,7 +448,9 @@ class _UnitWriter:
     def _convolution(
         self, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """Return the convolution with the node's FLOPs, those on padding excluded."""
+        """Return the convolution whose total and useful FLOPs (without padding) equal those of the node; None
+        if none was found.
+        """
         if len(types) != 2 or len(results) != 1:
             return None
         shapes = types[0].shape, types[1].shape, results[0].shape
@@ -454,8 +465,8 @@ class _UnitWriter:
     def _pool(
         self, op: str, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """Return a window operation with as many elements as the node's FLOPs imply: one operation fewer per
-        result.
+        """Return a window operation whose window size follows from the FLOPs of the node: a window of n
+        elements takes n - 1 operations per result.
         """
         flops = float(self.graph.flops[node])
         if op == "reduce_window":
@@ -479,8 +490,8 @@ class _UnitWriter:
         inside: frozenset[int],
         repeats: _RepeatedNodes,
     ) -> tuple[Value, ...]:
-        """Return a value for each operand: of the first producer with a result of that type, in the order of
-        both.
+        """Return a value for each operand of ``node``. The producers of the node are assigned in order, each
+        to the first operand of its type; an operand without a producer becomes an argument.
         """
         left = list(self.deps[node])
         bound: list[Value] = []
@@ -500,15 +511,17 @@ class _UnitWriter:
         return tuple(bound)
 
     def _repeats(self, producer: int, repeats: _RepeatedNodes) -> _RepeatedNodes | None:
-        """Return the nodes to repeat before a producer outside; None if it is an argument."""
+        """Return the nodes that may be repeated before ``producer``, a node outside the unit. Return None if
+        it is not repeated and its result becomes an argument.
+        """
         if producer in repeats.copy:
             return repeats
         again = repeats.steps > 0 and self.classes[producer] in _REPEATED
         return repeats._replace(steps=repeats.steps - 1) if again else None
 
     def _turned(self, node: int) -> int:
-        """Return the producer of the operand of a product that is copied into another order; -1 without a
-        copy.
+        """Return the producer of the left operand of a product, if a compiler copies this operand into
+        another order; -1 otherwise.
         """
         match [self.types[row] for row in (*self.operands[node], *self.results[node])]:
             case [Tensor() as left, Tensor() as right, Tensor() as result] if self.names[self.op[node]] in {
@@ -521,7 +534,7 @@ class _UnitWriter:
                 return -1
 
     def _makes(self, node: int, tensor: Tensor) -> bool:
-        """Return True if a node has a result of that type."""
+        """Return True if a node has a result of the type ``tensor``."""
         return any(self.types[row] == tensor for row in self.results[node])
 
 
@@ -543,8 +556,8 @@ _LARGEST = 1 << 31
 
 
 def units_of_table(ops: Operations) -> list[Unit | None]:
-    """Return a unit for each operation; None for rows other than products, elementwise operations and sums of
-    rows.
+    """Return a unit for each operation of a table. Only matrix products, elementwise operations and sums of
+    rows have one; other rows are None.
     """
     return [_unit_of_row(ops, row) for row in range(len(ops))]
 

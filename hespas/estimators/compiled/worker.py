@@ -48,7 +48,9 @@ _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Send the machine, then run job by job until the input ends."""
+    """Write the description of the machine to ``answers``, then read jobs from ``requests`` and write the
+    timing of each until the input ends.
+    """
     _send(answers, toolchain.machine())
     empty: dict[str, LoopTimes] = {}
     for line in requests:
@@ -68,7 +70,9 @@ def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
 def _runner(
     toolchain: Toolchain, program: str, types: Sequence[tuple[str, tuple[int, ...]]], *, looped: bool
 ) -> Callable[[int], object]:
-    """Return a function that runs a program a number of times: in its own loop, or by calls."""
+    """Compile a program and return a function that runs it ``n`` times: by the loop in the program if
+    ``looped``, else by repeated calls.
+    """
     values = _arguments(types)
     if looped:
         return toolchain.compile(program, values, counted=True)
@@ -82,7 +86,9 @@ def _runner(
 
 
 def _arguments(types: Sequence[tuple[str, tuple[int, ...]]]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-    """Return values without special cases in any operation: no zeros, no denormals, small integers."""
+    """Return random arrays of the given types. Floats are between 0.5 and 1.5 and one-byte types are 0 or 1,
+    so that no denormal slows an operation down.
+    """
     rng = np.random.default_rng(7)
     arrays: list[np.ndarray[Any, np.dtype[Any]]] = []
     for name, shape in types:
@@ -107,8 +113,8 @@ def _send(answers: BinaryIO, message: msgspec.Struct) -> None:
 
 
 def main() -> int:
-    """Run the measuring process with the toolchain of the first argument, on as many devices at once as the
-    second.
+    """Run the measuring process. The first command line argument is the toolchain, the second the number of
+    devices to run at once.
     """
     name, devices = sys.argv[1], int(sys.argv[2])
     # Libraries may write to standard output: the answers go to a copy of it.
@@ -131,14 +137,16 @@ _TICK_NS = 1.0
 
 
 class LoopTimes(NamedTuple):
-    """Nanoseconds of one iteration per sample, and the iterations of a sample."""
+    """Time of one iteration [ns] in each sample, and the number of iterations in a sample."""
 
     samples_ns: list[float]
     turns: int
 
 
 def time_loop(run: Callable[[int], object], repeats: int) -> LoopTimes:
-    """Time ``run(turns)``, which returns when it is done; the first runs warm up."""
+    """Time ``run(turns)``, which blocks until its iterations are done. The first runs warm up and are not
+    timed.
+    """
     run(1)
     turns = 2
     while (spent_ns := _spent_ns(run, turns)) < _SAMPLE_NS / 2 and turns < _MOST_TURNS:
@@ -154,8 +162,8 @@ def _spent_ns(run: Callable[[int], object], turns: int) -> float:
 
 
 def timing_of(work: LoopTimes, empty: LoopTimes) -> Timing:
-    """Return the time of one iteration without the loop around it: median, and the 5th and 95th percentile of
-    samples.
+    """Return the time of one iteration of ``work`` less that of the ``empty`` loop: median, 5th and 95th
+    percentile of the samples.
     """
     loop_ns = max(median(empty.samples_ns), 0.0)
     samples = [sample - loop_ns for sample in work.samples_ns]
@@ -174,7 +182,7 @@ def timing_of(work: LoopTimes, empty: LoopTimes) -> Timing:
 
 
 def clock_mhz() -> float:
-    """Return the mean frequency of the processors that Linux reports, 0 without a report."""
+    """Return the mean clock frequency [MHz] of the processors that Linux reports; 0 without a report."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
@@ -187,7 +195,7 @@ NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Toolchain(Protocol):
-    """Compiler and the device that it compiles for."""
+    """Interface of a compiler and the device that it compiles for."""
 
     def machine(self) -> MeasuringMachine:
         """Return the machine that measures."""
@@ -196,8 +204,8 @@ class Toolchain(Protocol):
     def compile(
         self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
     ) -> Callable[[int], object]:
-        """Return a function that runs the program a number of times and returns when it is done. A program
-        that is not ``counted`` takes no number, and runs once.
+        """Return a function that runs the program a number of times and blocks until it is done. A program
+        that is not ``counted`` has no iteration argument and runs once per call.
         """
         ...
 
@@ -215,8 +223,8 @@ def _processor() -> str:
 
 
 class _XlaToolchain:
-    """XLA through jaxlib, on JAX's default device; or on the first devices at once, each with a replica: the
-    devices of a CPU are threads that share it.
+    """XLA through jaxlib. It runs on JAX's default device, or on the first devices at once with one replica
+    each. The devices of a CPU are threads that share its cores.
     """
 
     def __init__(self, devices: int) -> None:
@@ -234,7 +242,7 @@ class _XlaToolchain:
         self.everywhere: Any = self.jax.sharding.NamedSharding(replicas, self.jax.sharding.PartitionSpec())
 
     def machine(self) -> MeasuringMachine:
-        """Return JAX's device; a CPU by its own name."""
+        """Return JAX's device with its name; for a CPU, the name of the processor."""
         device = self.devices[0]
         return MeasuringMachine(
             compiler=f"jaxlib {version('jaxlib')}",
@@ -247,7 +255,7 @@ class _XlaToolchain:
     def compile(
         self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
     ) -> Callable[[int], object]:
-        """Compile one executable for all devices; arguments are put on each once."""
+        """Compile one executable for all devices. Arguments are transferred to each device once."""
         xla, count = self.client, len(self.devices)
         options = xla.CompileOptions()
         options.num_replicas = count
@@ -279,7 +287,7 @@ class _IreeToolchain:
         self.runtime: Any = import_module("iree.runtime")
 
     def machine(self) -> MeasuringMachine:
-        """Return the processor."""
+        """Return the description of this processor."""
         return MeasuringMachine(
             compiler=f"iree {version('iree-base-compiler')}",
             platform="local-task",
@@ -290,7 +298,7 @@ class _IreeToolchain:
     def compile(
         self, program: str, arguments: Sequence[NumpyArray], *, counted: bool
     ) -> Callable[[int], object]:
-        """Compile one module of the virtual machine."""
+        """Compile the program to an IREE VM module and return a function that runs it."""
         runtime = self.runtime
         made = self.compiler.compile_str(
             program,

@@ -1,9 +1,9 @@
 """Lookup table of the measurements of one class of operations on one device: exact and interpolated times.
 
-Interpolation works on measured times divided by a reference (a start, FLOPs and bytes, each at its best
-rate), which bends far less than the times themselves. It goes along lines between the two measurements that
-differ from a query in one size only; where no line leads through a query, a plane through the nearest
-measurements is used.
+Interpolation works on measured times divided by a reference time (a fixed start, plus FLOPs and bytes at
+their best rates). This ratio varies much less with size than the times. Interpolation goes along lines
+between the two measurements that differ from a query in one size only. Without such a pair, a plane through
+the nearest measurements is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Direction of interpolation: ``axis`` varies, the coordinates ``held`` do not, the others follow."""
+    """Direction of interpolation: the coordinate ``axis`` varies, the coordinates in ``held`` must be equal,
+    and all others follow from these.
+    """
 
     axis: str
     held: tuple[str, ...]
@@ -47,10 +49,12 @@ class Direction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Coordinates that distinguish operations of a kind, the axes along which they are interpolated, and the
-    coordinates (``curves``) that split the measurements into curves with a start and rates of their own.
-    ``rising``: on a coarse grid a time above the time of a larger size is an outlier, since the smaller
-    operation is part of the larger one.
+    """Coordinates that distinguish operations of a kind.
+
+    ``directions`` are the axes along which times are interpolated. The coordinates in ``curves`` split the
+    measurements into curves, each with a start and rates of its own. If ``rising``, a time on a coarse grid
+    that is above the time of a larger size is an outlier, since the smaller operation is part of the larger
+    one.
     """
 
     names: tuple[str, ...]
@@ -59,13 +63,13 @@ class Space:
     rising: bool = False
 
     def of(self, ops: Operations) -> dict[str, FloatArray]:
-        """Return the coordinates of operations, shape ``(ops,)`` each; NaN where unknown."""
+        """Return the coordinates of each operation by name, arrays of shape ``(ops,)``; NaN where unknown."""
         return {name: _DERIVED[name](ops) if name in _DERIVED else ops.dim(name) for name in self.names}
 
 
 def _window(ops: Operations) -> FloatArray:
-    """Return the largest number of tokens that a query attends to, from the pairs of a causal prompt; 0 for
-    all of them.
+    """Return the size of the sliding attention window in tokens, derived from the number of attended pairs of
+    a causal prompt; 0 without a window.
 
     A window of w over s tokens leaves w (w + 1) / 2 + (s - w) w pairs.
     """
@@ -89,7 +93,9 @@ def _nodes(ops: Operations) -> FloatArray:
 
 
 def _passes(ops: Operations) -> FloatArray:
-    """Return the bytes per element, which distinguish operations that read more from those that read less."""
+    """Return the bytes moved per element. It distinguishes operations that read several operands from those
+    that read one.
+    """
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.round(ops.bytes_moved / elements, 3)
@@ -99,7 +105,9 @@ _DERIVED = MappingProxyType({"window": _window, "group": _group, "nodes": _nodes
 
 
 def _space(names: str, axes: str, *, curves: tuple[str, ...] = (), rising: bool = False) -> Space:
-    """Return a space where each axis may vary with all other coordinates held."""
+    """Return a space from space-separated names of coordinates. Each of ``axes`` may vary while all other
+    coordinates are equal.
+    """
     every = tuple(names.split())
     directions = tuple(
         Direction(axis, tuple(name for name in every if name != axis)) for axis in axes.split()
@@ -140,7 +148,9 @@ _FEWEST_BENT = 8
 
 
 def row_keys(columns: list[FloatArray], count: int) -> IntArray:
-    """Return one number per row of some columns, equal for equal rows (NaN equals NaN). Shape ``(rows,)``."""
+    """Return a key for each row of ``columns``; equal rows have equal keys (NaN equals NaN). Shape
+    ``(rows,)``.
+    """
     key = np.full(count, 0x9E3779B97F4A7C15, np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -155,11 +165,11 @@ def row_keys(columns: list[FloatArray], count: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupLine:
-    """Measurements of a class sorted by line and position; columns of shape ``(points,)``.
+    """Measurements of a class, sorted into lines along one axis; columns of shape ``(points,)``.
 
-    ``names`` are the keys of the lines in order; ``position`` is number of line x 1000 + log2 of the axis.
-    ``bend`` is the distance of the logarithm of a time from the chord, per doubling squared, ``noise`` the
-    distance of close points.
+    ``names`` are the sorted keys of the lines. ``position`` is 1000 x the number of the line + log2 of the
+    size on the axis. ``bend`` is the typical error of linear interpolation [log time] per squared doubling,
+    ``noise`` the scatter of close points.
     """
 
     names: IntArray
@@ -171,7 +181,9 @@ class LookupLine:
 
     @classmethod
     def of(cls, keys: IntArray, axis: FloatArray, log_time: FloatArray) -> LookupLine:
-        """Sort measurements; each point is left out once to measure the error of chords."""
+        """Sort measurements into lines. The error of linear interpolation is measured by leaving each point
+        out once.
+        """
         valid = np.isfinite(axis) & (axis > 0)
         x: FloatArray = np.log2(axis[valid]).astype(np.float64)
         names, number = np.unique(keys[valid], return_inverse=True)
@@ -182,8 +194,9 @@ class LookupLine:
         return cls(names, position, times, np.unique(np.round(x, 9)), bend, noise)
 
     def between(self, keys: IntArray, axis: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the logarithm of the time of each query and its variance; NaN where the line has no
-        measurement on both sides, or none within a step of the grid. Shape ``(queries,)`` each.
+        """Return the interpolated logarithm of the time of each query, and its variance. Both are NaN if the
+        line has no measurement on both sides, or none within a step of the grid. Shape ``(queries,)``
+        each.
         """
         log_time, variance = np.full(len(keys), np.nan), np.full(len(keys), np.inf)
         if len(self.position) < 2:
@@ -215,7 +228,9 @@ class LookupLine:
 
 
 def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, float]:
-    """Return medians over the points that have neighbours on both sides."""
+    """Return the curvature and the scatter of log time along lines: medians over the points with a neighbour
+    on both sides.
+    """
     below, above = position[1:-1] - position[:-2], position[2:] - position[1:-1]
     inner = (below < _FAR / 2) & (above < _FAR / 2) & (below > 0) & (above > 0)
     if inner.sum() < _FEWEST_BENT:
@@ -230,15 +245,18 @@ def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, 
 
 
 def work_of(flops: FloatArray, bytes_moved: FloatArray) -> FloatArray:
-    """Return the columns of a reference: one, FLOPs, bytes; shape ``(ops, 3)``. Unknown values count as 0."""
+    """Return the columns of which a reference time is a weighted sum: 1, FLOPs and bytes; shape ``(ops, 3)``.
+    Unknown values count as 0.
+    """
     return np.stack((np.ones(len(flops)), np.nan_to_num(flops), np.nan_to_num(bytes_moved)), axis=1)
 
 
 def start_and_rates(work: FloatArray, duration_ns: FloatArray) -> FloatArray:
-    """Return non-negative coefficients of :func:`work_of` by least squares of the relative error. Shape
-    ``(3,)``.
+    """Return the weights of the columns of :func:`work_of` that fit the measured times best: a start and the
+    time per FLOP and per byte. Shape ``(3,)``.
 
-    Three columns have seven subsets: the best solution without a negative coefficient is taken.
+    The weights are non-negative and minimise the squared relative error. All seven subsets of the columns are
+    tried, and the best solution without a negative weight is returned.
     """
     scale = np.maximum(work.max(axis=0), 1e-300)
     matrix = work / scale / duration_ns[:, None]
@@ -272,9 +290,11 @@ class _Spatial(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Neighbours:
-    """Measurements of a class by the coordinates that must be equal (``blocks``) and by position: ``points``
-    of shape ``(points, axes)`` in doublings, sorted by block; ``log_ratio`` is the log of the time over the
-    reference.
+    """Measurements of a class for interpolation by planes.
+
+    ``points`` are positions of shape ``(points, axes)`` in doublings. They are sorted into ``blocks`` in
+    which the coordinates named in ``equal`` do not vary. ``log_ratio`` is the logarithm of the measured over
+    the reference time.
     """
 
     axes: tuple[str, ...]
@@ -289,7 +309,7 @@ class _Neighbours:
     def of(
         cls, space: Space, coordinates: Mapping[str, FloatArray], log_time: FloatArray, work: FloatArray
     ) -> _Neighbours | None:
-        """Sort measurements; None for fewer than a plane needs."""
+        """Sort measurements into blocks; return None if there are fewer than a plane needs."""
         axes = tuple(dict.fromkeys(direction.axis for direction in space.directions))
         axes = tuple(name for name in axes if len(np.unique(coordinates[name])) > 1)
         if not axes or len(log_time) < _FEWEST:
@@ -339,7 +359,9 @@ class _Neighbours:
 def _planes(
     tree: _Tree, position: FloatArray, points: FloatArray, values: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Fit a plane through the nearest points of each position, weighted by nearness."""
+    """Return the value at each position of a plane fitted to its nearest points, weighted by nearness, and
+    the half width of its interval.
+    """
     count = min(_MOST, len(points))
     distance, index = tree.query(position, k=count, p=np.inf)
     index = index.reshape(len(position), count)
@@ -379,7 +401,9 @@ _UNTESTED = 2.0
 
 
 class LookupResult(NamedTuple):
-    """Time and 90 % interval of operations [ns], and the source of each. Shape ``(ops,)`` each."""
+    """Time and 90 % interval of operations [ns], and the method that gave each (a measurement or an
+    interpolation). Shape ``(ops,)`` each.
+    """
 
     duration_ns: FloatArray
     low_ns: FloatArray
@@ -388,7 +412,7 @@ class LookupResult(NamedTuple):
 
 
 class _MeasuredSizes(NamedTuple):
-    """Coordinates and logarithms of distinct measured sizes."""
+    """Distinct measured sizes: their coordinates, and the logarithms of their times and reference times."""
 
     coordinates: Mapping[str, FloatArray]
     log_time: FloatArray
@@ -397,10 +421,12 @@ class _MeasuredSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LookupTable:
-    """Lookup table of one class. ``keys`` are the distinct measured sizes, sorted; ``duration_ns`` their
-    median times. ``curve_names`` and ``coefficients`` are the references; ``widening`` is the factor on
-    intervals between measurements that makes them hold 90 %, ``repeats`` the distance from their median
-    within which nine in ten repeats of a size are.
+    """Lookup table of one class of operations.
+
+    ``keys`` are the distinct measured sizes, sorted, and ``duration_ns`` their median times. ``curve_names``
+    and ``coefficients`` define the reference time of each curve. ``widening`` is the factor by which
+    intervals of interpolated times are widened to hold 90 % of left-out measurements. ``repeats`` is the
+    distance from the median within which 90 % of the repeated measurements of a size lie.
     """
 
     space: Space
@@ -416,8 +442,8 @@ class LookupTable:
 
     @classmethod
     def of(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
-        """Build the table of one class, and measure the necessary width of intervals: a fifth of the sizes is
-        predicted from the rest. O(rows log rows).
+        """Build the table of one class. A fifth of the sizes is predicted from the others to find the
+        necessary width of intervals. O(rows log rows).
         """
         bare = cls._sorted(space, ops, duration_ns)
         if len(bare.keys) < _FEWEST_TESTED:
@@ -435,7 +461,7 @@ class LookupTable:
 
     @classmethod
     def _sorted(cls, space: Space, ops: Operations, duration_ns: FloatArray) -> LookupTable:
-        """Sort the measurements of one class."""
+        """Return a table of the sorted measurements of one class, without widened intervals."""
         coordinates = space.of(ops)
         keys, first, position = np.unique(
             row_keys(list(coordinates.values()), len(ops)), return_index=True, return_inverse=True
@@ -499,7 +525,9 @@ class LookupTable:
     def _between(
         self, coordinates: Mapping[str, FloatArray], work: FloatArray
     ) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Return times between measurements, half widths of the logarithm's interval, and their sources."""
+        """Return interpolated times, half widths of their intervals [log time], and the method that gave
+        each.
+        """
         count = len(work)
         keys = row_keys([coordinates[name] for name in self.space.curves], count)
         number = np.minimum(np.searchsorted(self.curve_names, keys), len(self.curve_names) - 1)
@@ -533,7 +561,9 @@ class LookupTable:
 
 
 def _has_reference(space: Space, direction: Direction) -> bool:
-    """Return True if a line stays on one curve, so that one reference applies to all of it."""
+    """Return True if all points of a line along ``direction`` lie on one curve of ``space``, so that they
+    share one reference time.
+    """
     return set(space.curves) <= set(direction.held)
 
 
@@ -547,7 +577,9 @@ def _groups(number: IntArray, count: int) -> list[IntArray]:
 
 
 def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
-    """Return the median of the values of each number."""
+    """Return the median of the ``values`` of each group; ``number`` is the group of each value, ``count`` the
+    number of groups.
+    """
     order = np.lexsort((values, number))
     ends = np.searchsorted(number[order], np.arange(count + 1))
     size = np.diff(ends)
@@ -557,7 +589,9 @@ def _median_by(number: IntArray, values: FloatArray, count: int) -> FloatArray:
 
 
 def _without_spikes(space: Space, coordinates: Mapping[str, FloatArray], times: FloatArray) -> FloatArray:
-    """Return times no longer than the times of the next larger sizes, where the grid is coarse."""
+    """Return times limited to the times of larger sizes, on lines with a coarse grid. A smaller operation
+    does not take longer than a larger one.
+    """
     direction = space.directions[0]
     clean = times.copy()
     number = np.unique(_held(direction, coordinates, len(times)), return_inverse=True)[1].reshape(-1)

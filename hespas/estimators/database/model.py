@@ -1,8 +1,10 @@
-"""Database estimator: measured times are looked up and interpolated, all other operations have no time.
+"""Estimator by a database of measured times, which are looked up or interpolated. Other operations get no
+time.
 
-Between two measurements that differ in one size, the logarithm of the time over the time of its work is
-linear; without such a pair, a plane through the nearest measurements is used. A query beyond the measured
-sizes, or more than a step of their grid away, has no time and a reason.
+The measured time is divided by a reference time of its FLOPs and bytes. Between two measurements that differ
+in one size, the logarithm of this ratio is interpolated linearly. Without such a pair, a plane through the
+nearest measurements is used. A query beyond the measured sizes, or more than a step of their grid away, has
+no time and a reason.
 
 Tables are files of measurements, or the tables of an installed ``aiconfigurator-core`` (NVIDIA, Apache-2.0),
 read in place: ``systems/data/SYSTEM/TOPIC/FRAMEWORK/VERSION/NAME_perf.parquet``, times in ms, sizes of
@@ -58,7 +60,7 @@ _Class = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Volume:
-    """Rows of one class in one table."""
+    """Rows of one measurement table that belong to one class (device and labels of operations)."""
 
     table: Measurements
     rows: IntArray
@@ -66,7 +68,9 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasurementLibrary:
-    """Tables by class. Where two have one class, the one with more rows is used."""
+    """Measurement tables, indexed by class (device and labels of operations). If two tables have the same
+    class, the one with more rows is used.
+    """
 
     tables: tuple[Measurements, ...]
     volumes: dict[_Class, Volume] = field(default_factory=dict[_Class, Volume])
@@ -74,7 +78,7 @@ class MeasurementLibrary:
 
     @classmethod
     def of(cls, tables: Iterable[Measurements]) -> MeasurementLibrary:
-        """Sort the rows of tables by class. O(rows log rows)."""
+        """Index the rows of all tables by class. O(rows log rows)."""
         library = cls(tuple(tables))
         for table in library.tables:
             ops = table.ops
@@ -92,7 +96,7 @@ class MeasurementLibrary:
         return tuple(sorted({name[0] for name in self.volumes}))
 
     def variants(self, device: str, kind: str, op: str, scheme: str) -> tuple[str, ...]:
-        """Return the variants of a class, the one with most rows first."""
+        """Return the measured variants (libraries or kernels) of a class, the one with most rows first."""
         labels = (device, kind, op, scheme)
         variants = [
             (-len(volume.rows), name[4]) for name, volume in self.volumes.items() if name[:4] == labels
@@ -100,7 +104,7 @@ class MeasurementLibrary:
         return tuple(variant for _, variant in sorted(variants))
 
     def schemes(self, device: str, kind: str, op: str) -> tuple[str, ...]:
-        """Return the measured schemes of an operation, the one with most rows first."""
+        """Return the measured number formats of an operation, the one with most rows first."""
         count: dict[str, int] = {}
         for name, volume in self.volumes.items():
             if name[:3] == (device, kind, op):
@@ -108,7 +112,7 @@ class MeasurementLibrary:
         return tuple(sorted(count, key=lambda scheme: (-count[scheme], scheme)))
 
     def lookup_table(self, name: _Class) -> LookupTable:
-        """Return the lookup table of one class."""
+        """Return the lookup table of one class; it is built on first use."""
         if name not in self._tables:
             volume = self.volumes[name]
             ops, times = volume.table.ops.take(volume.rows), volume.table.duration_ns[volume.rows]
@@ -117,7 +121,9 @@ class MeasurementLibrary:
 
 
 def library_of_file(path: str, split: str) -> MeasurementLibrary:
-    """Return the library of one table, cached while the file does not change. Raises ``FormatError``."""
+    """Return the library of the measurement table at ``path``, cached until the file changes. Raises
+    ``FormatError``.
+    """
     try:
         changed = Path(path).stat().st_mtime_ns
     except OSError as error:
@@ -134,7 +140,9 @@ def _cached_library(path: str, split: str, changed: int) -> MeasurementLibrary:
 
 
 def visible(table: Measurements, split: str) -> Measurements:
-    """Return the requested part of a table: without a name, the rows that are not held out for testing."""
+    """Return the rows of a table that belong to ``split``. Without a split, return the rows that are not held
+    out for testing.
+    """
     if split == EVERYTHING:
         return table
     if split:
@@ -182,9 +190,10 @@ def installed_version() -> str:
 
 
 def installed_library(device: str, framework: str, kinds: frozenset[str]) -> MeasurementLibrary:
-    """Return the tables of one device (a name of the library) and some kinds of operations, of one framework
-    (``trtllm``; empty: all). The last ones are cached.
+    """Return the tables of the installed aiconfigurator for one device (by its name there) and some kinds of
+    operations.
 
+    ``framework`` limits them to one framework (``trtllm``; empty: all). The most recent results are cached.
     Raises ``MissingExtraError`` if the package is not installed, ``UsageError`` for a framework that it does
     not have.
     """
@@ -234,7 +243,9 @@ def _tables(
 
 
 def _known_columns(frame: pd.DataFrame, name: str, path: Path) -> pd.DataFrame:
-    """Return the columns of a table with the names and units of the package's measurement tables."""
+    """Return a table of aiconfigurator with columns renamed and units converted to those of this package's
+    measurement tables.
+    """
     kind, dtype = _TABLES[name]
     frame = frame.rename(columns={**_SAME_NAME, dtype: "dtype"})
     if kind in _WITHOUT_OP and name != "mla_bmm":
@@ -339,8 +350,10 @@ class Database:
 def _candidates(
     library: MeasurementLibrary, device: str, labels: tuple[str, str, str, str]
 ) -> list[tuple[str, str]]:
-    """Return the number formats and variants that may cover a class, in order. Without a variant the one with
-    most rows comes first, for collectives one of a general library before a framework's own.
+    """Return pairs of number format and variant whose measurements may cover a class, the best first.
+
+    Without a requested variant, the one with most rows comes first; a collective's general library comes
+    before a framework's own kernels.
     """
     kind, op, scheme, variant = labels
     schemes = [scheme]
@@ -359,9 +372,10 @@ def _times_of_class(
     ops: Operations,
     findings: Diagnostics,
 ) -> FloatArray:
-    """Return the time and interval of the operations of one class, shape (3, ops). Other variants and number
-    formats are used in turn for gaps. Measured times are not changed; interpolated times are not below the
-    device's roof.
+    """Return the time and interval of the operations of one class, shape (3, ops).
+
+    Operations that one variant and number format does not cover are tried with the next. Measured times are
+    not changed; interpolated times are raised to the device's roofline bound.
     """
     kind, op, scheme, _ = labels
     location = " ".join(label for label in (device.name, *labels) if label)

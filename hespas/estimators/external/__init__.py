@@ -1,1 +1,3 @@
-"""External array simulators, run as separate programs, one product at a time."""
+"""Adapters of external simulators of systolic arrays, which run as separate programs and simulate one matrix
+product per run.
+"""

@@ -52,13 +52,15 @@ _REPORTED_CHARACTERS = 2000
 
 
 class CommandError(Exception):
-    """Failure to start or to finish a program in time; the message includes the program's own output."""
+    """Failure of an external program: it did not start, failed, or ran out of time. The message includes the
+    program's output.
+    """
 
 
 def run_command(
     command: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a program in ``folder`` and return its output, errors included (the last 16 MiB of it).
+    """Run a program in ``folder`` and return its standard output and error (the last 16 MiB).
 
     Raises :class:`CommandError`, and ``UnsupportedError`` for untrusted inputs.
     """
@@ -91,8 +93,8 @@ def run_command(
 
 
 def read_answer(path: Path) -> bytes:
-    """Return the contents of a program's output file; empty without one. Raises :class:`CommandError` for
-    more than 16 MiB.
+    """Return the contents of a program's output file; empty if there is none. Raises :class:`CommandError`
+    for more than 16 MiB.
     """
     if not path.is_file():
         return b""
@@ -110,7 +112,7 @@ def binary_of(command: str, name: str) -> str | None:
 
 
 def binary_availability(command: str, name: str, install: str) -> Availability:
-    """Probe if the program exists. Such programs report no version: a digest of their content replaces it."""
+    """Probe if a program exists. Such programs report no version, so a digest of the file is the version."""
     program = binary_of(command, name)
     if program is None:
         return Availability(False, f"no program {command or name!r}", install)
@@ -120,7 +122,9 @@ def binary_availability(command: str, name: str, install: str) -> Availability:
 
 @lru_cache(maxsize=8)
 def _digest(path: str, changed_ns: int, size: int) -> str:
-    """Return a digest of the content; time and size of the file are part of the cache key."""
+    """Return a digest of a program file. ``changed_ns`` and ``size`` only invalidate the cached result when
+    the file changes.
+    """
     with Path(path).open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
@@ -130,7 +134,7 @@ _PROBE = "import sys; from importlib.metadata import version; print(version(sys.
 
 
 def package_availability(distribution: str, command: str, install: str) -> Availability:
-    """Probe if a package is installed for ``command`` (empty: this Python)."""
+    """Probe if a package is installed for the Python interpreter ``command`` (empty: this one)."""
     if not command:
         try:
             return Availability(True, f"{distribution} {version(distribution)}")
@@ -154,7 +158,7 @@ def _version_there(distribution: str, command: str) -> str:
 
 
 class MatrixProduct(NamedTuple):
-    """(m x k) by (k x n), operands of ``bits`` bits."""
+    """Matrix product (m x k) by (k x n) with operands of ``bits`` bits."""
 
     m: int
     n: int
@@ -166,9 +170,10 @@ class MatrixProduct(NamedTuple):
 
 
 def products_of(ops: Operations) -> list[tuple[MatrixProduct, int] | None]:
-    """Return the product of each operation and the number of its runs (its batch); None for other operations.
+    """Return the matrix product of each operation and how often it runs (the batch size); None for other
+    operations.
 
-    A convolution is the product that im2col makes of it.
+    A convolution is converted to the product that im2col makes of it.
     """
     is_product = np.zeros(len(ops), np.bool_)
     is_product[ops.kind.where("matmul", "convolution")] = True
@@ -198,7 +203,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalSimulator:
-    """Options of external simulators.
+    """Base of estimators that run an external simulator, and the options that they share.
 
     ``command``: the program (or the Python with the package; empty: searched for). ``clock_mhz``: clock of
     the array (0: the device's). ``timeout_s``: limit for one product. ``cache``: folder of saved results
@@ -230,12 +235,12 @@ class ExternalSimulator:
         return self.simulator
 
     def available(self) -> Availability:
-        """Probe if the simulator is installed, and its version."""
+        """Probe if the simulator is installed, and return its version."""
         raise NotImplementedError
 
     def configured(self, device: Device) -> str:
-        """Return all other settings that determine a result, as text. Raises ``UsageError`` if one is
-        missing.
+        """Return the settings that determine a result, other than the product, as text for the cache key.
+        Raises ``UsageError`` if a setting is missing.
         """
         raise NotImplementedError
 
@@ -271,7 +276,9 @@ class ExternalSimulator:
         return Prediction.of(self.name, times)
 
     def clock_hz(self, device: Device) -> float:
-        """Return the clock of the cycles. Raises ``UsageError`` if neither option nor device state one."""
+        """Return the clock [Hz] by which cycles are converted to time. Raises ``UsageError`` if neither the
+        options nor the device state one.
+        """
         if self.clock_mhz:
             return self.clock_mhz * 1e6
         device_hz = clock_hz(device)
@@ -283,7 +290,9 @@ class ExternalSimulator:
     def _times_ns(
         self, products: list[MatrixProduct], device: Device, diagnostics: Diagnostics
     ) -> dict[MatrixProduct, float]:
-        """Return the time of each product [ns], saved results first; NaN if the simulator failed."""
+        """Return the time of each product [ns]: saved results if there are any, else simulated ones. NaN if
+        the simulator failed.
+        """
         if not products:
             return {}
         availability = self.available()
@@ -331,5 +340,5 @@ class ExternalSimulator:
 
 
 def _states_time(result: Simulated) -> bool:
-    """Return True if a result has a time or cycles; a saved result may be damaged."""
+    """Return True if a result has a time or a number of cycles. A damaged saved result has neither."""
     return 0 < max(result.cycles, result.duration_ns) < float("inf")

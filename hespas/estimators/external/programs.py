@@ -68,11 +68,11 @@ class Cocossim(ExternalSimulator):
         return binary_availability(self.command, _COCOSSIM_PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """Return the options of the program."""
+        """Return the command line options of the program, as text."""
         return " ".join(self._options(device))
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
-        """Return its time, or its cycles if it reports no time."""
+        """Run COCOSSim for a product and return its time, or its cycles if it reports no time."""
         layers, results = folder / "layers.txt", folder / "results.txt"
         # It accepts products with m <= n: the transposed product is the same work.
         m, n = sorted((product.m, product.n))
@@ -100,7 +100,7 @@ class Cocossim(ExternalSimulator):
 
 
 def _last(pattern: re.Pattern[str], text: str) -> float:
-    """Return the last number that matches, -1 without one."""
+    """Return the last number in ``text`` that ``pattern`` matches, -1 without one."""
     numbers: list[str] = pattern.findall(text)
     try:
         return float(numbers[-1]) if numbers else -1.0
@@ -114,7 +114,7 @@ _ONNXIM_CYCLES = re.compile(r"Total compute time:?\s+([0-9]+)")
 
 
 class _OnnximConfig(msgspec.Struct):
-    """Used fields of a configuration; ``core_freq`` in MHz."""
+    """Fields of an ONNXim configuration that Hespas reads; ``core_freq`` is in MHz."""
 
     core_freq: float = 0.0
 
@@ -138,11 +138,11 @@ class Onnxim(ExternalSimulator):
         return binary_availability(self.command, _ONNXIM_PROGRAM, install)
 
     def configured(self, device: Device) -> str:
-        """Return the configuration itself."""
+        """Return the text of the configuration file."""
         return self._config().decode("utf-8", "replace")
 
     def clock_hz(self, device: Device) -> float:
-        """Return the option's clock, or the configuration's."""
+        """Return the clock [Hz] of the option ``clock_mhz``, or else of the configuration."""
         if self.clock_mhz:
             return self.clock_mhz * 1e6
         try:
@@ -154,7 +154,7 @@ class Onnxim(ExternalSimulator):
         return frequency_mhz * 1e6
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
-        """Return the cycles of the product's layer."""
+        """Run ONNXim on a model with a single matrix product and return the cycles of that layer."""
         model = folder / "models" / _MODEL_NAME
         model.mkdir(parents=True)
         (model / f"{_MODEL_NAME}.onnx").write_bytes(matmul_model(product.m, product.n, product.k))

@@ -114,7 +114,7 @@ class ScaleSim(ExternalSimulator):
         return package_availability("scalesim", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """Return the settings file."""
+        """Return the settings file of SCALE-Sim as text."""
         array = array_of(device, self.array, self.dataflow)
         if array is None:
             hint = "state one: `estimator=scalesim:array=128x128,dataflow=ws`"
@@ -124,7 +124,7 @@ class ScaleSim(ExternalSimulator):
         )
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
-        """Return the total cycles of the report."""
+        """Run SCALE-Sim for a product and return the total cycles of its report."""
         config, topology, layout = (folder / name for name in ("run.cfg", "topology.csv", "layout.csv"))
         config.write_text(self.configured(device))
         # The last field of a row is dropped, so each ends with a comma. A layout is always read.
@@ -163,8 +163,8 @@ _MOST_LOOPS = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZigZag(ExternalSimulator):
     """ZigZag. Options of :class:`ExternalSimulator`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML
-    files (required: the spatial mapping must suit products, dimensions ``D`` (m), ``K`` (n) and ``C`` (k));
-    ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
+    files (both required). The spatial mapping must suit matrix products with dimensions ``D`` (m), ``K``
+    (n) and ``C`` (k). ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
     """
 
     accelerator: str = ""
@@ -191,7 +191,7 @@ class ZigZag(ExternalSimulator):
         return package_availability("zigzag-dse", self.command, install)
 
     def configured(self, device: Device) -> str:
-        """Return digests of both files, and the effort."""
+        """Return digests of the two YAML files and the search effort."""
         digests = [
             sha256(read_document(Path(path), limits().configuration_bytes, f"ZigZag's {role}")).hexdigest()
             for path, role in self._files()
@@ -199,7 +199,7 @@ class ZigZag(ExternalSimulator):
         return " ".join((*digests, str(self.lpf_limit)))
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
-        """Return the cycles of the best mapping."""
+        """Run ZigZag for a product and return the cycles of the best mapping."""
         accelerator, mapping = (str(Path(path).resolve()) for path, _ in self._files())
         request, answer = folder / "request.json", folder / "answer.json"
         layer = {  # an operand whose source is the layer itself is an input

@@ -1,4 +1,6 @@
-"""Learned estimators: gradient-boosted trees, fitted on measured tables, stored as arrays with a card."""
+"""Learned estimators: gradient-boosted trees that were fitted to measurements and are stored as arrays with a
+card that describes them.
+"""
 
 from __future__ import annotations
 

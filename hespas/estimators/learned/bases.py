@@ -1,10 +1,11 @@
-"""Base of a learned model: the time that fitted physics and a data sheet give an operation on a device.
+"""Base time of a learned model, which its trees correct: a mean of a fitted formula and a data-sheet time.
 
     base = form^share x data-sheet time^(1 - share)
 
-``form`` is one of :data:`~hespas.estimators.forms.FORMS` with the parameters of the device. On a device that
-was never measured it is the geometric mean of the times by the parameters of its nearest reference devices
-and its own rates: devices of the same family, else of the same vendor, else of the same kind (GPU, TPU).
+``form`` is one of :data:`~hespas.estimators.forms.FORMS` with the parameters of the device. A device that was
+never measured uses the parameters of its nearest reference devices with its own rates, and the geometric mean
+of the resulting times. Reference devices are devices of the same family, else of the same vendor, else of the
+same kind (GPU, TPU).
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ MOST_START_NS = 3e3
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fitted form of one class of operations on a device; ``op`` is ``*`` for all of a kind together.
-    ``parameters`` are in the order that the card defines for the form. ``asymptote`` is the sum of trees for
-    the largest operations [log time].
+    """Fitted form of one class of operations on a device. ``op`` is ``*`` if the form is for all operations
+    of a kind. ``parameters`` are in the order that the card defines for the form. ``asymptote`` is the sum
+    of the trees for the largest operations [log time].
     """
 
     hardware: str
@@ -61,7 +62,9 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Device of the fit. Devices of one ``family`` are left out together when transfer is tested."""
+    """Device whose measurements are in the fit. When transfer to new devices is tested, all devices of one
+    ``family`` are left out together.
+    """
 
     name: str
     vendor: str
@@ -71,7 +74,7 @@ class FittedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReferenceDevices(NamedTuple):
-    """Measured devices whose bases are used for another device, and their distance from it."""
+    """Measured devices whose bases are used for a device without measurements, and their distance from it."""
 
     nearness: Nearness
     names: tuple[str, ...]
@@ -80,7 +83,9 @@ class ReferenceDevices(NamedTuple):
 def nearest_devices(
     device: Device, fitted: Sequence[FittedDevice], among: Collection[str]
 ) -> ReferenceDevices | None:
-    """Return the nearest measured devices among these names; None without a device of the same kind."""
+    """Return the fitted devices in ``among`` that are nearest to ``device``; None if none is of the same
+    kind.
+    """
     kind = [other for other in fitted if other.name in among and other.kind == device.kind]
     vendor = [other for other in kind if other.vendor == device.vendor]
     family = [other for other in vendor if other.family == device.family]
@@ -91,7 +96,9 @@ def nearest_devices(
 
 
 class BaseIndex:
-    """Bases of a card by device and class. ``parameters`` are the parameter names of each form, in order."""
+    """Bases of a card, indexed by device and class of operations. ``parameters`` are the parameter names of
+    each form, in order.
+    """
 
     def __init__(self, bases: Sequence[Base], parameters: Mapping[str, Sequence[str]]) -> None:
         self._parameters = parameters
@@ -101,7 +108,9 @@ class BaseIndex:
             self._any_variant.setdefault((base.hardware, base.kind, base.scheme), base)
 
     def find(self, hardware: str, labels: tuple[str, str, str, str]) -> Base | None:
-        """Return the base of a class on a device: its own, else that of its kind, else of another variant."""
+        """Return the base of a class on a device. In order of preference: of the operation, of its kind, or
+        of the same kind with another variant.
+        """
         kind, op, scheme, variant = labels
         for name in (op, ANY):
             if (base := self._exact.get((hardware, kind, name, scheme, variant))) is not None:
@@ -111,9 +120,11 @@ class BaseIndex:
     def log_times(
         self, ops: Operations, device: Device, names: Sequence[str], *, as_timed: bool = True
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the log of the form's time [ns] of each operation on ``device``, the mean over the
-        parameters of the devices ``names``, and the mean asymptote; NaN without a base of the class. Without
-        ``as_timed`` launches count as at most :data:`MOST_START_NS`. O(ops x names).
+        """Return two columns for operations on ``device``: the log of the form's time [ns] and the asymptote.
+        Both are NaN without a base of the class.
+
+        Both are means over the parameters of the devices ``names``. Without ``as_timed``, the launch time in
+        fits of event timings is limited to :data:`MOST_START_NS`. O(ops x names).
         """
         times, ends = np.full(len(ops), np.nan), np.full(len(ops), np.nan)
         for labels, rows in ops.classes():
@@ -137,7 +148,9 @@ class BaseIndex:
 
 
 def combined_ns(form_log_ns: FloatArray, sheet_ns: FloatArray, share: float) -> FloatArray:
-    """Return the base [ns] of a form's time (its log; NaN: no form) and a data-sheet time."""
+    """Return the base time [ns] from the log of the form's time (NaN: no form) and the data-sheet time;
+    ``share`` is the weight of the form.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         sheet = np.log(sheet_ns)
     return np.exp(np.where(np.isnan(form_log_ns), sheet, share * form_log_ns + (1 - share) * sheet))
