@@ -158,7 +158,7 @@ def json_for_script(document: bytes) -> str:
 
 
 _MAX_DEPTH = 64
-"""Limit of parts of a key and of open brackets."""
+"""Limit of the parts of a dotted key, and of nested brackets, in a TOML file."""
 
 _KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
 
@@ -243,10 +243,9 @@ def _too_deep_line(text: str) -> str:
 
 
 def _long_key_line(text: str) -> str:
-    """Return the line of the first key with too many parts, which tomllib takes hours to parse; empty without
-    one.
+    """Return the line of the first key with too many parts, or an empty text if there is none.
 
-    Each part is scanned once, so the time is O(length).
+    tomllib takes hours to parse such a key. Each part is scanned once, so the time is O(length).
     """
     parts, end = 0, -1
     for part in _KEY_PART.finditer(text):
@@ -263,8 +262,10 @@ _STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.
 
 
 class Brackets(NamedTuple):
-    """Per character: True inside quotes, +1 or -1 for a bracket outside of quotes, and the open brackets
-    after it.
+    """Result of a scan of JSON text, with one entry per character.
+
+    ``inside`` is True for characters in strings. ``step`` is +1 for an opening and -1 for a closing bracket
+    outside of strings, else 0. ``depth`` is the number of brackets that are open after the character.
     """
 
     inside: NDArray[np.bool_]
@@ -274,8 +275,10 @@ class Brackets(NamedTuple):
 
 @dataclass(slots=True)
 class BracketScan:
-    """State of a scan of a text in blocks: inside a string, after an unpaired backslash, and the open
-    brackets.
+    """Scanner of JSON text that arrives in blocks.
+
+    Between two blocks it saves whether the text is inside a string, whether it ends with an unpaired
+    backslash, and the number of open brackets.
     """
 
     inside: bool = False
@@ -296,7 +299,7 @@ class BracketScan:
         return Brackets(inside, step, depth)
 
     def _quotes(self, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return flags of the quotes that are not escaped by an odd number of backslashes."""
+        """Return flags of the quotes that begin or end a string, because no backslash escapes them."""
         quotes: NDArray[np.bool_] = data == _QUOTE
         slashes = np.flatnonzero(data == _BACKSLASH)
         if self.escaped:
@@ -311,8 +314,10 @@ class BracketScan:
 
 
 class ArrayCut(NamedTuple):
-    """Position of a split: ``behind`` follows the last whole object (0: none); ``closed`` is the position of
-    the bracket that ends the array, -1 if it is not in the text.
+    """Position at which the text of a JSON array can be split.
+
+    ``behind`` is the position after the last complete object (0: no object is complete). ``closed`` is the
+    position of the bracket that ends the array (-1: the text does not contain it).
     """
 
     behind: int
@@ -320,8 +325,9 @@ class ArrayCut(NamedTuple):
 
 
 def array_cut(text: bytes | bytearray) -> ArrayCut:
-    """Return the last position where an array of objects can be split; ``text`` starts inside of it.
-    O(len(text)).
+    """Return the last position at which an array of objects can be split. O(len(text)).
+
+    ``text`` starts after the opening bracket of the array.
     """
     _, step, depth = BracketScan().scan(text)
     closed = np.flatnonzero(depth < 0)

@@ -49,19 +49,21 @@ INPUT_BYTES_VARIABLE = "HESPAS_MAX_INPUT_BYTES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of readers and writers; those in bytes end in ``_bytes``, and only they are raised by
-    :data:`INPUT_BYTES_VARIABLE`.
+    """Limits of readers and writers. Names of limits in bytes end in ``_bytes``; :data:`INPUT_BYTES_VARIABLE`
+    raises only these.
 
     A gzip stream may expand to ``packed_free_bytes``, and beyond that to ``packed_ratio`` times the
     compressed bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1.
     Columns of Parquet tables may expand to ``table_free_bytes``, and beyond that to ``table_ratio`` times the
-    file: real ones stay below 30:1. Equal rows take no space there, so the memory of rows (256 bytes per row
-    of a table of operations, 80 of a profile) is also limited: by ``table_rows_bytes`` or
-    ``profile_rows_bytes``, and 20 times the file. :func:`hespas.files.sandbox.allowance` documents
-    ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s``. The graph of a text workload
-    takes up to 140 times its text. Real models have 400 trees and 10,000 distinct sizes. XLA takes hours for
-    programs of fewer operations than a replay may have. Ranks that differ in class or situation are compared
-    one by one, 64 bytes each.
+    file: real ones stay below 30:1. Equal rows take no space in a Parquet file, so the memory of rows (256
+    bytes per row of a table of operations, 80 of a profile) is also limited: to ``table_rows_bytes`` or
+    ``profile_rows_bytes``, and to 20 times the file. :func:`hespas.files.sandbox.allowance` documents
+    ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s``.
+
+    ``text_workload_bytes`` is low because the graph of a text workload of ASTRA-sim takes up to 140 times its
+    text. ``model_trees`` and ``model_sizes`` limit learned estimators, which have 400 trees and 10,000
+    distinct sizes in practice. ``replayed_operations`` limits a replayed program, because XLA takes hours for
+    larger ones. ``compared_ranks_bytes`` limits the ranks that are compared one by one, at 64 bytes each.
     """
 
     input_bytes: int = 64 << 30
@@ -120,7 +122,7 @@ def _limits_for(text: str) -> Limits:
 
 
 _READING_S, _PACKED = 10.0, 10.0
-"""CPU time for any input, and the weight of a compressed byte."""
+"""CPU seconds allowed for reading any input, and number of plain bytes that a compressed byte counts as."""
 
 _READING_S_PER_BYTE = 1.5e-6
 
@@ -132,7 +134,7 @@ byte, compressed ones 30 to 42.
 _RANK_BYTES = 64
 
 _REPEATED_S = 0.5
-"""Interval of the signal, which is repeated because a library may swallow its exception."""
+"""Seconds between repeated signals. A signal is repeated because a library may swallow its exception."""
 
 _STATM = Path("/proc/self/statm")
 
@@ -167,7 +169,8 @@ def untrusted(
 def command_budget(used_s: float | None = None) -> Generator[None]:
     """Limit the CPU time and memory of the block if inputs are untrusted.
 
-    ``used_s`` is the CPU time that counts already (None: that of the process).
+    ``used_s`` is the CPU time in seconds that was already used and counts towards the limit (None: all CPU
+    time of the process so far).
     """
     bounds = untrusted_limits()
     if bounds is None:
@@ -228,7 +231,7 @@ def _reading_memory(path: Path, size: float) -> Generator[None]:
 
 
 def parser_hint(hint: str) -> str:
-    """Return the hint for a program that exceeds the limits of its parser, with the ways to raise them."""
+    """Return ``hint`` followed by the options that raise the limits of a native parser."""
     bounds = untrusted_limits()
     if bounds is None:
         return f"{hint}; if you trust it, {INPUT_BYTES_VARIABLE} (or `max_input_bytes`) raises the limits"
@@ -267,8 +270,9 @@ def refuse_ranks(num_ranks: int, path: str) -> None:
 
 
 def refuse_comparison(num_ranks: int, path: str) -> None:
-    """Raise ``BudgetError`` if more ranks would be compared one by one than
-    :attr:`Limits.compared_ranks_bytes` allows.
+    """Raise ``BudgetError`` if ``num_ranks`` ranks are too many to be compared one by one.
+
+    The memory for the comparison is limited to :attr:`Limits.compared_ranks_bytes`.
     """
     wanted, most = _RANK_BYTES * num_ranks, limits().compared_ranks_bytes
     if wanted > most:
@@ -311,10 +315,12 @@ def _bounded_time(seconds: float, error: FormatError) -> Generator[None]:
 
 @contextmanager
 def _bounded_memory(most: int) -> Generator[bool]:
-    """Limit the private memory of the process within the block; exceeding it raises ``MemoryError``.
+    """Limit the private memory of the process to ``most`` bytes within the block. More raises
+    ``MemoryError``.
 
-    Only Linux counts it. Memory in use is kept, plus 128 MiB that libraries need to load. Yields False if an
-    outer limit may be lower, or without a limit.
+    The limit is never below the memory in use plus 128 MiB, which libraries need to load. Yields True if this
+    limit is the lowest in force. Yields False if another one may be lower, or on systems other than Linux,
+    where no limit is set.
     """
     if not _STATM.exists():
         yield False

@@ -43,7 +43,7 @@ __all__ = [
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 
 _OF_RANK_FILES = frozenset({"comm_group.json", "rank_map.json"})
-"""Files that belong to a set of rank files only, and are replaced together with it."""
+"""Names of files that accompany a set of rank files. They are replaced together with the set."""
 
 _FEW_FILES = 16
 
@@ -76,7 +76,7 @@ class _WrittenResult:
             _flush(self.target.parent)
 
     def end(self, *, placed: bool) -> None:
-        """Remove the temporary, unless another run may resume it."""
+        """Close the output: remove the temporary if it was placed, or if no other run may resume it."""
         if placed or not self.is_resumable:
             remove_path(self.temporary)
         if self.lock >= 0:
@@ -495,8 +495,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _place_share(temporary: Path, target: Path, share: OutputShare, *, overwrite: bool) -> None:
-    """Put a share in place. The first share makes the folder, with marks of the others; later
-    shares join it.
+    """Move the share of one process into the folder ``target``, which several processes fill.
+
+    The first share creates the folder, with a mark file for each share that is still missing. Later shares
+    move their files into it and remove their mark.
     """
     share.mark_others(temporary)
     _flush(temporary)

@@ -56,8 +56,10 @@ def temporary_beside(target: Path) -> Path:
 
 
 def resumable_beside(target: Path, key: str, part: str = "") -> Path:
-    """Return the name in the folder of ``target`` for output with a key of 16 hexadecimal digits, or for a
-    ``part`` of it (``1-of-4``).
+    """Return the temporary name of resumable output, in the folder of ``target``.
+
+    ``key`` is a checksum of the content, as 16 hexadecimal digits. ``part`` names a share of the output
+    (``1-of-4``).
     """
     suffix = f"-{part}" if part else ""
     return target.with_name(f".{_shortened(target)}.{key}{suffix}.kept.partial")
@@ -151,7 +153,7 @@ def _host_id() -> int:
 
 
 MISSING_MARK = re.compile(r"\.(?P<name>.+)\.ranks-(?P<first>[0-9]{1,10})-(?P<last>[0-9]{1,10})\.missing")
-"""Name of the mark of a missing share, with its first and last rank."""
+"""Return the file name of the target. A name too long for a temporary is cut and followed by a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class OutputShare:
         return self._mark(folder, self.number)
 
     def mark_others(self, folder: Path) -> None:
-        """Write the marks of all other shares."""
+        """Write into ``folder`` a mark file for each of the other shares, which are still missing."""
         for number in range(1, len(self.spans) + 1):
             if number != self.number:
                 self._mark(folder, number).write_text(f"{self.key}\n", encoding="utf-8")

@@ -176,8 +176,11 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Ended(NamedTuple):
-    """End of a command: its exit status (negative: a signal), the limit that stopped it (empty: none;
-    ``done``: the caller had its result), and the last 16 MiB of its standard error.
+    """Result of a command.
+
+    ``status`` is its exit status (negative: the signal that ended it). ``stopped`` is the limit that stopped
+    it (empty: it ended by itself; ``done``: the caller had its result). ``errors`` are the last 16 MiB of its
+    standard error.
     """
 
     status: int
@@ -185,9 +188,10 @@ class Ended(NamedTuple):
     errors: bytes
 
     def describe(self) -> str:
-        """Return how it ended, with its last message on standard error: ``ends with status 3: ...``.
+        """Return a text about the end of the command with its last error message: ``ends with status 3:
+        ...``.
 
-        If a native library fails, its message is the failed check; stack addresses follow it.
+        If a native library failed a check, the message is that check and not the stack trace after it.
         """
         if self.stopped == "output":
             return "prints messages without end"
@@ -217,13 +221,14 @@ def run(
     output_bytes: int = _MOST_OUTPUT_BYTES,
     is_done: Callable[[], bool] | None = None,
 ) -> Ended:
-    """Run a command in ``folder`` (None: the current one) until it ends, for at most ``time_s``.
+    """Run a command in ``folder`` (None: the current one) until it ends, for at most ``time_s`` seconds.
 
-    ``data`` is its standard input. Its standard output is written to ``output`` (None: discarded),
-    ``with_errors`` together with its standard error. Both have at most ``output_bytes``. The command is
-    stopped as soon as ``is_done()`` returns True. It has a process group, which is killed with it.
+    ``data`` is its standard input. Its standard output is written to ``output`` (None: discarded). With
+    ``with_errors`` its standard error goes to ``output`` too. The command is stopped when the two streams
+    exceed ``output_bytes`` together, and as soon as ``is_done()`` returns True. Its descendants are killed
+    with it.
 
-    Raises ``OSError`` if it cannot be started.
+    Raises ``OSError`` if the command cannot be started.
     """
     with TemporaryFile() as given, TemporaryFile() as errors:
         if data:
@@ -284,10 +289,11 @@ class ChildEndedError(Exception):
 class Session:
     """Child process that answers one request after another.
 
-    It starts with the first request, and anew after a fault, after ``most_requests``, and in a forked
-    process. A request is a line, and bytes if the child expects them. An answer is a line with a JSON object,
-    followed by as many bytes as its ``size`` (0 if absent). The child first writes a line without a request:
-    ``greet`` returns what is wrong with it, or an empty text.
+    The child starts with the first request. It is started again after a failure, after ``most_requests``, and
+    in a forked process. A request is a line of text, followed by bytes if the child expects them. An answer
+    is a line with a JSON object, followed by as many bytes as its ``size`` states (0 if absent). Before the
+    first request the child writes one line. ``greet(line)`` returns an empty text if that line is as
+    expected, else a description of the problem.
     """
 
     def __init__(
@@ -497,7 +503,7 @@ def _safe_spawning() -> Generator[None]:
 
 
 def _start_worker(parent: int, allowed: bool) -> None:
-    """Initialise a worker process: it ends with its parent and has its permissions."""
+    """Initialise a worker process: it ends with its parent, and may run programs if ``allowed``."""
     die_with_parent(parent)
     permit_programs(allowed)
 
@@ -556,7 +562,7 @@ def killing_descendants() -> Generator[None]:
 
 
 def _descendants() -> set[int]:
-    """Return the ids of all descendants of this process."""
+    """Return the process ids of all descendants of this process."""
     descendants: set[int] = set()
     pending = [os.getpid()]
     while pending:

@@ -100,10 +100,11 @@ class ParserMemoryError(Exception):
 
 @contextmanager
 def bounded_memory(size_bytes: int) -> Generator[None]:
-    """Limit the memory growth of the process within the block: parsers reserve gigabytes for a damaged count.
+    """Limit the growth of the memory of the process within the block, for native parsers of untrusted bytes.
 
-    Exceeding the limit raises ``MemoryError`` or ends the process. Without effect on systems other than
-    Linux, which do not report the address space of a process.
+    A parser can reserve gigabytes for a damaged count. Exceeding the limit raises ``MemoryError`` or ends the
+    process. Nothing is limited on systems other than Linux, which do not report the address space of a
+    process.
     """
     if not _STATM.exists():
         yield

@@ -74,13 +74,15 @@ class SqliteTable:
         return [text.decode("utf-8", "replace") for text in self.distinct]
 
     def by_key(self, keys: str, texts: str) -> dict[int, str]:
-        """Return the texts of a column by the numbers in another column, without NULL texts."""
+        """Return a dict from column ``keys`` (numbers) to column ``texts`` of the same row, without NULL
+        texts.
+        """
         words = self.words
         pairs = zip(self.integers[keys].tolist(), self.texts[texts].tolist(), strict=True)
         return {key: words[index] for key, index in pairs if index >= 0}
 
     def facts(self, names: str, values: str) -> dict[str, str]:
-        """Return the texts of a column by the texts in another column, without NULL."""
+        """Return a dict from column ``names`` to column ``values`` of the same row (texts), without NULL."""
         words = self.words
         pairs = zip(self.texts[names].tolist(), self.texts[values].tolist(), strict=True)
         return {words[name]: words[value] for name, value in pairs if name >= 0 and value >= 0}
@@ -433,10 +435,11 @@ _PEEK_BYTES = 8 << 20
 
 
 def has_table(path: Path, start: bytes, wanted: Callable[[str], bool], signs: tuple[bytes, ...]) -> bool:
-    """Return True if a file that begins with ``start`` is an SQLite database with a table that is ``wanted``.
+    """Return True if a file is an SQLite database with a table for whose name ``wanted(name)`` is True.
 
-    The tables of a plain file are listed. A compressed or damaged one is searched for the ``signs``, which
-    occur in the statements that created its tables: in practice among its first pages.
+    ``start`` are the first bytes of the file, decompressed. The tables of an uncompressed file are listed. A
+    compressed or damaged file has such a table if one of the texts ``signs`` occurs near its start, where
+    SQLite stores the statements that created the tables.
     """
     if not start.startswith(SQLITE_MAGIC):
         return False

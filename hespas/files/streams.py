@@ -53,7 +53,7 @@ STANDARD_STREAM = "-"
 
 
 class _StandardInput:
-    """Location of the copy of standard input; None outside of :func:`standard_input_in`."""
+    """Path of the file with a copy of standard input; None outside of :func:`standard_input_in`."""
 
     spool: Path | None = None
 

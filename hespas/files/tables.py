@@ -69,11 +69,11 @@ _PARQUET_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Column of a table: its other ``names``, and the bounds and unit of its numbers. A table has one of the
-    names.
+    """Column of a table: further ``names`` by which it may be called, and the bounds and unit of its numbers.
+    A table uses one of the names.
 
-    ``low`` is allowed unless ``is_open``. ``is_in_header``: the table must have the column, whose cells may
-    be empty.
+    Numbers must be at least ``low``, or above it if ``is_open``. With ``is_in_header`` the table must have
+    the column, but its cells may be empty.
     """
 
     names: tuple[str, ...] = ()
@@ -85,9 +85,10 @@ class Column:
 
 
 class TableRow(NamedTuple):
-    """Texts of a row by column; ``line`` is where it ends in a text file (0: not a text file).
+    """Texts of one row of a table, by column name.
 
-    ``row`` is -1 for cells whose ``path`` states the row.
+    ``line`` is the line of the file at which the row ends (0: not a text file). ``row`` is its number, or -1
+    if ``path`` already states the row.
     """
 
     path: str
@@ -105,7 +106,7 @@ class TableRow(NamedTuple):
 
 
 def read_table(path: Path, needed: Sequence[str] = (), *, max_bytes: int | None = None) -> Iterator[TableRow]:
-    """Yield the rows of a table with the columns ``needed``. Memory grows with the file.
+    """Yield the rows of a table, which must have the columns ``needed``. Memory grows with the file.
 
     Raises ``FormatError`` for a file that is not a table, a missing column, columns with equal names, and
     rows with more or fewer cells than the header. Empty cells beyond the header are ignored.
@@ -177,8 +178,10 @@ def _table_rows(path: Path, names: Sequence[str], lines: _Lines) -> Iterator[Tab
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Field of a struct of columns: its name, type, column, and value for empty cells (``NODEFAULT``: they
-    are refused). ``choices`` are the allowed texts, if these are limited.
+    """Field of a struct that describes one column of a table.
+
+    ``default`` is the value of an empty cell (``NODEFAULT``: empty cells are refused). ``choices`` are the
+    allowed texts (empty: any text).
     """
 
     name: str
@@ -189,7 +192,7 @@ class _Field:
 
     @property
     def expected(self) -> str:
-        """Return a text of the allowed values."""
+        """Text about the values that a cell may have, for error messages."""
         return self._values if self.default is msgspec.NODEFAULT else f"{self._values}, or an empty cell"
 
     @property
@@ -354,8 +357,8 @@ def parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file in batches.
 
-    ``choose`` returns the columns to read, and the text columns to read as dictionaries, in which a repeated
-    text takes its memory once.
+    ``choose`` takes the schema. It returns the names of the columns to read, and of the text columns to read
+    as dictionaries, in which a repeated text takes its memory once.
 
     Raises ``FormatError`` for files that unpack to too many rows or bytes, and Arrow's errors.
     """

@@ -71,9 +71,11 @@ def programs_allowed() -> bool:
 
 
 def check_program(what: str, file: str | os.PathLike[str], position: str, *, typed: str = "") -> None:
-    """Raise ``BoundaryError`` if ``file`` names a program (or an object that runs one) without permission.
+    """Raise ``BoundaryError`` if input files may not run programs; ``file`` names one, or an object that runs
+    one.
 
-    ``what`` is the text in the file with the reason, ``typed`` another way to permit it.
+    ``what`` is the beginning of the message: the text in the file and the problem. ``typed`` describes
+    another way to permit it (empty: none).
     """
     if not programs_allowed():
         also = f", or {typed}" if typed else ""
@@ -125,9 +127,9 @@ class Untrusted:
 
 
 def untrusted_limits() -> Untrusted | None:
-    """Return the limits of a shared service, None if inputs are trusted.
+    """Return the limits of a command on untrusted inputs, None if inputs are trusted.
 
-    Raises ``UsageError`` if the environment variable is invalid.
+    Raises ``UsageError`` if the environment variable ``HESPAS_UNTRUSTED`` is invalid.
     """
     return _parse_limits(os.environ.get(UNTRUSTED_VARIABLE, ""))
 
@@ -164,7 +166,7 @@ def _limit(text: str) -> tuple[str, float]:
 
 
 def refuse_in_untrusted(what: str) -> None:
-    """Raise ``UnsupportedError`` for ``what``, which runs programs, if inputs are untrusted."""
+    """Raise ``UnsupportedError`` if inputs are untrusted, because ``what`` runs programs."""
     if untrusted_limits() is not None:
         raise UnsupportedError(
             f"{what}: not allowed for untrusted inputs",

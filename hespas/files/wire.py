@@ -32,9 +32,10 @@ _FIXED64_VALUE = struct.Struct("<Q")
 _FIXED32_VALUE = struct.Struct("<I")
 
 _Field = tuple[int, int, int, int]
-"""Field number, wire type, then value and position, or start and end of the bytes.
+"""One field of a message: field number, wire type, and two numbers that depend on the wire type.
 
-The position of a varint is the byte after it; of a fixed number, its first byte.
+A number (varint, 4 or 8 bytes) has its value and a position: the byte after a varint, the first byte of the
+others. Length-delimited bytes have their start and their end.
 """
 
 
@@ -81,7 +82,11 @@ def fields(data: bytes, start: int, end: int) -> Iterator[_Field]:
 
 
 def decode_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number of up to ten bytes (64 bits of it) and the position after it. Raises ``WireError``."""
+    """Decode the varint at byte ``at``; return its value and the position after it.
+
+    A varint has up to ten bytes, of which 64 bits are used. Raises ``WireError`` for a longer or truncated
+    one.
+    """
     if at < end and data[at] < 0x80:
         return data[at], at + 1
     value, shift, begin = 0, 0, at
@@ -115,17 +120,17 @@ def encode_varint(value: int) -> bytes:
 
 
 def tag(number: int, wire: int) -> bytes:
-    """Return the bytes before a field's value."""
+    """Return the tag that precedes the value of a field: its number and wire type as a varint."""
     return encode_varint(number << 3 | wire)
 
 
 def field_bytes(number: int, value: int | bytes) -> bytes:
-    """Return a field: a number as varint, or bytes with their length."""
+    """Return an encoded field: an integer as a varint, bytes with their length in front."""
     if isinstance(value, bytes):
         return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value
     return encode_varint(number << 3 | VARINT) + encode_varint(value & _MASK)
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """Return a field of eight bytes."""
+    """Return an encoded field with a number of fixed length, eight bytes."""
     return encode_varint(number << 3 | FIXED64) + _FIXED64_VALUE.pack(value & _MASK)

@@ -61,7 +61,7 @@ class _SparseColumn:
 
 
 class _RaggedBuffer:
-    """Rows of integers in two flat buffers."""
+    """Lists of integers, one per row, in two flat buffers: all values, and the length of each row."""
 
     __slots__ = ("lengths", "values")
 
@@ -162,14 +162,16 @@ class GraphBuilder:
         return node
 
     def set(self, node: int, **values: float) -> None:
-        """Set a column that few nodes have: stream, resource, rate_dtype, source_id, framework_id,
-        useful_flops (default: flops), duration_ns.
+        """Set one value of a node in columns that few nodes use.
+
+        These are ``stream``, ``resource``, ``rate_dtype``, ``source_id``, ``framework_id``, ``useful_flops``
+        (default: ``flops``) and ``duration_ns``.
         """
         for column, value in values.items():
             self._sparse[column].values[node] = value
 
     def first_of_kind(self, kind: NodeKind, start: int) -> int:
-        """Return the first node of a kind from number ``start`` on, -1 without one."""
+        """Return the first node of a kind from number ``start`` on, -1 if there is none."""
         return next((node for node in range(start, len(self._kind)) if self._kind[node] == kind), -1)
 
     def set_id(self, node: int, value: int) -> None:

@@ -79,7 +79,9 @@ def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
 
 
 def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
-    """Return rows of a column, in constant memory if the column is."""
+    """Return the values of a column at some rows. A column in constant memory gives a result in constant
+    memory.
+    """
     return np.broadcast_to(column[:1], rows.shape) if is_one_value(column) and len(column) else column[rows]
 
 
@@ -217,7 +219,9 @@ class ColumnTable:
         return len(getattr(self, next(iter(self.DTYPES))))
 
     def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
-        """Return rows by number or mask; ``node`` gives their nodes in another graph."""
+        """Return the rows with these numbers, or that a mask selects. ``node`` replaces their ``node``
+        column, for a table of another graph.
+        """
         columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
         return type(self)(**columns if node is None else {**columns, "node": node})
 

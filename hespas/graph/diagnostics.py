@@ -94,7 +94,10 @@ class Diagnostics:
             self._counts[key] = self._counts.get(key, 0) + count
 
     def as_warnings(self, notes: Mapping[str, str]) -> Diagnostics:
-        """Return the findings, with those whose code is in ``notes`` as warnings that end with the note."""
+        """Return the findings, with notes about some codes added.
+
+        An ``INFO`` finding whose code is in ``notes`` becomes a warning, and its message ends with that note.
+        """
         raised = Diagnostics(self.keep)
         for entry in self._stored:
             if entry.severity is Severity.INFO and entry.code in notes:
@@ -120,9 +123,10 @@ class Diagnostics:
         return sum(n for (_, entry), n in self._counts.items() if entry is severity)
 
     def tallies(self) -> list[tuple[Diagnostic, int]]:
-        """Return the stored findings with counts: :meth:`record` of them makes an equal collector.
+        """Return each stored finding with a count, so that :meth:`record` of all pairs rebuilds this
+        collector.
 
-        Findings that were not stored are counted with the last one of their code.
+        Findings that were only counted and not stored are added to the last stored one of their code.
         """
         stored = Counter((entry.code, entry.severity) for entry in self._stored)
         left = {key: count - stored[key] for key, count in self._counts.items()}

@@ -71,7 +71,10 @@ COMPARED_COLUMNS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class GraphDifference:
-    """``count`` rows of ``column`` differ; the first is ``first_row`` (-1 if the lengths differ)."""
+    """Difference of one column: ``count`` rows differ, and ``first_row`` is the first of them.
+
+    If the columns differ in length, ``count`` is the difference and ``first_row`` is -1.
+    """
 
     column: str
     count: int
@@ -85,8 +88,10 @@ class GraphDifference:
 
 @dataclass(frozen=True, slots=True)
 class _CommonNumbers:
-    """Map from row to common number for each table of two graphs, one array per graph; the last entry is for
-    row -1.
+    """Common numbers for the rows of two graphs' tables: rows with equal content have the same number.
+
+    ``left`` and ``right`` map the name of a table to an array that is indexed by row; its last entry, -1, is
+    for row -1.
     """
 
     left: dict[str, IntArray]
@@ -136,7 +141,10 @@ def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Ite
 def _compare_ragged(
     column: str, a: RaggedArray, b: RaggedArray, rows: tuple[IntArray, IntArray] | None = None
 ) -> Iterator[GraphDifference]:
-    """Yield rows that differ in length or in a value; ``rows`` maps values to common numbers."""
+    """Yield the difference if rows of ``a`` and ``b`` differ in length or in a value.
+
+    ``rows`` converts the values of each side to common numbers first (see :class:`_CommonNumbers`).
+    """
     differing = np.flatnonzero(a.lengths != b.lengths)
     if len(differing):
         yield GraphDifference(column, len(differing), int(differing[0]))
@@ -226,9 +234,10 @@ class _Digest(Protocol):
 
 
 def content_key(*values: object) -> str:
-    """Return 16 hexadecimal digits for frozen dataclasses, arrays, tuples, mappings, texts and numbers.
+    """Return a checksum of the content of values, as 16 hexadecimal digits. O(bytes).
 
-    Fields that comparisons ignore are ignored. Raises ``TypeError`` for other types. O(bytes).
+    Values are frozen dataclasses, arrays, tuples, mappings, texts and numbers. Fields of dataclasses that
+    comparisons ignore are ignored. Raises ``TypeError`` for other types.
     """
     digest = blake2b(digest_size=_DIGEST_BYTES)
     pending = list(reversed(values))
@@ -238,7 +247,7 @@ def content_key(*values: object) -> str:
 
 
 def _digest_value(value: object, digest: _Digest) -> list[object]:
-    """Add a value without its elements to the digest, and return the elements."""
+    """Add the type and size of a value to the digest, and return its elements, which the caller adds next."""
     parts: list[object] = []
     match value:
         case np.ndarray():

@@ -42,14 +42,14 @@ __all__ = [
 
 
 _FIRST_RANKS = 8
-"""Number of ranks of a group that messages list."""
+"""Number of ranks of a group that messages list before they abbreviate."""
 
 Digit = tuple[int, int]
 """``(size, stride)``: one digit of a mixed-radix rank number."""
 
 
 def _spread(digits: Sequence[Digit]) -> IntArray:
-    """Return all values of the digits, first digit slowest."""
+    """Return all numbers that mixed-radix digits can form; the first digit varies slowest."""
     values = np.zeros(1, np.int64)
     for size, stride in digits:
         values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -57,7 +57,7 @@ def _spread(digits: Sequence[Digit]) -> IntArray:
 
 
 def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
-    """Return the canonical digits: without digits of size 1, contiguous digits merged."""
+    """Return the canonical form of digits: digits of size 1 are dropped, contiguous digits are merged."""
     merged: list[Digit] = []
     for size, stride in digits:
         if size == 1:
@@ -294,7 +294,10 @@ def groups_text(groups: GroupSet, num_ranks: int) -> str:
 def _split_digits(
     digits: Sequence[Digit], group_size: int
 ) -> tuple[tuple[Digit, ...], tuple[Digit, ...]] | None:
-    """Split digits so that the fast end has ``group_size`` values; None if a digit does not divide."""
+    """Split digits in two: the slow digits, and fast digits that form ``group_size`` numbers.
+
+    Return None if ``group_size`` does not divide at a digit.
+    """
     members: list[Digit] = []
     rest = list(digits)
     remaining = group_size
@@ -313,7 +316,7 @@ def _split_digits(
 
 
 def digits_of(values: IntArray) -> tuple[Digit, ...] | None:
-    """Return digits whose spread is ``values`` (which starts at 0), or None."""
+    """Return digits that form exactly ``values`` in order (the first is 0), or None if there are none."""
     digits: list[Digit] = []
     while len(values) > 1:
         stride = int(values[1] - values[0])
@@ -432,7 +435,7 @@ class Permutation:
 
 
 def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation | None:
-    """Return a digit shift equal to the listed pairs, or None."""
+    """Return the symbolic form of listed pairs, a shift of one digit, or None if they have none."""
     steps = {target - source for source, target in pairs}
     if not pairs or len(steps) > 2 or 0 in steps:
         return None
@@ -460,11 +463,11 @@ _MAX_ABSENT = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupMembership:
-    """Process groups of the ranks for one group set: ``group`` has shape ``(ranks,)``, the others
-    ``(groups,)``.
+    """Process groups that one group set makes of the ranks of a job.
 
-    ``group`` is -1 for ranks in no group. ``uid`` numbers distinct process groups over all group sets, by
-    members and communicator. ``is_first`` marks groups that no earlier set had.
+    ``group`` is the group of each rank (-1: none), shape ``(ranks,)``. The other columns have shape
+    ``(groups,)``. ``uid`` identifies a process group by its members and communicator, over all group sets.
+    ``is_first`` marks groups that no earlier set had.
     """
 
     group: IntArray
@@ -493,10 +496,10 @@ def member_rows(groups: GroupSet) -> IntArray | tuple[tuple[int, ...], ...]:
 def membership_of(
     groups: GroupSet, num_ranks: int, uids: dict[bytes, int], members: list[tuple[int, ...]]
 ) -> GroupMembership:
-    """Return the membership of the ranks of a job in one group set.
+    """Return the membership of the ranks of a job in one group set. O(ranks).
 
-    Distinct member lists are added to ``uids`` and ``members``. A rank that is listed twice belongs to the
-    first group that lists it. O(ranks).
+    Distinct lists of members are added to ``uids`` and ``members``, which all group sets of a job share. A
+    rank that is listed twice belongs to the first group that lists it.
     """
     if groups.num_ranks > num_ranks + _MAX_ABSENT:
         return GroupMembership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
@@ -541,9 +544,9 @@ def peers_of(permutation: Permutation, num_ranks: int) -> PermutationPeers:
 
 
 def salted(value: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """Return words that depend on every bit of ``value`` and on the salt (SplitMix64's finaliser).
+    """Return hashes of 64-bit numbers (SplitMix64's finaliser): every bit depends on ``value`` and ``salt``.
 
-    Ranks are distinguished by such words of their operations and peers.
+    Such hashes of their operations and peers distinguish ranks.
     """
     mixed = value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -58,7 +58,7 @@ _ACCEPTED_CLASSES: Mapping[type, tuple[type, ...]] = {
     float: (Real,),
     bool: (bool, np.bool_),
 }
-"""Classes of values that a hint accepts."""
+"""Classes whose instances are accepted where a type hint names the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ NonNegativeInt = Annotated[int, AtLeast(0)]
 
 
 def is_option_class(kind: type) -> bool:
-    """Return True for a frozen dataclass without arrays: its fields are options, not data.
+    """Return True if a class holds options and not data: a frozen dataclass without array fields.
 
-    Results of functions, whose hints only type checkers resolve, are not options either.
+    Classes whose type hints cannot be resolved at run time are results of functions, so they are not option
+    classes.
     """
     if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 # not in stubs
         return False
@@ -120,8 +121,9 @@ def check_value(name: str, value: object, hint: object) -> None:
 
 
 def _beyond(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]:
-    """Yield message and remedy for each number beyond the bounds of a hint; names of mapping values have
-    keys.
+    """Yield a message and a remedy for each number in ``value`` that is beyond a bound of its type hint.
+
+    Values of a mapping are checked too; messages name them with their key, such as ``sizes['x']``.
     """
     for member in _alternatives(hint):
         origin, inside = get_origin(member), get_args(member)
@@ -140,7 +142,9 @@ def _beyond(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]
 
 
 def _beyond_in_mapping(name: str, value: object, hint: object) -> Iterator[tuple[str, str]]:
-    """Yield what :func:`_beyond` yields for the values of a mapping, nothing for another value."""
+    """Yield messages as :func:`_beyond` does for the values of a mapping; yield nothing if it is not a
+    mapping.
+    """
     if isinstance(value, Mapping):
         for key, entry in cast("Mapping[object, object]", value).items():
             yield from _beyond(f"{name}[{key!r}]", entry, hint)
@@ -202,7 +206,7 @@ def _alternatives(hint: object) -> tuple[object, ...]:
 
 
 def members_of(hint: object) -> tuple[object, ...]:
-    """Return the members of a union, or the hint itself, without bounds."""
+    """Return the members of a union, or the hint itself, each without its bounds."""
     if get_origin(hint) is Annotated:
         return members_of(get_args(hint)[0])
     members = _alternatives(hint)
@@ -234,7 +238,7 @@ def _article(name: str) -> str:
 
 
 INPUT = "Input"
-"""Headings of ``--help`` that group options; options without a heading come first."""
+"""Headings under which ``--help`` groups options. Options without a heading come first."""
 DEVICE = "Device and estimate"
 OUTPUT = "Output"
 
@@ -247,19 +251,19 @@ _Completed = Literal["", "devices", "systems", "estimators", "formats"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Declaration of an option in a type hint. ``help`` names other options like messages of the library do:
-    ```num_devices```.
+    """Declaration of a command-line option in a type hint.
 
+    ``help`` is its help text, which names other options like messages of the library do: ```num_devices```.
     ``flag`` is the spelling on the command line (empty: the name), for a switch also its negation
-    (``interference/no-interference``). ``panel`` is a heading of ``--help``. ``completes`` are the names
-    that a shell completes. ``is_argument``: the option is given by position. ``repeats``: it can be given
-    several times, each time with one value. ``is_text``: its text need not be a path. ``is_required``: as the
-    signature states unless given. ``parse`` converts the text of the command line, or the texts of an option
-    that ``repeats``, to a value. ``default_text`` replaces the default in ``--help`` (empty: none is shown).
+    (``interference/no-interference``). ``panel`` is a heading of ``--help``. ``completes`` are the names that
+    a shell completes. ``is_argument``: the option is given by position. ``repeats``: it can be given several
+    times, each time with one value. ``is_text``: the text need not be a path. ``is_required``: the command
+    line needs it (None: if the parameter has no default). ``parse`` converts the text of the command line, or
+    the list of texts of an option that ``repeats``, to a value. ``default_text`` replaces the default in
+    ``--help`` (empty: none is shown).
 
-    ``access`` states the use of the named files (empty: paths are read; ``stream``: the function itself reads
-    standard input); ``label`` names them in messages
-    (empty: the flag).
+    ``access`` states the use of a file that the option names (empty: it is read; ``stream``: the function
+    itself reads standard input). ``label`` names that file in messages (empty: the flag).
     """
 
     help: str
@@ -280,8 +284,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionsOf:
-    """Declaration, in the type hint of an option class, of the fields that commands offer (none named: all
-    that are options).
+    """Selection of the fields of an option class that commands offer as options, in a type hint.
+
+    ``names`` are the offered fields (empty: all fields that declare an option).
     """
 
     names: tuple[str, ...] = ()
@@ -289,8 +294,10 @@ class OptionsOf:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredOption:
-    """Option that a function accepts: a keyword of its own, or a field of an option class. In the second
-    case ``kind`` is the class, and ``parameter`` is the keyword that takes an object of it.
+    """Option of a command that calls a function: one of its keyword parameters, or a field of an option
+    class.
+
+    For a field, ``kind`` is the option class and ``parameter`` is the keyword that takes an instance of it.
     """
 
     name: str
@@ -307,7 +314,7 @@ class DeclaredOption:
 
     @property
     def flag(self) -> str:
-        """Return the name in messages: the spelling on the command line, or an argument's placeholder."""
+        """Return the name of the option in messages: its flag, or a positional argument's placeholder."""
         if self.option.is_argument:
             return (self.option.metavar or self.name).strip("[].")
         return self.flags.partition("/")[0]
@@ -319,7 +326,7 @@ class DeclaredOption:
 
 
 class _Names(dict[str, Any]):
-    """Names of a module for its hints. Names that only type checkers import have any type."""
+    """Namespace for the type hints of a module. Names that only type checkers import are ``Any``."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
@@ -362,7 +369,11 @@ def options_of(function: Callable[..., object]) -> Mapping[str, DeclaredOption]:
 
 
 def _options_of_class(parameter: str, hint: object, names: tuple[str, ...]) -> dict[str, DeclaredOption]:
-    """Return the options among the fields of the option class in the hint of a parameter."""
+    """Return the options that the fields of an option class declare.
+
+    ``hint`` is the type hint of ``parameter``, which takes an instance of the class. ``names`` selects fields
+    (empty: all).
+    """
     kinds = [member for member in (hint, *get_args(hint)) if hasattr(member, "__dataclass_fields__")]
     kind = cast("type", kinds[0])
     hints = get_type_hints(kind, include_extras=True)

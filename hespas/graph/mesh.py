@@ -22,7 +22,7 @@ class JaxMesh(Protocol):
 
     @property
     def shape(self) -> Mapping[str, int]:
-        """Axis sizes by name, outermost axis first."""
+        """Size of each axis by name, outermost axis first."""
         ...
 
 
@@ -95,7 +95,7 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        """Product of the sizes."""
+        """Number of devices, the product of the axis sizes."""
         return prod(self.sizes)
 
     @property
@@ -108,12 +108,19 @@ class Mesh:
         return Mesh(self.names, tuple(sizes.get(name, size) for name, size in self.axes.items()))
 
     def covered(self, digit: Digit) -> tuple[str, ...] | None:
-        """Return the axes that a digit of ranks covers, outermost first; None if it cuts an axis."""
+        """Return the names of the axes that a digit of rank numbers covers, outermost first.
+
+        Return None if the digit covers only part of an axis.
+        """
         labels = [label for _, label in _axes_of_span(*digit, self)]
         return tuple(reversed(labels)) if set(labels) <= set(self.names) else None
 
     def groups(self, names: Sequence[str], communicator: int) -> GroupSet:
-        """Return the groups of ranks that vary over some axes, with members in the order of these axes."""
+        """Return the groups of ranks that differ only in their coordinates on the axes ``names``.
+
+        Members are ordered by these axes, in the given order. ``communicator`` distinguishes process groups
+        of the same ranks.
+        """
         groups = StridedGroups.from_mesh(self.sizes, [self.names.index(name) for name in names])
         return StridedGroups(groups.group_digits, groups.member_digits, 0, communicator)
 
@@ -157,8 +164,10 @@ def axis_of_shift(permutation: Permutation, mesh: Mesh) -> tuple[str, int]:
 
 
 def _axes_of_span(size: int, stride: int, mesh: Mesh) -> Iterator[tuple[int, str]]:
-    """Yield the index and label of each axis that a span of members covers; index -1 if it does not follow
-    the axes.
+    """Yield the index and label of each mesh axis that a digit of rank numbers covers.
+
+    The digit has ``size`` values at distance ``stride``. If it does not follow the axes, yield index -1 and
+    ``?``.
     """
     axis_stride = 1
     for axis in reversed(range(len(mesh.sizes))):

@@ -109,9 +109,10 @@ class OpClass(IntEnum):
 
 
 def timed_class_name(code: int) -> str:
-    """Return the name of a class for operations with a duration.
+    """Return the name under which reports show the time of an operation class.
 
-    Zero-cost operations that took time, such as views and enclosing calls on a host, are ``host overhead``.
+    The class of zero-cost operations is called ``host overhead``, because those with a duration are views and
+    enclosing calls on a host.
     """
     return "host overhead" if code == OpClass.FREE else OpClass(code).name.lower()
 
@@ -159,21 +160,25 @@ FULL_F32_PRODUCTS = 6
 """``products`` of a multiplication in IEEE f32, which does not run on TF32 units (XLA: precision HIGHEST)."""
 
 ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
-"""Keys of texts in :class:`ExtraTable` for an accumulation that element types do not show: bits of the
-accumulator, and standard deviation of its noise in units of its last bit.
+"""Keys of texts in :class:`ExtraTable` that describe an accumulation beyond its element type.
+
+They are the bits of the accumulator, and the standard deviation of its noise in units of its last bit.
 """
 
 SOURCE_DTYPE = "source_dtype"
-"""Key of the text with the original type of values that a compiler widened because the device does not
-compute in it: operand types of products, and (``convert``) of the conversions themselves.
+"""Key of the text with the original element types of operands that a compiler widened.
+
+Compilers widen types in which the device does not compute. The text is on matrix products and (``convert``)
+on the conversions themselves.
 """
 
 DONATED_TO = "donated_to"
 """Key of the text on a parameter's node with the index of the program result that overwrites it."""
 
 IN_PLACE = "in_place"
-"""Key of the text on a fusion with the data dependencies that its results may overwrite, because it reads
-them element by element: indices of dependencies, separated by commas.
+"""Key of the text on a fusion that lists the data dependencies that its results may overwrite.
+
+The fusion reads these element by element. The text has indices of dependencies, separated by commas.
 """
 
 RETURNED = "returned"
@@ -262,8 +267,9 @@ class RegionTable:
     def from_rows(
         cls, rows: Sequence[tuple[int, int, float, int]], carried: Sequence[Sequence[int]] | IntArray = ()
     ) -> RegionTable:
-        """Return a table of rows of parent, kind, trips and label; ``carried`` has region, producer and
-        consumer.
+        """Return a table from a list of rows, each (parent, kind, trips, label).
+
+        ``carried`` has the rows (region, producer, consumer) of values that loops carry.
         """
         parent, kind, trips, label = zip(*rows, strict=True) if rows else repeat((), 4)
         edges = np.asarray(carried, np.int32).reshape(-1, 3)
@@ -283,8 +289,9 @@ class RegionTable:
         return cls.from_rows(())
 
     def within(self, region: int) -> NDArray[np.bool_]:
-        """Return flags of the regions that are ``region`` or nested in it; the last flag, for the top level,
-        is False.
+        """Return flags of the regions that are ``region`` or nested in it, shape ``(regions + 1,)``.
+
+        The last flag stands for the top level of the program and is False.
         """
         inside = np.zeros(len(self) + 1, np.bool_)
         inside[region] = True
@@ -336,7 +343,7 @@ class ExtraTable:
         return len(self.node)
 
     def behind(self, first: ExtraTable) -> ExtraTable:
-        """Return the rows of ``first``, followed by the rows of this table."""
+        """Return a table with the rows of ``first``, followed by the rows of this table."""
         return ExtraTable(
             node=np.concatenate([first.node, self.node]),
             key=np.concatenate([first.key, self.key]),
@@ -491,10 +498,11 @@ def _column_bytes(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over one step of one rank that a conversion must conserve, executions counted.
+    """Totals of one step of one rank, which a conversion must conserve. Each node counts once per execution.
 
-    ``unknown_ops`` counts operations with an unknown cost or count, which the sums exclude. Recorded waits
-    are not device operations. A sum is NaN if it has unknown terms and all others are 0.
+    ``unknown_ops`` is the number of operations with an unknown cost or execution count, which the totals
+    exclude. Recorded waits do not count as operations. A total is NaN if some terms are unknown and all
+    others are 0.
     """
 
     ops: float
@@ -519,8 +527,10 @@ def known_sum(column: FloatArray) -> float:
 
 
 def is_recorded_wait(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return flags of the nodes for recorded time in which the device was idle: time of a host thread, or a
-    delay, which has no stream. Their time does not depend on the device.
+    """Return flags of the nodes that represent recorded time in which the device waited.
+
+    Such a node is the time of a host thread, or a delay, which has no stream. Its time does not depend on the
+    device.
     """
     passes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.op_class == int(OpClass.FREE))
     passes &= graph.duration_ns > 0

@@ -60,7 +60,7 @@ def unpack(data: bytes) -> Workload:
 
 
 class _Packer:
-    """Nested plain values of a workload; arrays are numbered."""
+    """Converter of a workload to nested plain values, with arrays in a list apart and by number."""
 
     def __init__(self) -> None:
         self.arrays: list[tuple[str, tuple[int, ...], bool, memoryview]] = []

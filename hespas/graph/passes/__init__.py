@@ -68,5 +68,5 @@ class Pass(Protocol):
     """Function from a graph to a graph."""
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """Rewrite ``graph``; report omissions and assumptions to ``diagnostics``."""
+        """Return the rewritten graph; report omissions and assumptions to ``diagnostics``."""
         ...
