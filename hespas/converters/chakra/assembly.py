@@ -1,4 +1,6 @@
-"""Attributes of many names assembled into the rows of a trace, by node and in the requested layout."""
+"""Conversion of attributes that are collected by name into the attribute rows of a trace: sorted by node and,
+within a node, in the order and with the types of its layout.
+"""
 
 from __future__ import annotations
 
@@ -71,15 +73,18 @@ class Strings(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """Finished attributes. ``slot`` is the number of the rank variable that each row holds (-1: none)."""
+    """Finished attributes. ``slot`` has one entry per attribute row: the number of the variable of
+    :class:`.from_graph.RankVariables` whose value the row holds, -1 if the value does not depend on the rank.
+    """
 
     attrs: AttributeColumns
     slot: Longs
 
 
 class _AttributeRows(NamedTuple):
-    """Rows of attributes. ``generated`` ones follow from the graph, others are kept as they were; ``length``
-    is -1 where the value is in ``bits``.
+    """Attribute rows in the order in which they were added. ``generated`` rows were computed from the graph;
+    the other rows were preserved from a trace. A string has ``start`` and ``length`` in the buffers. Other
+    values are in ``bits``, with ``length`` -1.
     """
 
     node: Longs
@@ -96,8 +101,8 @@ class _AttributeRows(NamedTuple):
 
 
 def _same(count: int, value: int) -> Longs:
-    """Return one value ``count`` times, in no memory, at a third of what ``broadcast_to`` costs;
-    read only.
+    """Return a read-only array with ``value`` repeated ``count`` times. It stores the value once (stride 0)
+    and is three times as fast as ``broadcast_to``.
     """
     return np.ndarray((count,), np.int64, np.int64(value).tobytes(), strides=(0,))
 
@@ -118,14 +123,16 @@ class Assembly:
         self._size = 0
 
     def buffer(self, data: bytes | memoryview[int]) -> int:
-        """Make bytes available to :meth:`texts` and return their start."""
+        """Append bytes to the buffers; return their offset, which is a possible ``start`` for
+        :meth:`texts`.
+        """
         start = self._size
         self._buffers.append(np.frombuffer(data, np.uint8))
         self._size += len(self._buffers[-1])
         return start
 
     def key(self, name: str) -> int:
-        """Return the row of an attribute name."""
+        """Return the number of an attribute name; a new name gets the next number."""
         return self._names.setdefault(name, len(self._names))
 
     def integers(
@@ -162,11 +169,13 @@ class Assembly:
         *,
         slot: Longs | None = None,
     ) -> None:
-        """Add a string attribute whose texts are in the buffers."""
+        """Add a string attribute. The text of ``node[i]`` has ``length[i]`` bytes from offset ``start[i]`` of
+        the buffers.
+        """
         self._parts.append(self._part(name, kind, node, slot)._replace(start=start, length=length))
 
     def _part(self, name: str, kind: AttributeField, node: Longs, slot: Longs | None) -> _AttributeRows:
-        """Return rows without a value."""
+        """Return rows of one attribute name for the given nodes, with the integer 0 as value."""
         count = len(node)
         no = _flags(count, False)
         return _AttributeRows(
@@ -186,14 +195,16 @@ class Assembly:
     def verbatim(
         self, node: Longs, key: NDArray[np.int32], kind: Bytes, bits: Words, span: tuple[Longs, Longs]
     ) -> None:
-        """Add preserved attributes in order; ``span`` has length -1 if the value is in ``bits``."""
+        """Add attributes that were preserved from a trace. They follow all generated attributes of a node.
+        ``span`` is start and length in the buffers; the length is -1 if the value is in ``bits``.
+        """
         count = len(node)
         order, no = _VERBATIM + np.arange(count, dtype=np.int64), _flags(count, False)
         self._parts.append(_AttributeRows(node, key, kind, bits, *span, order, _same(count, -1), no, no, no))
 
     def finish(self, layouts: Layouts, docs: tuple[Longs, NDArray[np.int32], ByteRows]) -> Assembled:
-        """Return all rows by node. ``docs`` are (node, key, text); each goes to the first attribute of that
-        name.
+        """Return all attributes, sorted by node. ``docs`` are doc strings as (node, name number, text); each
+        belongs to the first attribute of that name on that node.
 
         Memory: 80 bytes per row while it runs, 20 afterwards.
         """
@@ -228,7 +239,9 @@ class Assembly:
 def _place_docs(
     node: Longs, key: NDArray[np.int32], keys: int, docs: tuple[Longs, NDArray[np.int32], ByteRows]
 ) -> tuple[Longs, ByteRows]:
-    """Return the attribute rows of the doc strings, and the doc strings that have one."""
+    """Match doc strings to attribute rows by node and name. Return the rows that get a doc string, and these
+    doc strings; others are dropped.
+    """
     if not len(docs[0]):
         return np.empty(0, np.int64), ByteRows.blank(0)
     code = node * max(1, keys) + key
@@ -241,7 +254,9 @@ def _place_docs(
 
 
 def _apply(layouts: Layouts, whole: _AttributeRows, names: dict[str, int], nodes: int) -> Bools:
-    """Set order and type of the attributes of nodes with a layout; return a mask of the rows to write."""
+    """Give the attributes of nodes with a layout the order and the integer types of that layout. Return a
+    mask of the rows to write.
+    """
     written = ~whole.optional
     layout_of = np.full(nodes, -1, np.int64)
     layout_of[layouts.node] = layouts.choice
@@ -281,11 +296,12 @@ Layout = tuple[tuple[str, int], ...]
 
 
 class Layouts(NamedTuple):
-    """Distinct layouts; node ``node[i]`` has layout ``choice[i]``.
+    """Attribute layouts: the names and types of a node's attributes, in file order. Node ``node[i]`` has
+    layout ``layouts[choice[i]]``.
 
-    A trace written by Hespas needs none. A trace of another tool may omit ``is_cpu_op``, order attributes
-    differently or use other integer types. The graph stores each distinct layout once, as a row of the file,
-    and each such node refers to one, so that the trace is written unchanged.
+    Nodes written by Hespas need no layout. Other tools may omit ``is_cpu_op``, order attributes differently
+    or use other integer types. The graph stores each distinct layout once, so that the trace can be written
+    unchanged.
     """
 
     layouts: tuple[Layout, ...]

@@ -103,7 +103,7 @@ def _client(distributed: Any, address: str) -> Generator[Any]:
 
 
 def _result(distributed: Any, future: Any, address: str) -> TraceAccount:
-    """Return the account of a share. Errors of Hespas are raised unchanged."""
+    """Return the counts that a worker reports for its ranks. Errors of Hespas are raised unchanged."""
     try:
         account: TraceAccount = future.result()
     except distributed.KilledWorker as error:

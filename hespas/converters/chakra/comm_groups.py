@@ -52,8 +52,8 @@ class _ProcessGroup(TypedDict):
 
 
 class NamedGroups(dict[int, list[int]]):
-    """Group id -> ranks in ring order. ``names`` maps each group name that simulators do not accept as an id
-    to an id; 0 is the group of all ranks.
+    """Process groups of a job: group id -> ranks in ring order. ``names`` maps group names that are not
+    decimal ids to an id; id 0 is the group of all ranks.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class NamedGroups(dict[int, list[int]]):
         self._stated: set[int] = set()
 
     def add(self, name: str, ranks: list[int], number: int) -> None:
-        """Add a group under its id or, if its name is not an id, under the id ``number``."""
+        """Add a group under its name if that is a decimal id, else under the id ``number``."""
         if _is_id(name):
             self[int(name)] = ranks
             self._stated.add(int(name))
@@ -161,8 +161,9 @@ def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
 
 
 def groups_of_metadata(texts: Iterable[bytes]) -> tuple[bytes, set[str]]:
-    """Return the process groups that METADATA nodes of a PyTorch trace list, as the content of a file, and
-    the names of groups of all ranks. ``texts`` are the values of the nodes' inputs.
+    """Return the process groups listed by METADATA nodes of a PyTorch trace, as the content of a
+    ``comm_group.json``, and the names of groups that contain all ranks. ``texts`` are the values of these
+    nodes' inputs.
     """
     import msgspec
 
@@ -195,10 +196,12 @@ _MOST_MEMBERS = 1 << 24
 
 
 class GroupIds(NamedTuple):
-    """Ids of the groups of all group sets. New ids follow the ``listed`` ones, set by set and group by group.
-    ``listing`` is the file that lists the known ids, empty if the file has faults.
+    """Process group ids of a workload. Groups of ``comm_group.json`` keep their ids in ``listed``. All other
+    groups get consecutive new ids, one range per group set that starts at ``base[group_set]``. ``listing`` is
+    the content of ``comm_group.json``, empty if it is absent or faulty.
 
-    Ids are computed rather than looked up, so that one rank of many does not need a list of all groups.
+    The id of a group is computed from its group set, so that writing one rank does not need a list of all
+    groups.
     """
 
     listed: dict[int, list[int]]
@@ -209,7 +212,7 @@ class GroupIds(NamedTuple):
 
     @classmethod
     def of(cls, workload: Workload) -> GroupIds:
-        """Return ids for all group sets of a workload. O(group sets)."""
+        """Assign ids to the groups of all group sets of a workload. O(group sets)."""
         document = b""
         for graph in workload.classes:
             document = document or graph.attachments.get(FILE_NAME, b"")
@@ -243,7 +246,9 @@ class GroupIds(NamedTuple):
         return np.array(idle, np.bool_)[which.reshape(-1)]
 
     def _known(self, groups: GroupSet, group: int) -> int:
-        """Return the id that the trace gave a group, -1 if it gave none."""
+        """Return the id of a group in the ``comm_group.json`` that was read, -1 if that does not list the
+        same ranks in the same order.
+        """
         if not self.by_members:
             return -1
         members: list[int] = groups.members(group).tolist()
@@ -253,8 +258,8 @@ class GroupIds(NamedTuple):
         return number if number >= 0 and self.listed[number] == members else -1
 
     def numbers(self, groups: GroupSet, ranks: IntArray) -> IntArray:
-        """Return the id of the group of each rank; -1 for an idle collective, and for all ranks if no trace
-        named that group.
+        """Return the group id of each rank. It is -1 for a rank without a group, and for all ranks if the
+        group is the default group of all ranks, which needs no id.
         """
         group = groups.groups_of(ranks)
         fresh = -1 if self._is_unnamed(groups) else self.base[groups] + group
@@ -266,8 +271,8 @@ class GroupIds(NamedTuple):
         return np.where(group < 0, -1, np.where(stated_ids < 0, fresh, stated_ids))
 
     def text(self, groups: GroupSet, rank: int) -> bytes:
-        """Return the ``pg_name`` of a rank's group; empty for an idle collective, and for all ranks if no
-        trace named that group.
+        """Return the value of ``pg_name`` for a rank: the decimal id of its group. It is empty if the rank
+        has no group or its group is the default group of all ranks.
         """
         group = groups.group_of(rank)
         if group < 0:
@@ -281,8 +286,8 @@ class GroupIds(NamedTuple):
         return groups.is_world(self.num_ranks) and not groups.communicator
 
     def is_named_apart(self, groups: GroupSet) -> bool:
-        """Return True if an earlier group set lists the same ranks in another order. A reader then finds two
-        process groups instead of one communicator.
+        """Return True if an earlier group set has a group with the same ranks in another order. A reader of
+        the trace then finds two process groups instead of one communicator.
         """
         if not isinstance(groups, ExplicitGroups) or self.by_members:
             return False
@@ -296,7 +301,7 @@ class GroupIds(NamedTuple):
         )
 
     def of_rank(self, rank: int) -> dict[int, list[int]]:
-        """Return the groups of a rank."""
+        """Return the groups in which a rank communicates: group id -> ranks."""
         of_rank: dict[int, list[int]] = {}
         for groups in self.base:
             text = self.text(groups, rank)
@@ -309,8 +314,8 @@ class GroupIds(NamedTuple):
         return of_rank
 
     def document(self) -> bytes:
-        """Return ``comm_group.json`` with the known groups and all groups with a new id except groups of one
-        rank. Without new ids the content is unchanged.
+        """Return the content of ``comm_group.json``: the groups read from a trace, and all groups with a new
+        id that have more than one rank. Without new ids the content is the file that was read.
         """
         listed: dict[int, Sequence[int]] = dict(self.listed)
         for groups, base in self.base.items():
@@ -325,8 +330,8 @@ class GroupIds(NamedTuple):
 
 
 def check_listing(workload: Workload, *, alone: bool) -> None:
-    """Raise ``UnsupportedError`` for groups with ranks outside the job, and for groups that are too large to
-    list. Nothing is listed here. ``alone``: one rank is written, with its own groups.
+    """Raise ``UnsupportedError`` if a group has ranks outside the job, or if the groups are too large for
+    ``comm_group.json``. With ``alone`` only the groups of one rank are written.
     """
     count, listed = workload.num_ranks, 0
     for number, groups in enumerate(workload.group_sets):

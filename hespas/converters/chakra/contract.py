@@ -208,8 +208,8 @@ LAYOUT_KEY = "chakra.layout"
 
 
 class Tag:
-    """Tags of rows in a graph's ``extra`` table. Attribute values are tagged with their field
-    number (3..32).
+    """Tags of rows in a graph's ``extra`` table, which give the meaning of a row's value. The tag of an
+    attribute is the protobuf field number of its value (3..32).
     """
 
     TEXT = 0
@@ -234,8 +234,8 @@ _UNSIGNED = (AttributeField.UINT64, AttributeField.FIXED64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeValues:
-    """Values of one attribute name: node ``node`` has ``value``, in attribute row ``row``. Nodes ascend. The
-    value of a text is its row of ``payload``.
+    """Values of one attribute, in ascending order of nodes: ``node[i]`` has ``value[i]``, which attribute row
+    ``row[i]`` states. For a string the value is its row in ``payload``.
     """
 
     node: Longs
@@ -249,38 +249,38 @@ class AttributeValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeFacts:
-    """Attributes of a trace by name. If a node has several attributes of one name, the first one counts."""
+    """Look-up of a trace's attributes by name. If a node repeats a name, the first attribute counts."""
 
     attrs: AttributeColumns
     owner: Longs
 
     @classmethod
     def of(cls, attrs: AttributeColumns) -> AttributeFacts:
-        """Return the facts of all rows."""
+        """Return the look-up for the given attributes."""
         return cls(attrs, attrs.owner)
 
     def rows(self, name: str) -> Longs:
-        """Return all rows of one name."""
+        """Return the attribute rows with a given name."""
         if name not in self.attrs.keys:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.attrs.key == self.attrs.keys.index(name))
 
     def _first(self, rows: Longs) -> Longs:
-        """Return only the first row of each node."""
+        """Return the first of the given rows for each node."""
         owner = self.owner[rows]
         first = np.ones(len(rows), np.bool_)
         first[1:] = owner[1:] != owner[:-1]
         return rows[first]
 
     def first_rows(self, name: str, *, integral: bool = False) -> Longs:
-        """Return the first row of each node for one name, of any type or (``integral``) of an
-        integer type.
+        """Return the first attribute row with this name of each node that has one. With ``integral`` rows of
+        other than integer types are left out.
         """
         rows = self._first(self.rows(name))
         return rows[IS_INTEGER[self.attrs.field[rows]]] if integral else rows
 
     def integers(self, name: str) -> AttributeValues:
-        """Return values of any integer type or bool that fit 64 signed bits."""
+        """Return the values of an integer or bool attribute that fit into a signed 64-bit integer."""
         rows = self._first(self.rows(name))
         field = self.attrs.field[rows]
         value = self.attrs.bits[rows].view(np.int64)
@@ -304,18 +304,20 @@ class AttributeFacts:
         return [text.decode() for text in numbers], index
 
     def values(self, texts: AttributeValues) -> ByteRows:
-        """Return the texts themselves, one row per node."""
+        """Return the strings of ``texts``, one byte row per node."""
         return self.attrs.payload.take(texts.value)
 
 
 def default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the :data:`DEFAULT_CLASS` of nodes of these kinds."""
+    """Return the operation class of nodes of these kinds if nothing else determines it
+    (:data:`DEFAULT_CLASS`).
+    """
     return _DEFAULT_CLASSES[kind]
 
 
 def is_canonical(attrs: AttributeColumns) -> Bools:
-    """Return a mask of the rows with the canonical type of their name; names that the graph does not model
-    count as canonical.
+    """Return a mask of the attribute rows whose type is the one that the contract states for their name.
+    Names outside the contract count as canonical.
     """
     wanted = np.array([ATTRIBUTES.get(name, -1) for name in attrs.keys] or [-1])
     canonical_field = wanted[attrs.key] if len(attrs) else np.empty(0, np.int64)

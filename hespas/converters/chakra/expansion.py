@@ -32,7 +32,7 @@ _KEPT_BYTES = 64 << 20
 
 
 def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
-    """Yield a trace piece by piece: the metadata, then the nodes of each part."""
+    """Yield the bytes of a trace file piece by piece: the metadata frame, then the nodes of each part."""
     for number, columns in enumerate(parts):
         if not number:
             yield np.frombuffer(encode_metadata(columns), np.uint8)
@@ -41,7 +41,7 @@ def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
 
 
 def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
-    """Return variables of the same widths whose bytes all consist of ``digit``, 1 or 2."""
+    """Return variables of the same encoded widths, all of whose bytes consist of ``digit`` (1 or 2)."""
     groups = tuple(str(digit).encode() * len(text) for text in variables.groups)
     numbers = [
         sum(digit << 7 * byte for byte in range(len(encode_varint(value))))
@@ -53,8 +53,9 @@ def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceTemplate:
-    """Encoded trace, the positions of the bytes that differ between ranks, and for each position the index of
-    its byte in the encoded values of a rank.
+    """Encoded trace of one rank that is patched for other ranks. ``places`` are the byte positions that
+    differ between ranks. ``source`` has the index of each such byte in the encoded variables of a rank
+    (:meth:`RankValues.spelled`).
     """
 
     data: Bytes
@@ -62,8 +63,8 @@ class TraceTemplate:
     source: Longs
 
     def patched(self, spelled: Bytes) -> Iterator[Bytes]:
-        """Yield the trace of each row of ``spelled``. A trace is valid until the next one is requested. Other
-        threads may patch the template at the same time.
+        """Yield the trace of each row of ``spelled``, the encoded variables of ranks. The yielded array is
+        reused for the next trace. Several threads may use one template at a time.
         """
         data, values = self.data.copy(), spelled[:, self.source]
         for row in values:
@@ -71,14 +72,16 @@ class TraceTemplate:
             yield data
 
     def distinct(self, spelled: Bytes) -> Bytes:
-        """Return the bytes of the encoded values that occur in the trace: equal rows give equal traces."""
+        """Return the bytes of the encoded variables that occur in the trace. Ranks with equal rows have equal
+        traces.
+        """
         return spelled[:, np.unique(self.source)]
 
 
 @dataclass(slots=True, eq=False)
 class ClassWriter:
-    """Encoder for the ranks of one class that run the same nodes. ``inexact`` counts, after encoding, the
-    nodes that the trace does not state exactly.
+    """Encoder of the traces of ranks that run the same nodes of ``graph``. After encoding, ``inexact`` counts
+    by code the nodes whose values the trace holds only approximately.
     """
 
     graph: OpGraph
@@ -99,8 +102,9 @@ class ClassWriter:
         self.inexact = dict(inexact)
 
     def template(self, variables: RankVariables, widths: tuple[int, ...]) -> TraceTemplate | None:
-        """Return the template of ranks whose values have these widths, given the values of one of them.
-        Return None if a variable has a type whose bytes mix with others: each rank is then encoded.
+        """Return the template for ranks whose variables have these encoded widths; ``variables`` are the
+        values of one of these ranks. Return None if the bytes of a variable cannot be patched, so that every
+        rank must be encoded.
         """
         template = self._templates.get(widths)
         if template is None:
@@ -114,7 +118,7 @@ class ClassWriter:
         return template
 
     def _made(self, variables: RankVariables) -> TraceTemplate | None:
-        """Encode everything that depends on the rank twice and compare."""
+        """Build a template: encode the trace with two sets of placeholder values, and compare the bytes."""
         lowering, inexact = TraceLowering(self.graph), Counter[str]()
         one, two = _placeholders(variables, 1), _placeholders(variables, 2)
         data = bytearray()
@@ -189,14 +193,14 @@ class PeerLookup:
 
 
 class _UsedSlots(NamedTuple):
-    """Flags of the group sets and permutations that nodes of a graph use."""
+    """Masks of the group sets and permutations that nodes of a graph use."""
 
     groups: Bools
     ways: Bools
 
 
 def used_slots(graph: OpGraph) -> _UsedSlots:
-    """Return the group sets and permutations that occur in the trace of the graph."""
+    """Return the group sets and permutations that the graph's trace needs."""
     groups = np.zeros(len(graph.group_sets), np.bool_)
     chosen = graph.collectives.group_set
     groups[chosen[chosen >= 0]] = True
@@ -209,7 +213,10 @@ def used_slots(graph: OpGraph) -> _UsedSlots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankValues:
-    """Numbers of shape (ranks, slots); the first ``texts`` slots are texts, where -1 is an empty one."""
+    """Values that differ between ranks, shape (ranks, slots), in the order of
+    :class:`.from_graph.RankVariables`. The first ``texts`` slots are process group ids (-1: empty text); the
+    others are rank numbers.
+    """
 
     numbers: Longs
     texts: int
@@ -218,8 +225,8 @@ class RankValues:
     def of(
         cls, graph: OpGraph, ranks: Longs, ids: GroupIds, ways: dict[Permutation, PeerLookup]
     ) -> RankValues:
-        """Return the numbers of ranks that run a graph; 0 or an empty text for slots that the graph does not
-        use.
+        """Return the values of the given ranks, which all run ``graph``. Slots that the graph does not use
+        are 0 or an empty text.
         """
         used = used_slots(graph)
         texts = len(graph.group_sets)
@@ -239,18 +246,18 @@ class RankValues:
         return len(self.numbers)
 
     def take(self, rows: Longs) -> RankValues:
-        """Return the values of some ranks."""
+        """Return the values of the ranks in the given rows."""
         return RankValues(self.numbers[rows], self.texts)
 
     def variables(self, row: int) -> RankVariables:
-        """Return the variables of one rank for encoding."""
+        """Return the values of one rank in the form that the encoder takes."""
         numbers: list[int] = self.numbers[row].tolist()
         groups = tuple(b"" if number == _NO_TEXT else b"%d" % number for number in numbers[: self.texts])
         own, peers = numbers[self.texts], numbers[self.texts + 1 :]
         return RankVariables(groups, own, tuple(peers[::2]), tuple(peers[1::2]))
 
     def widths(self) -> Longs:
-        """Return the number of bytes of each value, shape (ranks, slots)."""
+        """Return the number of bytes of each encoded value, shape (ranks, slots)."""
         text, number = self.numbers[:, : self.texts], self.numbers[:, self.texts :]
         of_text = np.searchsorted(_DECIMALS, text, side="right") + 1
         of_text[text == _NO_TEXT] = 0
@@ -258,7 +265,9 @@ class RankValues:
         return np.concatenate([of_text, of_number], axis=1)
 
     def groups_by_widths(self) -> Iterator[tuple[tuple[int, ...], Longs]]:
-        """Yield distinct widths and the rows that have them, in order of first appearance."""
+        """Yield each distinct combination of encoded widths with the rows of its ranks, in order of first
+        appearance.
+        """
         widths = self.widths()
         distinct, first, which = np.unique(widths, axis=0, return_index=True, return_inverse=True)
         which = which.reshape(-1)
@@ -266,8 +275,8 @@ class RankValues:
             yield tuple(distinct[group].tolist()), np.flatnonzero(which == group)
 
     def spelled(self, widths: tuple[int, ...]) -> Bytes:
-        """Return the bytes of all numbers, slot after slot, shape (ranks, sum of widths); all ranks must have
-        these widths.
+        """Return the encoded values, shape (ranks, sum of widths): decimal digits for texts, varints for
+        numbers. The values of all ranks must have these widths.
         """
         columns: list[Longs] = []
         for slot, width in enumerate(widths):

@@ -1,4 +1,4 @@
-"""Forms of trace files: the binary one, and JSON (:mod:`.json.files`)."""
+"""File forms of Chakra traces: binary (``.et``) and JSON (:mod:`.json.files`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["BINARY", "TraceForm"]
 
 @dataclass(frozen=True, slots=True)
 class TraceForm:
-    """How the frames of a trace are stored in a file.
+    """File form of Chakra traces: how messages are stored in a file, and how files are named.
 
-    ``rank_file`` is the pattern of the name of a rank's file, with groups ``name`` and ``rank``, and
-    ``ending`` that of the part of a file name that is not its own. ``batches`` reads the frames of a file, up
-    to ``max_bytes`` if it is compressed; findings go to the faults. ``content`` returns the pieces of a file
-    for the pieces of the binary form. ``version`` is the schema of all files, if the form has only one.
-    ``findings`` are messages by code about nodes that readers of the form misread.
+    ``rank_file`` matches the file name of one rank, with groups ``name`` and ``rank``. ``ending`` matches the
+    suffixes of a file name. ``batches`` reads a file as batches of messages (``max_bytes`` limits the
+    decompressed size) and reports faults. ``content`` converts the pieces of a binary trace to the pieces of
+    a file in this form. ``version`` is the schema version of all files, if the form has only one.
+    ``findings`` are (code, message) pairs about nodes that other readers of the form misread.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TraceForm:
     findings: tuple[tuple[str, str], ...] = ()
 
     def stem(self, name: str) -> str:
-        """Return a file name without the suffixes of the form."""
+        """Return a file name without its suffixes."""
         return self.ending.sub("", name) or name
 
 

@@ -65,10 +65,10 @@ _NAME_OF_NOTHING = b"node_0"
 
 
 class RankVariables(NamedTuple):
-    """Values that differ between ranks: a text per group set (empty: all ranks), the own rank, and per
-    permutation the rank sent to and received from.
+    """Values in a trace that differ between the ranks of a class: the process group id per group set as text
+    (empty for all ranks), the rank itself, and per permutation the ranks that it sends to and receives from.
 
-    Variables are numbered: group sets, own rank, then target and source of each permutation.
+    The variables are numbered in this order; the target of a permutation comes before its source.
     """
 
     groups: tuple[bytes, ...]
@@ -78,18 +78,18 @@ class RankVariables(NamedTuple):
 
     @property
     def own_slot(self) -> int:
-        """Number of the own rank."""
+        """Number of the variable that holds the rank itself."""
         return len(self.groups)
 
     def values(self) -> tuple[bytes | int, ...]:
-        """Return all variables by number."""
+        """Return all variables in the order of their numbers."""
         pairs = zip(self.targets, self.sources, strict=True)
         return (*self.groups, self.own, *(value for pair in pairs for value in pair))
 
 
 class LoweredNodes(NamedTuple):
-    """Nodes of a trace, the variable of each attribute row (-1: none), and counts by code of the nodes that
-    the trace does not state exactly.
+    """Nodes of a trace. ``slot`` has the number of the rank variable in each attribute row (-1: none).
+    ``inexact`` counts by code the nodes whose values the trace holds only approximately.
     """
 
     columns: EtColumns
@@ -98,8 +98,8 @@ class LoweredNodes(NamedTuple):
 
 
 class TraceLowering:
-    """Conversion of a graph to the trace of one rank, some nodes at a time: the columns of a whole trace take
-    several times the memory of the graph. O(nodes + attributes), vectorised except for shape texts.
+    """Conversion of a graph to the trace of one rank, a few thousand nodes at a time, because the columns of
+    a whole trace take several times the memory of the graph. O(nodes + attributes).
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -116,18 +116,18 @@ class TraceLowering:
             self._types[kind] = number
 
     def parts(self, variables: RankVariables) -> Iterator[LoweredNodes]:
-        """Yield the nodes in order; one part without nodes for a graph that has none."""
+        """Yield the nodes in order, a few thousand at a time. A graph without nodes yields one empty part."""
         for nodes in self.ranges():
             yield self.part(nodes, variables)
 
     def ranges(self) -> Iterator[slice]:
-        """Yield the nodes of each part."""
+        """Yield the range of node numbers of each part."""
         count = len(self.graph)
         for start in range(0, max(1, count), NODES_AT_ONCE):
             yield slice(start, min(start + NODES_AT_ONCE, count))
 
     def part(self, nodes: slice, variables: RankVariables) -> LoweredNodes:
-        """Return the given nodes."""
+        """Convert the given nodes to columns of the trace."""
         graph, whole = _nodes_of(self.graph, nodes), self.graph
         extra = PreservedRows(graph)
         times = extra.times(WrittenTimes(self._times.nanos[nodes], self._times.micros[nodes]))
@@ -168,7 +168,9 @@ class TraceLowering:
 
 
 def _nodes_of(graph: OpGraph, nodes: slice) -> OpGraph:
-    """Return the given nodes with their side tables and the rows of the file, without dependencies."""
+    """Return the given nodes as a graph without dependencies. Preserved attributes of the file are
+    included.
+    """
     columns: dict[str, Any] = {name: getattr(graph, name)[nodes] for name in NODE_COLUMNS}
     none = RaggedArray.empty(len(columns["kind"]))
     return replace(
@@ -201,7 +203,7 @@ def _side_rows(table: _Table, nodes: slice) -> _Table:
 
 
 def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
-    """Return the rows of the file and those of the given nodes."""
+    """Return the preserved attributes of the file and of the given nodes."""
     if not len(table):
         return table
     of_file, first, last = np.searchsorted(table.node, [0, nodes.start, nodes.stop]).tolist()
@@ -218,7 +220,7 @@ def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
 
 
 def _nan_payloads(attrs: AttributeColumns) -> int:
-    """Return the number of attributes with a NaN that has a payload or a sign, which no text can state."""
+    """Return the number of attributes with a NaN that has a payload or a sign, which JSON cannot hold."""
     doubles = attrs.bits[attrs.field == AttributeField.DOUBLE].view(np.float64)
     floats = attrs.bits[attrs.field == AttributeField.FLOAT].astype(np.uint32).view(np.float32)
     odd = int(_is_odd_nan(doubles).sum()) + int(_is_odd_nan(floats).sum())
@@ -239,8 +241,8 @@ def _is_odd_nan(numbers: NDArray[np.floating[Any]]) -> Bools:
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
-    """Return the trace with a name for each node that has no field at all, and the number of such nodes. The
-    frame of such a node would be empty, which other readers interpret as the end of the file.
+    """Name all nodes whose fields are all empty; return the trace and the number of such nodes. The frame of
+    such a node would have length 0, which other readers take as the end of the file.
     """
     bare = (columns.id == 0) & (columns.type == 0) & (columns.name.lengths == 0)
     if not bare.any():
@@ -299,7 +301,9 @@ def _attributes(
 
 
 class _AttributeWriter:
-    """Writer of the attributes that a graph models, by name."""
+    """Writer of the attributes that have a column or a table in the graph, one method per attribute or group
+    of them.
+    """
 
     def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:
         self.graph = graph
@@ -320,7 +324,7 @@ class _AttributeWriter:
         self.assembly.integers(name, kind, node, value, slot=slot, optional=optional, implied=implied)
 
     def floats(self, name: str, column: FloatArray) -> None:
-        """Add the known values of a column as whole numbers."""
+        """Add a cost column, rounded to whole numbers. Nodes with an unknown value get no attribute."""
         self.sizes(np.arange(len(column)), column, name)
 
     def transcendentals(self) -> None:
@@ -335,7 +339,9 @@ class _AttributeWriter:
         self.integers("transcendentals", nodes, np.rint(value).astype(np.int64))
 
     def strings_of(self, name: str, row: Longs) -> None:
-        """Add texts by string row; omit empty ones."""
+        """Add a string attribute from each node's row in the string table. Nodes with an empty string get no
+        attribute.
+        """
         nodes = np.flatnonzero(self.strings.lengths(row))
         used, which = distinct(row[nodes])
         self._spelled(name, nodes, self.strings.take(used), which)
@@ -343,7 +349,7 @@ class _AttributeWriter:
     def _spelled(
         self, name: str, nodes: Longs, rows: ByteRows, which: Longs, slot: Longs | None = None
     ) -> None:
-        """Add texts from a short list."""
+        """Add a string attribute: node ``nodes[i]`` gets the text ``rows[which[i]]``."""
         start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
         self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
@@ -369,7 +375,7 @@ class _AttributeWriter:
         self.integers(name, node[valid], np.rint(size[valid]).astype(np.int64))
 
     def facts_of_collectives(self) -> None:
-        """Add properties of collectives that simulators do not read."""
+        """Add operand and result sizes, channel and reduction of collectives, which simulators ignore."""
         table = self.graph.collectives
         node = table.node.astype(np.int64)
         self.sizes(node, table.operand_bytes, "comm_operand_bytes")

@@ -1,4 +1,6 @@
-"""Graphs of a workload as its ranks run them, in batches of ranks that share an encoded trace."""
+"""Graphs of a workload as ranks write them to traces, in batches of ranks whose traces differ only in a few
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ _RANKS_AT_ONCE = 4096
 
 
 class RankVariant(NamedTuple):
-    """Ranks of one class that run the same nodes. ``idle`` is the number of nodes of the class that they do
-    not run, ``idle_ns`` the estimated time of these nodes.
+    """Ranks of one class that run the same nodes. ``idle`` is the number of nodes of the class that have no
+    work on these ranks and are left out; ``idle_ns`` is the estimated time of these nodes.
     """
 
     of_class: int
@@ -42,8 +44,8 @@ class RankVariant(NamedTuple):
 
 
 class RankBatch(NamedTuple):
-    """Ranks that run the same nodes and whose values have equal widths, ascending: they share one
-    template.
+    """Ranks of one variant, ascending, whose variables have equal encoded widths. Their traces have one
+    template (:class:`.expansion.TraceTemplate`).
     """
 
     runs: RankVariant
@@ -69,8 +71,8 @@ _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time", "chakra-json.
 
 @dataclass(slots=True)
 class TraceAccount:
-    """Counts of parts of a workload that the written ranks lack or hold only approximately; sums
-    over ranks.
+    """Losses in the written traces, summed over ranks: ``counts`` has by code the parts of the workload that
+    are missing or only approximate.
     """
 
     ranks: int = 0
@@ -78,7 +80,7 @@ class TraceAccount:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, runs: RankVariant, ranks: int) -> None:
-        """Count ranks of one variant after one of them was encoded."""
+        """Add the losses of ``ranks`` ranks of one variant. Call it after one of them was encoded."""
         self.ranks += ranks * (runs.idle > 0)
         self.idle_ns += ranks * runs.idle_ns
         of_one = {**runs.writer.inexact, "chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)}
@@ -92,7 +94,7 @@ class TraceAccount:
         return self
 
     def report(self, name: str, diagnostics: Diagnostics, form: TraceForm) -> None:
-        """Report the counts as diagnostics, also of what readers of the form misread."""
+        """Report the losses as diagnostics, and the properties that other readers of the form misread."""
         for code, text in (*_FINDINGS.items(), *form.findings):
             severity = Severity.WARNING if code in _WARNINGS else Severity.INFO
             message = text.format(ranks=self.ranks, idle_us=self.idle_ns / 1e3)
@@ -101,8 +103,8 @@ class TraceAccount:
 
 @dataclass(slots=True, eq=False)
 class RankTraces:
-    """Graphs as ranks run them, after ``change``, and the peers in each permutation. The ``workload`` has no
-    loops (see :func:`hespas.converters.chakra.lowering.unrolled`).
+    """Graphs of the ranks of a workload. ``change`` is applied to each graph before it is written. The
+    ``workload`` has no loops (see :func:`hespas.converters.chakra.lowering.unrolled`).
     """
 
     workload: Workload
@@ -121,8 +123,8 @@ class RankTraces:
                 yield RankBatch(runs, members[rows], values.take(rows), widths)
 
     def rank_variants(self, ranks: Longs) -> Iterator[tuple[RankVariant, Longs]]:
-        """Yield ranks grouped by the nodes that they run, class by class, at most :data:`_RANKS_AT_ONCE` at a
-        time.
+        """Yield ranks grouped by class and by the nodes that they run, at most :data:`_RANKS_AT_ONCE` per
+        group.
         """
         class_of = self.workload.rank_class[ranks]
         for number in np.unique(class_of).tolist():
@@ -138,7 +140,9 @@ class RankTraces:
             self._runs.clear()  # with the templates of a class: bounds memory
 
     def least_ranks(self, rank: int, groups: Mapping[int, Sequence[int]]) -> int:
-        """Return the number of ranks that a reader of one rank's file assumes without further information."""
+        """Return the number of ranks that a reader infers from one rank's file alone: one more than the
+        highest rank among the rank itself, its peers and its ``groups``.
+        """
         graph = self.graph(int(self.workload.rank_class[rank])).graph
         table = graph.p2p
         addressed = table.permutation >= 0
@@ -150,7 +154,7 @@ class RankTraces:
         return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
 
     def graph(self, number: int) -> ExpandedGraph:
-        """Return the graph of a class without permutes; the workload has no loops."""
+        """Return the graph of a class with each permute split into a SEND and a RECV."""
         if number not in self._expanded:
             flat = measured_work(self.workload.classes[number], self.diagnostics)
             expanded = expand(host_transfers(flat, self.diagnostics))
@@ -167,9 +171,9 @@ class RankTraces:
         return self._ways.setdefault(permutation, PeerLookup(permutation))
 
     def _idle_slots(self, number: int, ranks: Longs) -> Bools:
-        """Return flags of the group sets and permutation directions without work on each rank, shape (ranks,
-        slots). A permute of a rank to itself is a local copy; a message to itself is a fault and stays
-        visible.
+        """Return a mask of shape (ranks, slots): True if a rank has no work in a group set or in one
+        direction of a permutation. A permute of a rank to itself counts as no work, because it is a local
+        copy; a SEND or RECV to itself is a fault and is written.
         """
         expanded = self.graph(number)
         graph, used = expanded.graph, used_slots(expanded.graph)
@@ -185,8 +189,8 @@ class RankTraces:
         return idle
 
     def _runs_of(self, number: int, pattern: Bools) -> RankVariant:
-        """Return the variant of a class for a pattern of idle slots. A permute is omitted if both halves are
-        idle.
+        """Return the variant of a class for a pattern of idle slots (see :meth:`_idle_slots`). A permute is
+        left out if both of its halves are idle.
         """
         key = (number, pattern.tobytes())
         if key in self._runs:

@@ -21,8 +21,8 @@ __all__ = ["report", "report_refused"]
 
 
 def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
-    """Report communication that is written although `hespas-validate check` refuses it: simulators cannot run
-    it.
+    """Report collectives and messages that `hespas-validate check` refuses and simulators cannot run. They
+    are written nevertheless.
     """
     bare = len(_undescribed(graph, (NodeKind.COLLECTIVE,), graph.collectives.node))
     empty = (graph.p2p.comm_bytes < 1) & ~graph.p2p.host
@@ -130,14 +130,18 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
 
 
 def _undescribed(graph: OpGraph, kinds: Sequence[NodeKind], described: SmallIntArray) -> IntArray:
-    """Return communication nodes without a row that describes their peers."""
+    """Return the nodes of the given ``kinds`` that are not in ``described``, the nodes with a row in a side
+    table.
+    """
     bare = np.isin(graph.kind, [int(kind) for kind in kinds])
     bare[described] = False
     return np.flatnonzero(bare)
 
 
 def _broken_counts(graph: OpGraph) -> int:
-    """Return the number of nodes with a count that changes, or becomes unknown, when it is read again."""
+    """Return the number of nodes whose FLOPs, bytes or transcendentals change or become unknown when the
+    trace is read again.
+    """
     flops, useful, rare = _stated(graph.flops), _stated(graph.useful_flops), graph.transcendentals
     moved, written = _stated(graph.bytes_moved), _stated(graph.bytes_written)
     # ``tensor_size`` is read plus written, of which ``bytes_written`` is a part.
@@ -151,7 +155,7 @@ def _broken_counts(graph: OpGraph) -> int:
 
 
 def _stated(count: FloatArray) -> FloatArray:
-    """Return counts as attributes state them: whole numbers, NaN if not stated."""
+    """Return counts as a trace states them: rounded to whole numbers, NaN for counts that it cannot state."""
     with np.errstate(invalid="ignore"):
         return np.where((count >= 0) & (count < LARGEST_COUNT), np.rint(count), nan)
 
@@ -162,7 +166,9 @@ def _differ(before: FloatArray, after: FloatArray) -> BoolArray:
 
 
 def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
-    """Report lost metadata of the job and attachments of other formats."""
+    """Report metadata of the job that is not written, and attachments that other formats left in the
+    graph.
+    """
     lost = [key for key in workload.metadata if key not in _OF_FILE]
     lost += [key for key in (RANK_ATTRIBUTE,) if workload.metadata.get(key, rank) != rank]
     message = f"metadata of the job not written: {', '.join(lost[:_LISTED])}"

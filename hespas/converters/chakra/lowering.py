@@ -49,21 +49,21 @@ _LONGER = 0.01
 
 
 class ExpandedGraph(NamedTuple):
-    """Graph without permutes. ``halves`` are the SENDs that were permutes; the RECV of each is
-    the next node.
+    """Graph in which each permute is split into a SEND and a RECV. ``halves`` are these SENDs; the RECV of
+    each is the next node.
     """
 
     graph: OpGraph
     halves: Longs
 
     def alone(self, idle: Bools) -> Longs:
-        """Return the SENDs among ``halves`` that are idle while their RECV is not."""
+        """Return the SENDs in ``halves`` of which only the RECV has work on a rank."""
         return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
 
     def for_rank(self, idle: Bools) -> OpGraph:
-        """Return the graph of a rank without the work of ``idle`` nodes. The costs of a permute belong to its
-        SEND or, on a rank that only receives, to its RECV: the time of a rank is neither lost nor counted
-        twice.
+        """Return the graph of a rank, without the ``idle`` nodes, which have no work on it. The costs of a
+        permute belong to its SEND. On a rank that only receives they move to the RECV, so that they count
+        exactly once.
         """
         graph, senders = self.graph, self.alone(idle)
         if len(senders):
@@ -98,10 +98,11 @@ class ExpandedGraph(NamedTuple):
 
 
 def expand(graph: OpGraph) -> ExpandedGraph:
-    """Return the graph with every PERMUTE as SEND then RECV, with a tag of its own if none is stated.
+    """Split every PERMUTE into a SEND and the RECV after it. A permute without a tag gets a new one.
 
-    Ids become node numbers if there is a permute or if two nodes have one id. The SEND keeps the costs. The
-    RECV arrives during that time, so its costs are unknown and its time is 0 if that of the SEND is known.
+    Node ids become node numbers if there is a permute or if two nodes have one id. The SEND has the costs of
+    the permute. The RECV takes place during that time: its costs are unknown, and its time is 0 if the time
+    of the SEND is known.
     """
     permutes = graph.kind == NodeKind.PERMUTE
     if not permutes.any():
@@ -142,7 +143,9 @@ def _cost(graph: OpGraph, name: str) -> FloatArray:
 
 
 def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> RaggedArray:
-    """Return dependencies in new numbers; users of a permute wait for both halves."""
+    """Return dependencies for the new node numbers. Users of a permute depend on both its SEND and its
+    RECV.
+    """
     if not len(deps.values):
         return RaggedArray.empty(len(rows))
     taken = deps.take(rows)
@@ -175,10 +178,11 @@ def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
 
 
 def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with transfers over the host link as computations: a trace has no peers other than
+    """Convert transfers over the host link to computations, because a trace can only state peers that are
     ranks.
 
-    They keep their operation, time and bytes (by default the bytes of the message).
+    The computations have the operation, time and bytes of the transfers (by default the bytes of the
+    message).
     """
     table = graph.p2p
     over = table.host
@@ -237,8 +241,8 @@ _SIZELESS = (CollectiveKind.BARRIER,)
 
 
 def lacks_description(graph: OpGraph) -> BoolArray:
-    """Return a mask, by row of their table, of the collectives that a trace cannot describe in a form that
-    simulators accept.
+    """Return a mask of the collectives that simulators refuse in a trace, because their operation or their
+    size is unknown or 0. It has one entry per row of the collective table.
     """
     table = graph.collectives
     no_size = ~(table.comm_bytes >= 1) & ~np.isin(table.kind, _SIZELESS)
@@ -247,10 +251,9 @@ def lacks_description(graph: OpGraph) -> BoolArray:
 
 
 def unrolled(workload: Workload, ranks: Sequence[int], diagnostics: Diagnostics) -> Workload:
-    """Return the workload with loop bodies repeated by trip count, in the classes of ``ranks``.
+    """Repeat loop bodies by their trip count, in the classes of ``ranks``, because a trace cannot hold loops.
 
-    A trace holds no loops. Raises ``UnsupportedError`` for an unknown trip count, and if the trace of a rank
-    would be too large.
+    Raises ``UnsupportedError`` for an unknown trip count, and if the trace of a rank would be too large.
     """
     classes = list(workload.classes)
     numbers: list[int] = np.unique(workload.rank_class[np.asarray(ranks, np.int64)]).tolist()

@@ -58,8 +58,9 @@ def classes_by_name(
     words: Callable[[list[int]], Iterable[str]],
     schema: str,
 ) -> NDArray[np.uint8]:
-    """Return the classes; ``default`` applies if no word is recognized. ``costs`` are each node's kind and
-    FLOPs, ``words`` returns the operations or names of nodes, ``schema`` is the schema name in the file.
+    """Return the operation class of each node. Nodes whose name is not recognized get the class in
+    ``default``. ``costs`` are kind and FLOPs of each node, ``words`` returns the operations or names of
+    nodes, and ``schema`` is the schema name in the file.
     """
     kind, flops = costs
     unclassed = np.flatnonzero((kind == NodeKind.COMPUTE) & (flops > 0) & (default == OpClass.UNKNOWN))
@@ -81,7 +82,9 @@ def classes_by_name(
 
 
 def classes_unless_stated(graph: OpGraph, default: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the classes that a reader of the graph's trace assigns to nodes without a class attribute."""
+    """Return the operation classes that a reader of the written trace derives from names, for nodes without a
+    class attribute.
+    """
     if not is_as_stated(graph):
         return default
     strings, table = graph.strings, graph.extra

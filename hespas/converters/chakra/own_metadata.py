@@ -1,4 +1,4 @@
-"""Metadata attributes of a trace: facts about itself and its job, and its version label."""
+"""Metadata of a trace file: attributes about the program and its job, and the version label."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ __all__ = ["texts_of_class", "texts_of_job", "with_label", "with_metadata", "wit
 
 
 def texts_of_job(workload: Workload) -> dict[str, bytes]:
-    """Return attributes for facts that nodes do not state.
-
-    They state that the program is one of a whole job, and the device on which times were recorded or for
-    which they were estimated.
+    """Return metadata attributes that describe the job, name -> text, such as the device on which times were
+    recorded or for which they were estimated.
     """
     texts = {name: workload.metadata.get(key, "") for name, key in TEXTS_OF_JOB.items()}
     return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
 
 
 def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[str, bytes]:
-    """Return the attributes of a rank class whose trace holds the graph ``written``: the bytes of its program
-    that nodes do not state, and the recorded steps.
+    """Return the metadata attributes of a rank class, name -> text: the sizes of the program's arguments and
+    results, and the recorded steps. ``written`` is the graph that the trace holds.
     """
     text = workload.program_bytes[number]
     texts = {PROGRAM_BYTES: text.encode("utf-8", "replace")} if text else {}
@@ -61,7 +59,7 @@ def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics)
 
 
 def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
-    """Return the graph with more metadata attributes, except names that the file already has."""
+    """Add metadata attributes to a graph. Names that its file already has stay unchanged."""
     table = graph.extra
     of_file = table.node < 0
     taken = {graph.strings[row] for row in table.key[of_file].tolist()}

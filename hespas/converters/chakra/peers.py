@@ -1,9 +1,9 @@
-"""Process groups and message peers of many ranks, in symbolic form.
+"""Process groups and message peers of many ranks, converted to group sets and permutations.
 
-Ranks of one class differ only in these. Each rank has a few integers; over all ranks of a class the value of
-a node is one vector, which becomes a group set (of a collective) or a permutation (of a send or a receive).
-Ranks with overlapping groups, or with several messages to one receiver, have no such form and belong to
-several classes.
+Within a rank class only these values differ. A collective has a group id on each rank, and a message a peer
+rank. Over all ranks of a class the values of a node form a vector, which becomes a group set (of a
+collective) or a permutation (of a send or a receive). This is impossible if groups overlap or several
+messages have one receiver; such ranks are split into several classes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ Groups = NamedGroups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassPeers:
-    """Peers of a graph: rows per collective and per message node, and the tables that they index."""
+    """Group sets and permutations of a class. ``group_set`` has the index of each collective's group set,
+    ``permutation`` the index of each message's permutation. ``group_rows`` and ``peer_rows`` are the
+    attribute rows that state them.
+    """
 
     group_set: Longs
     permutation: Longs
@@ -52,14 +55,16 @@ class ClassPeers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pattern:
-    """Column of values: the distinct ones, and the index of each node's value."""
+    """Compressed column of integers: the distinct ``values``, and in ``which`` the index of each node's
+    value.
+    """
 
     values: tuple[int, ...]
     which: bytes
 
     @classmethod
     def of(cls, column: Longs) -> _Pattern:
-        """Return distinct values in order of first appearance."""
+        """Compress a column; the distinct values are in order of first appearance."""
         values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")
         new_index = np.empty_like(order)
@@ -71,7 +76,7 @@ class _Pattern:
         return np.array(self.values or (0,), np.int64)[np.frombuffer(self.which, np.int32)]
 
     def replaced(self, places: Longs, values: Sequence[int]) -> _Pattern:
-        """Return the pattern with other values for some nodes."""
+        """Return the pattern with ``values`` at the nodes ``places``."""
         if not len(places):
             return self
         column = self.column()
@@ -81,7 +86,9 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPeers:
-    """Values of one rank: group id per collective (0: all ranks), peer per message (-1: not stated)."""
+    """Process groups and peers of one rank: ``groups`` has the group id of each collective (0: all ranks),
+    ``peers`` the peer rank of each message (-1: not stated).
+    """
 
     rank: int
     groups: _Pattern
@@ -98,7 +105,9 @@ class RankPeers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerRows:
-    """Attribute rows that state the values of :class:`RankPeers`; they differ between ranks of a class."""
+    """Attribute rows that state process groups (``group``) and message peers (``peer``) in a file. Their
+    values differ between the ranks of a class.
+    """
 
     group: Longs
     peer: Longs
@@ -107,7 +116,7 @@ class PeerRows:
 def rank_peers(
     columns: EtColumns, facts: AttributeFacts, rank: int, groups: Groups, faults: Faults
 ) -> tuple[RankPeers, PeerRows]:
-    """Return the values of one rank, and the attribute rows that state them."""
+    """Return the process groups and message peers of one rank, and the attribute rows that state them."""
     is_collective = columns.type == NodeType.COMM_COLL
     names = facts.texts("pg_name")
     names = names.where(is_collective[names.node])
@@ -155,7 +164,9 @@ def rank_peers(
 
 
 def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
-    """Return distinct vectors over the ranks, and the index of each node's vector."""
+    """Return the distinct vectors of values over the ranks, and the index of each node's vector. ``patterns``
+    has one column of nodes per rank.
+    """
     distinct = {pattern.which: index for index, pattern in reversed(list(enumerate(patterns)))}
     shapes = list(distinct)
     stacked = np.stack([np.frombuffer(which, np.int32) for which in shapes])
@@ -169,8 +180,8 @@ def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
 
 
 def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
-    """Return, for each group id, the number of lower ids with a group of the same ranks. Ids of the group of
-    all ranks follow the group without a name.
+    """Return the communicator number of each group: the number of groups with the same ranks and a lower id.
+    The default group of all ranks counts as the first group of all ranks.
     """
     seen: dict[tuple[int, ...], int] = {}
     index_of: dict[int, int] = {}
@@ -185,8 +196,11 @@ def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
 
 @dataclass(slots=True, eq=False)
 class _RankPartition:
-    """Ranks that can form one class, during the search: per vector, the group that contains each rank (and
-    the communicator of all groups), and the receivers of messages.
+    """Class under construction: ranks whose groups and messages can be expressed together.
+
+    ``taken`` has the group of each (vector, rank), ``communicator`` the communicator number of each vector,
+    and ``peers`` the (vector, receiver) pairs that are in use. A vector is a distinct combination of values
+    over all ranks.
     """
 
     ranks: list[RankPeers] = field(default_factory=list[RankPeers])
@@ -196,8 +210,9 @@ class _RankPartition:
     peers: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def admits(self, rank: int, named: Sequence[int], peers: Sequence[int], job: _GroupIndex) -> bool:
-        """Return True if a rank fits: each of its groups is the group of all its members here or of none, and
-        its peers are free.
+        """Return True if a rank can join. Each of its groups must be the group of all its members in this
+        class, and no other rank may use its message peers. ``named`` and ``peers`` are the rank's values by
+        vector.
         """
         for vector, number in enumerate(named):
             if not number:
@@ -212,7 +227,7 @@ class _RankPartition:
         return not any((vector, peer) in self.peers for vector, peer in enumerate(peers) if peer >= 0)
 
     def add(self, rank: RankPeers, named: Sequence[int], peers: Sequence[int], job: _GroupIndex) -> None:
-        """Add a rank with its groups and peers."""
+        """Add a rank with its groups and peers by vector."""
         self.ranks.append(rank)
         self.peers.update(enumerate(peers))
         for vector, number in enumerate(named):
@@ -227,15 +242,15 @@ class _RankPartition:
 
 @dataclass(frozen=True, slots=True)
 class _GroupIndex:
-    """Groups of a job, and the index of each group among those of the same ranks."""
+    """Process groups of a job, with the communicator number of each group (see :func:`communicators`)."""
 
     groups: Groups
     of_same: Mapping[int, int]
 
 
 def expressible(ranks: Sequence[RankPeers], groups: Groups, num_ranks: int) -> list[list[RankPeers]]:
-    """Return ranks of equal files, divided greedily into few classes: in each class, the groups of a node are
-    disjoint and its messages form a permutation.
+    """Divide ranks with equal files into few classes, greedily. In each class the groups of a collective are
+    disjoint and the messages of a node form a permutation.
 
     O(ranks x vectors) if one class suffices; one more pass per further class.
     """
@@ -253,7 +268,7 @@ def expressible(ranks: Sequence[RankPeers], groups: Groups, num_ranks: int) -> l
 
 
 def _by_rank(patterns: Sequence[_Pattern]) -> list[list[int]]:
-    """Return the values of each rank, one for each distinct vector over all ranks."""
+    """Return the values of each rank by vector, for :func:`expressible`."""
     if not patterns[0].which:
         return [[] for _ in patterns]
     values: list[list[int]] = np.stack(_vectors(patterns)[0], axis=1).tolist()
@@ -261,7 +276,7 @@ def _by_rank(patterns: Sequence[_Pattern]) -> list[list[int]]:
 
 
 def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:
-    """Return the highest rank that is among ``ranks`` or that they name."""
+    """Return the highest rank among ``ranks``, their groups and their message peers."""
     ids = {number for rank in ranks for number in rank.groups.values if number}
     named = [max(groups[number]) for number in ids]
     return max([*named, *(max((rank.rank, *rank.peers.values)) for rank in ranks)])
@@ -270,7 +285,9 @@ def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:
 def peers_of_class(
     columns: EtColumns, ranks: Sequence[RankPeers], rows: PeerRows, groups: Groups, num_ranks: int
 ) -> ClassPeers:
-    """Return the symbolic form over the ranks of a class, which must be :func:`expressible` as one class."""
+    """Return the group sets and permutations of a class. :func:`expressible` must have returned its ranks as
+    one class.
+    """
     sets: dict[GroupSet, int] = {}
     group_set = np.full(int((columns.type == NodeType.COMM_COLL).sum()), -1, np.int64)
     if len(group_set):
@@ -309,8 +326,8 @@ def peers_of_class(
 
 
 def without_rows(columns: EtColumns, rows: PeerRows) -> tuple[Bools, ByteRows]:
-    """Return the part of the attributes that ranks of a class share: a mask of the rows to ignore, and the
-    remaining payloads.
+    """Return the attributes that all ranks of a class have in common: a mask of the rows to ignore, and the
+    strings and lists of the remaining rows.
     """
     attrs = columns.attrs
     hidden = np.zeros(len(attrs), np.bool_)

@@ -76,7 +76,7 @@ class FirstFrame(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Top-level fields of one message: (number, wire type, content if length-delimited)."""
+    """Top-level fields of one protobuf message: (field number, wire type, content if length-delimited)."""
 
     fields: tuple[tuple[int, int, bytes], ...]
 
@@ -97,7 +97,7 @@ class Signature:
         return frozenset((number, wire) for number, wire, _ in self.fields)
 
     def contents(self, number: int) -> list[bytes]:
-        """Return the contents of a length-delimited field."""
+        """Return the contents of all length-delimited fields with this number."""
         return [
             content for field_number, wire, content in self.fields if field_number == number and wire == BYTES
         ]
@@ -203,8 +203,8 @@ def _fitting(
 
 
 def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
-    """Return True if a proto2 version has all fields of the nodes, allows their values, and requires no
-    others.
+    """Return True if a version before 0.0.4 (proto2) can explain the evidence: it has every field that
+    occurs, allows the values, and requires no field that some node lacks.
     """
     if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG}:
         return False
@@ -238,7 +238,9 @@ def _explains(
     seen: _ValueTraits,
     texts_are_lists: bool,
 ) -> bool:
-    """Return True if the version allows values of this (declared type, tag)."""
+    """Return True if the version allows the values of an attribute type. ``type_and_tag`` is the declared
+    type and the protobuf tag of the field that holds the value; ``seen`` are the traits of the values.
+    """
     number, tag = type_and_tag
     if number >= len(declared) or declared[number].field.number != tag >> 3:
         return False
@@ -256,7 +258,9 @@ def _explains(
 
 
 def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
-    """Return the interpretation of the evidence by a version: equal interpretations give equal graphs."""
+    """Return the meaning of the evidence in a version, as a value to compare. Versions with equal meanings
+    read the file as the same graph.
+    """
     fields = version.node.fields
     roles = frozenset(
         (tag, RENAMED_FIELDS.get(spec.name, spec.name))
@@ -351,9 +355,9 @@ def _oldest(labels: Iterable[str]) -> str:
 
 
 def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) -> str:
-    """Return one of several versions that read the same graph. The current version is read fastest; otherwise
-    return the newest version with the oldest table, which has most collectives, preferably one that the user
-    named.
+    """Return the version whose table is used for reading, out of versions that read the same graph. The
+    current version is read fastest. Otherwise it is the newest version with the oldest attribute table, which
+    has the most collectives; versions in ``wanted`` are preferred.
     """
     if CURRENT in alike and has_metadata:
         return CURRENT
@@ -364,7 +368,9 @@ def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) ->
 
 
 def _listed(labels: Collection[str]) -> str:
-    """Return the versions for a message, oldest first; revisions of one schema are listed as that schema."""
+    """Return the names of versions for a message, oldest first. Revisions of 0.0.3 have one name unless only
+    revisions are listed.
+    """
     revisions = NAMED["0.0.3"]
     short = not revisions.issuperset(labels)
     names = ["0.0.3" if short and label in revisions else label for label in VERSIONS if label in labels]
@@ -401,7 +407,7 @@ _MANY = 64
 
 
 class _ValueTraits(IntFlag):
-    """Properties of the values of one (declared type, tag) of attributes."""
+    """Traits of attribute values that distinguish schema versions, for one pair of declared type and tag."""
 
     ABOVE_ONE = 1
     ABOVE_INT64 = 2
@@ -414,13 +420,15 @@ class _ValueTraits(IntFlag):
 
 @dataclass(slots=True, eq=False)
 class Evidence:
-    """Evidence collected over nodes, and over the metadata attributes of old traces.
+    """Facts about the nodes of a trace (and the metadata attributes of an old one) that distinguish schema
+    versions.
 
-    ``largest`` is the largest value by tag (0 for other than integers), ``lacking`` the numbers of fields
-    that some node lacks, ``broken`` the tags whose content is malformed for every schema with messages or
-    lists there, ``not_text`` the tags whose content is not text. ``values`` holds the properties of attribute
-    values by (declared type, tag), ``valueless`` the declared types of attributes without a value.
-    ``unlike_proto3`` is True if a proto3 serialiser would have written some node differently.
+    A tag is a field number with its wire type. ``largest`` has the largest integer by tag (0 for other
+    types). ``lacking`` has the numbers of fields that are missing in some node. ``broken`` has the tags whose
+    content is malformed where a schema expects a message or a list, ``not_text`` those whose content is not
+    text. ``values`` has the traits of attribute values by (declared type, tag). ``valueless`` has the
+    declared types of attributes without a value. ``unlike_proto3`` is True if a proto3 serialiser would have
+    written some node differently.
     """
 
     largest: dict[int, int] = field(default_factory=dict[int, int])
@@ -434,7 +442,7 @@ class Evidence:
     unlike_proto3: bool = False
 
     def add_nodes(self, window: ByteWindow, start: Longs, end: Longs) -> None:
-        """Add nodes; ignore malformed ones."""
+        """Add the facts about some nodes; malformed nodes are ignored."""
         fields = walk(window, start, end)
         if fields.bad.any():
             good = np.flatnonzero(~fields.bad)
@@ -450,7 +458,7 @@ class Evidence:
         self._few(self.node_types, fields.value[fields.rows(_TYPE_TAG)])
 
     def add_metadata(self, message: bytes) -> None:
-        """Add the attributes of a metadata frame that may be one of 0.0.3."""
+        """Add the facts about the attributes of a metadata frame that may be in the form of 0.0.3."""
         window = ByteWindow.holding(np.frombuffer(message, np.uint8))
         fields = walk(window, np.zeros(1, np.int64), np.full(1, len(message)))
         self._attributes(fields, fields.rows(_NAME))
@@ -478,7 +486,7 @@ class Evidence:
             self._attributes(fields, rows)
 
     def _attributes(self, fields: WireFields, rows: Longs) -> None:
-        """Add proto2 attributes that the given fields contain."""
+        """Add the facts about the proto2 attributes in the given fields."""
         start = fields.at[rows]
         inner = walk(fields.window, start, start + fields.value[rows].view(np.int64))
         declared = inner.scalar(_TYPE)
@@ -507,13 +515,15 @@ class Evidence:
 
     @staticmethod
     def _few(into: set[int], values: Words) -> None:
-        """Add distinct values. If there are many, all are too large, and the smallest and largest suffice."""
+        """Add the distinct values to a set. If there are many, add only the smallest and the largest: no
+        version allows a number that large, so the others do not matter.
+        """
         distinct: list[int] = np.unique(values).tolist()
         into.update(distinct if len(distinct) < _MANY else (distinct[0], distinct[-1]))
 
 
 def _looks(fields: WireFields, rows: Longs, wire: int) -> _ValueTraits:
-    """Return the properties of the values in fields of one tag."""
+    """Return the traits of the values in fields of one wire type."""
     value = fields.value[rows]
     if wire == WireType.VARINT:
         highest = int(value.max())

@@ -74,8 +74,8 @@ _INTEGER_BOUNDS: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributes:
-    """Attributes of a batch of nodes. ``bad`` marks attributes outside the schema, ``run_time``
-    is per node.
+    """Decoded attributes of a batch of nodes. ``bad`` marks attributes that the schema does not allow;
+    ``run_time`` has the attribute ``runtime`` of each node.
     """
 
     columns: AttributeColumns
@@ -85,7 +85,7 @@ class _OldAttributes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributeRows:
-    """Attribute rows in file order, with current value fields."""
+    """Attributes in file order, with the value fields of the current schema."""
 
     key: NDArray[np.int32]
     field: Bytes
@@ -97,8 +97,9 @@ class _OldAttributeRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AttributeMessages:
-    """Attribute messages at ``start``, ``length``: their fields, the indices ``held`` of fields with a value
-    in the right place, and the number of each message's declared type.
+    """Encoded attribute messages, one per entry of ``start``, ``length`` and ``number``, which is the
+    declared type. ``inner`` has the fields of all messages. ``held`` are the indices of those fields that
+    hold a value in the field of the declared type.
     """
 
     inner: WireFields
@@ -115,7 +116,7 @@ class _AttributeMessages:
 
 @dataclass(slots=True)
 class _AttributeDecoder:
-    """Decoder of attributes with the tables of one version; names are interned into ``keys``."""
+    """Decoder of the attributes of one schema version; names become rows of ``keys``."""
 
     version: SchemaVersion
     keys: KeyTable
@@ -124,10 +125,10 @@ class _AttributeDecoder:
     def decode(
         self, window: ByteWindow, offsets: Longs, start: Longs, length: Longs, *, of_nodes: bool = True
     ) -> _OldAttributes:
-        """Return the attributes at the given spans, grouped by owner with ``offsets``; ``bad`` is per
-        attribute.
+        """Return the attributes at the given byte spans. ``offsets`` groups them by owner; ``bad`` has one
+        entry per attribute.
 
-        Names have a meaning only if the attributes are ``of_nodes``.
+        With ``of_nodes`` the owners are nodes, and names such as ``runtime`` get their special meaning.
         """
         inner = walk(window, start, start + length)
         declared = inner.scalar(_DECLARED_TAG)
@@ -217,8 +218,8 @@ class _AttributeDecoder:
     def _encoded_lists(
         self, raw: _AttributeMessages, rows: Longs, key: NDArray[np.int32], target: Bytes
     ) -> ByteRows:
-        """Return lists as current list messages, and set the type of lists whose type changed. Equal lists
-        are encoded once.
+        """Return list values as list messages of the current schema; update ``target`` for lists that get
+        another type. Equal lists are encoded once.
         """
         named = (key[rows] == self.keys.find(_TRUTHS)).tolist()
         bounds = np.searchsorted(raw.inner.owner, np.stack([rows, rows + 1])).tolist()
@@ -240,8 +241,8 @@ class _AttributeDecoder:
     def _finished(
         self, values: _OldAttributeRows, offsets: Longs, bad: Bools, *, of_nodes: bool
     ) -> _OldAttributes:
-        """Return the rows as columns, without the attribute ``runtime``, which moves into a column of its
-        own.
+        """Return the attributes as columns. The attribute ``runtime`` is removed and returned as a column of
+        its own.
         """
         owners = len(offsets) - 1
         owner = np.repeat(np.arange(owners, dtype=np.int64), np.diff(offsets))
@@ -273,7 +274,7 @@ class _AttributeDecoder:
 def _encoded_list(
     fields: WireFields, places: range, kind: ProtoKind, target: int, *, truths: bool
 ) -> tuple[int, bytes]:
-    """Return the current type and message of one list."""
+    """Return the field number and the encoded message that one list has in the current schema."""
     entries = [
         (int(fields.tag[index]) & 7, int(fields.value[index]), int(fields.at[index]))
         for index in places
@@ -297,7 +298,7 @@ def _encoded_list(
 
 
 def _is_packed(content: bytes, kind: ProtoKind) -> bool:
-    """Return True if bytes are entries of a packed list."""
+    """Return True if the bytes are the entries of a packed list of this type."""
     if kind is ProtoKind.FLOAT:
         return len(content) % 4 == 0
     if kind is ProtoKind.BOOL:
@@ -318,9 +319,10 @@ _DAMAGED = "write the trace again with one version of Chakra: the file is damage
 
 @dataclass(slots=True)
 class HistoricDecoder:
-    """Decoder of the frames of one file of an older schema, the counterpart of :class:`.decode.Decoder`.
+    """Decoder of the frames of one file in an older schema; :class:`.decode.Decoder` is its counterpart for
+    the current one.
 
-    ``run_times`` counts durations taken from fields without a unit.
+    ``run_times`` counts durations from fields whose unit the schema does not define.
     """
 
     version: SchemaVersion
@@ -333,7 +335,7 @@ class HistoricDecoder:
     _attributes: _AttributeDecoder = field(init=False)
 
     def __post_init__(self) -> None:
-        """Prepare the tables of the version."""
+        """Prepare the tables of the schema version."""
         self._attributes = _AttributeDecoder(self.version, self.keys)
 
     def nodes(self, batch: FrameBatch) -> EtColumns:
@@ -365,8 +367,8 @@ class HistoricDecoder:
         return Metadata(CURRENT, attributes.columns.with_keys(tuple(own.keys.names)))
 
     def _decode(self, batch: FrameBatch) -> tuple[EtColumns, Bools, int]:
-        """Return all columns, a mask of the nodes outside this schema, and the number of nodes with a run
-        time.
+        """Return the columns of all nodes, a mask of the nodes that the schema does not allow, and the number
+        of nodes with a run time.
         """
         fields = walk(batch.window, batch.start, batch.end)
         foreign = np.zeros(fields.messages, np.bool_)
@@ -419,8 +421,8 @@ class HistoricDecoder:
         return columns, bad, int(np.count_nonzero(attrs.run_time))
 
     def _report(self, batch: FrameBatch, bad: Bools, ids: Words) -> FrameBatch:
-        """Raise the first fault or, if faults are recorded, record all; return the batch without
-        these nodes.
+        """Raise the first fault, or record all faults if ``on_error`` is given. Return the batch without the
+        faulty nodes.
         """
         for index in np.flatnonzero(bad).tolist():
             message, base = batch.message(index), batch.base + int(batch.start[index])
@@ -458,7 +460,9 @@ def _text(fields: WireFields, number: int, bad: Bools) -> ByteRows:
 
 
 def _io(fields: WireFields, first: int, bad: Bools) -> IoColumns:
-    """Return values, shapes and types, three texts in consecutive fields, of the nodes that have any."""
+    """Return the ``IOInfo`` of nodes with inputs (or outputs). Values, shapes and types are three strings in
+    consecutive fields from number ``first``.
+    """
     texts = [_text(fields, number, bad) for number in range(first, first + 3)]
     some = texts[0].lengths + texts[1].lengths + texts[2].lengths
     node: Longs = np.flatnonzero(some)
@@ -481,7 +485,7 @@ class _AttributePart(NamedTuple):
 
 
 def _decode_fields(fields: WireFields, version: SchemaVersion, keys: KeyTable) -> _OldAttributes:
-    """Return the fields of nodes as current attributes, and the run time; ``bad`` is per node."""
+    """Convert fields of 0.0.1 nodes to attributes of the current schema. ``bad`` has one entry per node."""
     bad = np.zeros(fields.messages, np.bool_)
     by_name = {spec.name: spec for spec in version.node.fields.values()}
     rows: list[int] = []
@@ -515,8 +519,8 @@ def _decode_fields(fields: WireFields, version: SchemaVersion, keys: KeyTable) -
 def _integers(
     fields: WireFields, spec: FieldSpec, target: AttributeField, version: SchemaVersion
 ) -> list[_AttributePart]:
-    """Return a field of the nodes that state it. The default of an enumeration is not a statement. Values too
-    large for the current type get the unsigned one.
+    """Return an integer field as an attribute of the nodes that have it. The default of an enumeration counts
+    as absent. Values too large for ``target`` get the unsigned type.
     """
     tag = tag_of(spec.number, WireType.VARINT)
     has, value = fields.has(tag), fields.scalar(tag)
@@ -535,7 +539,7 @@ def _integers(
 
 
 def _truths(fields: WireFields, spec: FieldSpec, bad: Bools) -> tuple[_AttributePart, ByteRows]:
-    """Return a list of bools, packed or not, of the nodes that have any."""
+    """Return a list of bools as an attribute of the nodes that have it, and the encoded lists."""
     entries, malformed = fields.integers(spec.number)
     if malformed is not None:
         bad |= malformed

@@ -69,7 +69,9 @@ def is_metadata(keys: set[str]) -> bool:
 
 
 class KnownNodes:
-    """Cache of nodes by their text: files of one rank class differ in few nodes. Bounded in size."""
+    """Cache of encoded nodes by their JSON text, because the files of one rank class differ in few nodes.
+    Bounded in size.
+    """
 
     def __init__(self) -> None:
         """Start with an empty cache."""
@@ -77,7 +79,9 @@ class KnownNodes:
         self._room = _KNOWN_BYTES
 
     def find(self, text: bytes) -> bytes | None:
-        """Return the message of a cached text that had no findings, None if there is none."""
+        """Return the cached message for a JSON text, None if there is none. Only nodes without findings are
+        cached.
+        """
         return self._data.get(text)
 
     def keep(self, text: bytes, data: bytes) -> None:
@@ -129,7 +133,9 @@ class JsonFrames:
                 self._check_header(stream)
 
     def _check_header(self, stream: _JsonStream) -> None:
-        """Check the other keys of a document with a node list."""
+        """Check the keys of a document with a node list: its schema version, and keys that the format does
+        not have.
+        """
         if METADATA_KEY in stream.header:
             self._refuse(f"{METADATA_KEY} follows {NODE_LIST}", "end of file")
         schema = stream.header.pop(SCHEMA_KEY, JSON_SCHEMA)
@@ -143,7 +149,9 @@ class JsonFrames:
         self._count_unknown(list(stream.header))
 
     def _list_metadata(self, header: dict[str, JsonValue]) -> bytes:
-        """Return the metadata of a document with a list; documents for the feeder have none."""
+        """Return the encoded metadata of a document with a node list. Documents for Chakra's feeder have
+        none.
+        """
         if METADATA_KEY not in header:
             return message_bytes(GLOBAL_METADATA, {"version": _VERSION}, [])
         unknown: list[str] = []
@@ -178,7 +186,7 @@ class JsonFrames:
         yield from self._node(text_object)
 
     def _node(self, text_object: _TextObject) -> list[JsonMessage]:
-        """Return the message of one node; an empty list if the node is skipped."""
+        """Return the encoded message of one node, in a list that is empty if the node is skipped."""
         cached = self._cache.find(text_object.text) if self._is_list else None
         if cached is not None:
             return [JsonMessage(cached, text_object.line)]

@@ -70,7 +70,7 @@ def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnosti
 
 
 def _form() -> TraceForm:
-    """Return the form with a cache of the nodes that recur in the files of one job."""
+    """Return the JSON form of traces. Its cache stores nodes that recur in the files of one job."""
     return TraceForm(
         name="chakra-json",
         suffix=".json",
@@ -94,7 +94,9 @@ def _form() -> TraceForm:
 
 
 def _batches(cache: KnownNodes, path: Path, max_bytes: int | None, faults: Faults) -> Iterator[FrameBatch]:
-    """Yield the messages of a file in batches; the messages before an error come before it is raised."""
+    """Yield the messages of a file in batches. All messages before a fault are yielded before the error is
+    raised.
+    """
     messages = JsonFrames(
         path, faults.diagnostics, max_bytes=max_bytes, lenient=faults.lenient, cache=cache
     ).messages()
@@ -125,7 +127,7 @@ def _batch(messages: list[JsonMessage], path: Path) -> FrameBatch:
 
 
 def _document(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Yield the text of a file for the pieces of its binary form."""
+    """Convert the pieces of a binary trace to the pieces of a JSON document."""
     lines: list[bytes] = []
     size = 0
     separator = b""
@@ -146,7 +148,7 @@ def _document(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
 
 
 class _PieceStream:
-    """Pieces of a file as a stream."""
+    """File-like object over the pieces of a binary trace."""
 
     def __init__(self, pieces: Iterable[Bytes]) -> None:
         self._pieces = iter(pieces)

@@ -93,7 +93,8 @@ _OF_SCALAR: tuple[tuple[type, str], ...] = (
 
 
 def listed_node(node: dict[str, JsonValue], unread_keys: list[str]) -> dict[str, JsonValue]:
-    """Return the node in protobuf-JSON. Unknown keys without a plain value are added to ``unread_keys``.
+    """Convert a node of a ``workload_graph`` list to protobuf-JSON. Unknown keys whose value cannot become an
+    attribute are added to ``unread_keys``.
 
     Raises :class:`WrongValueError` if a required key is missing.
     """
@@ -120,7 +121,9 @@ def listed_node(node: dict[str, JsonValue], unread_keys: list[str]) -> dict[str,
 
 
 def contradicted_keys(node: dict[str, JsonValue]) -> list[str]:
-    """Return the feeder keys whose value differs from the attribute of the same name."""
+    """Return the keys for Chakra's feeder whose value differs from the attribute of the same name in
+    ``attr``.
+    """
     attributes = node.get("attr")
     if not isinstance(attributes, list):
         return []
@@ -139,7 +142,7 @@ def contradicted_keys(node: dict[str, JsonValue]) -> list[str]:
 
 
 def _plain(value: JsonValue) -> int | None:
-    """Return the integer that a key states as a number, text or bool."""
+    """Return the integer in a JSON number, text or bool; None for other values."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:
@@ -149,8 +152,8 @@ def _plain(value: JsonValue) -> int | None:
 def _attributes(
     fields: dict[str, JsonValue], others: dict[str, JsonValue], unread_keys: list[str]
 ) -> list[JsonValue]:
-    """Return attributes from plain keys: attributes of the contract have its type, others that of their
-    value.
+    """Convert keys of a node to attributes. Attributes of the contract get the type that it states, others
+    the type of their JSON value.
     """
     attributes: list[JsonValue] = []
     runtime = fields.get("duration_micros")
@@ -168,7 +171,9 @@ def _attributes(
 
 
 def _attribute(key: str, value: JsonValue) -> JsonValue:
-    """Return a plain value as an attribute; None for objects and mixed lists, which no attribute can hold."""
+    """Convert a key and its value to an attribute; return None for objects and mixed lists, which no
+    attribute can hold.
+    """
     field = ATTRIBUTES.get(key, AttributeField.INT32 if key == "comm_priority" else None)
     if isinstance(value, list):
         kinds = {_kind_of(entry) for entry in value}
@@ -342,7 +347,7 @@ def _stated_whole(kind: ProtoKind, value: JsonValue) -> int:
 
 
 def _whole(kind: ProtoKind, raw: int | bytes) -> int:
-    """Return the integer that a varint or fixed bytes encode."""
+    """Return the integer that a varint or fixed-width field encodes."""
     if isinstance(raw, bytes):
         number: int = struct.unpack(_PACKING[kind], raw)[0]
         return number
