@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hespas.api.validation import calibrate as fit_device
 from hespas.api.validation import suggest_shapes
@@ -115,9 +115,14 @@ def _fit(call: Call, out: Path, report: Path | None) -> None:
     if memory.folder.is_dir():
         print_message(f"note: continuing an interrupted run: {memory.folder}")
     with progress_bar("fitting", call.texts["progress"]) as callback:
-        progress = None if callback is None else lambda count, total, _: callback(count, total)
-        arguments = call.arguments(fit_device) | {"estimator": estimators, "memory": memory}
-        done = api.calibrate(**arguments | {"progress": progress})
+
+        def progress(count: int, total: int, _: object) -> None:
+            if callback is not None:
+                callback(count, total)
+
+        arguments: dict[str, Any] = call.arguments(fit_device)
+        arguments |= {"estimator": estimators, "memory": memory, "progress": callback and progress}
+        done = api.calibrate(**arguments)
     report_diagnostics(call.diagnostics, profiles[0] if profiles else "")
     _print_fits(done.details)
     call.write_json(done.to_json())

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
 
@@ -90,10 +90,11 @@ class Call:
         files: list[Path] = []
         for name, declared in self.options.items():
             values = _listed(self.texts[name])
+            first: object = values[0] if values else None
             if declared.option.is_argument and declared.option.access != "writes":
                 stated += values
-            elif values and isinstance(values[0], Path) and _access(declared) == "reads":
-                files.append(values[0])
+            elif isinstance(first, Path) and _access(declared) == "reads":
+                files.append(first)
         return ", ".join(map(str, stated or files[:1]))
 
     def several(self, name: str) -> list[Any]:
@@ -101,7 +102,7 @@ class Call:
         value = self.texts[name]
         if value in _ABSENT:
             return [] if self[name] in _ABSENT or self[name] == () else [self[name]]
-        return list(value) if isinstance(value, list) else [value]
+        return _listed(value)
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the options that are repeated to compare their values."""
@@ -272,7 +273,7 @@ def _listed(value: object) -> list[Any]:
     """Return the values of an option as a list; empty for an option that is not given."""
     if value in _ABSENT:
         return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return list(cast("Iterable[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
 def _access(declared: DeclaredOption) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from hespas.graph import ExplicitGroups, NodeKind, Permutation, Severity, Workload
+from hespas.graph import ExplicitGroups, GroupSet, NodeKind, Permutation, Severity, Workload
 from hespas.simulator.symmetry import RankKinds, Relations, behave_alike, indistinguishable, relations_of
 from hespas.validators.checker import check_workload, rank_equivalence
 from tests.simulator.job.small_jobs import jobs
@@ -27,12 +27,12 @@ def careless_job(seed: int) -> Workload:
     """A job whose ranks often call different groups and send messages that nobody receives."""
     random = Random(seed)
     ranks, classes = random.choice((2, 3, 4, 6, 8)), random.randint(1, 3)
-    groups = []
+    groups: list[GroupSet] = []
     for _ in range(3):
         members = random.sample(range(ranks), ranks)
         cuts = sorted({0, ranks, *random.choices(range(ranks), k=random.randint(0, 2))})
         groups.append(ExplicitGroups.from_rows([members[start:end] for start, end in pairwise(cuts)]))
-    permutations = []
+    permutations: list[Permutation] = []
     for _ in range(3):
         step, wraps = random.randint(1, ranks - 1), random.random() < 0.5
         pairs = [(rank, (rank + step) % ranks) for rank in range(ranks) if wraps or rank + step < ranks]

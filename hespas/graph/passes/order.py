@@ -68,7 +68,8 @@ def ready_order(deps: RaggedArray, rank: IntArray | None = None) -> IntArray:
     position: list[int] = list(range(len(deps))) if rank is None else rank.tolist()
     waiting: list[int] = deps.lengths.tolist()
     consumers = deps.transpose(len(deps))
-    bounds, targets = consumers.offsets.tolist(), consumers.values.tolist()
+    bounds: list[int] = consumers.offsets.tolist()
+    targets: list[int] = consumers.values.tolist()
     ready = [(position[row], row) for row, left in enumerate(waiting) if not left]
     heapify(ready)
     order: list[int] = []

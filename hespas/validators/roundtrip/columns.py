@@ -126,7 +126,8 @@ def _facts(workload: Workload) -> dict[str, object]:
     facts.pop(PROGRAM_BYTES, None)
     if any(workload.program_bytes):
         present, class_of_rank = np.unique(workload.rank_class, return_inverse=True)
-        class_texts = ["" if number == ABSENT else workload.program_bytes[number] for number in present]
+        numbers: list[int] = present.tolist()
+        class_texts = ["" if number == ABSENT else workload.program_bytes[number] for number in numbers]
         texts, text_of_class = np.unique(class_texts, return_inverse=True)
         facts[PROGRAM_BYTES] = (*texts.tolist(), text_of_class[class_of_rank].tobytes())
     return facts
