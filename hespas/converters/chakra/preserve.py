@@ -1,8 +1,10 @@
-"""Trace content that the graph does not model, preserved verbatim in its ``extra`` table and written again.
+"""Trace content without a place in the graph: stored verbatim in the graph's ``extra`` table and written
+again.
 
-This includes attribute layouts and microseconds that a writer would choose differently. ``duration_nanos`` is
-exact and takes precedence over ``duration_micros``; the microseconds, which simulators read, are stored as
-well, so that a rewritten trace is unchanged and a checker can compare the two.
+This includes attribute layouts (see :class:`.assembly.Layouts`) and microseconds that a writer would choose
+differently. ``duration_nanos`` is exact and takes precedence over ``duration_micros``. The microseconds,
+which simulators read, are stored as well, so that a rewritten trace is unchanged and a checker can compare
+both times.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
-    """Rows for the table: columns of equal length. ``order`` sorts the rows of one node."""
+    """Rows for a graph's ``extra`` table, as columns of equal length. Rows of one node are sorted by
+    ``order``.
+    """
 
     node: Longs
     key: NDArray[np.int32]
@@ -85,7 +89,7 @@ def _constant(node: Longs, key: int, tag: int, value: ByteRows) -> ExtraRows:
 
 
 def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Return the attributes marked in ``preserved``, and the doc strings of all attributes."""
+    """Return rows for the attributes marked in ``preserved``, and for the doc strings of all attributes."""
     attrs = columns.attrs
     key_rows = np.array([strings.add(name) for name in attrs.keys] or [0], np.int32)
     at = np.flatnonzero(preserved)
@@ -121,7 +125,7 @@ def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBui
 
 
 def start_rows(columns: EtColumns) -> list[ExtraRows]:
-    """Return start times, which a graph does not have."""
+    """Return rows for start times, for which a graph has no column."""
     at = np.flatnonzero(columns.start_micros)
     if not len(at):
         return []
@@ -130,7 +134,9 @@ def start_rows(columns: EtColumns) -> list[ExtraRows]:
 
 
 def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> list[ExtraRows]:
-    """Return microseconds that differ from those a writer computes, each with its duration."""
+    """Return rows for the microseconds of nodes where a writer would compute others (``written``). Each row
+    also has the duration in ns, so that a later change of the duration can be detected.
+    """
     at = np.flatnonzero(columns.duration_micros != written)
     if not len(at):
         return []
@@ -140,7 +146,7 @@ def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> li
 
 
 def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
-    """Return ``IOInfo`` texts as encoded messages."""
+    """Return rows with ``IOInfo`` messages; ``tag`` is :attr:`Tag.INPUTS` or :attr:`Tag.OUTPUTS`."""
     if not len(io):
         return []
     parts = [
@@ -153,7 +159,7 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
 
 
 def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Return distinct layouts as rows of the file, and the choice of each node."""
+    """Return one row per distinct attribute layout, and one row per node with the number of its layout."""
     if not layouts.layouts:
         return []
     key = strings.add(LAYOUT_KEY)
@@ -172,7 +178,9 @@ def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows
 
 
 def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
-    """Return the file's version label and metadata attributes as rows of node -1."""
+    """Return rows of node -1 for the version label and the metadata attributes of a file. With ``as_stated``
+    a marker row is added (:attr:`Tag.AS_STATED`).
+    """
     version = ByteRows.from_text([columns.version])
     nobody = np.full(1, -1, np.int64)
     parts_of_file = [_constant(nobody, 0, Tag.VERSION, version)]
@@ -216,8 +224,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
-    """Return the layouts to preserve. ``modelled`` marks rows whose value is in a column of the graph,
-    ``flagged`` the nodes for which a writer states ``is_cpu_op``; ``forced`` nodes always have a layout.
+    """Return the attribute layouts that a writer would not produce by itself. ``modelled`` marks attribute
+    rows whose value is in a column of the graph. ``flagged`` marks nodes for which a writer adds
+    ``is_cpu_op``. Nodes in ``forced`` always get a layout.
     """
     owner = attrs.owner
     rank_of_key = np.array([_RANK.get(name, _EXTRA_RANK) for name in attrs.keys] or [0])
@@ -243,8 +252,8 @@ def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, fo
 
 
 def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
-    """Return one node of each distinct sequence of (name, type), and the index of the sequence of
-    each node.
+    """Group the nodes by their sequence of attribute (name, type). Return one node of each group, and the
+    index of each node's group.
     """
     code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
     start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
@@ -269,7 +278,9 @@ def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
 
 
 def _hashes(code: Words, start: Longs, length: Longs) -> Words:
-    """Return a hash of each slice of ``code``: a polynomial in an odd number, modulo 2**64."""
+    """Return a hash of each slice of ``code``, for the comparison of many slices: a polynomial with an odd
+    base, modulo 2**64.
+    """
     total = np.zeros(len(start), np.uint64)
     for position in range(int(length.max()) if len(length) else 0):
         rows = np.flatnonzero(length > position)
@@ -291,8 +302,8 @@ _ROW_BYTES = 16
 
 
 def _preserved_micros(graph: OpGraph) -> tuple[Longs, Words]:
-    """Return the nodes whose duration is unchanged since it was read, and the microseconds that their trace
-    stated.
+    """Return the nodes with preserved microseconds whose duration is still the one that was read, and these
+    microseconds.
     """
     table = graph.extra
     rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))
@@ -307,8 +318,8 @@ def _preserved_micros(graph: OpGraph) -> tuple[Longs, Words]:
 
 
 def simulated_ns(graph: OpGraph) -> FloatArray:
-    """Return the durations that readers of ``duration_micros`` see [ns]: whole microseconds as the graph's
-    trace stated them, or as they are written. Some computations below 1 us get 0.
+    """Return the durations that simulators use [ns]. They read ``duration_micros``: whole microseconds as the
+    trace stated them, or as a writer rounds them. Some computations below 1 us get 0.
     """
     nodes, stated_micros = _preserved_micros(graph)
     micros = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)).micros.copy()
@@ -339,10 +350,10 @@ _DEFAULT_VERSION = "0.0.4"
 
 
 class PreservedRows:
-    """Verbatim rows of a graph by type: the inverse of :func:`collect`."""
+    """Rows of a graph's ``extra`` table, converted back to trace content: the inverse of :func:`collect`."""
 
     def __init__(self, graph: OpGraph) -> None:
-        """Find the version label."""
+        """Read the version label of the trace from the table."""
         self.graph = graph
         table = graph.extra
         self.table = table
@@ -367,8 +378,8 @@ class PreservedRows:
         return ByteWindow.holding(self.data).words[self.table.offsets[rows]]
 
     def times(self, times: WrittenTimes) -> WrittenTimes:
-        """Return ``times``, with the microseconds that the trace stated where durations are those that were
-        read.
+        """Return ``times`` with the microseconds that the trace stated, for nodes whose duration is
+        unchanged.
         """
         nodes, stated_micros = _preserved_micros(self.graph)
         if not len(nodes):
@@ -378,7 +389,9 @@ class PreservedRows:
         return times._replace(micros=micros)
 
     def io(self, tag: int, operands: RaggedArray) -> IoColumns:
-        """Return preserved texts, and texts made from tensor types for all other nodes."""
+        """Return the ``IOInfo`` of all nodes: preserved texts if there are any, else texts made from tensor
+        types.
+        """
         rows = self._rows(tag)
         made = type_texts(self.graph, operands)
         if not len(rows):
@@ -394,7 +407,7 @@ class PreservedRows:
         return preserved.joined(made) if len(made) else preserved
 
     def layouts(self) -> Layouts:
-        """Return distinct layouts and the choice of each node."""
+        """Return the preserved attribute layouts and the layout of each node."""
         whole = np.flatnonzero(self.of_file & (self.table.tag == Tag.LAYOUT))
         chosen = self._rows(Tag.LAYOUT)
         nothing = np.empty(0, np.int64)
@@ -416,7 +429,9 @@ class PreservedRows:
         return Layouts(tuple(layouts), nodes, choice.astype(np.int64))
 
     def add_to(self, assembly: Assembly, *, of_file: bool) -> tuple[Longs, NDArray[np.int32], ByteRows]:
-        """Add the preserved attributes to an assembly, and return the doc strings as (node, key, text)."""
+        """Add the preserved attributes of the file (``of_file``) or of all nodes to an assembly. Return their
+        doc strings as (node, name number, text).
+        """
         table = self.table
         mine = self.of_file if of_file else ~self.of_file
         keys = np.zeros(len(self.graph.strings), np.int32)
@@ -443,7 +458,7 @@ class PreservedRows:
         return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
 
     def metadata(self) -> AttributeColumns:
-        """Return the file's own attributes."""
+        """Return the preserved metadata attributes of the file."""
         assembly = Assembly(1)
         docs = self.add_to(assembly, of_file=True)
         nothing = np.empty(0, np.int64)
@@ -451,9 +466,10 @@ class PreservedRows:
 
 
 def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
-    """Return the rows of another format's texts that become string attributes, and the number of rows that
-    cannot be written: rows without a key or with a key that has another meaning in a trace, further rows of a
-    key on a node, and rows with an unknown tag or with a number that has not eight bytes.
+    """Return the rows with texts of another format that can be written as string attributes, and the number
+    of rows that cannot be written. The latter are rows without a key, with a key that has another meaning in
+    a trace, or with a key that the node already has; rows with an unknown tag; and numbers that do not have
+    eight bytes.
     """
     table = graph.extra
     mine = (table.node < 0) == of_file
@@ -475,7 +491,9 @@ def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
 
 
 def _is_attribute(table: ExtraTable) -> Bools:
-    """Return a mask of the rows of trace attributes. Numbers and absent values have eight bytes."""
+    """Return a mask of the table rows that are attributes of a trace. Numbers and absent values must have
+    eight bytes.
+    """
     tag = table.tag
     of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
     eight_bytes = np.diff(table.offsets) == 8
@@ -486,7 +504,7 @@ def _is_attribute(table: ExtraTable) -> Bools:
 
 
 def _has_payload(field: NDArray[np.integer]) -> Bools:
-    """Return a mask of the fields of values that are bytes: texts, bytes and lists."""
+    """Return a mask of the attribute fields whose values have any length: texts, bytes and lists."""
     has_payload: Bools = (field >= AttributeField.BOOL_LIST) | (
         (field > AttributeField.DOUBLE) & (field & 1 == 0)
     )

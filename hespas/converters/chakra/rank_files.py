@@ -41,9 +41,9 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolder:
-    """Folder of files ``NAME.{rank}SUFFIX`` of a form. ``resumes``: existing files may be complete, and other
-    processes may write the same files, so that a file must appear atomically. ``syncs``: each file is flushed
-    to disk.
+    """Folder of rank files ``NAME.{rank}SUFFIX``. With ``resumes`` existing files may be complete and other
+    processes may write the same files; each file is therefore written under a temporary name and renamed.
+    With ``syncs`` each file is flushed to disk.
     """
 
     path: Path
@@ -74,8 +74,8 @@ class RankFolder:
             Path(temporary).replace(path)
 
     def link(self, first: int, ranks: Iterable[int]) -> None:
-        """Give the file of the first rank the names of others with equal traces. If the file system allows no
-        links, or no more of them, copy the file.
+        """Give the file of rank ``first`` additional names, one per rank with an equal trace (hard links).
+        Copy the file if the file system allows no more links.
         """
         source = self.file(first)
         for rank in ranks:
@@ -195,14 +195,16 @@ _Values = tuple[bytes, tuple[int, ...], bytes]
 
 @dataclass(slots=True, eq=False)
 class _EqualTraces:
-    """Ranks whose traces equal that of an earlier rank; ``links`` lists them by that rank."""
+    """Ranks whose trace equals the trace of an earlier rank. ``links`` lists them by that earlier rank."""
 
     links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _of_class: int = -1
     _first: dict[_Values, int] = field(default_factory=dict["_Values", int])
 
     def first_of_each(self, batch: RankBatch, template: TraceTemplate, spelled: Bytes) -> Longs:
-        """Return the rows of ranks with a trace that no earlier rank of the class has."""
+        """Return the rows of ``spelled`` whose trace no earlier rank of the class has; record the ranks of
+        all other rows in ``links``.
+        """
         if batch.runs.of_class != self._of_class:
             self._of_class = batch.runs.of_class
             self._first.clear()
@@ -222,7 +224,9 @@ _Write = Callable[[], int]
 
 
 def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterator[_Write]:
-    """Yield the writes of a batch, in parts for threads."""
+    """Yield the writes of a batch, each for the ranks that one thread writes at a time. Traces without a
+    template are encoded and written here.
+    """
     writer, values = batch.runs.writer, batch.values
     template = None
     if len(batch.ranks) > 1:
@@ -243,7 +247,7 @@ def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterato
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PatchedRanks:
-    """Ranks of a template to be written by one thread."""
+    """Write of some ranks from a template; one thread executes it."""
 
     template: TraceTemplate
     spelled: Bytes
@@ -257,7 +261,7 @@ class _PatchedRanks:
 
 
 class _WriterThreads:
-    """Executor of writes, sequential or with threads, that reports the number of finished files."""
+    """Executor of writes in ``jobs`` threads or without threads; it reports the number of finished files."""
 
     def __init__(self, jobs: int, progress: Callable[[int], None] | None) -> None:
         self._files, self._progress = 0, progress

@@ -1,7 +1,7 @@
-"""``rank_map.json``: the map of a folder with one trace per class of ranks that run the same nodes.
+"""``rank_map.json``: description of a folder with one trace per rank class instead of one per rank.
 
-The document names the file that represents each rank, and preserves groups and permutations exactly as in the
-graph: the traces state groups and peers of their own ranks only.
+The document names the file that represents each rank. It also stores all process groups and permutations
+exactly, because a trace states only the groups and peers of one rank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _Digits = Annotated[
 
 
 class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="strided"):
-    """Groups by digits: a rank is the base plus its group digits plus its member digits."""
+    """Groups with mixed-radix rank numbers. A rank is ``base`` plus its group digits plus its member digits;
+    each digit is ``[size, stride]``.
+    """
 
     group_digits: _Digits
     member_digits: _Digits
@@ -67,8 +69,8 @@ class ListedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
 
 class ShiftDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="shift"):
-    """Permutation in which every rank sends to the one whose digit is ``shift`` higher; past the end, to the
-    start if ``wraps``.
+    """Permutation in which every rank sends to the rank whose ``digit`` is higher by ``shift``. Ranks with
+    the last values of the digit send to the first ones if ``wraps``, else to none.
     """
 
     num_ranks: Count
@@ -85,8 +87,8 @@ class PairsDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Class of ranks, identified by the rank with a file. ``collectives`` and ``messages`` are, in file
-    order, the group set of each collective and the permutation of each message; -1 for none.
+    """Rank class. ``rank`` is the rank whose file represents the class. In file order ``collectives`` has the
+    group set of each collective, and ``messages`` the permutation of each message; -1 for none.
     """
 
     rank: Count
@@ -95,7 +97,7 @@ class ClassDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Representative rank of each rank, and all groups and permutations."""
+    """Representative rank of each rank, and all process groups and permutations of the job."""
 
     schema: Literal["hespas.rank-map/1"] = "hespas.rank-map/1"
     num_ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
@@ -129,7 +131,9 @@ def permutation_document(way: Permutation) -> ShiftDocument | PairsDocument:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMap:
-    """Validated document; ``rank_class`` is the class number of each rank."""
+    """Validated rank map. ``rank_class`` has the class number of each rank; ``group_sets`` and
+    ``permutations`` are the decoded entries of the document.
+    """
 
     path: Path
     document: RankMapDocument
@@ -140,10 +144,10 @@ class RankMap:
     def peers(
         self, number: int, columns: EtColumns, own: RankPeers, rows: PeerRows, groups: Groups
     ) -> ClassPeers:
-        """Return the peers of a class, whose file was read. The file must state the same peers for its own
-        rank.
+        """Return the group sets and permutations of a class whose file was read. ``own`` are the groups and
+        peers that the file states for its rank, in the attribute rows ``rows``.
 
-        Raises :class:`FormatError` if it does not.
+        Raises :class:`FormatError` if the file and the map disagree.
         """
         entry = self.document.classes[number]
         is_message = (columns.type == NodeType.COMM_SEND) | (columns.type == NodeType.COMM_RECV)
@@ -190,7 +194,7 @@ class RankMap:
 
 
 def _distinct(column: Longs) -> list[int]:
-    """Return the distinct values of a column."""
+    """Return the distinct values of a column in order of first appearance."""
     values: list[int] = np.unique(column).tolist()
     return values
 
@@ -199,8 +203,8 @@ _Entry = TypeVar("_Entry")
 
 
 def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
-    """Return rows of the job's table as rows of a class, which has only the entries that its nodes use, in
-    that order.
+    """Reduce a table of the job to the entries that a class uses, in order of use. Return ``rows`` as rows of
+    the reduced table, and that table.
     """
     used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
     numbers = np.full(len(table) + 1, -1, np.int64)
@@ -276,7 +280,9 @@ def _way(document: ShiftDocument | PairsDocument) -> Permutation:
 def _check_bounds(
     document: RankMapDocument, sets: Sequence[GroupSet], ways: Sequence[Permutation], path: Path
 ) -> None:
-    """Check that ranks belong to the job, and that each is in at most one group of a set."""
+    """Raise :class:`FormatError` if a group or permutation has ranks outside the job, or a rank is in two
+    groups of a group set.
+    """
     count = document.num_ranks
     for number, groups in enumerate(sets):
         if isinstance(groups, StridedGroups):

@@ -1,10 +1,10 @@
-"""Chakra trace files read into a workload: one file, or a directory ``NAME.{rank}.et`` with
-``comm_group.json``.
+"""Reader of Chakra traces: one file, or a folder of ``NAME.{rank}.et`` with ``comm_group.json``.
 
-Ranks whose files differ only in process groups and message peers form a class if those have a symbolic form:
-each file is hashed without them, and one graph is built per class. A file read without its set is one rank of
-its job, and a set with a stated size (``num_ranks``) may be incomplete: the other ranks are absent, and the
-job keeps its size.
+Ranks whose files differ only in process groups and message peers form a rank class, if their groups can be
+expressed as group sets and their peers as permutations (:mod:`.peers`). Each file is hashed without these
+values, and one graph is built per class. A single file is one rank of a larger job. A folder that states its
+number of ranks (``num_ranks``) may lack files; these ranks are absent from the workload, which has the stated
+size.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ __all__ = ["read_chakra", "read_traces"]
 
 @dataclass(slots=True, eq=False)
 class _ChakraClass:
-    """Class of ranks during reading; the first rank's file represents all."""
+    """Ranks with equal files except for groups and peers; ``columns`` and ``facts`` are those of the first
+    rank.
+    """
 
     columns: EtColumns
     facts: AttributeFacts
@@ -77,7 +79,7 @@ class _ChakraClass:
 
 @dataclass(slots=True, eq=False)
 class _ChakraJob:
-    """Classes and groups read so far."""
+    """Rank classes of a job and its process groups, as far as files were read."""
 
     form: TraceForm
     groups: Groups
@@ -88,7 +90,9 @@ class _ChakraJob:
 
 @dataclass(frozen=True, slots=True)
 class _JobFiles:
-    """Files of a job: (rank, path) in order of rank (-1: not in the name), and the groups."""
+    """Files of a job: (rank, path) in order of rank, with rank -1 for a name without a number, and its
+    process groups.
+    """
 
     form: TraceForm
     name: str
@@ -125,7 +129,9 @@ def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form
 
 
 def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
-    """Return one rank's trace; its name states the rank. A file of groups may be in the same folder."""
+    """Return a job of one file, whose name may state the rank. Process groups are read from the same
+    folder.
+    """
     match = form.rank_file.match(path.name)
     rank = int(match["rank"]) if match and len(match["rank"]) <= MAX_RANK_DIGITS else -1
     if rank >= MAX_DEVICES:
@@ -137,7 +143,9 @@ def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> 
 
 
 def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[int, Path]]:
-    """Return the name of the job in a folder, and its files by rank."""
+    """Return the name of the job in a folder, and its files by rank. Raise :class:`FormatError` for files of
+    several jobs.
+    """
     jobs: dict[str, dict[int, Path]] = {}
     for entry in sorted(path.iterdir()):
         match = form.rank_file.match(entry.name)
@@ -169,7 +177,7 @@ def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[
 
 
 def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
-    """Return all rank files of a folder: one set, without gaps unless it states the number of ranks."""
+    """Return all rank files of a folder. Files may only be missing if the files state the number of ranks."""
     name, ranks = _rank_files(path, form, faults)
     groups, data = read_groups(path, name, faults, options.comm_groups)
     rank_map = read_rank_map(path, list(ranks))
@@ -253,8 +261,8 @@ def _read_rank(
 def _own_rank(
     columns: EtColumns, rank: int, job: _ChakraJob, diagnostics: Diagnostics, *, alone: bool
 ) -> int:
-    """Return the rank of a file. A file that was written alone may state its rank and groups; the number in
-    its name may mean something else.
+    """Return the rank of a file, and read the process groups that it contains. With ``alone`` a rank in the
+    metadata takes precedence over the number in the file name.
     """
     facts = AttributeFacts.of(columns.metadata)
     own = facts.integers(RANK_ATTRIBUTE)
@@ -282,7 +290,7 @@ def _first_id(columns: EtColumns) -> np.uint64:
 
 
 def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]:
-    """Yield all columns without the values that may differ within a class."""
+    """Yield the columns of a file without the values that may differ within a class, for hashing."""
     hidden, payload = without_rows(columns, rows)
     attrs, meta = columns.attrs, columns.metadata
     first = _first_id(columns)  # ids may continue from rank to rank; only their differences matter
@@ -303,8 +311,8 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
 
 
 def _workload(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faults) -> Workload:
-    """Return the graphs of all classes. Ranks of equal files whose groups or messages have no common form are
-    several classes.
+    """Build the workload from the classes that were read. Ranks with equal files become several classes if
+    their groups or messages cannot be expressed together.
     """
     count, for_all = _size(source, job, options, faults)
     graphs: list[OpGraph] = []
@@ -347,7 +355,9 @@ def _workload(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: 
 def _mapped(
     source: _JobFiles, rank_map: RankMap, job: _ChakraJob, options: ReadOptions, faults: Faults
 ) -> Workload:
-    """Return a whole job with one file per class. Raise :class:`FormatError` if files and map disagree."""
+    """Return the workload of a folder with a rank map, which has one file per class. Raise
+    :class:`FormatError` if files and map disagree.
+    """
     graphs: list[OpGraph] = []
     held: list[str] = []
     metadata: dict[str, str] = {}
@@ -381,26 +391,28 @@ def _mapped(
 
 
 def _text(columns: EtColumns, name: str) -> bytes:
-    """Return the text that a trace states for its program, empty if it states none."""
+    """Return a metadata attribute of a trace as bytes, empty if it is absent."""
     facts = AttributeFacts.of(columns.metadata)
     return b"".join(facts.values(facts.texts(name)))
 
 
 def _joined(held: list[str]) -> dict[str, str]:
-    """Return the metadata of a job whose rank classes hold these bytes, if all state them."""
+    """Return the sizes of the programs' arguments and results as metadata of the job, one text per class.
+    Return nothing if a class does not state them.
+    """
     return {PROGRAM_BYTES: ";".join(held)} if all(held) else {}
 
 
 def _texts(columns: EtColumns) -> dict[str, str]:
-    """Return the metadata that a file states about its program and the device of its times."""
+    """Return metadata of the job that a file states, such as the device of its times."""
     facts = AttributeFacts.of(columns.metadata)
     texts = {key: b"".join(facts.values(facts.texts(name))) for name, key in TEXTS_OF_JOB.items()}
     return {key: text.decode("utf-8", "replace") for key, text in texts.items() if text}
 
 
 def _size(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faults) -> tuple[int, bool]:
-    """Return the number of ranks of the job, and True if one file represents all of them. The user may
-    request that if the file communicates with all ranks only.
+    """Return the number of ranks of the job, and True if one file represents all of them. The latter requires
+    that the user requests it and that the file communicates with all ranks only.
 
     Raises :class:`UsageError` if the user states fewer ranks than there are.
     """

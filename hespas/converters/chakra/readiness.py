@@ -1,11 +1,11 @@
 """Attributes that ASTRA-sim's roofline model and memory tracker need in addition to durations.
 
-With ``roofline-enabled`` a computation of no FLOPs never finishes, and the users of one of no bytes never
-start. A count of 0 is therefore written as 1, with the true count in ``counted_ops`` or ``counted_bytes``.
-With ``track-local-mem`` every node states lists ``inputs`` and ``outputs`` of tensor names and sizes: each
-node writes one tensor, named after the node's id, and reads those of its data dependencies. Inputs from
-outside the trace, such as weights, are not listed. A trace of another tool is written unchanged; a row of its
-file marks it.
+With ``roofline-enabled`` ASTRA-sim never finishes a computation of 0 FLOPs, and never starts the users of one
+of 0 bytes. A count of 0 is therefore written as 1, with the true count in ``counted_ops`` or
+``counted_bytes``. With ``track-local-mem`` every node needs the lists ``inputs`` and ``outputs`` of tensor
+names and sizes. Each node writes one tensor, named after the node's id, and reads the tensors of its data
+dependencies. Inputs from outside the trace, such as weights, are not listed. Traces of other tools are
+written without these additions; a marker row in the graph records this.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ _POWERS = np.array([10**power for power in range(1, 20)], np.uint64)
 
 
 def is_as_stated(graph: OpGraph) -> bool:
-    """Return True if the graph was read from a trace without these additions, which is written
-    without them.
+    """Return True if the graph was read from a trace without these additions. It is then written without
+    them.
     """
     return bool((graph.extra.tag == Tag.AS_STATED).any())
 
 
 def raised_counts(graph: OpGraph) -> tuple[Bools, Bools]:
-    """Return masks of the computations that state one FLOP, and one byte, because their count is 0."""
+    """Return two masks of computations: those whose FLOPs, and those whose bytes, are 0 and are written
+    as 1.
+    """
     if is_as_stated(graph):
         no = np.zeros(len(graph), np.bool_)
         return no, no
@@ -71,8 +73,8 @@ def written_bytes(
     collectives: CollectiveTable,
     p2p: P2pTable,
 ) -> Longs:
-    """Return whole bytes that each node writes to memory, 0 if unknown; ``costs`` are bytes read
-    and written.
+    """Return the bytes that each node writes to memory, rounded; 0 if unknown. ``costs`` are bytes read and
+    bytes written.
     """
     moved = costs[0] + costs[1]
     size = np.where((moved >= 0) & (moved < LARGEST_COUNT), costs[1], 0.0)
@@ -87,15 +89,15 @@ def written_bytes(
 
 
 class TensorLists(NamedTuple):
-    """Encoded lists of all nodes."""
+    """Encoded values of the attributes ``inputs`` and ``outputs``, one row per node."""
 
     inputs: ByteRows
     outputs: ByteRows
 
 
 def tensor_lists(ids: Words, data_deps: RaggedArray, size: Longs, nodes: slice | None = None) -> TensorLists:
-    """Return each node's tensor under its id, and the tensors of its dependencies, for all nodes or for the
-    ``nodes`` whose dependencies are given.
+    """Return the tensor lists of all nodes, or only of ``nodes``, in which case ``data_deps`` has the
+    dependencies of these nodes. ``size`` has the bytes of each node's tensor.
     """
     if nodes is None:
         written = outputs = _named_sizes(ids, size)
@@ -113,7 +115,9 @@ _SPARSE = 16
 
 
 def distinct(numbers: Longs) -> tuple[Longs, Longs]:
-    """Return the distinct numbers, ascending, and the index of each one. Dense numbers are not sorted."""
+    """Return the distinct numbers, ascending, and the index of each number among them. Numbers from a small
+    range are not sorted, which is faster.
+    """
     if not len(numbers):
         return numbers, numbers
     low = int(numbers.min())
@@ -129,12 +133,14 @@ def distinct(numbers: Longs) -> tuple[Longs, Longs]:
 
 
 def list_bytes(ids: Words, size: Longs) -> Longs:
-    """Return the size of the list of each node's tensor: tag, length and digits of both texts."""
+    """Return the encoded size [bytes] of a list with only the node's own tensor; 0 for a tensor of size 0."""
     return np.where(size > 0, 4 + _digits(ids) + _digits(size.view(np.uint64)), 0)
 
 
 def _named_sizes(ids: Words, size: Longs) -> ByteRows:
-    """Return a list of two texts, id and size, per node; an empty one if the size is 0."""
+    """Return for each node the encoded list of its tensor's name (the node's id) and size. The list is empty
+    if the size is 0.
+    """
     there = np.flatnonzero(size)
     amount = size[there].view(np.uint64)
     name = ids[there]
@@ -159,8 +165,8 @@ def _digits(value: Words) -> Longs:
 
 
 def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDArray[np.int64] | None:
-    """Return the attribute rows that state exactly these lists for ``nodes``; None if a node states other
-    lists or none, or if another node states any.
+    """Return the attribute rows of ``inputs`` and ``outputs`` if exactly the ``nodes`` have them and their
+    values equal ``lists``; else None.
     """
     matching: list[Longs] = []
     for name, expected in zip(LIST_NAMES, lists, strict=True):
@@ -185,8 +191,8 @@ def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDA
 
 
 def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
-    """Yield nodes whose lists stop the memory tracker, and the reason; only a trace of another
-    tool has any.
+    """Yield masks of nodes whose tensor lists make ASTRA-sim's memory tracker fail, each with the reason.
+    Only traces of other tools have such nodes.
     """
     if not is_as_stated(graph):
         return
@@ -227,7 +233,7 @@ def _marked(graph: OpGraph, nodes: list[int]) -> Bools:
 
 
 def _stated(graph: OpGraph, name: str) -> dict[int, list[bytes]]:
-    """Return the texts of one list by node."""
+    """Return the entries of the list attribute ``name`` by node."""
     table = graph.extra
     list_rows = np.flatnonzero((table.node >= 0) & (table.tag == AttributeField.STRING_LIST))
     keys = table.key[list_rows]

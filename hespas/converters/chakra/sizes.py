@@ -1,8 +1,8 @@
-"""Sizes of traces in bytes, computed without writing them.
+"""Exact sizes of traces in bytes, computed without writing them.
 
-Most nodes of a job with many micro-batches are repetitions. Their frames differ in the node's own id, its
-dependencies, and the lists of tensors named after ids; the numbers determine the sizes of these parts. One
-frame of each kind is encoded and gives the rest. The sum is exact.
+Most nodes of a job with many micro-batches are repetitions of one another. Their frames differ only in node
+ids, dependencies and tensor lists, and the sizes of these parts follow from the numbers in them. One frame of
+each kind of node is therefore encoded, and the other sizes are computed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MOST_TENSORS = 64
 
 
 def trace_bytes(workload: Workload) -> int:
-    """Return the size of the files of all available ranks [bytes], written as a folder, without
-    ``comm_group.json``. O(classes x nodes + ranks x slots).
+    """Return the total size of the trace files of all available ranks [bytes], without ``comm_group.json``.
+    O(classes x nodes + ranks x slots).
     """
     whole = workload.is_complete
     ranks = np.arange(workload.num_ranks) if whole else np.asarray(workload.present, np.int64)
@@ -68,8 +68,9 @@ def trace_bytes(workload: Workload) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameKinds:
-    """Graph with one node of each kind, the kind of each node, and the size of each node's parts that depend
-    on node numbers; ``own`` holds these sizes for the nodes of ``small``.
+    """Kinds of nodes of a graph; nodes of one kind have equal frames except for node numbers. ``small`` has
+    one node of each kind, and ``which`` the kind of each node. ``numbered`` has the bytes of each frame that
+    depend on node numbers, and ``own`` the same for the nodes of ``small``.
     """
 
     small: OpGraph
@@ -79,8 +80,8 @@ class _FrameKinds:
 
     @classmethod
     def of(cls, graph: OpGraph) -> _FrameKinds | None:
-        """Return the kinds of a graph. Return None if a frame depends on more than its own row: carried
-        remainders of times, or preserved attributes of a file.
+        """Return the kinds of a graph. Return None if a frame depends on other nodes or on preserved
+        attributes: rounding remainders of durations are added to later nodes.
         """
         if not _is_plain(graph):
             return None
@@ -113,7 +114,7 @@ class _FrameKinds:
 
 
 def _is_plain(graph: OpGraph) -> bool:
-    """Return True if every frame depends only on the row of its node, except for node numbers."""
+    """Return True if the frame of each node depends only on the node's own columns and on node numbers."""
     durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
     lengths = np.diff(graph.strings.offsets)[graph.name_id]
     tables = (graph.collectives, graph.p2p, graph.contractions)
@@ -128,7 +129,7 @@ def _is_plain(graph: OpGraph) -> bool:
 
 
 def _columns(graph: OpGraph) -> Iterator[Longs]:
-    """Yield everything that a frame states, except node numbers, as whole numbers."""
+    """Yield all columns that determine a frame, except node numbers, as integers."""
     for name in NODE_COLUMNS:
         column = getattr(graph, name)
         if name != "id" and not is_one_value(column):
@@ -149,9 +150,7 @@ def _columns(graph: OpGraph) -> Iterator[Longs]:
 
 
 def _placed(graph: OpGraph, nodes: NDArray[np.integer], values: NDArray[np.generic]) -> Longs:
-    """Return values of some nodes by node; the kind or operation of other nodes implies that they
-    have none.
-    """
+    """Return a column with ``values`` at ``nodes`` and -1 elsewhere."""
     column = np.full(len(graph), -1, np.int64)
     column[nodes] = _whole_numbers(values)
     return column
@@ -164,7 +163,9 @@ def _whole_numbers(values: NDArray[np.generic]) -> Longs:
 
 
 def _numbered(graph: OpGraph) -> Longs:
-    """Return the size of each node's id, dependencies and tensor lists, tags and lengths included."""
+    """Return the bytes of each frame that depend on node numbers: id, dependencies and tensor lists, with
+    tags and lengths.
+    """
     ids = graph.id
     widths = varint_widths(ids)
     total = np.where(ids == 0, 0, _tag_bytes(NodeField.ID, WireType.VARINT) + widths)
@@ -184,7 +185,7 @@ def _numbered(graph: OpGraph) -> Longs:
 
 
 def _sums(values: Longs, deps: RaggedArray) -> Longs:
-    """Return the sum over the dependencies of each node."""
+    """Return for each node the sum of ``values`` over its dependencies."""
     return np.diff(offsets_of(values[deps.values])[deps.offsets])
 
 

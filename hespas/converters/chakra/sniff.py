@@ -117,7 +117,9 @@ def _score(data: bytes) -> int:
 
 
 def _score_documents(text: bytes) -> int:
-    """Score metadata and, if the text is long enough, the following node."""
+    """Return the confidence for concatenated JSON documents, from the metadata and, if it is within the text,
+    the first node.
+    """
     from hespas.converters.chakra.json import decoded, is_metadata, whole_objects
 
     spans = whole_objects(text)

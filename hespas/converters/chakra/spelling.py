@@ -52,7 +52,7 @@ _MAX_TEXT = 1 << 16
 
 
 class TypeTexts(NamedTuple):
-    """Shapes and types of one list of tensors."""
+    """``IOInfo`` texts of one list of tensors: shapes and element types."""
 
     shapes: bytes
     types: bytes
@@ -63,7 +63,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 
 class _TensorTypeText(NamedTuple):
-    """Tensor type without its shape."""
+    """Tensor type without its shape, as it appears in an ``IOInfo`` text."""
 
     element: DType | None
     encoding: str = ""
@@ -92,14 +92,14 @@ class _TensorTypeText(NamedTuple):
 
 
 def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
-    """Return the texts of a list of tensors from the texts of its members."""
+    """Combine the (shape, type) texts of single tensors into the texts of a list."""
     shapes = ", ".join([shape for shape, _ in spelled])
     names = ", ".join([name for _, name in spelled])
     return TypeTexts(f"[{shapes}]".encode(), f"[{names}]".encode())
 
 
 def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
-    """Return the ``IOInfo`` of all nodes that have operands (or results)."""
+    """Return the ``IOInfo`` texts of all nodes that have operands (or results, if these are given)."""
     nodes = np.flatnonzero(operands.lengths)
     lists = operands.values.astype(np.int32, copy=False).tobytes()
     start: list[int] = (operands.offsets[nodes] * 4).tolist()
@@ -127,8 +127,8 @@ def type_texts(graph: OpGraph, operands: RaggedArray) -> IoColumns:
 
 
 def nodes_of_odd_sizes(graph: OpGraph) -> int:
-    """Return the number of nodes with a tensor size that the texts do not preserve: a size of an unknown
-    shape, no size of a known one, or a fraction of a byte.
+    """Return the number of nodes with a tensor whose size in bytes cannot be written: a size of an unknown
+    shape, an unknown size of a known shape, or a fractional size.
     """
     types = graph.types
     back = np.array([_size_read(types, row) for row in range(len(types))], np.float64)
@@ -142,7 +142,7 @@ def nodes_of_odd_sizes(graph: OpGraph) -> int:
 
 
 def _size_read(types: TensorTypes, row: int) -> float:
-    """Return the size that a reader computes from the written type of ``row``."""
+    """Return the size [bytes] that a reader derives from the written text of type ``row``."""
     element, shape, size = types.dtype_of(row), types.shape(row), float(types.bytes[row])
     if element is None or DYNAMIC in shape:
         return nan
@@ -152,7 +152,7 @@ def _size_read(types: TensorTypes, row: int) -> float:
 
 
 class _TypeParser:
-    """Parser with a cache of parsed texts."""
+    """Parser of ``IOInfo`` texts with a cache."""
 
     def __init__(self, types: TensorTypesBuilder, strings: StringTableBuilder) -> None:
         self.types = types
@@ -160,7 +160,9 @@ class _TypeParser:
         self.known: dict[tuple[bytes, bytes], tuple[int, ...] | None] = {}
 
     def rows(self, shapes: bytes, types: bytes) -> tuple[int, ...] | None:
-        """Return the type rows of two texts, None if they are not of this form."""
+        """Return the rows in the type table for a list of tensors; None if the texts are not in the format of
+        Hespas.
+        """
         key = (shapes, types)
         if key not in self.known:
             self.known[key] = self._parse(shapes, types)
@@ -206,8 +208,8 @@ class _TypeParser:
 def parse_io(
     io: IoColumns, nodes: int, types: TensorTypesBuilder, strings: StringTableBuilder
 ) -> tuple[RaggedArray, Longs]:
-    """Return type rows per node, and the rows of ``io`` that are not of this form and must be preserved
-    verbatim.
+    """Return the rows in the type table for each node, and the rows of ``io`` whose texts have another
+    format. The latter must be preserved verbatim.
     """
     if not len(io):
         return RaggedArray.empty(nodes), np.empty(0, np.int64)
@@ -240,7 +242,7 @@ _TEXT = re.compile(
 
 
 class _ContractionText(NamedTuple):
-    """One row of the table: its columns after ``node``, in order."""
+    """Columns of one row of the contraction table without ``node``, converted to and from text."""
 
     batch: int
     m: int
@@ -255,11 +257,11 @@ class _ContractionText(NamedTuple):
 
     @property
     def usual_flops(self) -> float:
-        """FLOPs implied by the extents."""
+        """FLOPs that follow from the extents: two per multiply-add."""
         return float(_FLOPS_PER_MULTIPLY_ADD) * self.batch * self.m * self.n * self.k
 
     def text(self) -> str:
-        """Return the row as text without implied values."""
+        """Return the row as text; values that follow from the extents are left out."""
         text = f"{self.batch}x{self.m}x{self.n}x{self.k} "
         text += f"{_name(self.lhs)}*{_name(self.rhs)}>{_name(self.accumulator)}"
         text += f" flops={self.flops!r}" if self.flops != self.usual_flops else ""
@@ -297,7 +299,9 @@ def _code(name: str) -> int | None:
 
 
 def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
-    """Return the nodes with contractions, the distinct texts, and the index of each node's text."""
+    """Return the nodes with matrix products or convolutions, the distinct texts, and the index of each node's
+    text.
+    """
     table = graph.contractions
     columns = [getattr(table, name).tolist() for name in table.DTYPES]
     texts: dict[int, str] = {}
@@ -310,8 +314,8 @@ def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
 
 
 def parse_contractions(nodes: Longs, texts: list[str], text_of: Longs) -> tuple[ContractionTable, Longs]:
-    """Return the table of nodes with ``texts[text_of]``, and the positions in ``nodes`` of texts not of this
-    form. A text that would be written differently is not of this form.
+    """Return the contraction table for nodes whose texts are ``texts[text_of]``, and the indices in ``nodes``
+    of texts that are not in the format of Hespas. This includes texts that Hespas would write differently.
     """
     parsed: list[list[_ContractionText] | None] = []
     for text in texts:

@@ -1,7 +1,7 @@
-"""Rank files that differ only in process groups and message peers, recognised by their bytes.
+"""Fast reading of rank files that differ only in process groups and message peers.
 
-The positions of these values are known for a file that was decoded. Another file of the same length that
-differs only there has equal columns except for these values, and is not decoded again.
+After one file was decoded, the byte positions of these values in it are known. Another file of the same
+length whose other bytes are equal has the same columns except for these values, and need not be decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Span = tuple[int, int]
 
 
 class DecodedFile(NamedTuple):
-    """Columns of a file, and the values that its class leaves open."""
+    """Decoded columns of a file, with its process groups and message peers."""
 
     columns: EtColumns
     facts: AttributeFacts
@@ -50,8 +50,8 @@ class DecodedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ValueSpans:
-    """Spans of values in a file, and the index of the node that states each, among the nodes with such a
-    value.
+    """Byte spans of values in a file. ``places`` has for each span the number of its node among the
+    collectives or among the messages.
     """
 
     spans: tuple[_Span, ...] = ()
@@ -60,8 +60,9 @@ class _ValueSpans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FileTemplate:
-    """Decoded file. ``peers`` are its values: ``names`` by collective, ``others`` by message, ``own`` the
-    numbers of the rank itself. ``fixed`` marks bytes outside all values.
+    """Decoded file, to compare other files with. The spans of ``names`` are process group names, those of
+    ``others`` are ranks of message peers, and those of ``own`` the rank of the file itself. ``peers`` has the
+    decoded values. ``fixed`` marks the bytes outside of all these spans.
     """
 
     key: bytes
@@ -73,7 +74,9 @@ class _FileTemplate:
     own: _ValueSpans
 
     def values_of(self, data: bytes, rank: int, ids: _GroupIdCache) -> RankPeers | None:
-        """Return the values of a file that is otherwise equal, None if it is not."""
+        """Return the process groups and message peers of a file if all its other bytes equal this one; else
+        None. ``rank`` is the rank of that file.
+        """
         theirs = np.frombuffer(data, np.uint8)
         if ((theirs != self.data) & self.fixed).any():
             return None
@@ -90,13 +93,13 @@ class _FileTemplate:
 
 @dataclass(slots=True, eq=False)
 class _GroupIdCache:
-    """Cache from the text of a process group to its id."""
+    """Cache of process group ids by group name."""
 
     groups: Groups
     _numbers_of: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     def of(self, text: bytes) -> int:
-        """Return the id of a group, at most 0 if the text names none."""
+        """Return the id of a group name; 0 or less if it is not the name of a listed group."""
         group = self._numbers_of.get(text)
         if group is None:
             try:
@@ -109,14 +112,16 @@ class _GroupIdCache:
 
 @dataclass(slots=True, eq=False)
 class FileTemplates:
-    """Decoded files of a job, by length."""
+    """Templates of the decoded files of a job, by file length."""
 
     _by_length: dict[int, list[_FileTemplate]] = field(default_factory=dict[int, list[_FileTemplate]])
     _ids: _GroupIdCache | None = None
     _count: int = 0
 
     def find(self, path: Path, rank: int, groups: Groups) -> tuple[bytes, RankPeers] | None:
-        """Return the class of a file and its values, None if the file must be decoded."""
+        """Return the class key of a file and its process groups and message peers; None if no template fits,
+        so that the file must be decoded.
+        """
         if not self._count:
             return None
         data = _content(path)
@@ -129,7 +134,7 @@ class FileTemplates:
         return None
 
     def add(self, path: Path, key: bytes, decoded: DecodedFile) -> None:
-        """Store a decoded file if its bytes show its values."""
+        """Add a template for a decoded file, if the spans of its values can be found in its bytes."""
         if self._count >= _MOST:
             return
         data = _content(path)
@@ -140,7 +145,7 @@ class FileTemplates:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, empty for a large one."""
+    """Return the bytes of a file, or no bytes for a file that is too large for a template."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -150,7 +155,9 @@ def _content(path: Path) -> bytes:
 
 
 def _template(data: bytes, key: bytes, decoded: DecodedFile) -> _FileTemplate | None:
-    """Return a file as a template; None if its bytes do not show the decoded values."""
+    """Return the template of a decoded file; None if a search in its bytes does not find exactly the decoded
+    values.
+    """
     facts, rows, peers = decoded.facts, decoded.rows, decoded.peers
     names = _names(data, facts)
     sources, targets = _numbers(data, facts, "comm_src"), _numbers(data, facts, "comm_dst")
@@ -183,7 +190,9 @@ def _values(pairs: Sequence[tuple[_Span, int]]) -> _ValueSpans:
 
 
 def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
-    """Return attribute row -> span of the name of its process group; None if bytes and rows disagree."""
+    """Return the byte span of the group name by attribute row; None if the names found in the bytes are not
+    the decoded ones.
+    """
     group_names = facts.texts("pg_name")
     spans = [(match.end(), match.end() + match[1][0]) for match in _NAME.finditer(data)]
     if not len(group_names.row) == len(facts.rows("pg_name")) == len(spans):
@@ -194,7 +203,9 @@ def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
 
 
 def _numbers(data: bytes, facts: AttributeFacts, name: str) -> dict[int, _Span] | None:
-    """Return attribute row -> span of its number; None if bytes and rows disagree."""
+    """Return the byte span of the number by row of attribute ``name``; None if the numbers found in the bytes
+    are not the decoded ones.
+    """
     numbers = facts.integers(name)
     spans = [match.span(1) for match in _NUMBER[name].finditer(data)]
     if not len(numbers.row) == len(facts.rows(name)) == len(spans):
@@ -205,7 +216,7 @@ def _numbers(data: bytes, facts: AttributeFacts, name: str) -> dict[int, _Span] 
 
 
 def _number(varint: bytes) -> int:
-    """Return a whole varint as a number, -1 if it is malformed."""
+    """Return the number that the bytes of one varint encode, -1 if they are malformed."""
     *more, last = varint
     if last > 0x7F or any(byte < 0x80 for byte in more):
         return -1

@@ -51,9 +51,9 @@ class WrittenTimes(NamedTuple):
     def of(
         cls, duration_ns: FloatArray, kind: NDArray[np.integer], place: tuple[NDArray[np.integer], ...]
     ) -> WrittenTimes:
-        """Return the times that a trace states for durations (ns, NaN if unknown). ``place`` is resource and
-        stream, along which remainders are carried. Computations carry theirs separately, because a simulator
-        replays only their times.
+        """Return the times to write for durations [ns], NaN if unknown. ``place`` is resource and stream of
+        each node; rounding remainders are added along these. Computations and communication round separately,
+        because a simulator replays only the times of computations.
         """
         resource, stream = place
         lane = (resource.astype(np.int64) * 2 + np.isin(kind, _COMMUNICATION)) * (1 << 32) + stream
@@ -67,7 +67,9 @@ class WrittenTimes(NamedTuple):
         return cls(nanos, micros)
 
     def shortened(self, duration_ns: FloatArray) -> int:
-        """Return the number of long times that are not exact."""
+        """Return the number of times of at least :data:`LONGEST_NS` that the written microseconds do not
+        state exactly.
+        """
         long = duration_ns >= LONGEST_NS
         return int((micros_as_ns(self.micros[long]) != duration_ns[long]).sum())
 
@@ -79,13 +81,12 @@ class WrittenTimes(NamedTuple):
 
 
 def micros_as_ns(micros: Words) -> FloatArray:
-    """Return stated microseconds in ns, as a reader converts them."""
+    """Convert microseconds of a trace to ns in the way in which readers do."""
     return micros.astype(np.float64) * 1e3
 
 
 def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
-    """Return durations in whole ns, :data:`UNKNOWN` if not known or too long; a positive one is at least 1
-    ns.
+    """Return durations in whole ns: :data:`UNKNOWN` if unknown or too long, at least 1 ns if positive.
 
     Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
     """
@@ -100,7 +101,9 @@ def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
 
 
 def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
-    """Return microseconds per node, in node order along each stream; 0 if the time is unknown."""
+    """Return whole microseconds per node, 0 if the time is unknown. Rounding remainders are added to later
+    nodes of the stream.
+    """
     known_nanos = np.maximum(nanos, 0)
     micros = known_nanos // 1000
     order, begins, ends = _along((known_nanos - micros * 1000).astype(np.float64), stream)
@@ -109,10 +112,8 @@ def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
 
 
 def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
-    """Return the nodes ordered by stream, and for each the sum of the rounding remainders (the parts of
-    durations below a microsecond) in its stream before and after the node. The sums of a stream start at 0.
-
-    Sums of remainders alone stay exact, however long a trace is.
+    """Return the nodes ordered by stream, and the sum of ``rest`` over the stream before and after each node.
+    ``rest`` has the part of each duration below a microsecond, so that the sums stay exact in long traces.
     """
     order = np.argsort(stream, kind="stable")
     ordered = stream[order]
@@ -127,6 +128,8 @@ def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatA
 
 
 def _half_up(time: FloatArray) -> Longs:
-    """Return times rounded so that times 1 apart stay at least 1 apart; ``np.rint`` rounds half to even."""
+    """Round times half up. Times that differ by 1 stay different, unlike with ``np.rint``, which rounds half
+    to even.
+    """
     whole = np.floor(time)
     return whole.astype(np.int64) + (time - whole >= 0.5)

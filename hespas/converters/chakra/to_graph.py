@@ -1,6 +1,7 @@
-"""Conversion of a trace of one rank class to a graph. Units change from microseconds to ns.
+"""Conversion of the trace of one rank class to a graph. Times change from microseconds to ns.
 
-Every attribute value either moves to a column that can hold it exactly, or stays unchanged in ``extra``.
+Every attribute value either moves to a column that can hold it exactly, or is preserved in the ``extra``
+table.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _MICRO_NS = 1e3
 
 
 def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
-    """Return dependencies as node numbers, without those on unknown nodes."""
+    """Return dependencies as node numbers. Dependencies on unknown nodes are dropped."""
     if not len(values):
         return RaggedArray.empty(len(ids))
     numbers = node_numbers(ids, values)
@@ -78,7 +79,7 @@ def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeCosts:
-    """Costs of all nodes, and the attributes that state them."""
+    """Costs of all nodes, and properties of the attributes that state them."""
 
     flops: FloatArray
     useful_flops: FloatArray
@@ -99,8 +100,8 @@ class _NodeCosts:
     """Counts of 0 that are stated as 1."""
 
     def as_stated(self, reader: _AttributeReader) -> _NodeCosts:
-        """Return the costs of a trace that is written unchanged: counts of 1 stay 1, and their true counts
-        stay attributes.
+        """Return the costs of a trace that must be written unchanged: FLOPs and bytes that are stated as 1
+        instead of 0 remain 1, and ``counted_ops`` and ``counted_bytes`` remain attributes.
         """
         ops, moved = np.zeros((2, len(self.flops)), np.bool_)
         for counted, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
@@ -152,8 +153,8 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _NodeCosts:
 
 
 def _counted(reader: _AttributeReader, name: str, totals: FloatArray, others: FloatArray) -> AttributeValues:
-    """Return counts of 0 that are stated as 1 because a simulator cannot handle 0. A writer states them only
-    next to a known count of the other kind.
+    """Return the nodes whose count is stated as 1 instead of 0 for ASTRA-sim (see :mod:`.readiness`).
+    ``name`` is the attribute with the true count. Writers do this only if the count in ``others`` is known.
     """
     true_counts = reader.find(name)
     is_raised = (totals[true_counts.node] == 1) & (others[true_counts.node] >= 0)
@@ -176,8 +177,8 @@ def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]
 
 
 def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, _AttributeReader]:
-    """Return the columns without negative times, and a reader of their attributes. Such times only reach this
-    point if the user asked for repairs.
+    """Replace negative times by unknown ones; return the columns and a reader of their attributes. Without
+    ``recover`` such times were refused before.
     """
     negative = columns.duration_micros > LARGEST_MICROS
     if negative.any():
@@ -191,9 +192,9 @@ def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[
 def to_graph(
     columns: EtColumns, facts: AttributeFacts, peers: ClassPeers, name: str, faults: Faults
 ) -> OpGraph:
-    """Return the graph of a class whose ranks share these columns, with the given ``peers``.
+    """Return the graph of a class, given the columns of one rank's file and the ``peers`` of all its ranks.
 
-    Unknown is NaN or -1; invalid values are reported. Cost: O(nodes + attributes), vectorised.
+    Unknown values are NaN or -1; invalid values are reported. O(nodes + attributes).
     """
     count = len(columns)
     columns, reader = _without_negative_times(columns, facts)
@@ -268,8 +269,8 @@ def to_graph(
 
 
 def _takes_lists(reader: _AttributeReader, data_deps: RaggedArray, size: Longs, bare: Bools) -> bool:
-    """Return True if all nodes with work list the tensors that a writer would list, and no computation has a
-    ``bare`` count, which a writer would replace. The lists then count as modelled.
+    """Return True if a writer would produce the tensor lists of this trace, so that they need not be
+    preserved. It would not if a computation has a ``bare`` count of 0, which a writer replaces by 1.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
@@ -290,7 +291,7 @@ def _classes_of_words(
     op_id: SmallIntArray,
     strings: StringTableBuilder,
 ) -> NDArray[np.uint8]:
-    """Return the classes that the names in another tool's trace imply."""
+    """Return operation classes derived from the names in another tool's trace."""
     names, operations = reader.columns.name, strings.build()
 
     def words(nodes: list[int]) -> Iterator[str]:
@@ -303,7 +304,7 @@ def _classes_of_words(
 
 
 def _report(reader: _AttributeReader, costs: _NodeCosts, faults: Faults) -> None:
-    """Report values of the trace that the graph does not use."""
+    """Report invalid values, and durations in microseconds that contradict the durations in ns."""
     note = "both are kept" if reader.columns.duration_micros.any() else "a trace written from it has both"
     message = "duration_micros, which simulators read, differs from duration_nanos, which is used here"
     faults.lint("chakra.duration-conflict", f"{message}; {note}", costs.conflicts)
@@ -315,7 +316,7 @@ def _report(reader: _AttributeReader, costs: _NodeCosts, faults: Faults) -> None
 
 
 def _one_sided(columns: EtColumns, p2p: P2pTable, peers: ClassPeers) -> Bools:
-    """Return a mask of the messages that state their peer but not their own rank; a writer states both."""
+    """Return a mask of the messages that state only one of sender and receiver. A writer states both."""
     num_stated = np.bincount(columns.attrs.owner[peers.peer_rows], minlength=len(columns))
     alone = np.zeros(len(columns), np.bool_)
     nodes = p2p.node[p2p.permutation >= 0]
@@ -329,7 +330,7 @@ _LARGEST_NUMBER = (1 << 63) - 1
 def _collective_table(
     reader: _AttributeReader, peers: ClassPeers, strings: StringTableBuilder
 ) -> CollectiveTable:
-    """Return one row per collective node; ``peers`` holds the participants."""
+    """Return the collective table; ``peers`` has the group set of each collective."""
     is_collective = reader.kind == NodeKind.COLLECTIVE
     nodes = np.flatnonzero(is_collective)
     kind = np.full(len(reader.columns), CollectiveKind.UNKNOWN, np.uint8)
@@ -352,7 +353,7 @@ def _collective_table(
 
 
 def _p2p_table(reader: _AttributeReader, peers: ClassPeers) -> P2pTable:
-    """Return one row per message node; ``peers`` holds sender and receiver."""
+    """Return the table of messages; ``peers`` has the permutation of each message."""
     is_message = (reader.kind == NodeKind.SEND) | (reader.kind == NodeKind.RECV)
     nodes = np.flatnonzero(is_message)
     reader.modelled[peers.peer_rows] = True
@@ -366,12 +367,12 @@ def _p2p_table(reader: _AttributeReader, peers: ClassPeers) -> P2pTable:
 
 
 def _sizes(reader: _AttributeReader, name: str, nodes: Bools) -> FloatArray:
-    """Return bytes by node, NaN if not stated."""
+    """Return a column of bytes from an attribute of the marked nodes, NaN if absent."""
     return reader.take(reader.find(name, nodes=nodes))
 
 
 def _numbers(reader: _AttributeReader, name: str, nodes: Bools) -> IntArray:
-    """Return numbers by node, -1 if not stated."""
+    """Return a column of integers from an attribute of the marked nodes, -1 if absent."""
     numbers = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
     column = np.full(len(reader.columns), -1, np.int64)
     column[numbers.node] = numbers.value
@@ -386,7 +387,9 @@ _LARGEST = (1 << 62) - 1
 
 
 class _AttributeReader:
-    """Reader that moves attribute values into columns and marks the rows that it has used."""
+    """Reader that moves attribute values into columns. ``modelled`` marks the attribute rows that were moved;
+    all other rows are preserved.
+    """
 
     def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
         self.columns = columns
@@ -401,13 +404,13 @@ class _AttributeReader:
         """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
 
     def refuse(self, name: str, count: int) -> None:
-        """Count invalid values that stay attributes."""
+        """Count invalid values of an attribute, which are preserved instead of moved into a column."""
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
     def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> AttributeValues:
-        """Return an integer attribute (of the marked nodes) of at least ``low`` that a float holds exactly;
-        others are refused.
+        """Return the values of an integer attribute, of all nodes or of the marked ``nodes``. Values below
+        ``low``, and values that a float cannot hold exactly, count as invalid.
         """
         values = self.facts.integers(name)
         fits = (values.value >= low) & (values.value <= _LARGEST)
@@ -417,7 +420,7 @@ class _AttributeReader:
     def _within(
         self, name: str, values: AttributeValues, good: Bools, nodes: Bools | None = None
     ) -> AttributeValues:
-        """Return the valid values; all others of the marked nodes are refused."""
+        """Return the values marked in ``good``; count all other values of the marked nodes as invalid."""
         good_ones = values.where(good)
         rows = self.facts.first_rows(name, integral=name in LINTED)
         num_stated = len(rows) if nodes is None else int(nodes[self.facts.owner[rows]].sum())
@@ -425,7 +428,7 @@ class _AttributeReader:
         return good_ones
 
     def take(self, values: AttributeValues, default: float = nan) -> FloatArray:
-        """Return the values as a float column, and mark their rows as used."""
+        """Return a column of floats with these values and ``default`` elsewhere; mark their rows as moved."""
         if not len(values.node):
             return constant(default, len(self.columns))
         column = np.full(len(self.columns), default)
@@ -434,8 +437,8 @@ class _AttributeReader:
         return column
 
     def integers(self, name: str, nodes: Bools, low: int, high: int) -> AttributeValues:
-        """Return values of the marked nodes within bounds, and mark their rows as used; others
-        are refused.
+        """Return the values of the marked nodes between ``low`` and ``high``, and mark their rows as moved.
+        Others count as invalid.
         """
         values = self.facts.integers(name)
         good = nodes[values.node] & (values.value >= low) & (values.value <= high)
@@ -444,8 +447,8 @@ class _AttributeReader:
         return values
 
     def texts(self, name: str, strings: StringTableBuilder, nodes: Bools | None = None) -> SmallIntArray:
-        """Return a string attribute (of the marked nodes) as string rows, 0 if absent; empty values stay
-        attributes.
+        """Return a string attribute as a column of string table rows, 0 if absent. Empty strings are
+        preserved.
         """
         values = self.facts.texts(name)
         if nodes is not None:
@@ -458,8 +461,8 @@ class _AttributeReader:
         return column
 
     def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return a string attribute as codes from a table. Unknown values stay attributes, and so do values
-        that equal the default.
+        """Return a column of codes for the values of a string attribute. Values that are not in ``table`` or
+        equal ``default`` are preserved.
         """
         values = self.facts.texts(name)
         texts, index = self.facts.distinct(values)
@@ -473,11 +476,11 @@ class _AttributeReader:
         return column
 
     def _no_texts(self, name: str) -> int:
-        """Return the number of values of a string attribute that are not strings."""
+        """Return the number of nodes whose value of a string attribute has another type."""
         return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
 
     def contractions(self) -> ContractionTable:
-        """Return the matrix products and convolutions that nodes state; other texts stay attributes."""
+        """Return the table of matrix products and convolutions. Texts that cannot be parsed are preserved."""
         values = self.facts.texts("contractions")
         self.refuse("contractions", self._no_texts("contractions"))
         if not len(values.node):

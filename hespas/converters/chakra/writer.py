@@ -60,10 +60,10 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
 def write_traces(
     value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics, form: TraceForm
 ) -> None:
-    """Write the chosen ranks: a directory, or a file if there is only one rank.
+    """Write the chosen ranks: a folder, or a file if there is only one rank.
 
-    Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile,
-    :class:`UsageError` if several ranks would go to one file or the version is not written, and
+    One trace is encoded per rank class and patched for each rank. Raises :class:`UnsupportedError` for a
+    profile, :class:`UsageError` if several ranks would go to one file or the version is not written, and
     :class:`OutputError` if the system refuses.
     """
     if not isinstance(value, Workload):
@@ -125,15 +125,17 @@ class _WriteRequest:
         return self.options.name.endswith(".gz") or self.path.suffix == ".gz"
 
     def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> RankTraces:
-        """Return the traces with their metadata attributes."""
+        """Return the traces to write, with the given metadata attributes (integers and texts) and those of
+        the job.
+        """
         texts = texts_of_job(self.workload) | texts
         change = partial(with_metadata, numbers=numbers, texts=texts)
         return RankTraces(self.workload, self.ids, self.diagnostics, change)
 
 
 def _write_alone(request: _WriteRequest) -> TraceAccount:
-    """Write one rank's file. Without the rest of its set, the file states its rank, its groups and the size
-    of its job itself.
+    """Write the file of one rank. The file states its rank, its process groups and the size of its job as
+    metadata, as far as a reader cannot derive them from the file name.
     """
     workload, rank = request.workload, request.ranks[0]
     groups = request.ids.of_rank(rank)
@@ -156,7 +158,9 @@ def _write_alone(request: _WriteRequest) -> TraceAccount:
 
 
 def _write_directory(request: _WriteRequest) -> TraceAccount:
-    """Write the files of ranks, of a share of them, or one per class, with the process groups."""
+    """Write a folder with process groups and the files of all ranks, of one share of the ranks, or of one
+    rank per class.
+    """
     options, size = request.options, request.workload.num_ranks
     job = request.job({JOB_ATTRIBUTE: size} if len(request.ranks) < size else {}, {})
     ranks = np.asarray(request.ranks, np.int64)
@@ -197,7 +201,7 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
 
 
 def rank_file_name(workload: Workload, options: WriteOptions, form: TraceForm = BINARY) -> str:
-    """Return the first part of the file names in a folder."""
+    """Return the NAME of the files ``NAME.{rank}`` in a folder."""
     return options.name.removesuffix(".gz").removesuffix(form.suffix) or workload.name or "trace"
 
 
@@ -229,7 +233,7 @@ def _write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAc
 
 
 class _MappedClasses:
-    """Classes written so far, and the tables that they index."""
+    """Classes written so far, and the job's tables of group sets and permutations that they use."""
 
     def __init__(self, job: RankTraces, folder: RankFolder) -> None:
         self._job, self._folder = job, folder
@@ -239,7 +243,7 @@ class _MappedClasses:
         self.permutations: dict[Permutation, int] = {}
 
     def first(self, runs: RankVariant, members: Longs) -> int:
-        """Return the representative of the ranks; write its file if it is new."""
+        """Return the rank whose file represents these ranks; write its file if there is none yet."""
         key = (runs.of_class, runs.pattern)
         if key in self._first:
             return self._first[key]
@@ -260,14 +264,16 @@ class _MappedClasses:
 
 
 def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
-    """Return the row of each node, -1 for none."""
+    """Return a column with ``rows`` at ``nodes``, -1 for all other nodes."""
     column = np.full(len(graph), -1, np.int64)
     column[nodes] = rows
     return column
 
 
 def _numbered(rows: Longs, table: Sequence[_Entry], job_rows: dict[_Entry, int]) -> list[int]:
-    """Return rows of a graph's table as rows of the job's table, which grows in order of use."""
+    """Convert rows of a graph's table to rows of the job's table. New entries are added to ``job_rows`` in
+    order of use.
+    """
     numbers = np.full(len(table) + 1, -1, np.int64)  # the last entry belongs to row -1
     used: list[int] = rows[rows >= 0].tolist()
     for row in dict.fromkeys(used):

@@ -1,8 +1,9 @@
-"""Arrays of the codec: byte windows, copies of spans, varints, and the columns of a trace.
+"""Arrays for reading and writing traces: byte windows, copies of byte spans, varints, and the columns of a
+trace.
 
-A :class:`ByteWindow` has slack after its content, so that a load of eight or sixteen bytes at any position
-inside is safe. Varints are decoded many at a time (https://protobuf.dev/programming-guides/encoding/);
-malformed ones are returned as a mask and never raise. The columns hold the format's own values without
+A :class:`ByteWindow` has padding after its content, so that eight or sixteen bytes can be loaded at any
+position inside. Varints are decoded many at a time (https://protobuf.dev/programming-guides/encoding/);
+malformed ones are returned as a mask and never raise. The columns hold the values of the file without
 interpretation. One :class:`EtColumns` holds a whole file, or a chunk of one, in a few flat arrays (about 60
 bytes per node plus its name, and 13 bytes per attribute).
 """
@@ -65,7 +66,9 @@ def offsets_of(lengths: NDArray[np.integer]) -> Longs:
 
 
 class ByteWindow(NamedTuple):
-    """Buffer followed by :data:`SLACK` bytes, as bytes, and as words and blocks at every position."""
+    """Buffer followed by :data:`SLACK` bytes of padding. ``u8`` are its bytes; ``words`` and ``blocks`` have
+    the 8 and the 16 bytes that start at each position.
+    """
 
     u8: Bytes
     words: Words
@@ -89,9 +92,9 @@ class ByteWindow(NamedTuple):
 
 
 def copy_spans(window: ByteWindow, start: Longs, length: Longs) -> tuple[Bytes, Longs]:
-    """Return the spans concatenated, and their offsets, shape ``(spans + 1,)``.
+    """Return the bytes of all spans, concatenated, and their offsets, shape ``(spans + 1,)``.
 
-    The spans must lie within the window's content. Cost: one block move per started 16 bytes.
+    The spans must lie within the window's content. Cost: one copy of 16 bytes per started 16 bytes.
     """
     offsets = offsets_of(length)
     out = np.empty(int(offsets[-1]) + BLOCK, np.uint8)
@@ -147,7 +150,9 @@ def read_varints(window: ByteWindow, at: Longs) -> tuple[Words, Longs, Bools | N
 def _with_long(
     window: ByteWindow, at: Longs, value: Words, behind: Longs, long: Longs
 ) -> tuple[Words, Longs, Bools | None]:
-    """Complete the rows ``long``, whose varints have nine or ten bytes (or too many)."""
+    """Complete the results of :func:`read_varints` for the rows ``long``, whose varints have nine or more
+    bytes.
+    """
     ninth = window.u8[at[long] + 8].astype(np.uint64)
     tenth = window.u8[at[long] + 9].astype(np.uint64)
     goes_on = ninth >= 0x80
@@ -164,8 +169,8 @@ def _with_long(
 
 
 def packed_varints(window: ByteWindow, start: Longs, length: Longs) -> tuple[Words, Longs, Bools | None]:
-    """Return packed varints of many spans: all values in order, offsets per span, and a mask of malformed
-    spans.
+    """Decode packed lists of varints, one per span. Return all values in order, the offsets of each span's
+    values, and a mask of malformed spans.
     """
     data, bounds = copy_spans(window, start, length)
     if not len(data):
@@ -189,7 +194,7 @@ def packed_varints(window: ByteWindow, start: Longs, length: Longs) -> tuple[Wor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteRows:
-    """Byte strings in one buffer: row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Byte strings in one buffer; row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: Bytes
     offsets: Longs
@@ -271,12 +276,13 @@ def is_text(data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeColumns:
-    """Attributes of many owners (nodes, or the file): owner ``i`` has rows ``offsets[i]:offsets[i + 1]``.
+    """Attributes of many owners (nodes, or the file). Owner ``i`` has rows ``offsets[i]:offsets[i + 1]``.
 
-    ``key`` indexes ``keys``. ``field`` is the number of the value's field (0: no value). ``bits`` is the
-    value: an integer in two's complement, 0 or 1 for a bool, the raw 32 or 64 bits of a float or double. For
-    strings, bytes and lists it is the row of ``payload``; a list is stored as its encoded message.
-    ``doc_row`` lists the rows with the doc strings ``doc``.
+    ``key`` is the index of the attribute's name in ``keys``, and ``field`` the protobuf field number of its
+    value (0: no value). ``bits`` holds a number: an integer in two's complement, 0 or 1 for a bool, or the
+    raw 32 or 64 bits of a float or double. For strings, bytes and lists it holds their row in ``payload``; a
+    list is stored as an encoded message. ``doc_row`` lists the rows with a doc string, and ``doc`` these
+    strings.
     """
 
     keys: tuple[str, ...]
@@ -290,7 +296,7 @@ class AttributeColumns:
 
     @classmethod
     def empty(cls, owners: int) -> AttributeColumns:
-        """Return no attributes for any of ``owners``."""
+        """Return columns in which none of the ``owners`` has an attribute."""
         return cls(
             (),
             np.broadcast_to(np.int64(0), (owners + 1,)),
@@ -318,7 +324,7 @@ class AttributeColumns:
         return lists | (number >= AttributeField.BOOL_LIST)
 
     def with_keys(self, keys: tuple[str, ...]) -> AttributeColumns:
-        """Return the same rows with the names that ``key`` indexes."""
+        """Return the same rows with another tuple of names for ``key`` to index."""
         return replace(self, keys=keys)
 
     def part(self, start: int, stop: int) -> AttributeColumns:
@@ -386,12 +392,13 @@ class IoColumns:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EtColumns:
-    """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
+    """One trace file. Columns have shape ``(nodes,)``. Dependencies are node ids in file order; node ``i``
+    has those between its two offsets.
 
-    ``position`` is the start of each node in the (decompressed) file, in ``unit``. ``schema`` is the schema
-    version of the file if it differs from the label; ``is_cut`` is True if nodes after a cut are missing;
-    ``run_ns`` are times that an old schema states without a unit and the user declares to be ns, in which
-    case ``duration_micros`` is 0. A writer ignores these.
+    A writer ignores the following fields. ``position`` is the start of each node in the (decompressed) file,
+    in ``unit``. ``schema`` is the schema version of the file if it differs from the label. ``is_cut`` is True
+    if nodes are missing because the file is cut off. ``run_ns`` are times that an old schema states without a
+    unit and the user declares to be ns, in which case ``duration_micros`` is 0.
     """
 
     version: str
@@ -416,7 +423,7 @@ class EtColumns:
 
     @classmethod
     def empty(cls, attrs: AttributeColumns) -> EtColumns:
-        """Return nodes with these attributes and no other content."""
+        """Return one node per owner of ``attrs`` with these attributes and no other content."""
         count = len(attrs.offsets) - 1
         nothing = np.zeros(count, np.uint64)
         offsets = np.zeros(count + 1, np.int64)
@@ -466,7 +473,9 @@ class EtColumns:
 
 
 def node_numbers(ids: Words, deps: Words) -> Longs:
-    """Return the node number of each id in ``deps``, -1 for unknown ids; of equal ids the last one counts."""
+    """Return the node number of each id in ``deps``, -1 for an unknown id. If nodes share an id, the last one
+    counts.
+    """
     count = np.uint64(len(ids))
     if np.array_equal(ids, np.arange(len(ids), dtype=np.uint64)):
         return np.where(deps < count, deps, np.uint64(0)).view(np.int64) - (deps >= count)

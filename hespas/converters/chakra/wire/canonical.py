@@ -1,8 +1,8 @@
-"""Complete wire format for single messages that the column codec does not accept.
+"""Protobuf reader and writer for single messages whose encoding the fast column decoder does not accept.
 
 Any legal encoding of a message is read (fields in any order, repeated singular fields, unpacked lists,
-unknown fields, skipped groups) and written as a protobuf serialiser would write it; the column codec then
-reads the result. Fields stay encoded: most need no change. Recursion depth is bounded by the schema.
+unknown fields, skipped groups) and written as a protobuf serialiser would write it. The column decoder then
+reads the result. Most fields need no change and are copied. Recursion depth is bounded by the schema.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, P
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Re-encoded message, and the omitted unknown fields: their number and their tags."""
+    """Re-encoded message, with the number and the tags of unknown fields that were left out."""
 
     data: bytes
     unknown_fields: int
@@ -56,7 +56,9 @@ _LISTED = (_PACKED, _UNPACKED)
 
 
 class _FieldPlan(NamedTuple):
-    """Field as announced by one of its tags; ``head`` is the tag that a serialiser writes."""
+    """Reading instructions for one tag of a field. ``head`` is the tag that a serialiser writes, which may
+    differ: a list may be packed or not.
+    """
 
     form: int
     number: int
@@ -69,7 +71,9 @@ class _FieldPlan(NamedTuple):
 
 
 class _MessagePlan(NamedTuple):
-    """Message type: its fields by tag and by number, and the numbers of the fields in its oneof."""
+    """Reading instructions for a message type: its fields by tag and by number, and the numbers of the fields
+    in its oneof.
+    """
 
     by_tag: dict[int, _FieldPlan]
     by_number: dict[int, _FieldPlan]
@@ -237,7 +241,9 @@ class _CanonicalReader:
                 at = self._bytes(field, values, at, end)
 
     def _nested(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
-        """Read a message. A message of a singular field is merged into an earlier one."""
+        """Read a nested message. If a singular field occurs again, the message is merged into the earlier
+        one.
+        """
         begin, behind = self.content(at, end)
         plan = field.plan
         assert plan is not None
@@ -252,7 +258,7 @@ class _CanonicalReader:
         return behind
 
     def _bytes(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
-        """Read a text, bytes, or a number of fixed size."""
+        """Read a string, bytes, or a number of fixed size."""
         if field.form == _FIXED:
             behind = self._fixed(field.size, at, end)
             values[field.number] = field.head + self.data[at:behind]
@@ -272,7 +278,7 @@ class _CanonicalReader:
         return behind
 
     def _list(self, field: _FieldPlan, values: _Values, at: int, end: int) -> int:
-        """Read the numbers of a list, packed or a single one."""
+        """Read numbers of a repeated field: a packed list, or a single entry."""
         entries = _entries(values, field.number)
         if field.form == _UNPACKED:
             content, at = self._scalar(field, at, end)

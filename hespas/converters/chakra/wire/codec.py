@@ -128,7 +128,7 @@ def _complete(chunk: EtColumns, opened: _OpenedTrace) -> EtColumns:
 
 
 def _conclude(opened: _OpenedTrace | None, count: int, faults: Faults) -> None:
-    """Report findings about the file as a whole."""
+    """Report findings that concern the file as a whole: no nodes, unknown fields, version label, schema."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
         faults.error("ET002", "the file is empty", position="byte 0", hint=_INTERRUPTED)
@@ -199,8 +199,8 @@ def write_columns(columns: EtColumns, path: Path) -> None:
 
 
 def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
-    """Raise a fault of the wire format, unless the reader is lenient or recovers and keeps the nodes before
-    it.
+    """Raise the error, or report it and continue with the ``nodes`` before it if the reader is lenient or
+    recovers.
     """
     recovers = _is_recovered(error, faults)
     if not (faults.lenient or recovers):
@@ -214,7 +214,7 @@ def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
 
 
 def _is_recovered(error: FormatError, faults: Faults) -> bool:
-    """Return True if the user asked to continue after this error."""
+    """Return True if the user requested to continue after this error (``recover``)."""
     return faults.recover and isinstance(error, CutOffError)
 
 
@@ -223,7 +223,7 @@ _NO_TRACE = "check that this is a Chakra trace, whose first frame is a GlobalMet
 
 
 class _ReadRequest(NamedTuple):
-    """File to read, its form, size limit, and schema version (empty: determined from the file)."""
+    """File to read: its form, size limit, and schema version (empty: determined from the file)."""
 
     form: TraceForm
     path: Path
@@ -232,7 +232,9 @@ class _ReadRequest(NamedTuple):
 
 
 class _OpenedTrace(NamedTuple):
-    """Trace whose first batch has been read. ``schema`` names an older schema, else empty."""
+    """Trace whose first frames have been read. ``schema`` is the name of an older schema, empty for the
+    current one.
+    """
 
     decoder: Decoder | HistoricDecoder
     metadata: Metadata
@@ -289,7 +291,9 @@ def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _Op
 def _resolved_by_nodes(
     batch: FrameBatch, possible: frozenset[str], reading: _ReadRequest, faults: Faults, *, has_metadata: bool
 ) -> Resolution:
-    """Return the schema of the nodes: of the first batch or, if that is ambiguous, of more of them."""
+    """Determine the schema from the nodes of the first batch or, if that is ambiguous, from more of the
+    file.
+    """
     evidence = Evidence()
     if has_metadata:
         evidence.add_metadata(batch.message(0))
@@ -320,7 +324,9 @@ def _resolved_by_nodes(
 def _read_on(
     evidence: Evidence, possible: frozenset[str], reading: _ReadRequest, *, has_metadata: bool
 ) -> None:
-    """Collect evidence from the batches after the first, until it suffices or the file is damaged."""
+    """Add the nodes after the first batch to ``evidence``, until the schema is determined or the file is
+    damaged.
+    """
     try:
         unreported = Faults(str(reading.path), None, Diagnostics(keep=0), lenient=False)
         for number, batch in enumerate(reading.form.batches(reading.path, reading.max_bytes, unreported)):
@@ -370,7 +376,7 @@ _IO_TEXTS = ("values", "shapes", "types")
 
 
 class _TraceColumn:
-    """Flat column that grows; unused capacity takes no memory."""
+    """Column to which arrays are appended. Capacity grows ahead of use; unused capacity takes no memory."""
 
     __slots__ = ("_room", "size")
 
@@ -384,7 +390,9 @@ class _TraceColumn:
         return int(self._room[self.size - 1]) if self.size else 0
 
     def add(self, piece: NDArray[Any], expected: float) -> None:
-        """Append a piece; ``expected`` estimates the size of the whole column as a multiple of this piece."""
+        """Append an array. ``expected`` estimates the final size of the column, as a multiple of this array's
+        size.
+        """
         end = self.size + len(piece)
         if end > len(self._room):
             wanted = int(len(piece) * expected * 1.05) if self.size <= 1 else end + end // 2
@@ -400,14 +408,16 @@ class _TraceColumn:
 
 
 class _Joiner:
-    """Accumulator of chunks in file order, whose attribute keys come from one table."""
+    """Accumulator that concatenates chunks of a file. All chunks must use one table of attribute names."""
 
     def __init__(self) -> None:
         """Start with no nodes."""
         self._columns: dict[str, _TraceColumn] = {}
 
     def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
-        """Append the nodes of a chunk; ``expected`` estimates the number of such chunks, to plan capacity."""
+        """Append the nodes of a chunk. ``expected`` estimates the total number of chunks, for the initial
+        capacity.
+        """
         attrs, bits = chunk.attrs, chunk.attrs.bits
         nodes, rows, payloads = (
             (self._columns[name].size if name in self._columns else 0)
@@ -441,7 +451,7 @@ class _Joiner:
         return ByteRows(self._take(f"{name}.data"), self._take(f"{name}.offsets"))
 
     def take(self, last: EtColumns) -> EtColumns:
-        """Return all nodes, with the file properties of the last chunk; the joiner is empty afterwards."""
+        """Return all nodes, with the metadata of the last chunk. The joiner is empty afterwards."""
         if not self._columns:
             return last
         attrs = replace(

@@ -1,11 +1,11 @@
-"""Decoding of a trace file into columns. A frame is a varint length and that many bytes, up to the exact end
-of the file.
+"""Decoding of a trace file into columns. A file is a sequence of frames: a varint length and a message of
+that many bytes.
 
-The end of the file is the absence of bytes: a frame of length 0 is a legal message. A length is checked
+A frame of length 0 is a legal message, so only the end of the bytes ends the file. A length is checked
 against the remaining bytes, and nothing is allocated for bytes that have not been read. Messages of schema
 0.0.4 (= 1.0.0) are decoded a block at a time, each field for all messages of the block at once. A message
-that no serialiser would write is first brought into canonical form, so that every legal encoding is read and
-every other one is an error with its position. Memory: the columns and one block.
+that no serialiser would write is first re-encoded in canonical form (:mod:`.canonical`), so that every legal
+encoding is read and every other one is an error with its position. Memory: the columns and one block.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class CutOffError(FormatError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Consecutive messages in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
+    """Consecutive messages of a file in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
 
-    ``position`` is the start of each message in the decompressed file, in ``unit``; a frame starts with its
-    length. ``base`` is the first byte of the window, ``file_bytes`` the size of the file if it is known.
+    ``position`` is the start of each message's frame in the decompressed file, in ``unit``. ``base`` is the
+    file offset of the first byte of the window, and ``file_bytes`` the size of the file if known.
     """
 
     window: ByteWindow
@@ -102,7 +102,7 @@ class FrameBatch:
 
 
 class _PackedTrace:
-    """Gzip stream that returns all recoverable bytes before it reports damage."""
+    """Gzip stream that returns all bytes before a damaged place, and then raises."""
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
         self._stream = PackedInput(stream, path, max_bytes, code="ET001")
@@ -111,7 +111,9 @@ class _PackedTrace:
         self._damage = ""
 
     def read(self, size: int) -> bytes:
-        """Return up to ``size`` decompressed bytes; raise :class:`FormatError` for damage and for bombs."""
+        """Return up to ``size`` decompressed bytes. Raise :class:`FormatError` for damaged data and for
+        decompression bombs.
+        """
         data = b""
         if not self._damage:
             try:
@@ -143,7 +145,7 @@ class _ByteStream(Protocol):
 
 @dataclass(slots=True)
 class TraceSource:
-    """Source of bytes; ``size`` is their number if known."""
+    """Open trace file; ``size`` is its number of bytes if known."""
 
     stream: _ByteStream
     name: str
@@ -209,10 +211,10 @@ def frames(source: TraceSource, block_bytes: int = _BLOCK_BYTES) -> Iterator[Fra
 
 
 def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
-    """Return the starts of the whole frames in the first ``size`` bytes, and that of the first incomplete
-    one.
+    """Return the starts of the complete frames in the first ``size`` bytes of a block, and the start of the
+    first incomplete frame.
 
-    A length that runs into the padding after ``size`` also ends after it, so it counts as incomplete.
+    A frame length may extend into the padding after ``size``; its frame then counts as incomplete.
     """
     heads: list[int] = []
     add = heads.append
@@ -233,7 +235,9 @@ def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], i
 
 
 def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, int]:
-    """Return a frame length of several bytes and the position after it, 0 if the block ends before."""
+    """Return a frame length of more than two bytes and the position after it; (0, 0) if the block ends within
+    it.
+    """
     start = at
     try:
         value, at = decode_varint(block, at, min(len(block), start + _LENGTH_BYTES))
@@ -253,7 +257,9 @@ def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, in
 
 
 def refuse_crowded(batch: FrameBatch, name: str) -> None:
-    """Refuse a message of very many fields: each would take a hundred bytes, and may itself have two."""
+    """Raise :class:`FormatError` for a message with more fields than the limit: each decoded field takes
+    about a hundred bytes, but only two bytes in the file.
+    """
     most = limits().node_fields
     for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
         data = batch.message(index)
@@ -291,7 +297,7 @@ def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """First frame of a file: its version text and its attributes (of one owner)."""
+    """Metadata frame, the first frame of a file: version label and attributes."""
 
     version: str
     attrs: AttributeColumns
@@ -393,7 +399,9 @@ def _is_old(message: bytes) -> bool:
 
 
 def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
-    """Return all fields of all messages, and a mask of the messages that need the canonical form first."""
+    """Return the columns of all messages, and a mask of the messages that must be re-encoded in canonical
+    form first.
+    """
     window, count = batch.window, len(batch.start)
     cursor = Cursor(window, batch.start, batch.end)
     node_id = cursor.varint(tag_of(NodeField.ID, WireType.VARINT))
@@ -435,7 +443,7 @@ def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
 
 
 def _io(owner: Cursor, spans: FieldSpans) -> IoColumns:
-    """Return the ``IOInfo`` messages at ``spans``; mark the owners of malformed ones."""
+    """Return the ``IOInfo`` messages at ``spans``. Nodes with a malformed one are marked in ``owner``."""
     rows: Longs = np.arange(len(owner.at)) if spans.rows is None else spans.rows
     if not len(rows):
         return IoColumns.empty()
@@ -454,5 +462,7 @@ def _io_texts(cursor: Cursor, rows: Longs) -> IoColumns:
 
 
 def decode_io(window: ByteWindow, start: Longs, length: Longs) -> IoColumns:
-    """Return canonical ``IOInfo`` messages at the given spans, numbered from 0."""
+    """Return the ``IOInfo`` messages at the given spans, which must be canonical; their nodes are numbered
+    from 0.
+    """
     return _io_texts(Cursor(window, start, start + length), np.arange(len(start), dtype=np.int64))

@@ -1,10 +1,10 @@
 """Encoding of columns as Chakra trace files, byte for byte as a protobuf serialiser writes the same messages:
 ascending fields, no proto3 defaults, packed integer lists.
 
-A few thousand nodes are processed at a time, so that memory does not grow with the trace. Fields become
-tokens of at most 16 bytes, which are then concatenated. A token is a block of 16 bytes of which the first
-``width`` count. Every field of every message is one or more tokens. Joining fields interleaves their tokens,
-and rendering writes all blocks in ascending order, so that each overwrites the excess of the one before.
+A few thousand nodes are encoded at a time, so that memory does not grow with the trace. Every field becomes
+one or more tokens. A token is a block of 16 bytes of which only the first ``width`` are content. :func:`join`
+puts the tokens of several fields in message order, and :func:`render` writes all blocks at ascending
+positions, so that each block overwrites the unused end of the previous one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHUNK_NODES = 4096
 
 
 def _tag(number: int, wire: WireType) -> int:
-    """Return a tag as the number with these little-endian bytes."""
+    """Return the bytes of a protobuf tag as a little-endian integer."""
     return int.from_bytes(tag(number, wire), "little")
 
 
@@ -91,7 +91,7 @@ def _encode_nodes(columns: EtColumns) -> Bytes:
 
 
 def _scalars(number: int, values: Words) -> _Tokens:
-    """Return a singular integer field; zeros are omitted."""
+    """Return the tokens of a singular integer field; zeros are omitted."""
     if not values.any():
         return _Tokens.none(len(values))
     keep = values != 0
@@ -99,7 +99,7 @@ def _scalars(number: int, values: Words) -> _Tokens:
 
 
 def _packed(number: int, offsets: Longs, values: Words) -> list[_Tokens]:
-    """Return a repeated integer field; empty lists are omitted."""
+    """Return the tokens of a repeated integer field; empty lists are omitted."""
     counts = np.diff(offsets)
     if not len(values):
         return [_Tokens.none(len(counts))]
@@ -109,7 +109,7 @@ def _packed(number: int, offsets: Longs, values: Words) -> list[_Tokens]:
 
 
 def _io(number: int, columns: IoColumns, count: int) -> _Tokens:
-    """Return the ``IOInfo`` messages of the nodes that have one."""
+    """Return the tokens of the ``IOInfo`` messages of those nodes that have one."""
     if not len(columns):
         return _Tokens.none(count)
     texts: list[_Tokens] = []
@@ -119,7 +119,7 @@ def _io(number: int, columns: IoColumns, count: int) -> _Tokens:
 
 
 def _attributes(columns: AttributeColumns, number_tag: int) -> _Tokens:
-    """Return all attributes, grouped by owner."""
+    """Return the tokens of all attributes, grouped by owner."""
     if not len(columns):
         return _Tokens.none(len(columns.offsets) - 1)
     head = tag(AttributeField.NAME, WireType.BYTES)
@@ -138,7 +138,7 @@ def _attributes(columns: AttributeColumns, number_tag: int) -> _Tokens:
 
 
 def _value_tags() -> tuple[Words, Bytes]:
-    """Return, by field number, the bytes of the value's tag and the wire type."""
+    """Return two tables by field number of attribute values: the bytes of the tag, and the wire type."""
     tags, wires = np.zeros(33, np.uint64), np.zeros(33, np.uint8)
     for number, kind in VALUE_FIELDS.items():
         for field, wire in ((number, kind.wire), (number + 1, WireType.BYTES)):
@@ -150,7 +150,7 @@ _VALUE_TAGS, _VALUE_WIRES = _value_tags()
 
 
 def _values(columns: AttributeColumns) -> list[_Tokens]:
-    """Return the value of each attribute of any type; a value is written even if it is zero."""
+    """Return the tokens of each attribute's value. Unlike other fields, a value of zero is written."""
     if int(columns.field.max()) >= len(_VALUE_TAGS):
         raise InvariantError("an attribute has a value field that the schema does not know")
     tags = _VALUE_TAGS.take(columns.field)
@@ -187,10 +187,10 @@ _ONE, _EIGHT, _WORD = np.uint64(1), np.uint64(8), np.uint64(64)
 
 
 class _Tokens(NamedTuple):
-    """Tokens in row order: ``blocks`` has shape ``(tokens, 2)``; ``counts`` per row, None if each row has
-    one.
+    """Tokens in row order; a row is the encoding of one field of one node or attribute. ``blocks`` has shape
+    ``(tokens, 2)``. ``counts`` is the number of tokens per row, None if each row has one.
 
-    ``clean`` blocks are zero beyond their width, so that another token can be fused onto them.
+    ``clean`` blocks are zero beyond their width, so that another token can be appended within the block.
     """
 
     blocks: Words
@@ -200,7 +200,7 @@ class _Tokens(NamedTuple):
 
     @classmethod
     def none(cls, count: int) -> _Tokens:
-        """Return ``count`` empty rows."""
+        """Return ``count`` rows without tokens."""
         return cls(np.empty((0, 2), np.uint64), np.empty(0, np.int64), np.zeros(count, np.int64))
 
     def row_counts(self) -> Longs:
@@ -212,11 +212,13 @@ class _Tokens(NamedTuple):
         return self.widths if self.counts is None else _segment_sums(self.widths, self.counts)
 
     def grouped(self, offsets: Longs) -> _Tokens:
-        """Return the same tokens with rows ``offsets[i]:offsets[i + 1]`` merged."""
+        """Return the same tokens with each range of rows ``offsets[i]:offsets[i + 1]`` merged into one
+        row.
+        """
         return _Tokens(self.blocks, self.widths, _segment_sums(self.row_counts(), np.diff(offsets)))
 
     def only_in(self, rows: Longs, count: int) -> _Tokens:
-        """Return the same tokens as rows ``rows`` of ``count``; all other rows are empty."""
+        """Return ``count`` rows: the existing rows at the positions ``rows``, all others empty."""
         counts = np.zeros(count, np.int64)
         counts[rows] = self.row_counts()
         return _Tokens(self.blocks, self.widths, counts)
@@ -228,7 +230,7 @@ def _segment_sums(values: Longs, counts: Longs) -> Longs:
 
 
 def varint_widths(values: Words) -> Longs:
-    """Return the size of each varint in bytes."""
+    """Return the number of bytes of each value as a varint."""
     widths = np.ones(len(values), np.int64)
     largest = int(values.max()) if len(values) else 0
     for bits in range(7, 64, 7):
@@ -241,10 +243,10 @@ def varint_widths(values: Words) -> Longs:
 def _varints(
     values: Words, tag: Words | int | None = None, *, keep: NDArray[np.bool_] | None = None
 ) -> _Tokens:
-    """Return one token per value: the tag (a number with its bytes, or one per row), then the value as a
-    varint.
+    """Return one token per value: a tag, then the value as a varint. ``tag`` is one tag for all rows or one
+    per row, as an integer with the bytes of the tag.
 
-    If ``keep`` is false the token is empty.
+    Rows for which ``keep`` is False get an empty token.
     """
     widths = varint_widths(values)
     if not len(values) or int(values.max()) < 0x80:
@@ -271,7 +273,7 @@ def _varints(
 def _tagged(
     low: Words, high: Words, widths: Longs, tag: Words | int | None, keep: NDArray[np.bool_] | None
 ) -> _Tokens:
-    """Prepend the bytes of the tag."""
+    """Return tokens of a tag followed by the ``widths`` bytes in ``low`` and ``high``."""
     blocks = np.empty((len(low), 2), np.uint64)
     if tag is None:
         blocks[:, 0], blocks[:, 1] = low, high
@@ -288,7 +290,7 @@ def _tagged(
 
 
 def _spans(window: ByteWindow, start: Longs, length: Longs) -> _Tokens:
-    """Return the bytes at the given spans, one token per started 16 bytes."""
+    """Return the tokens of the bytes at the given spans: one token per started 16 bytes."""
     counts = (length + (BLOCK - 1)) >> 4
     if len(counts) and int(counts.max()) == 1 and int(counts.min()) == 1:
         return _Tokens(_blocks_at(window, start), length)
@@ -306,14 +308,15 @@ def _blocks_at(window: ByteWindow, at: Longs) -> Words:
 
 
 def rows(content: ByteRows) -> _Tokens:
-    """Return the bytes of each row."""
+    """Return the tokens of the given byte rows."""
     return _spans(
         ByteWindow.holding(content.data), content.offsets[:-1] - content.offsets[0], content.lengths
     )
 
 
 def delimited(tag: int | None, content: Sequence[_Tokens], *, keep_empty: bool) -> list[_Tokens]:
-    """Return length-delimited fields: the tag, the length of the row's content, the content.
+    """Return the tokens of length-delimited fields: the tag, the length of the row's content, and the
+    content.
 
     Rows without content are omitted entirely unless ``keep_empty``.
     """
@@ -325,7 +328,7 @@ def delimited(tag: int | None, content: Sequence[_Tokens], *, keep_empty: bool) 
 
 
 def join(parts: Sequence[_Tokens]) -> _Tokens:
-    """Return rows joined: row ``i`` is row ``i`` of each part, in order."""
+    """Concatenate row by row: row ``i`` of the result consists of row ``i`` of each part, in order."""
     present = _fused([part for part in parts if len(part.widths)])
     if len(present) < 2:
         return present[0] if present else parts[0]
@@ -355,7 +358,7 @@ def join(parts: Sequence[_Tokens]) -> _Tokens:
 
 
 def _fused(parts: Sequence[_Tokens]) -> list[_Tokens]:
-    """Fuse neighbouring parts with one token per row if they fit into one block."""
+    """Combine neighbouring parts whose rows are single tokens and fit into one block together."""
     fused: list[_Tokens] = []
     for part in parts:
         last = fused[-1] if fused else None
@@ -376,7 +379,7 @@ def _fused(parts: Sequence[_Tokens]) -> list[_Tokens]:
 
 
 def render(tokens: _Tokens) -> Bytes:
-    """Return all rows concatenated."""
+    """Return the bytes of all rows, concatenated."""
     ends = np.cumsum(tokens.widths)
     total = int(ends[-1]) if len(ends) else 0
     out = np.empty(total + BLOCK, np.uint8)

@@ -1,7 +1,8 @@
-"""Decoding of ``AttributeProto`` messages, all attributes of a chunk at once, and interning of their names.
+"""Decoding of ``AttributeProto`` messages, for all attributes of a chunk at once. Each distinct name is
+stored once.
 
-A trace has few distinct names and many occurrences. Names of up to 32 bytes are looked up by a hash of their
-words and compared in full; every other name, and the first occurrence of each, is looked up in a dictionary.
+A trace has few distinct names and many occurrences. Names of up to 32 bytes are looked up by a hash and then
+compared in full. All other names, and the first occurrence of each, are looked up in a dictionary.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _NO_VALUE = 255
 
 
 def _wire_of_tag() -> Bytes:
-    """Return the wire type by value tag of an attribute; 255 for tags that are not value fields of the
-    schema.
+    """Return a table of the wire type of each tag of an attribute's value; 255 for tags that the schema does
+    not use for values.
     """
     table = np.full(1 << 14, _NO_VALUE, np.uint8)
     for number, kind in VALUE_FIELDS.items():
@@ -57,10 +58,11 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 def decode_attributes(
     window: ByteWindow, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
 ) -> tuple[AttributeColumns, Bools]:
-    """Return the attributes at the given spans, and a mask of those that need the canonical form first.
+    """Decode the attributes at the given spans. Return their columns, and a mask of those that must be
+    re-encoded in canonical form first.
 
-    ``offsets`` groups attributes by owner. Names are interned into ``keys``; the names of the result are set
-    when all chunks are joined.
+    ``offsets`` groups attributes by owner. Names are added to ``keys``; the names in the result are set when
+    all chunks are joined.
     """
     cursor = Cursor(window, start, start + length)
     name_start, name_length = cursor.span(_NAME_TAG).spread(len(start))
@@ -95,9 +97,7 @@ def decode_attributes(
 
 
 def _integers(field: Bytes, raw: Words) -> Words:
-    """Return the values of varints: narrowed to 32 bits, un-zigzagged, or as a bool, depending on
-    the field.
-    """
+    """Convert varints to the values of their fields: cut to 32 bits, zigzag-decoded, or bool."""
     value = raw.copy()
     present = set(np.flatnonzero(np.bincount(field, minlength=33)).tolist())
     if AttributeField.INT32 in present:
@@ -134,7 +134,9 @@ def _fixed(cursor: Cursor, rows: Longs, field: Bytes, bits: Words, size: int) ->
 
 
 def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRows:
-    """Return strings, bytes and list messages; mark those that are not canonical or not text."""
+    """Return the values of strings, bytes and lists. Attributes whose value is not canonical or not text are
+    marked.
+    """
     if not len(rows):
         return ByteRows.blank(0)
     value, start, endless = read_varints(cursor.window, cursor.at[rows])
@@ -160,8 +162,8 @@ def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRow
 
 
 def _bad_entries(window: ByteWindow, number: Bytes, start: Longs, length: Longs) -> Bools | None:
-    """Return a mask of string and bytes lists that are not in canonical form, or hold bytes that are not
-    text.
+    """Return a mask of the lists of strings or bytes that are not canonical, or whose strings are not
+    UTF-8.
     """
     if not len(number):
         return None
@@ -183,7 +185,7 @@ def _bad_entries(window: ByteWindow, number: Bytes, start: Longs, length: Longs)
 
 
 def _bad_lists(number: Bytes, payload: ByteRows, rows: Longs) -> Bools | None:
-    """Return a mask of numeric list messages that are not in canonical form; equal lists are checked once."""
+    """Return a mask of numeric lists that are not canonical. Equal lists are checked once."""
     if not len(rows):
         return None
     seen: dict[tuple[int, bytes], bool] = {}
@@ -223,7 +225,7 @@ _MASKS: Words = np.array(
 
 
 class KeyTable:
-    """Distinct names in order of first appearance; shared by all chunks of a file."""
+    """Table of distinct attribute names in order of first appearance; all chunks of a file use one table."""
 
     __slots__ = ("_bucket", "_length", "_rows", "_words", "names")
 
@@ -236,7 +238,9 @@ class KeyTable:
         self._length: Longs = np.full(64, -1, np.int64)
 
     def intern(self, window: ByteWindow, start: Longs, length: Longs) -> NDArray[np.int32]:
-        """Return the row in ``names`` of each span (:data:`NOT_TEXT` if it is not UTF-8)."""
+        """Return the row of the name at each span; new names are added. The row is :data:`NOT_TEXT` for a
+        name that is not UTF-8.
+        """
         short = np.minimum(length, _SHORT)
         longest = int(length.max()) if len(length) else 0
         depth = min(_WORDS, max(1, (longest + 7) // 8))
@@ -270,15 +274,15 @@ class KeyTable:
         return key
 
     def add(self, name: str) -> int:
-        """Return the row of a name that is not in any message."""
+        """Return the row of a name; a new name is added."""
         return self._add(name.encode())
 
     def find(self, name: str) -> int:
-        """Return the row of a name, -1 if it has not occurred."""
+        """Return the row of a name, -1 if it is not in the table."""
         return self._rows.get(name.encode(), -1)
 
     def _add(self, name: bytes) -> int:
-        """Return the row of a name, new or old."""
+        """Return the row of a name; a new name is added. Return :data:`NOT_TEXT` if it is not UTF-8."""
         row = self._rows.get(name)
         if row is not None:
             return row

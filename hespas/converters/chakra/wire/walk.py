@@ -1,12 +1,13 @@
-"""Traversal of many messages at once, field by field.
+"""Decoding of many messages at once, field by field.
 
-A :class:`Cursor` has one position per message and passes the fields in ascending order. Any encoding that a
-protobuf serialiser does not write (fields out of order, unknown fields, wrong wire types, spans that leave
-the message) marks the message as ``bad`` and is left to :mod:`.canonical`, which reads the complete wire
-format. Unmarked messages have been read correctly.
+A :class:`Cursor` has one position per message and reads the fields in ascending order. Messages in any other
+form than a protobuf serialiser writes (fields out of order, unknown fields, wrong wire types, spans that
+leave the message) are marked as ``bad`` and are then read by :mod:`.canonical`, which accepts the complete
+wire format. Unmarked messages have been read correctly.
 
-:func:`walk` accepts any message, with fields in any order and number: old traces have few fields and many
-encodings (packed and unpacked lists, explicit zeros). Nothing here raises; malformed messages are marked.
+:func:`walk` accepts any message, with fields in any order and number. It reads old traces, which have few
+fields and many encodings (packed and unpacked lists, explicit zeros). Nothing here raises; malformed messages
+are marked.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ one.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldSpans:
-    """Length-delimited field: ``rows`` have it (None: all), with its content at ``start``, ``length``."""
+    """Content spans of a length-delimited field. ``rows`` are the messages that have the field (None:
+    all).
+    """
 
     rows: Longs | None
     start: Longs
     length: Longs
 
     def spread(self, count: int) -> tuple[Longs, Longs]:
-        """Return start and length for each of ``count`` messages; messages without the field get length 0."""
+        """Return start and length for each of ``count`` messages; the length is 0 for messages without the
+        field.
+        """
         if self.rows is None:
             return self.start, self.length
         start, length = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -56,7 +61,7 @@ class FieldSpans:
 
 
 class Cursor:
-    """Positions in ``window``: message ``i`` is read from ``at[i]`` and ends at ``end[i]``."""
+    """Read positions in ``window``: message ``i`` is read from ``at[i]`` and ends at ``end[i]``."""
 
     __slots__ = ("at", "bad", "end", "window")
 
@@ -68,7 +73,7 @@ class Cursor:
         self.bad: Bools = np.zeros(len(start), np.bool_)
 
     def _having(self, tag: int) -> tuple[Longs | None, Longs]:
-        """Return the rows whose next byte is ``tag`` (None: all), and the positions after the tag."""
+        """Return the messages whose next byte is ``tag`` (None: all), and their positions after the tag."""
         here = (self.window.u8.take(self.at) == tag) & (self.at < self.end)
         if here.all():
             return None, self.at + 1
@@ -83,7 +88,9 @@ class Cursor:
             self.at[rows] = to
 
     def mark(self, rows: Longs | None, bad: Bools | None) -> None:
-        """Mark the messages for which ``bad``, which is parallel to ``rows``, is True."""
+        """Mark those messages of ``rows`` as bad for which ``bad`` is True. Both have one entry per message;
+        ``rows`` None means all messages.
+        """
         if bad is None or not bad.any():
             return
         if rows is None:
@@ -92,7 +99,7 @@ class Cursor:
             self.bad[rows[bad]] = True
 
     def varint(self, tag: int) -> Words:
-        """Return a varint field of every message, 0 if it is absent."""
+        """Read a varint field of every message. Return its values, 0 if it is absent."""
         rows, at = self._having(tag)
         if rows is not None and not len(rows):
             return np.zeros(len(self.at), np.uint64)
@@ -106,7 +113,9 @@ class Cursor:
         return column
 
     def span(self, tag: int) -> FieldSpans:
-        """Return a length-delimited field; its content lies within the message (length 0 otherwise)."""
+        """Read a length-delimited field. Content that would leave its message has length 0 and marks the
+        message.
+        """
         rows, at = self._having(tag)
         if not len(at):
             return FieldSpans(rows if len(self.at) else None, at, at)
@@ -117,14 +126,16 @@ class Cursor:
         return FieldSpans(rows, start, length)
 
     def finish(self) -> Bools:
-        """Return a mask of the messages that were not read to their exact end, or were marked before."""
+        """Return a mask of bad messages: those marked before, and those with bytes after the last field that
+        was read.
+        """
         unread: Bools = self.at != self.end
         return self.bad | unread
 
 
 def _content(window: ByteWindow, at: Longs, end: Longs) -> tuple[Longs, Longs, Bools | None]:
-    """Return start and length after the length varints at ``at``; content beyond ``end`` is bad and has
-    length 0.
+    """Read length varints at ``at``. Return start and length of the contents, and a mask of contents that
+    extend beyond ``end``, whose length is set to 0.
     """
     value, start, bad = read_varints(window, at)
     length = value.view(np.int64)
@@ -137,10 +148,10 @@ def _content(window: ByteWindow, at: Longs, end: Longs) -> tuple[Longs, Longs, B
 
 
 def repeated_spans(cursor: Cursor, tag: int) -> tuple[Longs, Longs, Longs]:
-    """Return all occurrences of a repeated length-delimited field that fills the rest of each message.
+    """Read a repeated length-delimited field that is the last field of each message.
 
-    Returns offsets per message, and start and length per occurrence in message order. Messages with other
-    fields are marked bad.
+    Return the offsets of each message's occurrences, and start and length of each occurrence. Messages with
+    further fields are marked bad.
     """
     window, end = cursor.window, cursor.end
     cursor.bad = cursor.bad | (cursor.at > end)
@@ -190,8 +201,8 @@ def repeated_spans(cursor: Cursor, tag: int) -> tuple[Longs, Longs, Longs]:
 
 
 def _walk(window: ByteWindow, tag: int, at: int, end: int) -> array[int] | None:
-    """Return content spans of consecutive ``tag`` fields from ``at`` to exactly ``end``, start and length
-    alternating; None if there are other fields.
+    """Return the content spans of consecutive fields with ``tag`` from ``at`` to exactly ``end``: start and
+    length in alternation. Return None if there are other fields.
     """
     spans = array("q")
     try:
@@ -217,7 +228,7 @@ def tag_of(number: int, wire: int) -> int:
 
 
 class RepeatedIntegers(NamedTuple):
-    """Repeated integer field: message ``i`` has ``values[offsets[i]:offsets[i + 1]]``."""
+    """Values of a repeated integer field: message ``i`` has ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: Words
     offsets: Longs
@@ -225,10 +236,11 @@ class RepeatedIntegers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WireFields:
-    """Fields in message order: field ``i`` belongs to message ``owner[i]`` and has the tag ``tag[i]``.
+    """Fields of many messages, in message order. Field ``i`` belongs to message ``owner[i]`` and has the tag
+    ``tag[i]``.
 
-    ``value`` is the integer, the raw bits of a fixed value, or the length of the content, which begins at
-    ``at``. ``bad`` marks malformed messages; their fields up to the fault are listed.
+    ``value`` is the integer, the raw bits of a fixed-width value, or the length of the content, which begins
+    at ``at``. ``bad`` marks malformed messages; only their fields before the fault are listed.
     """
 
     window: ByteWindow
@@ -240,24 +252,26 @@ class WireFields:
     bad: Bools
 
     def rows(self, tag: int) -> Longs:
-        """Return the fields with one tag."""
+        """Return the indices of the fields with one tag."""
         return np.flatnonzero(self.tag == tag)
 
     def has(self, tag: int) -> Bools:
-        """Return a mask of the messages that have a field."""
+        """Return a mask of the messages that have a field with this tag."""
         present = np.zeros(self.messages, np.bool_)
         present[self.owner[self.rows(tag)]] = True
         return present
 
     def scalar(self, tag: int) -> Words:
-        """Return the last value of a field in each message, 0 if it is absent."""
+        """Return the value of a field in each message: the last occurrence, 0 if it is absent."""
         column = np.zeros(self.messages, np.uint64)
         rows = self.rows(tag)
         column[self.owner[rows]] = self.value[rows]
         return column
 
     def span(self, number: int) -> tuple[Longs, Longs]:
-        """Return start and length of a length-delimited field's last occurrence; length 0 if it is absent."""
+        """Return start and length of a length-delimited field in each message: the last occurrence, length 0
+        if it is absent.
+        """
         rows = self.rows(tag_of(number, WireType.BYTES))
         start, length = np.zeros(self.messages, np.int64), np.zeros(self.messages, np.int64)
         start[self.owner[rows]] = self.at[rows]
@@ -265,8 +279,8 @@ class WireFields:
         return start, length
 
     def integers(self, number: int) -> tuple[RepeatedIntegers, Bools | None]:
-        """Return a repeated varint field, packed or not, and a mask of the messages with a malformed packed
-        list.
+        """Return the values of a repeated varint field, packed or not, and a mask of the messages with a
+        malformed packed list.
         """
         packed_tag = tag_of(number, WireType.BYTES)
         rows = np.flatnonzero((self.tag == tag_of(number, WireType.VARINT)) | (self.tag == packed_tag))
@@ -295,7 +309,7 @@ class WireFields:
 
 
 class _FieldRound(NamedTuple):
-    """One field of each of some messages."""
+    """One field of each of the messages ``rows``: its tag, value and content position."""
 
     rows: Longs
     tag: Longs
@@ -304,7 +318,7 @@ class _FieldRound(NamedTuple):
 
 
 def walk(window: ByteWindow, start: Longs, end: Longs) -> WireFields:
-    """Return the fields of the messages at ``start`` to ``end``. Cost: O(fields), a few passes over each."""
+    """Return all fields of the messages between ``start`` and ``end``. O(fields)."""
     bad = np.zeros(len(start), np.bool_)
     rows = np.flatnonzero(start < end)
     at = start[rows]
@@ -353,9 +367,9 @@ def walk(window: ByteWindow, start: Longs, end: Longs) -> WireFields:
 
 
 def _step(window: ByteWindow, rows: Longs, at: Longs, end: Longs) -> tuple[_FieldRound, Longs, Bools | None]:
-    """Read one field of each message at ``at``.
+    """Read the next field of each message, at position ``at``.
 
-    Returns the positions after it, and a mask of the sound ones (None: all).
+    Return the fields, the positions after them, and a mask of the well-formed ones (None: all).
     """
     tag, behind, wrong = read_varints(window, at)
     wire = (tag & np.uint64(7)).astype(np.uint8)
@@ -385,7 +399,7 @@ _Tail = list[tuple[int, int, int]]
 
 
 def _walk_one(data: bytes, base: int) -> tuple[_Tail, bool]:
-    """Return the fields in the rest of one message, and True if it is sound."""
+    """Return the remaining fields of one message, and True if they are well-formed."""
     fields: _Tail = []
     try:
         for number, wire, value, position in wire_fields(data, 0, len(data)):
