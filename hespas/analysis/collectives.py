@@ -116,7 +116,9 @@ _MESSAGES = frozenset({"send", "recv", "sendrecv", "permute"})
 
 
 def bus_factor(kind: str, ranks: FloatArray) -> FloatArray:
-    """Return bus bandwidth / algorithm bandwidth; NaN for a kind without one, and for unknown ``ranks`` (<
+    """Return the ratio of bus bandwidth to algorithm bandwidth (nccl-tests) for each number of ``ranks``.
+
+    The ratio is NaN for a kind of collective without a defined ratio, and for an unknown number of ranks (<
     1).
     """
     n = np.where(ranks >= 1, ranks, np.nan)
@@ -132,9 +134,11 @@ def bus_factor(kind: str, ranks: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MatchedCollectives:
-    """Communication of all ranks; columns of shape ``(events,)``. ``kind`` and ``group`` are texts,
-    ``members`` is the text of the ranks of a group. Events of several ranks with the same ``instance`` are
-    one collective (-1: not matched). ``shift_ns`` is added to the clock of a rank.
+    """Communication events of all ranks, matched across ranks; columns of shape ``(events,)``.
+
+    Events with the same ``instance`` are the same collective on different ranks (-1: not matched). ``kind``
+    and ``group`` are names, ``members`` lists the ranks of the group as text. Add ``shift_ns`` to the times
+    of a rank to align its clock with the other ranks.
     """
 
     rank: IntArray
@@ -154,9 +158,11 @@ class MatchedCollectives:
 def collectives_of(
     recordings: Sequence[Recording], measured: Sequence[MeasuredOperations], diagnostics: Diagnostics
 ) -> MatchedCollectives:
-    """Return the communication of all ranks, matched by group and sequence number. If those are not
-    recorded, it is matched by order within a kind, provided that all ranks did the same; ``diagnostics``
-    report it. See :mod:`hespas.converters.comm_matching`.
+    """Return the communication events of all ranks, matched by group and sequence number.
+
+    If a recording has no groups or sequence numbers, events of one kind are matched by their order, provided
+    that all ranks ran the same number of them. ``diagnostics`` report which events were matched in this way.
+    See :mod:`hespas.converters.comm_matching`.
     """
     clock_of = {id(operations.profile): row for row, operations in enumerate(measured)}
     columns = _CollectiveColumns()
@@ -205,8 +211,8 @@ def collectives_of(
 
 @dataclass(slots=True)
 class _CollectiveColumns:
-    """The columns of :class:`MatchedCollectives` while ranks are added; ``clock`` is the index of the
-    profile.
+    """Columns of :class:`MatchedCollectives` as lists, to which ranks are added one by one. ``clock`` is the
+    index of the profile, whose events share a clock.
     """
 
     rank: list[int] = field(default_factory=list[int])
@@ -226,7 +232,7 @@ class _CollectiveColumns:
 def _add_rank(
     columns: _CollectiveColumns, recording: Recording, measured: MeasuredOperations, clock: int
 ) -> None:
-    """Add the communication of one rank, in order of start."""
+    """Append the communication events of one rank to ``columns``, in order of their starts."""
     profile, graph = recording.profile, measured.costed.graph
     events = np.flatnonzero(recording.kind == DeviceEventKind.COMMUNICATION)
     rows = recording.rows[events]
@@ -268,14 +274,16 @@ def _add_rank(
 
 
 def _least(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
-    """Return the minimum of each group."""
+    """Return the minimum of ``values`` in each group; ``group`` has the group number of each value."""
     least = np.full(groups, np.inf)
     np.minimum.at(least, group, values)
     return least
 
 
 def _bus_factors(kinds: Sequence[str], sizes: IntArray) -> FloatArray:
-    """Return the bus factor of each row."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth of each row, from its kind and number of
+    ranks.
+    """
     factors = np.full(len(kinds), np.nan)
     for kind in set(kinds):
         rows = np.array([row_kind == kind for row_kind in kinds])
@@ -284,7 +292,9 @@ def _bus_factors(kinds: Sequence[str], sizes: IntArray) -> FloatArray:
 
 
 def _transfer_ns(matched: MatchedCollectives) -> FloatArray:
-    """Return the least time over the ranks of the instance of each event; NaN for unmatched events."""
+    """Return for each event the shortest duration of its collective on any rank, which excludes waiting for
+    late ranks. NaN for events that are not matched.
+    """
     rows = np.flatnonzero(matched.instance >= 0)
     count = int(matched.instance.max(initial=-1)) + 1
     least = _least((matched.end_ns - matched.start_ns)[rows], matched.instance[rows], count)
@@ -294,7 +304,9 @@ def _transfer_ns(matched: MatchedCollectives) -> FloatArray:
 
 
 def collectives(matched: MatchedCollectives) -> RowTable[MeasuredCollectiveRow]:
-    """Return collectives by kind, group and size, most time first. O(events)."""
+    """Return total figures by kind, group and size of collectives, sorted by total time (longest first).
+    O(events).
+    """
     sizes: list[float] = np.where(np.isnan(matched.size_bytes), -1.0, matched.size_bytes).tolist()
     members: list[int] = matched.group_size.tolist()
     keys = list(zip(matched.kind, matched.group, matched.members, members, sizes, strict=True))
@@ -331,14 +343,16 @@ def collectives(matched: MatchedCollectives) -> RowTable[MeasuredCollectiveRow]:
 
 
 def _arrivals(matched: MatchedCollectives) -> tuple[IntArray, FloatArray]:
-    """Return the matched rows, and their arrivals on the common clock."""
+    """Return the rows of matched events, and the times at which their ranks arrived, on the common clock."""
     rows = np.flatnonzero(matched.instance >= 0)
     shift = np.array([matched.shift_ns.get(rank, 0.0) for rank in matched.rank[rows].tolist()])
     return rows, matched.start_ns[rows] + shift
 
 
 def instances(matched: MatchedCollectives) -> RowTable[InstanceRow]:
-    """Return the collectives of several ranks, in the order of the first rank. O(events log events)."""
+    """Return one row per collective that several ranks recorded, in the order of the first rank. O(events log
+    events).
+    """
     rows, arrived = _arrivals(matched)
     count = int(matched.instance.max(initial=-1)) + 1
     if not count:
@@ -370,7 +384,9 @@ def instances(matched: MatchedCollectives) -> RowTable[InstanceRow]:
 
 
 def stragglers(matched: MatchedCollectives) -> RowTable[StragglerRow]:
-    """Return the ranks; the one that arrived last most often is first."""
+    """Return one row per rank, sorted by how often it was the last to arrive at a collective (most often
+    first).
+    """
     rows, arrived = _arrivals(matched)
     if not len(rows):
         return table_from_rows(StragglerRow, [])

@@ -70,8 +70,9 @@ class CriticalPaths:
 
 
 def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) -> CriticalPaths:
-    """Return the path through the step of median length of each rank; without steps, through the whole
-    recording. O(events log events).
+    """Return the critical path of each rank through its step of median duration.
+
+    Recordings without steps are analysed as one step. O(events log events).
     """
     totals: list[RowTable[PathRow]] = []
     segments: list[RowTable[SegmentRow]] = []
@@ -122,8 +123,8 @@ def critical_paths(recordings: Sequence[Recording], diagnostics: Diagnostics) ->
 
 @dataclass(slots=True)
 class _BackwardPath:
-    """Segments from the last to the first; ``event`` is the device event of a segment or of its launch (-1:
-    none).
+    """Segments of a critical path, from the last one back to the first one. ``event`` is the device event
+    that a segment shows or launches (-1: none).
     """
 
     kind: list[str] = field(default_factory=list[str])
@@ -133,7 +134,7 @@ class _BackwardPath:
     thread: list[int] = field(default_factory=list[int])
 
     def add(self, kind: str, start: float, end: float, event: int = -1, thread: int = 0) -> None:
-        """Add a segment, unless it is empty and not an event."""
+        """Add a segment, but skip an empty one unless it is a device event."""
         if end > start or event >= 0:
             self.kind.append(kind)
             self.event.append(event)
@@ -144,10 +145,12 @@ class _BackwardPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StartConditions:
-    """Possible causes of the start of each event, as lists; ``-inf`` and -1 are none. ``before`` is the
-    previous event of the same stream that ended last, ``ended`` an event of any stream that ended when the
-    event started. Waits of the host are in order of their ends, with the event whose end released each
-    wait.
+    """Events and launches that can have delayed the start of each device event, as lists (``-inf`` and -1:
+    none).
+
+    ``before`` is the previous event on the same stream. ``ended`` is an event of any stream that ended at the
+    moment when the event started. Waits of the host are sorted by their ends; ``wait_event`` is the device
+    event whose end released a wait.
     """
 
     begin: float
@@ -163,7 +166,9 @@ class _StartConditions:
 
     @classmethod
     def of(cls, recording: Recording, begin: float) -> _StartConditions:
-        """Return the lists of one rank; the path ends at ``begin``."""
+        """Return the start conditions of the events of one rank, for a path that starts at the time
+        ``begin``.
+        """
         profile, rows = recording.profile, recording.rows
         start, end = recording.start_ns, recording.end_ns
         by_end = np.argsort(end, kind="stable")
@@ -201,7 +206,7 @@ class _StartConditions:
         )
 
     def path_to(self, event: int) -> _BackwardPath:
-        """Return the path that ends with an event. O(segments log waits)."""
+        """Return the critical path that ends with ``event``, walked backwards. O(segments log waits)."""
         path, until = _BackwardPath(), self.end[event]
         while event >= 0 and until > self.begin:
             begun = max(self.start[event], self.begin)
@@ -212,7 +217,10 @@ class _StartConditions:
         return path
 
     def _cause(self, path: _BackwardPath, event: int) -> tuple[int, float]:
-        """Return the event whose end allowed an event to start, and its end; -1 at the end of the path."""
+        """Return the event that delayed the start of ``event``, and the time at which it ended. The segments
+        between the two events are added to ``path``. Return -1 and the start of the step where the path
+        begins.
+        """
         begun, before, ended = self.start[event], self.before[event], self.ended[event]
         on_stream = min(self.end[before], begun) if before >= 0 else -np.inf
         elsewhere = self.end[ended] if ended >= 0 else -np.inf
@@ -270,8 +278,8 @@ def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequenc
 
 
 def _host_totals(recording: Recording, path: _BackwardPath) -> list[tuple[str, int, float]]:
-    """Return name, calls and time of the innermost host operations while the host was on the path; the rest
-    of the time has an empty name.
+    """Return name, calls and time [ns] of the innermost host operations that ran while the path was on the
+    host. Time without a host operation has an empty name.
     """
     rows = [row for row, kind in enumerate(path.kind) if kind == _HOST]
     if not rows:

@@ -97,7 +97,9 @@ def breakdown(recordings: Sequence[Recording]) -> RowTable[BreakdownRow]:
 def _breakdown_by(
     recording: Recording, step: NDArray[np.integer], *, least: int = ALL_STEPS
 ) -> RowTable[BreakdownRow]:
-    """Return one row for each number in ``step`` (one per event) from ``least`` on."""
+    """Return one row per number in ``step``, which has the step of each event; steps below ``least`` are left
+    out.
+    """
     chosen = np.flatnonzero(step >= least)
     start, end = recording.start_ns[chosen], recording.end_ns[chosen]
     steps, group = np.unique(step[chosen], return_inverse=True)
@@ -236,8 +238,9 @@ def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:
 
 
 def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[IntArray, FloatArray, IntArray]:
-    """Return the events (given in order of start) that have a gap before them, the lengths of the gaps, and
-    their causes. ``by_end`` are all events of the rank in order of their ends.
+    """Return the events that follow a gap, the lengths of these gaps, and their causes.
+
+    ``events`` are in order of their starts. ``by_end`` are all events of the rank in order of their ends.
     """
     start, end = recording.start_ns[events], recording.end_ns[events]
     length = start[1:] - np.maximum.accumulate(end)[:-1] if len(events) else np.empty(0)
@@ -264,7 +267,9 @@ def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[Int
 
 
 def gaps_before(recordings: Sequence[Recording]) -> RowTable[GapRow]:
-    """Return the gaps of the device by cause and next operation, most time first in each rank."""
+    """Return the gaps of the device by cause and by the operation that ran after them, sorted by total time
+    (longest first) within each rank.
+    """
     parts: list[RowTable[GapRow]] = []
     for recording in recordings:
         if not len(recording):
@@ -368,8 +373,8 @@ def launches(recordings: Sequence[Recording]) -> RowTable[LaunchRow]:
 
 
 def _queue_changes(recording: Recording, events: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the times at which the queue depth of some events changed, and the depth from then on; empty
-    if no launch is known.
+    """Return the times at which the queue depth of ``events`` changed, and the new depth at each time. Both
+    are empty if no launch is known.
     """
     launch = recording.profile.launch_start_ns[recording.rows[events]]
     known = ~np.isnan(launch)
@@ -381,7 +386,7 @@ def _queue_changes(recording: Recording, events: IntArray) -> tuple[FloatArray, 
 
 
 def queues(recordings: Sequence[Recording]) -> RowTable[QueueRow]:
-    """Return the queue of each known stream of each rank. O(events log events)."""
+    """Return one row per known stream of each rank with the depth of its queue. O(events log events)."""
     rows: list[tuple[float, ...]] = []
     for recording in recordings:
         for stream, events in recording.streams():
@@ -409,8 +414,8 @@ def queues(recordings: Sequence[Recording]) -> RowTable[QueueRow]:
 
 
 def queue_points(recordings: Sequence[Recording]) -> RowTable[QueuePointRow]:
-    """Return the depth of each queue at two hundred moments or fewer: the largest depth until the next
-    moment.
+    """Return the depth of each queue at up to 200 moments. Each point shows the largest depth until the next
+    one.
     """
     parts: list[RowTable[QueuePointRow]] = []
     for recording in recordings:
@@ -459,7 +464,9 @@ class MemoryPointRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 def _allocators(profile: Profile) -> list[tuple[int, int, IntArray]]:
-    """Return rank and device of each allocator with the rows of its changes in order of time."""
+    """Return rank, device and rows of each memory allocator; its rows are its allocations and frees in order
+    of time.
+    """
     changes = profile.memory
     rank = int(profile.rank[0]) if len(profile) else 0
     order = np.argsort(changes.time_ns, kind="stable")
@@ -468,7 +475,7 @@ def _allocators(profile: Profile) -> list[tuple[int, int, IntArray]]:
 
 
 def memory(profiles: Sequence[Profile]) -> RowTable[MemoryRow]:
-    """Return the peaks of each allocator."""
+    """Return one row per memory allocator with its peaks."""
     parts: list[RowTable[MemoryRow]] = []
     for profile in profiles:
         for rank, device, rows in _allocators(profile):
@@ -491,7 +498,7 @@ def memory(profiles: Sequence[Profile]) -> RowTable[MemoryRow]:
 
 
 def memory_points(profiles: Sequence[Profile]) -> RowTable[MemoryPointRow]:
-    """Return memory over time, at five hundred moments or fewer for each allocator."""
+    """Return the memory in use over time, at up to 500 moments for each allocator."""
     parts: list[RowTable[MemoryPointRow]] = []
     for profile in profiles:
         for rank, device, rows in _allocators(profile):

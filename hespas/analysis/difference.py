@@ -1,7 +1,7 @@
-"""Differences between two recordings: by part of the time, operation, shape and kernel.
+"""Differences between two recordings: by part of the step time, operation, shape and kernel.
 
-A difference is divided exactly into two parts: more or fewer runs, at the mean time before, and another
-mean time.
+The difference of an operation is the exact sum of two effects. The count effect is the change of its number
+of runs, times its mean time in the first recording. The time effect is the rest: the change of its mean time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ _PARTS = {
 
 
 def parts(before: RowTable[BreakdownRow], after: RowTable[BreakdownRow]) -> RowTable[PartRow]:
-    """Return the parts of the span of whole ranks."""
+    """Return each part of the span (compute, exposed communication, idle, ...) in both recordings, summed
+    over ranks.
+    """
     rows: list[PartRow] = []
     for name, label in _PARTS.items():
         old, new = (float(table[name][table["step"] == ALL_STEPS].sum()) for table in (before, after))
@@ -96,7 +98,9 @@ _ChangeKey = tuple[str, str, str]
 def changes(
     before: Mapping[_ChangeKey, tuple[int, float]], after: Mapping[_ChangeKey, tuple[int, float]]
 ) -> RowTable[ChangeRow]:
-    """Return the changes of counts and times by name, shapes and types; the largest change first."""
+    """Return the changes of run counts and times by name, shapes and types, sorted by size (largest
+    first).
+    """
     keys = list(dict.fromkeys((*before, *after)))
     absent = (0, 0.0)
     old, new = (np.array([sums.get(key, absent) for key in keys]).reshape(-1, 2) for sums in (before, after))
@@ -132,7 +136,7 @@ def changes(
 
 
 def _sums(table: RowTable[Any], *columns: str) -> dict[_ChangeKey, tuple[int, float]]:
-    """Return count and time by the texts of some columns."""
+    """Return the count and total time of the rows of ``table`` by the texts in ``columns``."""
     sums: dict[_ChangeKey, tuple[int, float]] = {}
     blank = [""] * len(table)
     texts = [table[name].tolist() if name else blank for name in columns]
@@ -144,7 +148,7 @@ def _sums(table: RowTable[Any], *columns: str) -> dict[_ChangeKey, tuple[int, fl
 
 
 class ComparedTables(Protocol):
-    """Tables of one recording that are compared."""
+    """Protocol of the tables of one recording that a comparison needs."""
 
     @property
     def breakdown(self) -> RowTable[BreakdownRow]:
@@ -153,7 +157,7 @@ class ComparedTables(Protocol):
 
     @property
     def operations(self) -> RowTable[OperationRow]:
-        """Return the operations by shape."""
+        """Return the operations by name and shapes."""
         ...
 
     @property

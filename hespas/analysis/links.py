@@ -1,8 +1,9 @@
 """Network utilization of a simulated step: bytes, time and utilization of each dimension of the system.
 
-Traffic is from :mod:`hespas.simulator.network.algorithms`, with the algorithm that fits the time of each
-transfer. A message counts at its sender, waiting for other ranks does not use a link, and loop iterations
-that were not simulated one by one count as the simulated ones.
+:mod:`hespas.simulator.network.algorithms` computes the traffic. For each transfer it selects the algorithm
+whose predicted time fits the simulated one. The bytes of a message are counted at its sender. Time in which a
+rank waits for other ranks does not count as use of a link. Loop iterations that were not simulated one by one
+are assumed to send as much as the simulated ones.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class LinkTrafficRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkUtilization:
-    """Tables of a step: a row per dimension, and a row per dimension, kind and algorithm."""
+    """Traffic of one step: a table with a row per dimension, and a table by dimension, kind of transfer and
+    algorithm.
+    """
 
     links: RowTable[LinkRow]
     traffic: RowTable[LinkTrafficRow]
@@ -84,8 +87,9 @@ class NetworkUtilization:
 def network_utilization(
     workload: Workload, timeline: Timeline, system: System, diagnostics: Diagnostics | None = None
 ) -> NetworkUtilization:
-    """Return the utilization of each dimension of a sized system that has several devices. O(spans log
-    spans), and O(ranks log ranks) for each group set and permutation.
+    """Return the traffic and the utilization of each dimension of ``system`` that has more than one device.
+
+    O(spans log spans), and O(ranks log ranks) for each group set and permutation.
     """
     counted = _TrafficCount(workload, timeline, system)
     counted.count()
@@ -112,8 +116,10 @@ def network_utilization(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transfers:
-    """Collectives, then sent messages, of one graph. ``key`` numbers pairs of kind and group set, then
-    permutations; ``row_of`` is the transfer of each node (-1: none).
+    """Transfers of one op graph: its collectives, followed by the messages that it sends.
+
+    Transfers with the same ``key`` have the same kind and group set (collectives), or the same permutation
+    (messages). ``row_of`` maps a node to its transfer (-1: none).
     """
 
     graph: OpGraph
@@ -148,9 +154,11 @@ class _Transfers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankTransfers:
-    """Transfers of one rank, and of others like it. Per span: ``row``, ``start_ns`` and ``end_ns`` without
-    waiting. Per transfer of the graph: the ``count`` of its runs, of which ``later`` have no span, and
-    their mean time.
+    """Simulated transfers of one rank, which represents all ranks that behave alike.
+
+    Columns per span: the transfer ``row``, and ``start_ns`` and ``end_ns`` without the time spent waiting.
+    Columns per transfer: the number of runs (``count``), the runs that have no span because their loop
+    iterations were not simulated (``later``), and the mean duration of a run.
     """
 
     row: IntArray
@@ -180,7 +188,9 @@ class _RankTransfers:
 
 @dataclass(slots=True, eq=False)
 class _TrafficCount:
-    """Bytes, time in use, and ``capacity`` in that time [bytes], per rank and dimension."""
+    """Sent bytes, time in use, and the bytes that could have been sent in that time (``capacity``), per rank
+    and dimension.
+    """
 
     workload: Workload
     timeline: Timeline
@@ -201,7 +211,7 @@ class _TrafficCount:
         self.sent, self.in_use_ns, self.capacity = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
     def count(self) -> None:
-        """Count the transfers of all ranks; ranks that behave alike are counted at once."""
+        """Count the transfers of all ranks. Ranks that behave alike are counted together."""
         per_class = [_Transfers.of(graph) for graph in self.workload.classes]
         # the ranks that one rank represents, and the spans of that rank
         timeline = self.timeline
@@ -234,7 +244,9 @@ class _TrafficCount:
         return self.placements[groups]
 
     def _distances(self, graph: OpGraph, row: int) -> IntArray:
-        """Return the distance that each rank sends along each dimension; -1 if unknown."""
+        """Return how far each rank sends along each dimension in the permutation ``row``, shape ``(ranks,
+        dimensions)``; -1 if unknown.
+        """
         permutation = graph.permutations[row] if row >= 0 else None
         if permutation not in self.distances:
             ranks = self.workload.num_ranks
@@ -245,8 +257,8 @@ class _TrafficCount:
         return self.distances[permutation]
 
     def _add(self, transfers: _Transfers, ran: _RankTransfers, ranks: IntArray, rank: int) -> None:
-        """Add the transfers of ``ranks``, whose groups and peers are at the same distances as for
-        ``rank``.
+        """Add the transfers of ``ranks``. All of them send over the same distances as ``rank``, which is used
+        to compute the traffic.
         """
         axes = len(self.system.dimensions)
         sent, most = (np.zeros((axes, len(transfers.node))) for _ in range(2))
@@ -273,7 +285,9 @@ class _TrafficCount:
     def _traffic(
         self, transfers: _Transfers, ran: _RankTransfers, key: int, rows: IntArray, rank: int
     ) -> tuple[str, list[str], FloatArray, FloatArray]:
-        """Return kind, algorithms, sent bytes and possible bytes/ns of the transfers of one key on a rank."""
+        """Return the traffic of all transfers with one ``key`` on ``rank``: their kind, their algorithms, the
+        sent bytes, and the bandwidth available to them [bytes/ns].
+        """
         size, number = transfers.size_bytes[rows], key - len(transfers.collectives)
         bandwidths = np.array([dimension.bandwidth_bytes_per_s / 1e9 for dimension in self.system.dimensions])
         if number >= 0:
@@ -292,7 +306,9 @@ class _TrafficCount:
         return kind.name.lower(), names, sent, most[:, None]
 
     def link(self, axis: int, present: IntArray) -> LinkRow:
-        """Return the row of one dimension, over the ranks of the workload."""
+        """Return the utilization of dimension ``axis``, with means and maxima over the ranks in
+        ``present``.
+        """
         dimension, sent = self.system.dimensions[axis], self.sent[present, axis]
         rate, capacity = dimension.bandwidth_bytes_per_s / 1e9, float(self.capacity[present, axis].sum())
         carried = rate * self.timeline.step_ns

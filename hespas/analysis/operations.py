@@ -49,11 +49,11 @@ _BLANKS = re.compile(r"\s*([\[\],])\s*")
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredOperations:
-    """Operations of one profile; columns of shape ``(operations,)``.
+    """Measured operations of one profile, with their roofline times; columns of shape ``(operations,)``.
 
-    ``busy_ns`` is 0 if no time is known. ``roof_ns`` is NaN if the device or the cost is unknown. ``bound``
-    is the index in ``_BOUNDS`` of the resource that bounds the operation; copies from and to the host are
-    bound by the host link.
+    ``busy_ns`` is the device time of an operation, 0 if unknown. ``roof_ns`` is NaN if the device or the cost
+    of the operation is unknown. ``bound`` is the index in ``_BOUNDS`` of the resource that limits the
+    operation; copies between host and device are limited by the host link.
     """
 
     profile: Profile
@@ -182,9 +182,11 @@ class WinRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowGroups:
-    """Groups of rows with equal ``keys`` in one profile, which are merged across profiles by the texts of
-    the keys: their times, sums of other columns, and ``labels`` of the row with most time, which took
-    ``longest``.
+    """Sums over groups of rows of one profile. Groups of several profiles are merged if their ``keys`` are
+    equal.
+
+    ``moments`` has statistics of the times, ``sums`` the sums of other columns. ``labels`` are texts of the
+    row with the most time in each group; ``longest`` is the time of that row.
     """
 
     keys: Sequence[tuple[str, ...]]
@@ -195,7 +197,7 @@ class _RowGroups:
 
 
 def _heaviest(group: IntArray, weight: FloatArray, groups: int) -> IntArray:
-    """Return the row with the largest weight of each group, the first of equal ones."""
+    """Return the row with the largest weight in each group; of equal weights, the first row."""
     order = np.lexsort((-np.arange(len(group)), weight, group))
     heaviest = np.zeros(groups, np.int64)
     heaviest[group[order]] = order
@@ -380,8 +382,9 @@ def kernels(recordings: Sequence[Recording], measured: Sequence[MeasuredOperatio
 
 
 def unclassified_share(recordings: Sequence[Recording], measured: Sequence[MeasuredOperations]) -> float:
-    """Return the share of the device time of kernels of unknown class, 0..1. Operations of a run on a CPU
-    are not counted, because its communication is always recorded as such.
+    """Return the share of the device time spent in kernels of unknown class (0..1).
+
+    Operations of a run on a CPU are not counted: profiles always record communication on CPUs as such.
     """
     class_of = _event_classes(measured)
     total = unknown = 0.0
@@ -396,7 +399,7 @@ def unclassified_share(recordings: Sequence[Recording], measured: Sequence[Measu
 
 
 def _event_classes(measured: Sequence[MeasuredOperations]) -> dict[int, NDArray[np.integer]]:
-    """Return the operation class of each event, by the id of the profile."""
+    """Return the operation class of each device event, by the ``id()`` of its profile."""
     return {
         id(of_profile.profile): of_profile.costed.graph.op_class[of_profile.costed.node]
         for of_profile in measured
@@ -404,7 +407,7 @@ def _event_classes(measured: Sequence[MeasuredOperations]) -> dict[int, NDArray[
 
 
 def product_dtype(measured: Sequence[MeasuredOperations]) -> str:
-    """Return the element type of most of the time of matmuls; empty if unknown."""
+    """Return the element type in which matmuls spend most of their time; empty if unknown."""
     time_ns = np.zeros(len(DTYPES))
     for of_profile in measured:
         graph = of_profile.costed.graph

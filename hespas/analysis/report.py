@@ -217,7 +217,7 @@ def analysis_html(
 
 
 def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> list[Block]:
-    """Return the drawing of a section, and its table."""
+    """Return the chart of a section, if it has one, and its table."""
     table = tables[section.table]
     if section.table == "spans":
         return [Drawing(content=_span_lanes(table))]
@@ -253,7 +253,9 @@ def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> li
 
 
 def _passing_rows(table: RowTable[Any]) -> list[bool]:
-    """Return True for rows of a tree that only lead to one other with all of their time; modules stay."""
+    """Return a mask of the tree rows that can be hidden: rows with a single callee that has all of their
+    time. Modules are always shown.
+    """
     if not len(table):
         return []
     depth, time, names = table["depth"], table["device_ns"], table["name"].tolist()
@@ -266,7 +268,7 @@ def _passing_rows(table: RowTable[Any]) -> list[bool]:
 
 
 def _part_bars(table: RowTable[Any]) -> Markup:
-    """Return the parts of the span of each rank, or of each step where there is one rank."""
+    """Return bars of the parts of the span, one per rank; with a single rank, one per step."""
     ranks = listed(table["rank"])
     steps = listed(table["step"])
     spans = table["span_ns"].tolist()
@@ -283,7 +285,7 @@ def _part_bars(table: RowTable[Any]) -> Markup:
 
 
 def _queue_curves(points: RowTable[QueuePointRow]) -> Markup:
-    """Return the work that was launched and had not started."""
+    """Return curves of the queue depth over time: work that was launched and has not started."""
     drawn: list[Curve] = []
     for (rank, stream), chosen in _groups(points, "stream"):
         length = chosen["length"].astype(np.float64)
@@ -293,7 +295,7 @@ def _queue_curves(points: RowTable[QueuePointRow]) -> Markup:
 
 
 def _memory_curves(points: RowTable[MemoryPointRow]) -> Markup:
-    """Return the memory in use, and the memory that the allocator holds."""
+    """Return curves over time of the allocated memory and of the memory that the allocator reserves."""
     drawn: list[Curve] = []
     for (rank, device), chosen in _groups(points, "device"):
         heights = {name: chosen[f"{name}_bytes"] for name in ("allocated", "reserved")}
@@ -305,7 +307,7 @@ def _memory_curves(points: RowTable[MemoryPointRow]) -> Markup:
 
 
 def _groups(points: RowTable[_PointT], key: str) -> Iterator[tuple[tuple[int, int], RowTable[_PointT]]]:
-    """Yield the rows of each rank and stream or device, in order of their first row."""
+    """Yield the points of each pair of rank and ``key`` (stream or device), in order of their first row."""
     pairs = list(zip(listed(points["rank"]), listed(points[key]), strict=True))
     for rank, number in dict.fromkeys(pairs):
         yield (rank, number), points.take((points["rank"] == rank) & (points[key] == number))
@@ -316,7 +318,7 @@ def _duration(points: RowTable[_PointT]) -> str:
 
 
 def _span_lanes(table: RowTable[SpanRow]) -> Markup:
-    """Return the streams of each rank over the step, one below the other."""
+    """Return the timeline of the step with a lane for each stream of each rank."""
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row, key in enumerate(zip(listed(table["rank"]), table["lane"].tolist(), strict=True)):
         rows_of.setdefault(key, []).append(row)
@@ -338,7 +340,7 @@ def _span_lanes(table: RowTable[SpanRow]) -> Markup:
 
 
 def check_folder(folder: Path, *, document: str = _ANALYSIS, overwrite: bool) -> None:
-    """Raise what :func:`write_report` would raise, before anything is computed."""
+    """Raise the errors of :func:`write_report` for ``folder`` before anything is computed."""
     check_report_files(folder, (_PAGE, document), overwrite=overwrite)
 
 

@@ -132,7 +132,9 @@ class AnalysisTables:
         return {**tables, **(self.difference.tables() if self.difference else {})}
 
     def __call__(self) -> Mapping[str, RowTable[Any]]:
-        """Return :meth:`by_name`: the deprecated meaning of ``Analysis.tables()``."""
+        """Return :meth:`by_name`. Deprecated: supports callers of ``Analysis.tables()``, which was a method
+        before.
+        """
         warn_renamed("Analysis.tables()", "Analysis.tables_by_name()")
         return self.by_name()
 
@@ -214,8 +216,8 @@ def analysis_tables(
 
 
 def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iterator[str]:
-    """Yield one sentence per kind of missing data, the most important first, and the option that records
-    it.
+    """Yield one sentence for each kind of data that the recording lacks, with the profiler option that
+    records it. The most important one is first.
     """
     if not any(len(profile.host) for profile in profiles):
         yield (
@@ -294,8 +296,9 @@ def step_ns_of(tables: AnalysisTables) -> float:
 
 
 def summary_line(tables: AnalysisTables) -> str:
-    """Return the summary: step time, span, busy share and its parts. Of several ranks, the time is that of
-    the slowest, and the shares are means over all ranks.
+    """Return the summary line: step time, span, busy share and its parts.
+
+    With several ranks, the time is the time of the slowest rank, and the shares are means over all ranks.
     """
     table = tables.breakdown
     whole = table.take(np.flatnonzero(table["step"] == ALL_STEPS))

@@ -244,10 +244,12 @@ def simulated_step(done: Simulation) -> SimulatedStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SimulatedSpans:
-    """All spans with properties of their nodes; columns of shape ``(spans,)``. ``duration_ns`` is without
-    waiting for other ranks. ``weight`` is the number of ranks that behave alike, ``runs`` the number of
-    operations of all ranks in a span. ``op_class`` is -1 for later iterations of a loop; ``name`` is an
-    index in ``names``.
+    """All spans of a simulation with properties of their nodes; columns of shape ``(spans,)``.
+
+    ``duration_ns`` excludes waiting for other ranks. ``weight`` is the number of ranks that behave alike.
+    ``runs`` is the number of operations that a span represents, over all of these ranks. ``op_class`` is -1
+    for spans of later loop iterations, which were not simulated one by one. ``name`` is an index in
+    ``names``.
     """
 
     timeline: Timeline
@@ -306,17 +308,19 @@ class _SimulatedSpans:
         )
 
     def on_resource(self, *names: str) -> BoolArray:
-        """Return a mask of the spans that occupy one of some resources."""
+        """Return a mask of the spans that run on one of the resources ``names``."""
         resources = self.timeline.resources
         codes = [resources.index(name) for name in names if name in resources]
         return np.isin(self.timeline.resource, codes)
 
     def class_name(self, code: int) -> str:
-        """Return the name of an operation class."""
+        """Return the name of the operation class with number ``code``."""
         return timed_class_name(code) if code >= 0 else "loop"
 
     def sums(self, group: IntArray, groups: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return runs, time [ns], FLOPs and bytes of each group on all ranks; NaN if some are unknown."""
+        """Return runs, time [ns], FLOPs and bytes of each group, summed over all ranks. A sum is NaN if a
+        figure of the group is unknown.
+        """
         columns = (
             self.runs,
             self.duration_ns * self.weight,
@@ -367,14 +371,14 @@ def _share(part: FloatArray, whole: float) -> FloatArray:
 
 
 def _rate(amount: FloatArray, time_ns: FloatArray) -> FloatArray:
-    """Return the amount per ns; NaN without time."""
+    """Return ``amount`` per ns; NaN where the time is 0 or unknown."""
     rates: FloatArray = np.full(len(amount), np.nan)
     np.divide(amount, time_ns, out=rates, where=time_ns > 0)
     return rates
 
 
 def _critical_segments(done: Simulation) -> RowTable[CriticalSegmentRow]:
-    """Return the segments of the critical path; an empty table if it stays on one rank."""
+    """Return the segments of the critical path across ranks; an empty table if the path stays on one rank."""
     path = segments(done)
     rows: list[CriticalSegmentRow] = []
     for segment in path if len(path) > 1 else ():
@@ -393,8 +397,10 @@ def _critical_segments(done: Simulation) -> RowTable[CriticalSegmentRow]:
 
 
 def _module_rows(spans: _SimulatedSpans) -> RowTable[ModuleRow]:
-    """Return the time by module, from the paths of names that a framework gives operations, such as
-    ``jit(step)/Model/layer_0/attn``; an empty table if no operation names its module.
+    """Return the time by module of the model.
+
+    Modules are read from the operation names of frameworks, such as ``jit(step)/Model/layer_0/attn``. The
+    table is empty if no operation names its module.
     """
     own: dict[tuple[str, ...], list[float]] = {}
     for index, graph in enumerate(spans.workload.classes):
@@ -415,8 +421,8 @@ def _module_rows(spans: _SimulatedSpans) -> RowTable[ModuleRow]:
 
 
 def _module_tree(own: Mapping[tuple[str, ...], list[float]]) -> Iterator[ModuleRow]:
-    """Yield the modules in tree order, most time first. ``own`` has runs and time without submodules, by
-    path.
+    """Yield the modules in tree order; submodules with the most time are first. ``own`` maps the path of a
+    module to its runs and its time without submodules.
     """
     inside: dict[tuple[str, ...], list[float]] = {}
     for path, (count, took_ns) in own.items():
@@ -451,8 +457,8 @@ def _module_tree(own: Mapping[tuple[str, ...], list[float]]) -> Iterator[ModuleR
 
 
 def _axis_rows(spans: _SimulatedSpans) -> RowTable[AxisRow]:
-    """Return collectives and messages by the groups of ranks that communicate, which are axes of the
-    layout.
+    """Return collectives and messages by the rank groups in which they run; each grouping is an axis of the
+    parallel layout.
     """
     timeline, workload = spans.timeline, spans.workload
     # the part of each span that overlaps with computation of its rank [ns]
@@ -497,8 +503,8 @@ def _axis_rows(spans: _SimulatedSpans) -> RowTable[AxisRow]:
 
 
 def _communication(graph: OpGraph, num_ranks: int) -> tuple[IntArray, dict[int, str], IntArray, FloatArray]:
-    """Return by node: kind (-1: none), the text of the groups, their size (-1: they differ) and the whole
-    buffer.
+    """Return four properties of the communication of each node: its kind (-1: none), the texts of its groups,
+    the size of a group (-1: sizes differ), and the bytes of the whole buffer.
     """
     kind, size = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     whole = np.full(len(graph), np.nan)
@@ -521,7 +527,9 @@ def _communication(graph: OpGraph, num_ranks: int) -> tuple[IntArray, dict[int, 
 
 
 def _drawn_spans(spans: _SimulatedSpans, path: IntArray) -> RowTable[SpanRow]:
-    """Return the spans of the first ranks, merged so that they can be drawn."""
+    """Return the spans of the first ranks for drawing. Spans that are shorter than a pixel are merged with
+    spans of the same class in that pixel. ``path`` lists the spans of the critical path.
+    """
     timeline = spans.timeline
     is_critical = np.zeros(len(timeline), np.bool_)
     is_critical[path] = True

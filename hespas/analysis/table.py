@@ -37,7 +37,9 @@ _RowT = TypeVar("_RowT", bound=AnalysisRow)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable(Table, Generic[_RowT]):
-    """Table whose columns are the fields of ``row``, whose docstring describes them."""
+    """Table with one column per field of the row type ``row``. The docstring of the row type describes the
+    columns.
+    """
 
     columns: Mapping[str, NDArray[Any]]
     row: type[_RowT]
@@ -46,11 +48,13 @@ class RowTable(Table, Generic[_RowT]):
         return self.columns[name]
 
     def take(self, rows: IntArray | BoolArray) -> RowTable[_RowT]:
-        """Return the selected rows; ``rows`` are numbers or a mask."""
+        """Return the selected rows; ``rows`` are row numbers or a mask."""
         return _row_table(self.row, {name: column[rows] for name, column in self.columns.items()})
 
     def largest(self, name: str) -> RowTable[_RowT]:
-        """Return the rows sorted by a column, largest first, unknown last. The sort is stable."""
+        """Return the rows sorted by column ``name``, largest first and unknown values last. The sort is
+        stable.
+        """
         return self.take(np.argsort(-self.columns[name], kind="stable"))
 
     def rows(self) -> list[_RowT]:
@@ -81,7 +85,7 @@ _SHORT_DTYPES = {
 
 @cache
 def _header(row: type[AnalysisRow]) -> tuple[Column, ...]:
-    """Return the declarations of the columns of a row type, from their names and annotations."""
+    """Return the column declarations of a row type, made from the names and annotations of its fields."""
     return tuple(_declared(name, str(row.__annotations__[name])) for name in row.__struct_fields__)
 
 
@@ -104,7 +108,9 @@ def _declared(name: str, annotation: str) -> Column:
 
 
 def _shapes_text(text: str) -> str:
-    """Return a JSON list of extents as ``8 x 4, (2 x 3, 5)``; any other text unchanged."""
+    """Return shapes given as JSON in the form ``8 x 4, (2 x 3, 5)``. Text that is not a JSON list is returned
+    unchanged.
+    """
 
     def extents(shape: object) -> str:
         if not isinstance(shape, list):
@@ -118,12 +124,16 @@ def _shapes_text(text: str) -> str:
 
 
 def _dtypes_text(text: str) -> str:
-    """Return a JSON list of element types as ``f32, bf16``; any other text unchanged."""
+    """Return element types given as JSON in the form ``f32, bf16``. Text that is not a JSON list is returned
+    unchanged.
+    """
     return _listed_text(text, lambda dtype: _SHORT_DTYPES.get(str(dtype), str(dtype)))
 
 
 def _listed_text(text: str, write: Callable[[object], str]) -> str:
-    """Return the items of a JSON list, without the unknown ones at its end."""
+    """Return the items of a JSON list as text, each formatted by ``write``; unknown items at the end are left
+    out.
+    """
     items: list[object] | None = None
     if text.startswith("["):
         with suppress(msgspec.DecodeError, RecursionError):
@@ -137,13 +147,13 @@ def _listed_text(text: str, write: Callable[[object], str]) -> str:
 
 
 def listed(column: NDArray[np.integer]) -> list[int]:
-    """Return a column as a list of int, for loops."""
+    """Return an integer column as a list of Python ints, which are faster in loops."""
     numbers: list[int] = column.tolist()
     return numbers
 
 
 def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> RowTable[_RowT]:
-    """Return a table with all columns of ``row``, in the types of its annotations."""
+    """Return a table of row type ``row`` from its columns, converted to the types of the annotations."""
     if set(columns) != set(row.__struct_fields__):
         missing = sorted(set(row.__struct_fields__) - set(columns))
         unknown = sorted(set(columns) - set(row.__struct_fields__))
@@ -160,13 +170,13 @@ def table_of(row: type[_RowT], **columns: NDArray[Any] | Sequence[Any]) -> RowTa
 
 
 def table_from_rows(row: type[_RowT], rows: Sequence[_RowT]) -> RowTable[_RowT]:
-    """Return a table of a few rows."""
+    """Return a table from row objects. Suitable for a few rows only."""
     columns = {name: [getattr(value, name) for value in rows] for name in row.__struct_fields__}
     return table_of(row, **columns)
 
 
 def joined_tables(row: type[_RowT], parts: Sequence[RowTable[_RowT]]) -> RowTable[_RowT]:
-    """Return the rows of all parts, one part after the other."""
+    """Return one table with the rows of all ``parts``, in order."""
     if not parts:
         return table_from_rows(row, [])
     names = row.__struct_fields__
@@ -185,8 +195,8 @@ _DTYPES: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupStatistics:
-    """Statistics of groups, shape ``(groups,)``: count, sum, minimum, maximum, sum of squares around the
-    mean.
+    """Statistics of the values of each group, columns of shape ``(groups,)``: count, sum, minimum, maximum,
+    and the sum of squared deviations from the mean.
     """
 
     count: IntArray
@@ -197,8 +207,8 @@ class GroupStatistics:
 
     @classmethod
     def of(cls, values: FloatArray, group: IntArray, groups: int) -> GroupStatistics:
-        """Return the statistics of values by group, in two passes, without cancellation. O(values +
-        groups).
+        """Return the statistics of ``values`` by group. The computation takes two passes, so that rounding
+        errors do not cancel the variance. O(values + groups).
         """
         count = np.bincount(group, minlength=groups).astype(np.int64)
         total = np.bincount(group, values, groups).astype(np.float64)
@@ -210,7 +220,9 @@ class GroupStatistics:
         return cls(count, total, least, most, squares)
 
     def merged(self, group: IntArray, groups: int) -> GroupStatistics:
-        """Return the statistics of merged groups (Chan, Golub, LeVeque 1979)."""
+        """Return the statistics after merging groups (Chan, Golub, LeVeque 1979). ``group`` maps each old
+        group to a new one.
+        """
         count = np.bincount(group, self.count, groups).astype(np.int64)
         total = np.bincount(group, self.total, groups).astype(np.float64)
         mean = total / np.maximum(count, 1)
@@ -228,7 +240,7 @@ class GroupStatistics:
 
     @property
     def deviation(self) -> FloatArray:
-        """Return the standard deviation of a sample; NaN for one value."""
+        """Return the sample standard deviation of each group; NaN for a single value."""
         with np.errstate(invalid="ignore", divide="ignore"):
             deviation: FloatArray = np.where(self.count > 1, np.sqrt(self.squares / (self.count - 1)), np.nan)
         return deviation

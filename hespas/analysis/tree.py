@@ -46,8 +46,9 @@ class TreeRow(AnalysisRow, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _CallPaths:
-    """Distinct paths; callers have smaller numbers than their callees. ``sums`` are figures by name, one
-    per path; paths that were added after a figure have 0 of it.
+    """Distinct call paths, numbered so that a caller has a smaller number than its callees.
+
+    ``sums`` maps the name of a figure to one sum per path.
     """
 
     number: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
@@ -56,7 +57,7 @@ class _CallPaths:
     sums: dict[str, FloatArray] = field(default_factory=dict[str, FloatArray])
 
     def of(self, parent: int, name: str) -> int:
-        """Return the number of a path, which is added if it is new."""
+        """Return the number of the path that extends ``parent`` by ``name``. A new path is added."""
         number = self.number.setdefault((parent, name), len(self.name))
         if number == len(self.name):
             self.parent.append(parent)
@@ -64,18 +65,20 @@ class _CallPaths:
         return number
 
     def add(self, figure: str, path: IntArray, values: FloatArray | None = None) -> None:
-        """Add values to a figure of some paths; 1 per path without values."""
+        """Add ``values`` to the sums of a figure for the given paths; without ``values``, add 1 each."""
         self.sums[figure] = self.sum_of(figure) + np.bincount(path, values, len(self.name))
 
     def sum_of(self, figure: str) -> FloatArray:
-        """Return a figure of all paths."""
+        """Return the sums of a figure for all paths; 0 for paths without a value."""
         sums = self.sums.get(figure, np.empty(0))
         return np.append(sums, np.zeros(len(self.name) - len(sums)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Callers:
-    """Operations and ranges of the host, in whole ns. ``op`` is the row of the operation (-1: a range)."""
+    """Host operations and ranges that can contain launches, with times in whole ns. ``op`` is the row of a
+    host operation (-1: a range).
+    """
 
     name_id: SmallIntArray
     thread: SmallIntArray
@@ -89,7 +92,7 @@ class Callers:
 
 
 def callers_of(profile: Profile) -> Callers:
-    """Return the ranges, then the operations of a profile, without those that have no times."""
+    """Return the ranges of a profile, followed by its host operations. Those without times are left out."""
     host, ranges = profile.host, profile.ranges
     start = np.concatenate((ranges.start_ns, host.start_ns))
     length = np.concatenate((ranges.duration_ns, host.duration_ns))
@@ -105,7 +108,7 @@ def callers_of(profile: Profile) -> Callers:
 
 
 def tree(recordings: Sequence[Recording]) -> RowTable[TreeRow]:
-    """Return the call tree of all ranks together. O((calls + events) log)."""
+    """Return the call tree, summed over all ranks. O((calls + events) log)."""
     paths = _CallPaths()
     for recording in recordings:
         if len(recording):
@@ -148,7 +151,7 @@ def tree(recordings: Sequence[Recording]) -> RowTable[TreeRow]:
 
 
 def _add_recording(paths: _CallPaths, recording: Recording) -> None:
-    """Add the calls and the device events of one rank."""
+    """Add the host calls and the device events of one rank to ``paths``."""
     profile, rows = recording.profile, recording.rows
     callers = callers_of(profile)
     launch, cause = profile.launch_start_ns[rows], profile.host_event[rows].astype(np.int64)
@@ -204,8 +207,8 @@ def _add_recording(paths: _CallPaths, recording: Recording) -> None:
 def _with_captured_operations(
     paths: _CallPaths, profile: Profile, path: IntArray, cause: IntArray
 ) -> IntArray:
-    """Return the paths, where replayed events are inside the captured operations below the launch of the
-    graph.
+    """Return the call path of each event, with replayed CUDA-graph kernels placed below the operations that
+    were captured. The captured operations become callees of the graph launch.
     """
     host = profile.host
     threads = np.unique(host.thread_id).tolist()
