@@ -108,8 +108,8 @@ def _extent(text: str, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveBenchmark:
-    """Benchmark of every kind at every size [B], ``repeat`` times. ``separate``: operations are
-    independent.
+    """Benchmark that runs each collective kind at each size [B], ``repeat`` times. With ``separate``,
+    operations do not depend on each other.
     """
 
     kinds: tuple[str, ...]
@@ -126,7 +126,7 @@ class CollectiveBenchmark:
         return f"collectives-{self.ranks}"
 
     def account(self) -> Account:
-        """Return figures of 0: a benchmark does not compute."""
+        """Return an account with 0 FLOPs and 0 bytes, because the benchmark does not compute."""
         return Account(parameters=0.0, model_flops_per_step=0.0, hardware_flops_per_step=0.0)
 
     def workload(self) -> Workload:
@@ -185,7 +185,7 @@ def _graph(bench: CollectiveBenchmark, role: int) -> OpGraph:
 
 
 class _BenchmarkNodes:
-    """Writer of nodes, each after the one before unless they are separate."""
+    """Writer of the benchmark's nodes. Each node depends on the previous one, unless ``separate`` is set."""
 
     def __init__(self, bench: CollectiveBenchmark, builder: GraphBuilder, groups: GroupSet) -> None:
         self.builder = builder
@@ -221,7 +221,9 @@ class _BenchmarkNodes:
         return node
 
     def _count(self, size_bytes: int, parts: int) -> int:
-        """Return the elements of a buffer of about a size, a multiple of the parts."""
+        """Return the number of elements in a buffer of about ``size_bytes``, rounded to a multiple of
+        ``parts``.
+        """
         bits = 8 if self._type is None else self._type.bits
         return max(1, size_bytes * 8 // (bits * parts)) * parts
 
@@ -261,13 +263,15 @@ class _BenchmarkNodes:
         )
 
     def ping_pong(self, label: str, role: int, size_bytes: int, tag: int) -> None:
-        """Add a message to the neighbour and its reply."""
+        """Add a message to the neighbour rank and the reply."""
         first, second = (NodeKind.SEND, NodeKind.RECV) if role == 0 else (NodeKind.RECV, NodeKind.SEND)
         self.message(f"{label}/there", first, self._request, size_bytes, tag)
         self.message(f"{label}/back", second, self._reply, size_bytes, tag + 1, wait=True)
 
 
 def _neighbours(ranks: int, first: int) -> Permutation:
-    """Return the messages from even ranks to the next odd rank (``first`` 0), or back (1)."""
+    """Return the messages from each even rank to the next odd rank (``first`` 0), or from the odd ranks back
+    (1).
+    """
     pairs: Sequence[tuple[int, int]] = [(rank + first, rank + 1 - first) for rank in range(0, ranks - 1, 2)]
     return Permutation.from_pairs(pairs, ranks)

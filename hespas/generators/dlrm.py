@@ -72,7 +72,9 @@ class DlrmStep(Bounded):
         return sum((inputs + 1) * outputs for inputs, outputs in (*self.bottom_layers, *self.top_layers))
 
     def account(self) -> Account:
-        """Return the FLOPs of products, without sums of bags. Memory is not included."""
+        """Return the FLOPs of the matrix products; the sums of looked-up rows are not counted. Memory is not
+        included.
+        """
         layers = [*self.bottom_layers, *self.top_layers]
         weights = sum(inputs * outputs for inputs, outputs in layers)
         first = layers[0][0] * layers[0][1]
@@ -185,7 +187,7 @@ class _DlrmWriter:
         return self.kernels.product(name, sizes, left=dtype, result=dtype, batch=batch, after=after)
 
     def _mlp(self, name: str, layers: list[tuple[int, int]], source: int) -> list[int]:
-        """Add the layers of an MLP and return the result of each."""
+        """Add the forward layers of an MLP, and return the node of each layer's result."""
         results = [source]
         for layer, (inputs, outputs) in enumerate(layers):
             product = self._product(f"{name}.{layer}", (self.step.batch, outputs, inputs), results[-1:])
@@ -194,7 +196,9 @@ class _DlrmWriter:
         return results[1:]
 
     def _mlp_backward(self, name: str, layers: list[tuple[int, int]], values: list[int], grad: int) -> int:
-        """Add the gradients of an MLP, and return that of its input if a node made the input."""
+        """Add the backward pass of an MLP. Return the gradient of its input, which is computed only if a node
+        produced that input.
+        """
         batch = self.step.batch
         for layer in reversed(range(len(layers))):
             inputs, outputs = layers[layer]
@@ -207,8 +211,8 @@ class _DlrmWriter:
         return grad
 
     def _exchange(self, name: str, direction: str, source: int) -> int:
-        """Exchange indices to the ranks of their rows, pooled rows to the ranks of their samples, or
-        gradients back.
+        """Add the communication of the embedding tables in one direction: indices to the ranks that store
+        their rows, pooled rows to the ranks of their samples, or gradients back to the rows.
         """
         step = self.step
         if step.ranks == 1:

@@ -1,9 +1,9 @@
 """Random programs of several ranks, for tests of simulators and validators.
 
-Events are drawn in one order for the whole job: computation of a rank class, collectives of all ranks in some
-groups, or a message from class to class. A node depends only on earlier nodes of its rank, and communication
-on the communication before it, so that every rank communicates in the order of the events and deadlocks are
-impossible. With ``broken`` the job ends with exactly one named violation.
+All events of a job are drawn in one order: a computation of a rank class, a collective of all ranks in some
+groups, or a message from class to class. A node depends only on earlier nodes of its rank. A communication
+depends on the previous one of its rank, so every rank communicates in the order of the events and deadlocks
+are impossible. With ``broken`` the job ends with exactly one violation of the named rule.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RandomJob(Bounded):
         return f"random-{self.seed}-{self.ranks}x{self.nodes}{'-' if self.broken else ''}{self.broken}"
 
     def account(self) -> Account:
-        """Return unknown figures: a random job has no model."""
+        """Return an account with unknown figures, because a random job has no model."""
         return Account()
 
     def workload(self) -> Workload:
@@ -108,7 +108,7 @@ class RandomJob(Bounded):
 
 @dataclass(slots=True)
 class _ClassProgram:
-    """Nodes of one class. ``last`` is its latest communication."""
+    """Nodes of one rank class. ``last`` is its latest communication node."""
 
     builder: GraphBuilder
     last: list[int] = field(default_factory=list[int])
@@ -142,7 +142,7 @@ class _ClassProgram:
 
 
 class _RandomJobBuilder:
-    """Builder that draws the events of the programs of all classes."""
+    """Builder that draws events at random and adds them to the programs of all rank classes."""
 
     def __init__(self, settings: RandomJob, random: Random) -> None:
         self.settings, self.random = settings, random
@@ -178,7 +178,7 @@ class _RandomJobBuilder:
             self._compute(self.programs[self.random.randrange(settings.classes)])
 
     def size(self) -> int:
-        """Draw the bytes of a message, a whole number of elements of every rank."""
+        """Draw a message size in bytes. Each rank gets a whole number of elements of it."""
         return self.settings.ranks << self.random.randrange(_LEAST_BYTES_BITS, _MOST_BYTES_BITS)
 
     def _parents(self, program: _ClassProgram) -> list[int]:
@@ -187,7 +187,7 @@ class _RandomJobBuilder:
         return sorted(self.random.sample(near, min(len(near), self.random.randrange(1, 4))))
 
     def _compute(self, program: _ClassProgram) -> None:
-        """Add a product, an elementwise operation, or an operation with a duration."""
+        """Add a matrix product, an elementwise operation, or an operation with a given duration."""
         data, choice = self._parents(program), self.random.randrange(3)
         m, n, k = (self.random.choice(_EXTENTS) for _ in range(3))
         builder, bf16 = program.builder, dtype("bf16")
@@ -235,7 +235,9 @@ class _RandomJobBuilder:
     def collective(
         self, kind: CollectiveKind, groups: GroupSet, size: int, classes: Sequence[int], odd: int = 0
     ) -> None:
-        """Add a collective of some classes; the last class has ``odd`` bytes more."""
+        """Add a collective to the programs of some classes. Its size in the last class is larger by ``odd``
+        bytes.
+        """
         for position, rank_class in enumerate(classes):
             program = self.programs[rank_class]
             size_bytes = size + (odd if position == len(classes) - 1 else 0)
@@ -259,8 +261,8 @@ class _RandomJobBuilder:
             )
 
     def message(self, *, lost: bool = False) -> None:
-        """Add messages from the ranks of a class to another (without receives if ``lost``), or around the
-        ring.
+        """Add messages from the ranks of one class to another class, or around the ring of a single class.
+        With ``lost``, leave out the receives.
         """
         settings, size = self.settings, self.size()
         self._tag += 1

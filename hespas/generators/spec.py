@@ -1,4 +1,4 @@
-"""Interface of all generators: settings that make a workload, and its figures in closed form."""
+"""Interface of all generators: settings that make a workload, and closed-form figures of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ and one number times its byte count within the 64 bits of a tensor dimension.
 
 
 def beyond_bound(settings: object) -> Iterator[tuple[str, str]]:
-    """Yield the name and a short form of each number of a dataclass that is beyond :data:`MOST_COUNT`."""
+    """Yield the name and the abbreviated value of each number of a dataclass that is larger than
+    :data:`MOST_COUNT`.
+    """
     for name in (field.name for field in fields(cast("Any", settings))):
         value: object = getattr(settings, name)
         for number in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
@@ -55,8 +57,9 @@ REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, C
 
 
 def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
-    """Return the numbers of parts into which the whole buffer of a collective is cut: a rank contributes one
-    part of an all-gather, and receives one part of a reduce-scatter.
+    """Return the number of parts of the whole buffer, of which a rank has one as its operand, and the same
+    number for its result. A rank contributes one part to an all-gather, and receives one part of a
+    reduce-scatter.
     """
     operand_parts = members if kind is CollectiveKind.ALL_GATHER else 1
     result_parts = members if kind is CollectiveKind.REDUCE_SCATTER else 1
@@ -65,14 +68,14 @@ def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Part of the memory of the rank with the highest peak."""
+    """Part of the peak memory, on the rank with the highest peak."""
 
     what: str
     size_bytes: float
 
 
 def fillings(parts: Mapping[str, int]) -> tuple[Filling, ...]:
-    """Return the non-empty parts of a memory, the largest first."""
+    """Return the non-empty parts of a memory account, the largest first."""
     largest = sorted((part for part in parts.items() if part[1]), key=lambda part: -part[1])
     return tuple(Filling(what=what, size_bytes=float(size)) for what, size in largest)
 

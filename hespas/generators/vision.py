@@ -1,9 +1,10 @@
 """Training step of a vision transformer (arXiv 2010.11929) or a diffusion transformer with adaLN-Zero (DiT,
 arXiv 2212.09748): data parallel, with replicated or sharded weights (FSDP).
 
-FSDP gathers a unit (the embeddings, each block, the head) before use, forward and backward, and reduces its
-gradients as soon as they are complete. A forward product costs 2 FLOPs per weight and row; the backward pass
-has two such products, but not the gradient of the input of the first layer. Biases are added by the products.
+The model is divided into units: the embeddings, each block, and the head. FSDP gathers the weights of a unit
+before each of its passes, and reduces its gradients as soon as they are complete. A forward product costs 2
+FLOPs per weight and row. The backward pass has two such products, except in the first layer, whose input
+needs no gradient. Biases are added by the products.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class VisionModel(Bounded):
 
     @property
     def pixels(self) -> int:
-        """Number of values of a patch."""
+        """Number of input values of a patch."""
         return self.patch**2 * self.channels
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of patches, positions (fixed for DiT, but counted), and class token or timestep and
-        labels.
+        """Parameters of the embeddings: patches, positions (fixed in DiT, but counted), and the class token,
+        or timestep and labels in DiT.
         """
         h = self.hidden
         patches = (self.pixels + 1) * h + self.tokens * h
@@ -71,7 +72,9 @@ class VisionModel(Bounded):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a block: attention, MLP and two norms, or the modulation that replaces the norms."""
+        """Parameters of a block: attention, MLP, and two norms; in DiT a modulation layer replaces the
+        norms.
+        """
         h, f = self.hidden, self.ffn
         products = 3 * h * (h + 1) + h * (h + 1) + f * (h + 1) + h * (f + 1)
         return products + (6 * h * (h + 1) if self.diffusion else 4 * h)
@@ -90,7 +93,7 @@ class VisionModel(Bounded):
         return self.embedding_parameters + self.layers * self.block_parameters + self.head_parameters
 
     def check(self) -> None:
-        """Raise ``UsageError`` for sizes that do not divide."""
+        """Raise ``UsageError`` for sizes that do not divide evenly."""
         if min(self.image, self.patch, self.channels, self.hidden, self.layers, self.heads, self.ffn) < 1:
             raise UsageError(f"{self.name}: all sizes must be at least 1")
         if self.image % self.patch:
@@ -165,8 +168,8 @@ class VisionStep(Bounded):
         return Workload.spmd(builder.build(), self.dp, facts.metadata())
 
     def account(self) -> Account:
-        """Return the FLOPs of products, with attention on all pairs and without recomputation. Memory is not
-        included.
+        """Return the FLOPs of the matrix products; attention is counted on all pairs of tokens, without
+        recomputation. Memory is not included.
         """
         m, h = self.model, self.model.hidden
         block = m.tokens * (4 * h * h + 2 * h * m.ffn) + (6 * h * h if m.diffusion else 0)
@@ -186,10 +189,10 @@ _Backward = Callable[[], None]
 
 @dataclass(slots=True)
 class _VisionWriter:
-    """Writer of a step. The forward pass records the backward pass on a tape.
+    """Writer of the nodes of a step. The forward pass records the backward pass on a tape.
 
-    ``current`` is the current value or gradient, ``condition`` the conditioning value, ``weight_gradients``
-    the gradients of weights of the current unit.
+    ``current`` is the current value or gradient, ``condition`` the conditioning value. ``weight_gradients``
+    are the gradients of weights in the current unit.
     """
 
     step: VisionStep
@@ -225,7 +228,9 @@ class _VisionWriter:
         self.kernels.vector("adam", "adam", reads, writes, after=self.reduced)
 
     def _unit(self, name: str, parameters: int, forward: Callable[[], None]) -> None:
-        """Add the forward pass of a unit, and record its collectives."""
+        """Add the forward pass of a unit (``forward``) and the gather of its weights. Put the collectives of
+        its backward pass on the tape.
+        """
         self.kernels.module = name
         self._gather("gather", parameters)
 
@@ -330,7 +335,9 @@ class _VisionWriter:
         self._vector("positions", "add", (batch * model.tokens, h), [self.current])
 
     def _modulation(self, name: str, parts: int) -> list[int]:
-        """Add a layer of the conditioning value that computes scales, shifts and gates of each image."""
+        """Add a linear layer that computes scales, shifts and gates of each image from the conditioning
+        value.
+        """
         if not self.step.model.diffusion:
             return []
         stream, self.current = self.current, self.condition

@@ -1,8 +1,9 @@
-"""Operators of PyTorch as nodes of a graph, and the operators of their backward passes.
+"""PyTorch operators as nodes of a graph, and the operators of their backward passes.
 
-Operators run in sequence in one stream, so that each node depends on the one before. A tape records the
-backward pass in the order of the forward pass. Elements are float32 without TF32: a product counts as the six
-16-bit products that replace it, which distinguishes it from a product on TF32 units.
+Operators run in sequence in one stream, so each node depends on the previous one. The forward pass records
+the backward pass of each operator on a tape. Elements are float32 and TF32 is off: a matrix product is
+counted as six 16-bit products, as on hardware that emulates float32. This distinguishes it from a product on
+TF32 units.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _TRANSPOSED = "{1,3,2,0}"
 
 @dataclass(slots=True)
 class EagerOperators:
-    """Writer of operators to a graph.
+    """Writer of PyTorch operators to a graph.
 
-    ``compiled``: operators between products are fused, as in TorchInductor.
+    ``compiled``: operators between matrix products are fused, as in TorchInductor.
     """
 
     builder: GraphBuilder
@@ -39,7 +40,9 @@ class EagerOperators:
     _element: DType = field(default_factory=lambda: dtype("f32"))
 
     def record(self, backward: Callable[[], None]) -> None:
-        """Record the backward pass of the last operators, if there is one."""
+        """Put ``backward``, which writes the backward pass of the last operators, on the tape. Do nothing if
+        the step has no backward pass.
+        """
         if self.training:
             module = self.module
 
@@ -50,7 +53,7 @@ class EagerOperators:
             self.tape.append(run)
 
     def backward(self) -> None:
-        """Run the tape, the last entry first."""
+        """Write the backward pass: run the entries of the tape from the last to the first."""
         while self.tape:
             self.tape.pop()()
 
@@ -98,7 +101,7 @@ class EagerOperators:
         return node
 
     def product(self, op: str, batch: int, m: int, n: int, k: int) -> None:
-        """Add ``batch`` products of M x K by K x N."""
+        """Add ``batch`` matrix products of M x K by K x N."""
         lead = (batch,) if batch > 1 else ()
         work = 2.0 * batch * m * n * k
         reads: list[Shape] = [(*lead, m, k), (*lead, k, n)]
@@ -113,9 +116,9 @@ class EagerOperators:
         )  # fmt: skip
 
     def linear(self, rows: int, inputs: int, outputs: int, *, bias: bool = True, joins: bool = False) -> None:
-        """Add a linear layer; backward, the gradients of its input, weights and bias.
+        """Add a linear layer. Its backward pass computes the gradients of input, weights and bias.
 
-        ``joins``: the gradient of its input is added to another gradient of the same value.
+        ``joins``: the gradient of the input is added to another gradient of the same tensor.
         """
         self.product("aten::addmm" if bias else "aten::mm", 1, rows, outputs, inputs)
 
@@ -132,7 +135,7 @@ class EagerOperators:
         self.record(backward)
 
     def batched(self, batch: int, m: int, n: int, k: int) -> None:
-        """Add a batched product of two values with gradients."""
+        """Add a batched matrix product of two tensors that both need gradients."""
         self.product("aten::bmm", batch, m, n, k)
 
         def backward() -> None:
@@ -156,19 +159,21 @@ class EagerOperators:
         self.node(op, op_class, [shape, other or shape], [shape], transcendentals=transcendentals)
 
     def add(self, shape: Shape, other: Shape | None = None, *, taped: bool = True) -> None:
-        """Add a sum. Both operands get its gradient; if both have further uses, backward sums their
-        gradients.
+        """Add the elementwise sum of two tensors. Both operands receive the gradient of the sum. With
+        ``taped``, the backward pass adds it to another gradient of the same tensor.
         """
         self.binary("aten::add", shape, other)
         if taped and other is None:
             self.record(lambda: self.binary("aten::add", shape))
 
     def accumulate(self, shape: Shape) -> None:
-        """Add a gradient to the gradient of the step before."""
+        """Add the gradient of a parameter to its gradient of the previous step."""
         self.binary("aten::add_", shape)
 
     def copy(self, shape: Shape) -> None:
-        """Copy the elements of a view into the memory order of its shape; backward, copy back."""
+        """Copy a strided view to contiguous memory. The backward pass copies the gradient in the other
+        direction.
+        """
 
         def clone() -> None:
             self.node("aten::clone", OpClass.MOVE, [shape], [shape], flops=0.0, strided=True)
@@ -177,7 +182,9 @@ class EagerOperators:
         self.record(clone)
 
     def dropout(self, shape: Shape) -> None:
-        """Add a dropout in training. Backward scales the mask and multiplies by it."""
+        """Add a dropout if the step is training. Its backward pass scales the mask and multiplies the
+        gradient by it.
+        """
         if not self.training:
             return
         self.node("aten::native_dropout", OpClass.ELEMENTWISE, [shape], [shape], flops=3.0)
@@ -189,8 +196,8 @@ class EagerOperators:
         self.record(backward)
 
     def softmax(self, shape: Shape) -> None:
-        """Add a softmax over the last dimension. Backward first multiplies by the result, as PyTorch's CUDA
-        kernel.
+        """Add a softmax over the last dimension. The backward pass first multiplies the gradient by the
+        result, like PyTorch's CUDA kernel.
         """
         kind = OpClass.NORMALIZATION
         self.node("aten::_softmax", kind, [shape], [shape], flops=4.0, transcendentals=1.0)
@@ -202,7 +209,7 @@ class EagerOperators:
         self.record(backward)
 
     def layer_norm(self, rows: int, width: int) -> None:
-        """Add a layer norm. Backward also sums the gradients of scale and shift."""
+        """Add a layer norm. The backward pass also computes the gradients of scale and shift."""
         shape, kind = (rows, width), OpClass.NORMALIZATION
         self.node("aten::native_layer_norm", kind, [shape], [shape], flops=8.0)
 
@@ -215,7 +222,7 @@ class EagerOperators:
         self.record(backward)
 
     def embedding(self, tokens: int, vocab: int, width: int) -> None:
-        """Add a lookup of rows of a table; the gradient is as large as the table."""
+        """Add an embedding lookup. The gradient has the size of the whole table."""
         shape = (tokens, width)
         self.node(
             "aten::embedding", OpClass.GATHER, [(vocab, width)], [shape], flops=0.0,

@@ -1,8 +1,9 @@
 """Transformers that PyTorch runs operator by operator: published sizes, layers of each family, and steps.
 
-Products of four-dimensional values whose batch and heads are not adjacent in memory copy them first (like
-``torch.matmul``): queries, keys and values, and the output back. ``compiled`` omits operators that a compiler
-fuses into others: scales and masks into softmax, sums into norms, activation functions into one kernel.
+``torch.matmul`` first copies four-dimensional operands whose batch and heads are not adjacent in memory. The
+copies of queries, keys and values, and of the output, are therefore nodes too. ``compiled`` omits operators
+that a compiler fuses into others: scales and masks into softmax, sums into norms, activation functions into
+one kernel.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class EagerModel(Bounded):
 
     @property
     def parameters(self) -> int:
-        """All parameters; heads of language models share the embedding, and BERT has a pooler."""
+        """Number of parameters. The head of a language model shares the embedding; BERT has a pooler."""
         h, f = self.hidden, self.ffn
         if self.written == "switch":
             attention, dense = 3 * self.layers * (4 * h * self.inner + h), 2 * self.layers * h
@@ -66,8 +67,8 @@ class EagerModel(Bounded):
         return embeddings + self.layers * layer + 2 * h
 
     def forward_flops(self, batch: int, length: int, *, training: bool) -> float:
-        """Return the FLOPs of forward products: two for each weight and token, and for each pair
-        of tokens.
+        """Return the FLOPs of the forward matrix products: two per weight and token, plus attention, which
+        grows with the pairs of tokens.
         """
         h, f, rows = self.hidden, self.ffn, batch * length
         attention = 2.0 * rows * 4 * h * self.inner + 4.0 * batch * length**2 * self.inner
@@ -93,7 +94,7 @@ class EagerModel(Bounded):
 
 
 def _gpt(name: str, sizes: tuple[int, int, int, int], source: str) -> EagerModel:
-    """Return a GPT model of a hidden size, layers, heads and positions."""
+    """Return a GPT model from its hidden size, layers, heads and positions, in this order in ``sizes``."""
     hidden, layers, heads, positions = sizes
     return EagerModel(
         name=name, written="gpt2", hidden=hidden, layers=layers, heads=heads, head_dim=hidden // heads,
@@ -139,7 +140,7 @@ _ROUTING = ("aten::max", "aten::argmax", "aten::one_hot", "aten::cumsum", "aten:
 
 @dataclass(frozen=True, slots=True)
 class EagerLayers:
-    """Writer of the operators of a model for ``batch`` sequences of ``length`` tokens."""
+    """Writer of a model's operators for ``batch`` sequences of ``length`` tokens."""
 
     model: EagerModel
     ops: EagerOperators
@@ -148,12 +149,12 @@ class EagerLayers:
 
     @property
     def rows(self) -> int:
-        """Number of tokens."""
+        """Number of tokens in the batch."""
         return self.batch * self.length
 
     @property
     def value(self) -> Shape:
-        """Shape of the residual stream."""
+        """Shape of the residual stream: batch, length, hidden size."""
         return (self.rows, self.model.hidden)
 
     def run(self) -> None:
@@ -161,13 +162,15 @@ class EagerLayers:
         {"bert": self.bert, "gpt2": self.gpt2, "opt": self.opt, "switch": self.switch}[self.model.written]()
 
     def _copy_heads(self) -> None:
-        """Copy queries, keys and values into the memory order of their product."""
+        """Copy queries, keys and values into the memory order that the batched matrix product needs."""
         shape = (self.batch, self.model.heads, self.length, self.model.head_dim)
         for _ in "query", "key", "value":
             self.ops.copy(shape)
 
     def _attend(self, mask: Callable[[Shape], None]) -> None:
-        """Write scores, their scale and mask, their softmax, and the weighted sum of values."""
+        """Write attention: the scores, their scale and ``mask``, the softmax, and the weighted sum of
+        values.
+        """
         model, ops, length = self.model, self.ops, self.length
         scores, batch = (self.batch, model.heads, length, length), self.batch * model.heads
         ops.batched(batch, length, length, model.head_dim)
@@ -184,7 +187,9 @@ class EagerLayers:
         self.ops.record(lambda: self.ops.unary("aten::div.Scalar", scores))
 
     def _opt_mask(self, scores: Shape) -> None:
-        """Write the mask, and the lowest number as a lower bound, whose backward pass compares twice."""
+        """Write OPT's mask. It adds the mask and limits the scores to the lowest finite number; the backward
+        pass of that limit needs two comparisons.
+        """
         ops = self.ops
         ops.add(scores, (self.batch, 1, self.length, self.length))
         ops.unary("aten::maximum", scores)
@@ -199,7 +204,7 @@ class EagerLayers:
         ops.record(backward)
 
     def _residual(self, *, norm: bool = False) -> None:
-        """Add a result to the stream. With ``norm``, also normalise it."""
+        """Add a block's result to the residual stream. With ``norm``, also normalise the sum."""
         self.ops.dropout(self.value)
         if not (norm and self.ops.compiled):
             self.ops.add(self.value)
@@ -246,8 +251,8 @@ class EagerLayers:
         self.ops.layer_norm(*self.value)
 
     def _loss(self) -> None:
-        """Record the start of the backward pass: gradients of the loss and of the log-softmax of
-        the logits.
+        """Put the start of the backward pass on the tape: the gradients of the loss and of the
+        log-softmax.
         """
         ops, shape = self.ops, (self.rows, self.model.vocab)
 
@@ -398,7 +403,7 @@ class EagerLayers:
         self._loss()
 
     def _root_mean_square(self) -> None:
-        """Write T5's norm with one operator per operation."""
+        """Write T5's norm (root mean square) with one operator per arithmetic operation."""
         ops, value = self.ops, self.value
         ops.unary("aten::pow.Tensor_Scalar", value)
         ops.node("aten::mean", OpClass.REDUCTION, [value], [(self.rows, 1)])
@@ -426,8 +431,8 @@ class EagerLayers:
         ops.linear(rows, model.ffn, model.hidden, bias=False)
 
     def _experts(self) -> None:
-        """Write the experts in sequence: selection of their tokens, their layers over the maximum number of
-        rows, and the scatter into the result.
+        """Write the experts one after the other: select the tokens of an expert, run its layers on the
+        maximum number of tokens, and scatter the result.
         """
         model, ops = self.model, self.ops
         routed, most = (self.rows, model.experts), min(self.rows, self.batch * model.capacity)

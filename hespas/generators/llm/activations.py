@@ -1,14 +1,14 @@
-"""Activations of a layer: bytes saved for its backward pass, working memory, and offload to the host.
+"""Activation memory of a layer: bytes saved for its backward pass, working memory, and offload to the host.
 
-Bytes are of one micro-batch on one rank. Saved are inputs of norms and of matrix products, queries, keys,
-values, results of attention with one 32-bit number per query and head (arXiv 2205.14135), and inputs of
-activation functions, as fused kernels save them (arXiv 2205.05198, section 4.1, without its scores and
-dropout masks). Inputs of products are saved in the format of the products, the rest in the format of
-activations. With sequence parallelism, values between tensor-parallel regions are saved in parts.
+All bytes are for one micro-batch on one rank. A layer saves the inputs of norms and of matrix products,
+queries, keys and values, the attention result with one 32-bit number per query and head (arXiv 2205.14135),
+and the inputs of activation functions. This follows arXiv 2205.05198, section 4.1, but fused kernels save no
+scores and no dropout masks. Inputs of products are saved in the format of the products, the rest in the
+format of activations. With sequence parallelism, values between tensor-parallel regions are sharded.
 
-Offloaded activations of a layer are stored on the host after its forward pass, and loaded before its backward
-pass, during the backward pass of the layer after it. An optimizer on the host (arXiv 2101.06840) receives
-gradients, and sends updated weights back. The offloaded bytes are those that the memory account omits.
+Offloaded activations of a layer are copied to the host after its forward pass. They are loaded during the
+backward pass of the following layer, before the layer needs them. An optimizer on the host (arXiv 2101.06840)
+receives gradients and returns updated weights. The memory account of the device omits the offloaded bytes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _ROUTER_BYTES = 13
 
 
 def storage(elements: int, element: str) -> int:
-    """Return the bytes of a number of elements, including their scales."""
+    """Return the bytes that ``elements`` elements of a format need, including the scales of block formats."""
     return dtype(element).storage_bytes(elements)
 
 
 def total(*parts: Parts) -> Parts:
-    """Return the sum by kind of memory."""
+    """Return the sum of several accounts, for each kind of memory."""
     names = dict.fromkeys(name for summand in parts for name in summand)
     return {name: sum(summand.get(name, 0) for summand in parts) for name in names}
 
@@ -77,7 +77,9 @@ class LayerWork(NamedTuple):
 
 
 class _SavedTensor(NamedTuple):
-    """Saved tensor: its part of the account, the module that recomputes it, and its bytes."""
+    """Tensor saved for the backward pass: its entry in the memory account, the module whose recomputation
+    replaces it, and its bytes.
+    """
 
     part: str
     module: str
@@ -85,7 +87,9 @@ class _SavedTensor(NamedTuple):
 
 
 def saved_of_layer(rank: ModelRank, layer: Layer, index: int) -> Parts:
-    """Return the bytes that the ``index``-th layer of a stage saves, by part."""
+    """Return the bytes that the ``index``-th layer of a pipeline stage saves for its backward pass, by kind
+    of memory.
+    """
     recompute = rank.training.recompute
     stream = storage(rank.rows * rank.hidden, rank.precision.compute)
     is_covered = recompute.layers < 0 or index < recompute.layers
@@ -109,7 +113,9 @@ def saved_of_layer(rank: ModelRank, layer: Layer, index: int) -> Parts:
 
 
 def whole_of_layer(rank: ModelRank, layer: Layer) -> Parts:
-    """Return the bytes that a layer saves without recomputation, which exist while it is recomputed."""
+    """Return the bytes that a layer saves without recomputation. A recomputed layer needs them during its
+    backward pass.
+    """
     saved: Parts = {}
     for block in layer:
         for tensor in _tensors(rank, block):
@@ -149,8 +155,8 @@ def _tensors(rank: ModelRank, block: Block) -> Iterator[_SavedTensor]:
 
 
 def _saves_inputs(rank: ModelRank, block: Block) -> bool:
-    """Return True if matrices of a block or their adapters are trained; otherwise their inputs
-    are not saved.
+    """Return True if the backward pass needs the inputs of the block's matrices, because the matrices or
+    their adapters are trained.
     """
     return rank.trains_weights or bool(adapted_layers(rank, block))
 
@@ -170,8 +176,8 @@ def _attention(rank: ModelRank, block: Attention) -> Iterator[_SavedTensor]:
 
 
 def _results(rank: ModelRank, elements: int, heads: int) -> Iterator[_SavedTensor]:
-    """Yield the results of attention, saved by it and by the projection after it: one tensor if formats
-    agree.
+    """Yield the saved results of attention. Attention and the projection after it both save the result; they
+    share one tensor if their formats are equal.
     """
     training, inside = rank.training, rank.precision.attention
     operand = rank.precision.matmul
@@ -197,7 +203,9 @@ def _latent_attention(rank: ModelRank, block: LatentAttention) -> Iterator[_Save
 def _activated(
     rank: ModelRank, tokens: int, ffn: int, *, gated: bool, part: str, module: str
 ) -> Iterator[_SavedTensor]:
-    """Yield the input of an activation function and of the product after it (empty ``module``: not saved)."""
+    """Yield the saved input of an activation function and the saved input of the product after it. Nothing is
+    saved where ``module`` is empty.
+    """
     training, compute = rank.training, rank.precision.compute
     wide = (2 if gated else 1) * tokens * ffn
     yield _SavedTensor(part, "inner", storage(wide, compute))
@@ -225,10 +233,10 @@ def _experts(rank: ModelRank, block: Experts) -> Iterator[_SavedTensor]:
 
 
 def _by_operation(rank: ModelRank, block: Block) -> Parts:
-    """Return the saved results of attention, of every other product of a block, and of the sums over tensor
-    ranks.
+    """Return the bytes that a block saves with selective checkpointing per operation, as in torchtitan: the
+    results of attention, of every second matrix product, and of the sums over tensor-parallel ranks.
 
-    A compiled layer does not save the result of its last product, which is not needed by a gradient.
+    A compiled layer does not save the result of its last product, because no gradient needs it.
     """
     tp, tokens, compute = rank.layout.tp, rank.tokens, rank.precision.compute
     summed = rank.rows * rank.hidden if tp > 1 else 0
@@ -255,8 +263,8 @@ def _by_operation(rank: ModelRank, block: Block) -> Parts:
 def work_of_layer(rank: ModelRank, layer: Layer) -> LayerWork:
     """Return the working memory of the last block of a layer.
 
-    That block is the last one in the forward pass, with all others saved, and the first one in the backward
-    pass.
+    The peak of both passes is at this block. In the forward pass all other blocks have saved their
+    activations by then. The backward pass begins with this block, while all of them are still saved.
     """
     block, compute, tp = layer[-1], rank.precision.compute, rank.layout.tp
     stream = storage(rank.rows * rank.hidden, compute)
@@ -275,8 +283,8 @@ def work_of_layer(rank: ModelRank, layer: Layer) -> LayerWork:
 
 
 def _activation_work(rank: ModelRank, tokens: int, ffn: int, gated: bool) -> int:
-    """Return the bytes of the gradients of an activation function's result and input; the first one replaces
-    the result.
+    """Return the bytes of two gradients: of the activation function's result and of its input. The first
+    replaces the result in memory.
     """
     compute = rank.precision.compute
     result = storage(tokens * ffn, compute)
@@ -285,8 +293,10 @@ def _activation_work(rank: ModelRank, tokens: int, ffn: int, gated: bool) -> int
 
 
 def _attention_work(rank: ModelRank, block: Attention | LatentAttention) -> int:
-    """Return the bytes of the gradients of the result, of queries, keys and values, the 32-bit sum of the
-    gradient of queries, and a copy of the last three as the gradient of one projection's result.
+    """Return the working memory [B] of an attention block in the backward pass.
+
+    It holds the gradients of the result, queries, keys and values, the 32-bit sum of the gradient of queries,
+    and a copy of the gradients of queries, keys and values as one tensor, for the projection.
     """
     heads = block.heads // rank.layout.tp
     if isinstance(block, Attention):
@@ -300,11 +310,11 @@ def _attention_work(rank: ModelRank, block: Attention | LatentAttention) -> int:
 
 
 def _experts_work(rank: ModelRank, block: Experts, stream: int) -> LayerWork:
-    """Return the working memory of a mixture.
+    """Return the working memory of a mixture of experts.
 
-    Forward, when results return: the sent and received tokens, and the results before and after the return,
-    in addition to two sums. Backward: gradients of the results in the order of arrival and of experts, or
-    gradients of the activation function.
+    The forward peak is at the return of the results: tokens as sent and as received, the results before and
+    after the return, and two sums. The backward peak is the larger one of the gradients of the results, in
+    the order of arrival and of experts, and the gradients of the activation function.
     """
     layout, compute = rank.layout, rank.precision.compute
     tokens = rank.received(block)
@@ -317,7 +327,7 @@ def _experts_work(rank: ModelRank, block: Experts, stream: int) -> LayerWork:
 
 
 def matrix_shapes(rank: ModelRank, block: Block) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices of a block's linear layers on a rank, each kind once."""
+    """Return the shapes of the weight matrices of a block on one rank; each kind of matrix is listed once."""
     hidden, tp = rank.hidden, rank.layout.tp
 
     def mlp_shapes(ffn: int, width: int, gated: bool) -> list[tuple[int, int]]:
@@ -346,7 +356,7 @@ def matrix_shapes(rank: ModelRank, block: Block) -> list[tuple[int, int]]:
 
 
 def offloaded_bytes(rank: ModelRank, layer: Layer, index: int) -> int:
-    """Return the bytes of saved activations of the ``index``-th layer of a stage that are on the host."""
+    """Return the bytes of saved activations that the ``index``-th layer of a stage offloads to the host."""
     training = rank.training
     if not training.recompute.offloaded:
         return 0
@@ -376,7 +386,9 @@ _BLOCK_OF: Mapping[str, type[Block]] = {"mlp_act": Mlp, "mlp": Mlp, "moe_act": E
 def offloaded_ports(
     rank: ModelRank, layer: Layer, number: int, index: int, ports: Iterable[str]
 ) -> list[str]:
-    """Return the forward ``ports`` of the ``index``-th layer of a stage whose values are on the host."""
+    """Return the ``ports`` (names of forward values) of the ``index``-th layer of a stage that are offloaded
+    to the host.
+    """
     recompute = rank.training.recompute
     if recompute.whole(index):
         return [f"{number}.0.input"]
@@ -396,7 +408,7 @@ def offloaded_ports(
 
 
 def store_activations(k: KernelWriter, number: int, size: int) -> None:
-    """Store the saved activations of a layer on the host after its forward pass."""
+    """Add the copy of a layer's saved activations to the host, after its forward pass."""
     k.module = f"layers.{number}"
     k.transfer(
         "activations.offload",
@@ -408,7 +420,9 @@ def store_activations(k: KernelWriter, number: int, size: int) -> None:
 
 
 def load_activations(k: KernelWriter, number: int, size: int, ahead: int, ports: Sequence[str]) -> int:
-    """Load them after the node ``ahead``; readers of one of the ``ports`` then read the loaded values."""
+    """Load the offloaded activations of a layer after the node ``ahead``, and return the node of the copy.
+    Later readers of ``ports`` use the loaded values.
+    """
     k.module = f"layers.{number}"
     after: list[Value] = [f"away.{number}"]
     node = k.transfer(

@@ -1,8 +1,10 @@
-"""Attention on one rank: grouped queries and latent attention, forward and backward.
+"""Attention on one rank: grouped-query and latent attention, forward and backward.
 
-Context ranks gather the keys and values of the whole sequence and reduce their gradients, send keys around
-a ring, or exchange tokens for heads. With a causal mask each rank has an early and a late piece of the
-sequence, so that all ranks have equal work.
+There are three ways to share a sequence among context-parallel ranks: gather the keys and values of the whole
+sequence and reduce their gradients, send keys around a ring, or exchange tokens for heads (all-to-all). With
+a causal mask each rank has an early and a late piece of the sequence, so that all ranks have equal work.
+
+Intermediate values have names, called ports, by which other passes read them.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ __all__ = [
 
 
 def _piece(r: ModelRank, shape: AttentionShape) -> tuple[AttentionShape, TensorSpec]:
-    """Return the sizes of attention to the keys of one rank, and these keys and values."""
+    """Return the sizes of attention from local queries to the keys of one rank, and the tensor of these keys
+    and values.
+    """
     cp = r.layout.cp
     one = shape._replace(keys=shape.keys // cp, pairs=shape.pairs / cp)
     return one, r.value(r.tokens, shape.kv_heads * (shape.head_dim + shape.value_dim))
 
 
 def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, qkv: Value) -> Value:
-    """Add attention in pieces that are summed: the port ``core``. The last received keys are the
-    port ``kv``.
+    """Add ring attention: attention to the keys of one rank after the other, with the results summed. The
+    result has the port ``core``; the keys received last have the port ``kv``.
     """
     one, keys = _piece(r, shape)
     current, done = qkv, -1
@@ -59,7 +63,7 @@ def ring_forward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str,
 
 
 def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str, grad: Value) -> Value:
-    """Add the gradients of queries, keys and values."""
+    """Add the backward pass of ring attention: the gradients of queries, keys and values."""
     one, keys = _piece(r, shape)
     current: Value = f"{key}.kv"
     done, summed = -1, -1
@@ -84,8 +88,9 @@ def ring_backward(r: ModelRank, k: KernelWriter, shape: AttentionShape, key: str
 
 @dataclass(frozen=True, slots=True)
 class ContextExchange:
-    """Exchange of tokens for heads: ``heads`` and ``kv_heads`` of a rank before the exchange, and the
-    ``shape`` of attention after it.
+    """All-to-all between context-parallel ranks that exchanges tokens for heads, so that each rank has the
+    whole sequence for some heads. ``heads`` and ``kv_heads`` are the heads of a rank before the exchange;
+    ``shape`` is the size of attention after it.
     """
 
     rank: ModelRank
@@ -95,12 +100,14 @@ class ContextExchange:
 
     @property
     def _sent_heads(self) -> int:
-        """Number of key heads that are sent; a head for several ranks counts once for each."""
+        """Number of key heads that a rank sends. A head that several ranks need is counted once for each of
+        them.
+        """
         return max(self.kv_heads, self.rank.layout.cp)
 
     @property
     def _sent_columns(self) -> int:
-        """Number of sent columns of queries, keys and values."""
+        """Number of columns of queries, keys and values that a rank sends."""
         shape = self.shape
         return self.heads * shape.head_dim + self._sent_heads * (shape.head_dim + shape.value_dim)
 
@@ -110,12 +117,14 @@ class ContextExchange:
         return k.collective(name, CollectiveKind.ALL_TO_ALL, groups, whole, after=[x], port=port)
 
     def exchange(self, k: KernelWriter, key: str, qkv: Value) -> Value:
-        """Exchange for queries, keys and values of all tokens: the port ``exchanged``."""
+        """Add the exchange after which a rank has the queries, keys and values of all tokens. The result has
+        the port ``exchanged``.
+        """
         return self._all_to_all(k, "qkv.all_to_all", self._sent_columns, qkv, f"{key}.exchanged")
 
     def core(self, k: KernelWriter, key: str, qkv: Value) -> Value:
-        """Add attention (the port ``inner``) and the exchange of its results for this rank's tokens
-        (``core``).
+        """Add attention (port ``inner``), and the exchange that returns its results to the ranks of their
+        tokens (port ``core``).
         """
         inner = k.attention(
             "core", self.shape, self.rank.precision.attention, after=[qkv], port=f"{key}.inner"
@@ -138,7 +147,9 @@ class ContextExchange:
 
 
 def heads_of(r: ModelRank, block: Attention | LatentAttention) -> tuple[int, int]:
-    """Return the query and key heads of a rank; key heads are repeated if they are fewer than the ranks."""
+    """Return the numbers of query heads and key heads on a rank. Key heads are replicated if there are fewer
+    of them than ranks.
+    """
     kv = block.kv_heads if isinstance(block, Attention) else block.heads
     return block.heads // r.layout.tp, max(1, kv // r.layout.tp)
 
@@ -146,8 +157,8 @@ def heads_of(r: ModelRank, block: Attention | LatentAttention) -> tuple[int, int
 def attention_shape(r: ModelRank, block: Attention | LatentAttention) -> AttentionShape:
     """Return the sizes of attention on a rank.
 
-    Each context rank has an early and a late piece of a sequence, and thus an equal part of a causal mask, or
-    it has whole sequences for some heads.
+    A context-parallel rank has an early and a late piece of each sequence, which gives it an equal part of
+    the causal mask. With the all-to-all exchange it has whole sequences for some heads.
     """
     seq, cp = r.training.seq, r.layout.cp
     heads, kv_heads = heads_of(r, block)
@@ -168,10 +179,10 @@ def attention_shape(r: ModelRank, block: Attention | LatentAttention) -> Attenti
 
 
 def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = True) -> float:
-    """Return the number of unmasked pairs of query and key of a sequence.
+    """Return the number of unmasked pairs of query and key in a sequence of length s.
 
-    That is s (s + 1) / 2 with a causal mask, w s - w (w - 1) / 2 with a window of w keys (including its own),
-    and the sum over all chunks.
+    It is s (s + 1) / 2 with a causal mask, and w s - w (w - 1) / 2 with a sliding window of w keys, which
+    includes the query's position. With chunks it is the sum over all chunks.
     """
     if chunk and chunk < seq:
         whole, rest = divmod(seq, chunk)
@@ -195,8 +206,8 @@ def qkv_layer(r: ModelRank, block: Attention) -> LinearLayer:
 
 
 def latent_layers(r: ModelRank, block: LatentAttention) -> tuple[LinearLayer, ...]:
-    """Return the down-projections, whole on every tensor rank, and the up-projections of queries, and of keys
-    and values.
+    """Return the linear layers of latent attention: down-projections, which every tensor-parallel rank
+    computes in full, and up-projections of queries and of keys and values.
     """
     heads, adapter = block.heads // r.layout.tp, r.adapter(block)
     low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)
@@ -215,7 +226,9 @@ def latent_layers(r: ModelRank, block: LatentAttention) -> tuple[LinearLayer, ..
 def queries_and_keys(
     r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, norm: Value
 ) -> Value:
-    """Add queries, keys and values with positions: the port ``qkv``."""
+    """Add the projections to queries, keys and values, with position embeddings. The result has the port
+    ``qkv``.
+    """
     heads, kv_heads = heads_of(r, block)
     if isinstance(block, Attention):
         out = r.column(k, qkv_layer(r, block), norm, f"{key}.qkv_input")
@@ -235,7 +248,9 @@ def queries_and_keys(
 
 
 def latent_up(r: ModelRank, k: KernelWriter, block: LatentAttention, key: str, low: Value) -> Value:
-    """Add queries, keys and values of latent attention from its latents, with positions: the port ``qkv``."""
+    """Add the up-projections from the latents ``low`` to queries, keys and values, with position embeddings.
+    The result has the port ``qkv``.
+    """
     heads = heads_of(r, block)[0]
     down, q_up, kv_up = latent_layers(r, block)
     low = r.gather_columns(k, "latent.all_gather", low, down.outputs)
@@ -251,19 +266,21 @@ def latent_up(r: ModelRank, k: KernelWriter, block: LatentAttention, key: str, l
 
 
 def _exchange(r: ModelRank, block: Attention | LatentAttention) -> ContextExchange | None:
-    """Return the exchange of tokens for heads between context ranks; None if the layout has none."""
+    """Return the all-to-all exchange between context-parallel ranks; None if the layout does not use it."""
     if r.layout.cp == 1 or not r.layout.context_all_to_all:
         return None
     return ContextExchange(r, attention_shape(r, block), *heads_of(r, block))
 
 
 def _all_keys(r: ModelRank, shape: AttentionShape) -> TensorSpec:
-    """Return the keys and values of the whole sequence."""
+    """Return the tensor of keys and values of the whole sequence."""
     return r.value(r.tokens * r.layout.cp, shape.kv_heads * (shape.head_dim + shape.value_dim))
 
 
 def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str) -> None:
-    """Recompute fused attention from saved keys; in a ring they are sent again."""
+    """Add the recomputation of fused attention from saved keys. With ring attention the keys are sent around
+    the ring again.
+    """
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:
         exchange.core(k, key, f"{key}.exchanged")
@@ -278,14 +295,14 @@ def recompute_core(r: ModelRank, k: KernelWriter, block: Attention | LatentAtten
 def recompute_exchange(
     r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, qkv: Value
 ) -> None:
-    """Exchange tokens for heads again after queries and keys were recomputed."""
+    """Add the exchange of tokens for heads again, after the recomputation of queries and keys."""
     exchange = _exchange(r, block)
     if exchange:
         exchange.exchange(k, key, qkv)
 
 
 def projection(r: ModelRank, block: Attention | LatentAttention) -> LinearLayer:
-    """Return the output projection of a rank's heads."""
+    """Return the output projection of the heads on a rank."""
     width = block.v_dim if isinstance(block, LatentAttention) else block.head_dim
     inputs = heads_of(r, block)[0] * width
     return LinearLayer(name="proj", inputs=inputs, outputs=r.hidden, rows=r.tokens, adapter=r.adapter(block))
@@ -294,7 +311,7 @@ def projection(r: ModelRank, block: Attention | LatentAttention) -> LinearLayer:
 def forward_attention(
     r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, x: Value
 ) -> Value:
-    """Add an attention block, from residual stream to residual stream."""
+    """Add an attention block; ``x`` and the result are the residual stream before and after it."""
     normed = r.norm(k, "norm", x, f"{key}.norm")
     qkv = queries_and_keys(r, k, block, key, normed)
     shape, exchange = attention_shape(r, block), _exchange(r, block)
@@ -315,7 +332,7 @@ def forward_attention(
 def backward_attention(
     r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, grad: Value
 ) -> Value:
-    """Add the gradient of the input of an attention block."""
+    """Add the backward pass of an attention block, and return the gradient of its input."""
     inner = r.add_block_backward(k, key, grad)
     inner = r.row_backward(k, projection(r, block), inner, f"{key}.core")
     back = _core_backward(r, k, block, key, inner)
@@ -325,8 +342,8 @@ def backward_attention(
 def _core_backward(
     r: ModelRank, k: KernelWriter, block: Attention | LatentAttention, key: str, grad: Value
 ) -> Value:
-    """Add the gradients of queries, keys and values; gradients of keys end on the context ranks
-    of the keys.
+    """Add the backward pass of attention: the gradients of queries, keys and values. Gradients of keys are
+    sent to the context-parallel ranks that own the keys.
     """
     shape, exchange = attention_shape(r, block), _exchange(r, block)
     if exchange:

@@ -39,8 +39,8 @@ __all__ = [
 
 
 def reached_parts(experts: int, chosen: int, parts: int) -> float:
-    """Return the mean number of equal ``parts`` of the experts with at least one of ``chosen`` different
-    experts.
+    """Return the mean number of ``parts`` (equal groups of experts) that a token is sent to, if it chooses
+    ``chosen`` different experts at random.
     """
     missed = comb(experts - experts // parts, chosen) / comb(experts, chosen)
     return parts * (1.0 - missed)
@@ -49,7 +49,9 @@ def reached_parts(experts: int, chosen: int, parts: int) -> float:
 def dispatch_in_two_levels(
     r: ModelRank, k: KernelWriter, name: str, block: Experts, x: Value, *, back: bool
 ) -> Value:
-    """Send tokens to the ranks of their experts, between nodes and inside of them, or back."""
+    """Add the all-to-alls that send tokens to the ranks of their experts, first between nodes, then inside
+    each node. With ``back``, results return in the reverse order.
+    """
     width = block.latent or r.hidden
     levels = [
         ("nodes", r.groups.expert_nodes, r.groups.expert_nodes.group_size),
@@ -65,7 +67,7 @@ def dispatch_in_two_levels(
 
 
 def mlp_layers(r: ModelRank, block: Mlp) -> tuple[LinearLayer, LinearLayer]:
-    """Return both products of a feed-forward block; the first includes the gates."""
+    """Return both linear layers of a feed-forward block; the first one includes the gates."""
     ffn, adapter = block.ffn // r.layout.tp, r.adapter(block)
     wide = ffn * (2 if block.gated else 1)
     return (
@@ -75,7 +77,7 @@ def mlp_layers(r: ModelRank, block: Mlp) -> tuple[LinearLayer, LinearLayer]:
 
 
 def activation(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) -> Value:
-    """Add the nonlinearity: the port ``act``."""
+    """Add the activation function of a feed-forward block. The result has the port ``act``."""
     fc1, fc2 = mlp_layers(r, block)
     reads, writes = [r.value(r.tokens, fc1.outputs)], [r.value(r.tokens, fc2.inputs)]
     return k.vector("activation", block.activation, reads, writes, after=[x], port=f"{key}.act")
@@ -84,12 +86,14 @@ def activation(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) ->
 def _activation_backward(
     k: KernelWriter, block: Mlp | Experts, wide: TensorSpec, narrow: TensorSpec, after: list[Value]
 ) -> Value:
-    """Add the gradient of the nonlinearity's input from the gradient of its result and its input."""
+    """Add the backward pass of the activation function, which reads the gradient of the result and the saved
+    input.
+    """
     return k.vector("activation.backward", block.activation, [wide, narrow], [wide], after=after, scale=2.0)
 
 
 def forward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) -> Value:
-    """Add a feed-forward block, from residual stream to residual stream."""
+    """Add a feed-forward block; ``x`` and the result are the residual stream before and after it."""
     fc1, fc2 = mlp_layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     wide = r.column(k, fc1, normed, f"{key}.fc1_input", f"{key}.fc1")
@@ -97,7 +101,7 @@ def forward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, x: Value) -
 
 
 def backward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, grad: Value) -> Value:
-    """Add the gradient of the input of a feed-forward block."""
+    """Add the backward pass of a feed-forward block, and return the gradient of its input."""
     fc1, fc2 = mlp_layers(r, block)
     inner = r.add_block_backward(k, key, grad)
     inner = r.row_backward(k, fc2, inner, f"{key}.act")
@@ -109,8 +113,10 @@ def backward_mlp(r: ModelRank, k: KernelWriter, block: Mlp, key: str, grad: Valu
 
 @dataclass(frozen=True, slots=True)
 class _MixtureSizes:
-    """Sizes of a mixture on a rank: it sends ``routed`` copies of tokens, and receives ``received`` copies
-    for its ``local`` experts of width ``ffn``, including the gather over tensor ranks of experts.
+    """Sizes of a mixture of experts on one rank.
+
+    The rank sends ``routed`` copies of tokens. It receives ``received`` copies (including the gather over the
+    tensor-parallel ranks of its experts) for its ``local`` experts of width ``ffn``.
     """
 
     block: Experts
@@ -127,20 +133,22 @@ class _MixtureSizes:
 
     @property
     def rows_per_expert(self) -> int:
-        """Number of tokens of a local expert that receives any."""
+        """Mean number of tokens of a local expert, over the experts that receive any."""
         missed = (1 - 1 / self.local) ** self.received if self.local > 1 else 0.0
         reached = min(self.local, max(1, round(self.local * (1 - missed))))
         return max(1, round(self.received / reached))
 
     @property
     def busy(self) -> int:
-        """Mean number of local experts that receive tokens: all of them, except in steps of few tokens."""
+        """Mean number of local experts that receive tokens. It is less than all only in steps of few
+        tokens.
+        """
         if self.received >= 4 * self.local:
             return self.local
         return min(self.local, max(1, round(self.received / self.rows_per_expert)))
 
     def layers(self) -> tuple[LinearLayer, LinearLayer]:
-        """Return both grouped products."""
+        """Return both linear layers of the experts as grouped products."""
         gates = 2 if self.block.gated else 1
         return (
             LinearLayer(
@@ -157,7 +165,7 @@ class _MixtureSizes:
 
 
 def expert_activation(r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value) -> Value:
-    """Add the nonlinearity of routed experts."""
+    """Add the activation function of the routed experts."""
     mixture = _MixtureSizes.of(r, block)
     fc1, fc2 = mixture.layers()
     reads = [r.value(mixture.received, fc1.outputs)]
@@ -179,7 +187,9 @@ def _latent(r: ModelRank, block: Experts) -> tuple[LinearLayer, LinearLayer]:
 def _dispatch(
     r: ModelRank, k: KernelWriter, name: str, mixture: _MixtureSizes, x: Value, *, back: bool
 ) -> Value:
-    """Send tokens to the ranks of their experts and their tensor ranks, or back."""
+    """Add the communication that sends tokens to the ranks of their experts, including the tensor-parallel
+    ranks of an expert. With ``back``, results return.
+    """
     if r.layout.expert_node:
         return dispatch_in_two_levels(r, k, name, mixture.block, x, back=back)
     sent = r.value(mixture.routed, mixture.width)
@@ -210,8 +220,10 @@ def _shared_forward(r: ModelRank, k: KernelWriter, block: Experts, key: str, nor
 
 
 def _bias_sizes(r: ModelRank, mixture: _MixtureSizes) -> tuple[TensorSpec, TensorSpec, TensorSpec] | None:
-    """Return the results of experts, the same in 32 bits, and the scores of their rows; None if biases are
-    not added expert by expert, because a compiler fuses them into other kernels.
+    """Return the tensors needed to add the biases of experts: the results, the results in 32 bits, and the
+    router scores of the rows.
+
+    None if biases are not added in separate kernels, because the block has none or a compiler fuses them.
     """
     if not mixture.block.bias or r.training.style != "megatron":
         return None
@@ -220,7 +232,7 @@ def _bias_sizes(r: ModelRank, mixture: _MixtureSizes) -> tuple[TensorSpec, Tenso
 
 
 def forward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value) -> Value:
-    """Add a mixture of experts, from residual stream to residual stream."""
+    """Add a mixture of experts; ``x`` and the result are the residual stream before and after it."""
     mixture = _MixtureSizes.of(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
     scores = r.linear(k, _router(r, block), normed)
@@ -261,7 +273,7 @@ def forward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, x: 
 
 
 def backward_experts(r: ModelRank, k: KernelWriter, block: Experts, key: str, grad: Value) -> Value:
-    """Add the gradient of the input of a mixture."""
+    """Add the backward pass of a mixture of experts, and return the gradient of its input."""
     mixture = _MixtureSizes.of(r, block)
     fc1, fc2 = mixture.layers()
     inner = r.add_block_backward(k, key, grad)
@@ -316,9 +328,10 @@ def _shared_backward(r: ModelRank, k: KernelWriter, block: Experts, key: str, gr
 def fused_experts(
     r: ModelRank, k: KernelWriter, block: Experts, key: str, x: Value, *, element: str = ""
 ) -> Value:
-    """Add a mixture with one kernel for all experts, from residual stream to residual stream.
+    """Add a mixture of experts for serving, with one kernel for all experts of a rank. ``x`` and the result
+    are the residual stream before and after it.
 
-    ``element`` is the element type of its matrices if it differs from that of other matrices.
+    ``element`` is the element type of the experts' matrices if it differs from other matrices.
     """
     normed = r.norm(k, "norm", x, f"{key}.norm")
     router = LinearLayer(
@@ -366,7 +379,7 @@ def fused_experts(
 
 
 class _ExpertMatrices(NamedTuple):
-    """Experts with the element type of their matrices, and the number of tokens that may choose them."""
+    """Experts, the element type of their matrices, and the number of tokens that are routed to them."""
 
     block: Experts
     rows: int
@@ -374,8 +387,10 @@ class _ExpertMatrices(NamedTuple):
 
 
 def _experts_kernel(r: ModelRank, k: KernelWriter, matrices: _ExpertMatrices, after: list[Value]) -> int:
-    """Add both grouped products with the activation between them. The operands define all sizes: tokens, the
-    matrices of a rank, the scores of all experts, and the chosen experts.
+    """Add the fused kernel of a mixture: both grouped products with the activation function between them.
+
+    Estimators read all sizes from its operands: tokens, the matrices of a rank, the scores of all experts,
+    and the chosen experts.
     """
     block, rows, element = matrices
     local, ffn = block.experts // r.layout.ep, block.ffn // r.layout.etp

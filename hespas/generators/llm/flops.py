@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Convention(Enum):
-    """Convention for counting pairs of query and key."""
+    """Convention for counting the attended pairs of query and key."""
 
     HALF = "half"
     EXACT = "exact"
@@ -54,7 +54,7 @@ class Convention(Enum):
 
 
 def _pairs(block: Attention | LatentAttention, seq: int, convention: Convention) -> float:
-    """Return the pairs of one sequence."""
+    """Return the number of attended pairs of query and key in one sequence."""
     window, chunk = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
     if convention is Convention.FULL:
         return float(seq) * min(window or seq, chunk or seq, seq)
@@ -63,8 +63,8 @@ def _pairs(block: Attention | LatentAttention, seq: int, convention: Convention)
 
 
 def attention_flops(block: Block, seq: int, convention: Convention = Convention.HALF) -> float:
-    """Return the forward FLOPs of scores and weighted sums of one sequence, or of the scan of a Mamba-2
-    block.
+    """Return the forward FLOPs of one sequence in attention scores and weighted sums. For a Mamba-2 block,
+    return those of its scan.
     """
     match block:
         case Attention(heads=heads, head_dim=head):
@@ -90,7 +90,9 @@ _PARTS: Mapping[type[Block], str] = {
 
 
 def forward_parts(model: Model, seq: int, convention: Convention = Convention.HALF) -> dict[str, float]:
-    """Return the forward FLOPs of a token by part: the FLOPs of a sequence divided by its length."""
+    """Return the forward FLOPs per token for each part of the model. FLOPs that depend on the sequence are
+    averaged over its tokens.
+    """
     parts: defaultdict[str, float] = defaultdict(float)
     for block, count in Counter(model.blocks()).items():
         active = float(matrix_parameters(block, model.hidden, active=True))
@@ -120,10 +122,10 @@ def forward_flops(model: Model, seq: int, convention: Convention = Convention.HA
 
 
 def model_flops(model: Model, training: Training, convention: Convention = Convention.HALF) -> float:
-    """Return the model FLOPs of a step: three times the forward pass.
+    """Return the model FLOPs of a training step: three times the forward pass.
 
-    If only adapters are trained, matrices count twice; attention counts three times, because all of its
-    operands have gradients.
+    If only adapters are trained, frozen matrices count twice, because they have no gradient. Attention still
+    counts three times, because all of its operands have gradients.
     """
     blocks = Counter(model.blocks())
     attention = sum(
@@ -135,13 +137,13 @@ def model_flops(model: Model, training: Training, convention: Convention = Conve
 
 
 def hardware_flops(model: Model, training: Training, layout: Layout | None = None) -> float:
-    """Return model FLOPs, recomputation, and repeated or padded work of ranks, including padding tokens of
-    experts (:func:`rank_flops`).
+    """Return the hardware FLOPs of a training step: model FLOPs, recomputation, and work that ranks repeat or
+    pad (:func:`rank_flops`), including padding tokens of experts.
 
-    Recomputed are scores in the backward pass of fused attention (arXiv 2205.14135, 2307.08691: five products
-    instead of four), and the modules of the settings. The ``layout`` defines the first layers of each stage;
-    the default is one rank. All ranks count like the busiest one, as in a graph. Adapters are included for
-    every rank that has them.
+    Recomputation includes the modules that the settings name, and the scores in the backward pass of fused
+    attention (arXiv 2205.14135, 2307.08691: five products instead of four). ``layout`` gives the layers of
+    each stage; without it, one rank is assumed. All ranks are counted like the busiest one, as in an op
+    graph. Adapters are counted on every rank that has them.
     """
     seq, layout = training.seq, layout or Layout()
     recomputed = 0.0
@@ -162,8 +164,8 @@ def hardware_flops(model: Model, training: Training, layout: Layout | None = Non
 
 
 def _adapters(model: Model, layout: Layout, training: Training, *, backward: bool) -> Iterator[float]:
-    """Yield the FLOPs of a step in adapters on one rank of each stage: forward only, or with two gradients
-    each and recomputation.
+    """Yield the FLOPs of the adapters in a step, for one rank of each stage. With ``backward``, add two
+    gradients each and recomputation.
     """
     rank = ModelRank(model, layout, training)
     count = micro_batches(layout, training)
@@ -179,7 +181,7 @@ def _adapters(model: Model, layout: Layout, training: Training, *, backward: boo
 
 
 def _recomputed_layers(block: Block, recompute: Recompute, index: int) -> Collection[str] | None:
-    """Return the names of the recomputed linear layers of a block; None: all."""
+    """Return the names of the linear layers of a block that are recomputed; None if all are."""
     whole = "mlp" if isinstance(block, Mlp) else "moe" if isinstance(block, Experts) else "block"
     if recompute.covers(whole, index):
         return None
@@ -194,7 +196,9 @@ def _stages(model: Model, layout: Layout) -> list[list[int]]:
 
 
 def _padding_elements(block: Block, hidden: int, training: Training) -> float:
-    """Return the mean number of matrix elements of experts per token that process padding or imbalance."""
+    """Return the mean number of expert matrix elements per token that process padding or the surplus of load
+    imbalance.
+    """
     if not isinstance(block, Experts):
         return 0.0
     return block.topk * expert_parameters(block, hidden) * (training.expert_load - 1)
@@ -232,9 +236,9 @@ def _recomputed_flops(block: Block, training: Training, index: int, hidden: int)
 def rank_flops(model: Model, layout: Layout, training: Training) -> tuple[float, ...]:
     """Return the forward FLOPs of a step on one rank of each stage.
 
-    Their sum over all ranks is the model's FLOPs plus the repeated work of tensor ranks: key heads fewer than
-    ranks, down-projections of latent attention without sequence parallelism, first and last adapters, and
-    padding rows of the head.
+    The sum over all ranks exceeds the FLOPs of the model by the work that tensor-parallel ranks repeat: key
+    heads (if fewer than ranks), down-projections of latent attention without sequence parallelism, the first
+    and last matrices of adapters, and padding rows of the head.
     """
     adapters = _adapters(model, layout, training, backward=False)
     return tuple(map(sum, zip(_flops_without_adapters(model, layout, training), adapters, strict=True)))
@@ -263,7 +267,9 @@ def _flops_without_adapters(model: Model, layout: Layout, training: Training) ->
 
 
 def _elements_of_rank(block: Block, hidden: int, layout: Layout, training: Training) -> float:
-    """Return the active matrix elements on a rank per token of its sequences."""
+    """Return the number of active matrix elements of a block on one rank, per token of the rank's
+    sequences.
+    """
     tp = layout.tp
     whole = matrix_parameters(block, hidden, active=True)
     match block:

@@ -1,5 +1,8 @@
 """Kernels of a pass as graph nodes, with their tensors, costs and dependencies.
 
+A pass is the forward or backward pass of one micro-batch. It is written once, as a part of a template graph.
+Values have names, called ports, by which other passes refer to them.
+
 A matrix product M x K by K x N costs 2 M K N FLOPs, reads its operands once and writes its result once; a
 product that accumulates also reads its result. Fused attention reads and writes only queries, keys, values
 and results (arXiv 2205.14135). It costs 2 x (head + value head) FLOPs per pair of query and key, and 2.5
@@ -98,14 +101,14 @@ _VECTORS: Mapping[str, _VectorKernel] = {
 
 @dataclass(slots=True)
 class KernelWriter:
-    """Writer that adds the nodes of one part to a template graph.
+    """Writer that adds the nodes of one part (a pass) to a template graph.
 
-    ``module`` is the module path of the next nodes, and ``follow`` lists nodes that the next compute node
-    waits for. While ``again`` is set, ports name values of a recomputed forward pass: they are stored in
-    ``local``, so that their users do not depend on the original forward pass. ``made`` collects gradients of
-    weights until it is emptied. ``queues``: each communicator has its own stream, as in NCCL, and sends to
-    other stages have one. ``tf32``: f32 products run on TF32 units, otherwise in IEEE f32. ``pending`` maps
-    results to the stream that they still have to be added to, ``sums`` results to the nodes that added them.
+    ``module`` is the module path of the next nodes. ``follow`` lists nodes for which the next compute node
+    waits. While ``again`` is set, nodes recompute the forward pass: their ports are stored in ``local``, so
+    that readers use the recomputed values. ``made`` collects the gradients of weights until a caller empties
+    it. ``queues``: each communicator has a separate stream, as in NCCL, and sends to other stages share one.
+    ``tf32``: f32 products run on TF32 units, otherwise in IEEE f32. ``pending`` maps a result to the residual
+    stream to which it has yet to be added; ``sums`` maps a result to the node that added it.
     """
 
     builder: GraphBuilder
@@ -123,7 +126,7 @@ class KernelWriter:
     _dtypes: dict[str, DType] = field(default_factory=dict[str, DType])
 
     def bytes_of(self, tensor: TensorSpec) -> float:
-        """Return the storage of a tensor."""
+        """Return the bytes of a tensor."""
         return self.builder.types.bytes_of(self._row(tensor))
 
     def _row(self, tensor: TensorSpec) -> int:
@@ -152,10 +155,10 @@ class KernelWriter:
         control: Sequence[int] = (),
         port: str = "",
     ) -> int:
-        """Add a node that depends on the values ``after`` (data) and the nodes ``control``, and name it
-        ``port``.
+        """Add a node that depends on the values ``after`` (data) and the nodes ``control``. ``port`` names
+        its result.
 
-        A result that is written ``in_place``, into weights, gradients or states, is not a new value.
+        A result that is written ``in_place``, into weights, gradients or states, needs no new memory.
         """
         builder = self.builder
         operands = [self._row(tensor) for tensor in reads]
@@ -192,24 +195,26 @@ class KernelWriter:
         return node
 
     def first_compute(self, start: int) -> int:
-        """Return the first compute node from ``start`` on."""
+        """Return the first compute node with a number of at least ``start``."""
         return self.builder.first_of_kind(NodeKind.COMPUTE, start)
 
     def count(self, key: str) -> int:
-        """Return the number of earlier calls with the same key."""
+        """Return how many times this method was called with the same key before."""
         number = self._counts.get(key, 0)
         self._counts[key] = number + 1
         return number
 
     def name_port(self, port: str, value: Value) -> None:
-        """Name a value of this part; values of other passes have names already."""
+        """Name a value of this part ``port``. Values of other passes already have a name and are skipped."""
         if isinstance(value, str):
             value = self.local.get(value, -1)
         if port and value >= 0:
             (self.local if self.again else self.part.ports)[port] = value
 
     def named(self, value: Value, port: str) -> str:
-        """Return the name under which another pass finds a value."""
+        """Return the name by which another pass reads a value. A value of this part gets the name
+        ``port``.
+        """
         if isinstance(value, str):
             if value not in self.local:
                 return value
@@ -218,7 +223,9 @@ class KernelWriter:
         return f"{self.part.kind}:{port}"
 
     def _resolve(self, values: Sequence[Value]) -> tuple[list[int], list[tuple[str, str]]]:
-        """Return the nodes of this part, and the pass and port of each value of another pass."""
+        """Return the dependencies on ``values``: nodes of this part, and pairs of pass and port for values of
+        other passes.
+        """
         nodes: list[int] = []
         ports: list[tuple[str, str]] = []
         for value in values:
@@ -279,7 +286,9 @@ class KernelWriter:
         types: tuple[str, str],
         flops: tuple[float, float],
     ) -> None:
-        """Record the matrix product of a node; ``flops`` are all FLOPs and the useful ones."""
+        """Record the extents and types of the matrix product that a node computes. ``flops`` are all FLOPs,
+        then the useful FLOPs.
+        """
         lhs, rhs, accumulator = (self._type(name).code for name in (*types, _ACCUMULATOR))
         batch, m, n, k = extents
         self.builder.add_contraction(
@@ -288,8 +297,8 @@ class KernelWriter:
         )  # fmt: skip
 
     def _products(self, types: tuple[str, str]) -> int:
-        """Return the number of narrow products that replace one product: IEEE f32 does not run on
-        TF32 units.
+        """Return the number of 16-bit products that emulate one product: more than one for IEEE f32, which
+        TF32 units cannot compute.
         """
         return FULL_F32_PRODUCTS if types == ("f32", "f32") and not self.tf32 else 1
 
@@ -306,10 +315,10 @@ class KernelWriter:
         scale: float = 1.0,
         in_place: bool = False,
     ) -> int:
-        """Add an elementwise, row-wise or indexing ``kernel`` of ``_VECTORS``.
+        """Add an elementwise, row-wise or indexing ``kernel``, a row of the table ``_VECTORS``.
 
-        FLOPs are counted on the larger one of its first tensors, times ``scale``. A kernel that gathers rows
-        (embedding) reads only these rows.
+        FLOPs per element apply to the larger of the first operand and the first result, multiplied by
+        ``scale``. A kernel that gathers rows (embedding) reads only these rows.
         """
         spec = _VECTORS[kernel]
         elements = scale * max(_elements(tensor) for tensor in (*reads[:1], *writes[:1]))
@@ -388,8 +397,8 @@ class KernelWriter:
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """Add a copy to the memory of the host, or back. Its bytes are counted once, as they
-        cross the link.
+        """Add a copy from the device to the host (``stores``) or from the host to the device. Its bytes are
+        counted once, for the host link.
         """
         size = self.bytes_of(tensor)
         return self.node(
@@ -419,8 +428,8 @@ class KernelWriter:
         port: str = "",
         in_place: bool = False,
     ) -> int:
-        """Add a collective. ``tensor`` is the whole buffer: the result of an all-gather, the operand of
-        others.
+        """Add a collective. ``tensor`` is the whole buffer: the result of an all-gather, the operand of other
+        kinds.
 
         Raises ``InvariantError`` for groups of one rank.
         """
@@ -530,7 +539,9 @@ def _elements(tensor: TensorSpec) -> float:
 
 
 def _fraction(tensor: TensorSpec, share: float) -> TensorSpec:
-    """Return a fraction of a tensor, cut along its first dimension if that divides."""
+    """Return the tensor of a ``share`` of another one. It is cut along the first dimension if that divides
+    evenly.
+    """
     if share == 1:
         return tensor
     first, *others = tensor.shape

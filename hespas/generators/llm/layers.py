@@ -44,17 +44,17 @@ _ROW = 4096
 
 @dataclass(frozen=True)
 class ModelEnds:
-    """Kernels of the first and the last stage."""
+    """Writer of the kernels of the first and the last pipeline stage: embedding, head and loss, optimizer."""
 
     rank: ModelRank
 
     @property
     def _columns(self) -> int:
-        """Rows of the embedding on a rank."""
+        """Rows of the embedding table on a rank."""
         return -(-self.rank.model.vocab // self.rank.layout.tp)
 
     def embed(self, k: KernelWriter) -> Value:
-        """Embed the tokens into the residual stream."""
+        """Add the embedding lookup that starts the residual stream."""
         r = self.rank
         k.module = "embedding"
         table, tokens = r.value(self._columns, r.hidden), TensorSpec((r.tokens,), "i64")
@@ -64,8 +64,8 @@ class ModelEnds:
         return r.scatter(k, r.scatter_name, x)
 
     def embed_backward(self, k: KernelWriter, grad: Value, port: str = "embedding.grad") -> Value:
-        """Add the gradient of the embedding from the gradient of the embedded rows, which is
-        named ``port``.
+        """Add the gradient of the embedding table. ``port`` names the gradient ``grad`` of the looked-up
+        rows.
         """
         r = self.rank
         if not r.trains_weights:
@@ -94,7 +94,9 @@ class ModelEnds:
         )
 
     def loss(self, k: KernelWriter, x: Value) -> Value:
-        """Add the last norm, the head, and the cross entropy over a vocabulary that tensor ranks share."""
+        """Add the last norm, the head, and the cross entropy; the vocabulary is sharded over tensor-parallel
+        ranks.
+        """
         r = self.rank
         key = (
             f"loss{k.count('loss')}"  # one name for each loss: of the next token, of the token after it, ...
@@ -150,8 +152,8 @@ class ModelEnds:
         return LinearLayer(name="mtp_proj", inputs=2 * r.hidden, outputs=r.hidden, rows=r.rows)
 
     def next_token(self, k: KernelWriter, number: int, x: Value) -> Value:
-        """Project two normalised hidden vectors to one (multi-token prediction, arXiv 2412.19437, section
-        2.2).
+        """Add the projection of two normalised hidden vectors to one, the start of a multi-token prediction
+        layer (arXiv 2412.19437, section 2.2).
         """
         r = self.rank
         x = k.sums.get(x, x)
@@ -167,7 +169,9 @@ class ModelEnds:
         return r.linear(k, self._mtp_projection(), joined)
 
     def next_token_backward(self, k: KernelWriter, number: int, grad: Value) -> Value:
-        """Add the gradients of the hidden vector and of the embedding that were projected."""
+        """Add the backward pass of the multi-token prediction projection: the gradients of its hidden vector
+        and its embedding.
+        """
         r = self.rank
         module = k.module = f"layers.{number}.mtp"
         back = r.linear_backward(k, self._mtp_projection(), grad, f"mtp.{number}.joined")
@@ -180,8 +184,8 @@ class ModelEnds:
     def shared_gradients(
         self, k: KernelWriter, stage: int, done: Sequence[Value], weights: RankWeights
     ) -> list[Value]:
-        """Sum the gradients of weights that several ranks hold: replicated weights over tensor ranks, and an
-        embedding over the first and the last stage if both have it.
+        """Add all-reduces of the gradients of weights that several ranks hold. These are weights replicated
+        over tensor-parallel ranks, and an embedding that both the first and the last stage have.
         """
         r = self.rank
         nodes: list[Value] = []
@@ -247,7 +251,7 @@ class ModelEnds:
         regather(k, k.transfer("weights.reload", new, stores=False, after=[node], in_place=True))
 
     def _global_norm(self, k: KernelWriter, after: Sequence[Value]) -> list[Value]:
-        """Sum the parts of a norm over all ranks, including stages without trained weights."""
+        """Add the sum of the gradient norm over all ranks, including stages without trained weights."""
         r = self.rank
         if not r.training.grad_norm or r.layout.ranks == 1:
             return list(after)
@@ -257,7 +261,9 @@ class ModelEnds:
 
 @contextmanager
 def _recomputing(k: KernelWriter) -> Generator[None]:
-    """Write forward kernels inside the backward pass; their values take precedence over the forward pass."""
+    """Return a context in which forward kernels are written into the backward pass. Later readers use their
+    values instead of the values of the forward pass.
+    """
     k.again = True
     yield
     k.again = False
@@ -276,7 +282,9 @@ def _forward(r: ModelRank, k: KernelWriter, block: Block, key: str, x: Value) ->
 
 
 def forward_layer(r: ModelRank, k: KernelWriter, layer: tuple[Block, ...], number: int, x: Value) -> Value:
-    """Add the blocks of a layer; ``x`` is the incoming residual stream."""
+    """Add the blocks of layer ``number``; ``x`` and the result are the residual stream before and after
+    it.
+    """
     for position, block in enumerate(layer):
         key = f"{number}.{position}"
         k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
@@ -288,9 +296,9 @@ def forward_layer(r: ModelRank, k: KernelWriter, layer: tuple[Block, ...], numbe
 def backward_layer(
     r: ModelRank, k: KernelWriter, layer: tuple[Block, ...], number: int, grad: Value, *, index: int
 ) -> Value:
-    """Add the gradient of the input of a layer from the gradient of its output.
+    """Add the backward pass of layer ``number``, and return the gradient of its input.
 
-    The layer is the ``index``-th of its stage.
+    ``index`` is the position of the layer in its pipeline stage.
     """
     covers = r.training.recompute.covers
     whole = r.training.recompute.whole(index)
@@ -316,7 +324,9 @@ def backward_layer(
 
 
 def _recompute(r: ModelRank, k: KernelWriter, block: Block, key: str, covered: set[str]) -> None:
-    """Recompute the values that a block's backward pass reads and the forward pass did not save."""
+    """Add the recomputation of forward values that the block's backward pass reads and that were not
+    saved.
+    """
     if ("mlp" in covered and isinstance(block, Mlp)) or ("moe" in covered and isinstance(block, Experts)):
         _forward(r, k, block, key, f"{key}.input")
         return

@@ -76,18 +76,20 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Copies of a weight among the ranks of a stage: data times context ranks."""
+        """Number of copies of a weight among the ranks of a stage: data-parallel times context-parallel
+        degree.
+        """
         return self.dp * self.cp
 
     @property
     def sharded(self) -> int:
-        """Ranks over which the state of one copy is sharded."""
+        """Number of ranks over which one copy of the optimizer state is sharded."""
         return (self.shard or self.dp) * self.cp
 
     @property
     def expert_sharded(self) -> int:
-        """Ranks over which the state of one copy of an expert is sharded: ranks of a shard group with the
-        same experts.
+        """Number of ranks over which one copy of an expert's optimizer state is sharded: the ranks of a shard
+        group that hold the same experts.
         """
         return self.sharded * self.tp // (self.ep * self.etp)
 
@@ -99,7 +101,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Groups and messages of a layout in symbolic form: each group set partitions all ranks of the job."""
+    """Rank groups and messages of a layout, in symbolic form. Each group set divides all ranks of the job
+    into disjoint groups.
+    """
 
     layout: Layout
 
@@ -121,32 +125,34 @@ class RankGroups:
 
     @cached_property
     def tensor(self) -> StridedGroups:
-        """Ranks that share each layer's matrices."""
+        """Tensor-parallel groups: ranks that share the matrices of each layer."""
         return self._along("tp")
 
     @cached_property
     def context(self) -> StridedGroups:
-        """Ranks that share each sequence."""
+        """Context-parallel groups: ranks that share each sequence."""
         return self._along("cp")
 
     @cached_property
     def data(self) -> StridedGroups:
-        """Ranks that hold the same weights: all data and context ranks."""
+        """Groups of ranks that hold the same weights: all data-parallel and context-parallel ranks of a
+        stage.
+        """
         return self._along("replicate", "dp", "cp")
 
     @cached_property
     def shards(self) -> StridedGroups:
-        """Ranks among which one copy of the state is sharded."""
+        """Groups of ranks over which one copy of the optimizer state is sharded."""
         return self._along("dp", "cp")
 
     @cached_property
     def copies(self) -> StridedGroups:
-        """Ranks that hold the same shard."""
+        """Groups of ranks that hold the same shard of the optimizer state."""
         return self._along("replicate")
 
     @cached_property
     def experts(self) -> StridedGroups:
-        """Ranks over which experts are distributed."""
+        """Expert-parallel groups: ranks over which experts are distributed."""
         return self._of_experts("ep")
 
     def _of_nodes(self, axis: str) -> StridedGroups:
@@ -157,44 +163,46 @@ class RankGroups:
 
     @cached_property
     def expert_nodes(self) -> StridedGroups:
-        """Ranks at the same position of the nodes over which experts are distributed."""
+        """Parts of the expert-parallel groups between nodes: ranks at the same position of their nodes."""
         return self._of_nodes("nodes")
 
     @cached_property
     def expert_inside(self) -> StridedGroups:
-        """Ranks of a node over which experts are distributed."""
+        """Parts of the expert-parallel groups inside a node."""
         return self._of_nodes("inside")
 
     @cached_property
     def expert_tensor(self) -> StridedGroups:
-        """Ranks that share each expert's matrices."""
+        """Expert tensor-parallel groups: ranks that share the matrices of each expert."""
         return self._of_experts("etp")
 
     @cached_property
     def expert_data(self) -> StridedGroups:
-        """Ranks that hold the same experts."""
+        """Groups of ranks that hold the same experts."""
         return self._of_experts("replicate", "edp")
 
     @cached_property
     def expert_shards(self) -> StridedGroups:
-        """Ranks among which one copy of the state of experts is sharded."""
+        """Groups of ranks over which one copy of the experts' optimizer state is sharded."""
         return self._of_experts("edp")
 
     @cached_property
     def expert_copies(self) -> StridedGroups:
-        """Ranks that hold the same shard of the same experts."""
+        """Groups of ranks that hold the same shard of the same experts' state."""
         return self._of_experts("replicate")
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """All ranks. In a pipeline they form a separate communicator: ASTRA-sim hangs in a collective of its
-        world if ranks have issued different numbers of collectives before.
+        """The group of all ranks.
+
+        In a pipeline it is a separate communicator. ASTRA-sim hangs in a collective of its world group if the
+        ranks have issued different numbers of collectives before.
         """
         all_ranks = StridedGroups.all_ranks(self.layout.ranks)
         return replace(all_ranks, communicator=1) if self.layout.pp > 1 else all_ranks
 
     def to_stage(self, shift: int, *, wraps: bool = False) -> Permutation:
-        """Return the messages from each stage to the stage ``shift`` after it."""
+        """Return the messages from each pipeline stage to the stage ``shift`` after it."""
         layout = self.layout
         inner = layout.dp * layout.cp * layout.tp
         return Permutation(layout.ranks, (layout.pp, inner), shift, wraps)
@@ -205,7 +213,7 @@ class RankGroups:
         return Permutation(self.layout.ranks, (self.layout.tp, 1), 1, wraps=True)
 
     def ring(self, shift: int = 1) -> Permutation:
-        """Return the messages from each context rank to the next one of its ring."""
+        """Return the messages from each context-parallel rank to the rank ``shift`` further in its ring."""
         return Permutation(self.layout.ranks, (self.layout.cp, self.layout.tp), shift, wraps=True)
 
 
@@ -215,10 +223,11 @@ def micro_batches(layout: Layout, training: Training) -> int:
 
 
 def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return the layer numbers of each chunk of each stage.
+    """Return the layer numbers of each chunk of each pipeline stage.
 
-    Chunk ``c`` of stage ``s`` is the ``c * pp + s``-th of all (Megatron-Core's interleaving). Layers of
-    multi-token prediction belong to the chunk of the last layer.
+    A chunk is a virtual stage. Chunk ``c`` of stage ``s`` is the ``c * pp + s``-th of all chunks, as in
+    Megatron-Core's interleaved schedule. Layers of multi-token prediction belong to the chunk of the last
+    layer.
     """
     count, chunks = len(model.layers), layout.pp * layout.vp
     slots = count + layout.embedding_counts + layout.head_counts
@@ -236,7 +245,9 @@ def layers_of_stages(model: Model, layout: Layout) -> tuple[tuple[tuple[int, ...
 
 
 def _uneven(count: int, layout: Layout) -> list[int]:
-    """Return the layers per chunk if the first and the last stage have separate numbers of layers."""
+    """Return the number of layers of each chunk if the first and the last stage have a different number of
+    layers.
+    """
     first, last = layout.layers_first, layout.layers_last
     inner_stages = layout.pp - (first >= 0) - (last >= 0)
     inner_layers = count - max(first, 0) - max(last, 0)
@@ -337,8 +348,8 @@ _MOST_PASSES, _MOST_RANK, _MOST_FACTOR = 1 << 16, 1 << 20, 1e6
 
 
 def _bounds(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Yield settings too large for any machine. A pipeline is written pass by pass, so that they would also
-    exhaust this machine.
+    """Yield a violation for each setting that is too large for any machine. Generation writes every pass of a
+    pipeline, so such settings would also exhaust the memory of this machine.
     """
     passes = micro_batches(layout, training)
     run = passes * -(-len(model.layers) // layout.pp) if layout.pp > 1 else 0
@@ -405,7 +416,9 @@ def _divisions_of_model(model: Model, layout: Layout, training: Training) -> Ite
 
 
 def _exchanges(layout: Layout, blocks: Sequence[Block]) -> Iterator[BrokenRule]:
-    """Yield violations of context ranks that exchange tokens for heads."""
+    """Yield the violated rules of ``context_all_to_all``, where context-parallel ranks exchange tokens for
+    heads.
+    """
     tp, cp = layout.tp, layout.cp
     if cp == 1 or not layout.context_all_to_all:
         return
@@ -527,10 +540,10 @@ _PARTS: Mapping[str, tuple[type[Block], ...]] = {
 
 
 def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: int) -> Overlap:
-    """Return the possible part of an overlap.
+    """Return the part of the requested overlap that the model and the layout allow.
 
-    Token dispatch overlaps a shared expert. Collectives of tensor ranks are pipelined with products if
-    sequence parallelism is on and the matrices themselves are trained.
+    Token dispatch can overlap a shared expert only. Collectives of tensor-parallel ranks overlap matrix
+    products only with sequence parallelism and trained matrices.
     """
     pipelines = layout.tp == 1 or (layout.sequence_parallel and not lora_rank)
     shares = any(isinstance(block, Experts) and block.shared_ffn for block in model.blocks())
@@ -538,7 +551,7 @@ def possible_overlap(overlap: Overlap, model: Model, layout: Layout, lora_rank: 
 
 
 def _unused_settings(model: Model, layout: Layout, training: Training) -> Iterator[BrokenRule]:
-    """Yield settings that the model or the layout would ignore."""
+    """Yield a violation for each setting that the model or the layout would ignore."""
     blocks = list(dict.fromkeys(model.blocks()))
     mixtures = [block for block in blocks if isinstance(block, Experts)]
     for name, value, without in (

@@ -25,8 +25,8 @@ __all__ = ["ScannedBatch", "backward_mamba", "forward_mamba", "scanned_chunks", 
 
 
 class ScannedBatch(NamedTuple):
-    """``batch`` sequences of ``tokens`` new tokens each; ``resumes``: they have a previous state; ``steps``:
-    their tokens pass the recurrence instead of chunks.
+    """Group of ``batch`` sequences with ``tokens`` new tokens each. ``resumes``: the sequences have a state
+    from earlier tokens. ``steps``: tokens pass the recurrence one by one, and not in chunks.
     """
 
     batch: int
@@ -36,8 +36,8 @@ class ScannedBatch(NamedTuple):
 
 
 def served_states(r: ModelRank, block: Mamba, batch: int) -> tuple[TensorSpec, TensorSpec]:
-    """Return the cache of ``batch`` sequences on a rank: states in 32 bits, and the last inputs of
-    convolutions.
+    """Return the cached tensors of ``batch`` sequences on a rank: the states in 32 bits, and the last inputs
+    of the convolutions.
     """
     tp = r.layout.tp
     return (
@@ -47,7 +47,7 @@ def served_states(r: ModelRank, block: Mamba, batch: int) -> tuple[TensorSpec, T
 
 
 def scanned_chunks(r: ModelRank, block: Mamba) -> tuple[int, int]:
-    """Return the number of chunks of a micro-batch on a rank, and their length."""
+    """Return the number of chunks in a micro-batch on a rank, and the tokens per chunk."""
     return _chunks(block, ScannedBatch(r.training.micro_batch, r.training.seq // r.layout.cp))
 
 
@@ -74,7 +74,9 @@ def _scan(
     suffix: str = "",
     backward: bool = False,
 ) -> Value:
-    """Add the products of all chunks; in the backward pass each has two gradients."""
+    """Add the matrix products of all chunks. In the backward pass, each of them becomes two products for the
+    gradients.
+    """
     tp, compute = r.layout.tp, r.precision.compute
     count, chunk = chunks
     heads, groups = block.heads // tp, max(1, block.groups // tp)
@@ -100,7 +102,7 @@ def _scan(
 def _served(
     r: ModelRank, k: KernelWriter, block: Mamba, wide: Value, *, scanned: ScannedBatch, suffix: str
 ) -> Value:
-    """Add the convolution and scan of sequences with states."""
+    """Add the convolution and the scan in serving, where sequences have cached states."""
     tokens, compute = scanned.batch * scanned.tokens, r.precision.compute
     states, inputs = served_states(r, block, scanned.batch)
     mixed = r.value(tokens, mamba_channels(block) // r.layout.tp)
@@ -137,8 +139,8 @@ def _served(
 def forward_mamba(
     r: ModelRank, k: KernelWriter, block: Mamba, key: str, x: Value, *, served: Sequence[ScannedBatch] = ()
 ) -> Value:
-    """Add a Mamba block, from residual stream to residual stream, for a micro-batch or for ``served``
-    sequences.
+    """Add a Mamba block for a micro-batch, or for the sequences in ``served``. ``x`` and the result are the
+    residual stream before and after it.
     """
     inside, outside = _layers(r, block)
     normed = r.norm(k, "norm", x, f"{key}.norm")
@@ -159,7 +161,7 @@ def forward_mamba(
 
 
 def backward_mamba(r: ModelRank, k: KernelWriter, block: Mamba, key: str, grad: Value) -> Value:
-    """Add the gradient of the input of a Mamba block."""
+    """Add the backward pass of a Mamba block, and return the gradient of its input."""
     inside, outside = _layers(r, block)
     inner = r.row_backward(k, outside, r.add_block_backward(k, key, grad), f"{key}.gated")
     values = r.value(r.tokens, outside.inputs)

@@ -1,8 +1,8 @@
 """Peak memory of the ranks of each pipeline stage in training, and its parts at that moment.
 
-A step is followed through its schedule: every micro-batch between its forward and backward pass holds the
-saved activations of its layers; the running layer, the loss or the gradient of the embedding needs working
-memory in addition. The account covers tensors (``torch.cuda.max_memory_allocated``), without the device's
+The account follows the schedule of a step. Between its forward and backward pass, a micro-batch holds the
+saved activations of its layers. The running layer, the loss or the gradient of the embedding needs working
+memory in addition. Only tensors are counted (``torch.cuda.max_memory_allocated``), without the device's
 context and the buffers of communication libraries. For PyTorch's own FSDP the account also has the memory
 that the allocator reserves (``max_memory_reserved``, which torchtitan prints): each stream has a separate
 pool.
@@ -46,10 +46,10 @@ class RankState:
     weights.
 
     Mixed precision with Adam: 16-bit weights, gradients accumulated in 32 bits, 32-bit weights and two 32-bit
-    moments (arXiv 1710.03740, 1412.6980). ZeRO shards the last three over data ranks, then gradients, then
-    weights (arXiv 1910.02054); sharded weights are gathered layer by layer. Trained four-bit weights are
-    converted from 16-bit ones (arXiv 2509.25149); frozen weights, and all weights of a rank that ``serves``,
-    are not.
+    moments (arXiv 1710.03740, 1412.6980). ZeRO-1 shards the 32-bit weights and the moments over data-parallel
+    ranks, ZeRO-2 also the gradients, ZeRO-3 also the weights (arXiv 1910.02054). Sharded weights are gathered
+    layer by layer. Trained four-bit weights have a 16-bit copy, from which they are converted (arXiv
+    2509.25149). Frozen weights, and all weights of a rank that ``serves``, have none.
     """
 
     rank: ModelRank
@@ -80,21 +80,27 @@ class RankState:
 
     @property
     def in_torch(self) -> bool:
-        """True if the optimizer updates the weights themselves, which are converted at use."""
+        """True if the optimizer updates the weights that the model holds, which are converted to other
+        formats at each use (any framework but Megatron-Core).
+        """
         return self.rank.training.style != "megatron"
 
     @property
     def in_xla(self) -> bool:
-        """True if layers are a loop compiled by XLA, which gathers weights in its body and others at use."""
+        """True if XLA compiles the layers as a loop. The loop body then gathers the weights of a layer; other
+        weights are gathered where they are used.
+        """
         return self.rank.training.style == "maxtext"
 
     def _trained_bytes(self, level: int, bytes_each: int) -> int:
-        """Return the bytes of trained parameters, sharded from that level of ZeRO on."""
+        """Return the bytes of state that the trained parameters need, ``bytes_each`` per parameter. The state
+        is sharded if the ZeRO level of the layout is at least ``level``.
+        """
         dense, experts = bytes_each * self.weights.dense, bytes_each * self.weights.experts
         return self._shard(dense, experts) if self.rank.layout.zero >= level else dense + experts
 
     def _shard(self, dense: int, experts: int) -> int:
-        """Return the bytes of a rank's shard of dense weights and of experts."""
+        """Return the bytes of one rank's shard of dense weights and of expert weights."""
         layout = self.rank.layout
         return -(-dense // layout.sharded) + -(-experts // layout.expert_sharded)
 
@@ -128,7 +134,7 @@ class RankState:
 
     @cached_property
     def working(self) -> int:
-        """Bytes of weights in the formats in which layers use them."""
+        """Bytes of the weights in the formats in which layers use them."""
         weights = self.weights
         dense, experts = weights.dense + weights.frozen, weights.experts + weights.frozen_experts
         # Elements of the matrices of linear layers: dense ones, and of experts.
@@ -145,7 +151,9 @@ class RankState:
         return self._shard(self._bytes_in_use(dense, narrow), self._bytes_in_use(experts, narrow_experts))
 
     def _bytes_in_use(self, elements: int, narrow: int) -> int:
-        """Return the bytes of weights of which ``narrow`` elements are used in the format of products."""
+        """Return the bytes of ``elements`` weights; ``narrow`` of them are used in the number format of
+        matrix products.
+        """
         rank, training = self.rank, self.rank.training
         element = rank.precision.matmul
         layouts = 2 if training.transposed_weights or element == "mxfp8" else 1
@@ -157,8 +165,8 @@ class RankState:
 
     @cached_property
     def placeholders(self) -> int:
-        """Bytes of placeholders of gradients that are accumulated directly: one tensor for all matrices of
-        the same shape (Transformer Engine).
+        """Bytes of the placeholder gradients of Transformer Engine, which adds gradients directly to the
+        accumulated ones. All matrices of one shape share a placeholder.
         """
         rank = self.rank
         if self.in_torch or not rank.trains_weights or self.shards_weights:
@@ -172,8 +180,8 @@ class RankState:
 
     @cached_property
     def workspaces(self) -> int:
-        """Bytes of workspaces of matrix libraries: of layers, of other products in both passes, and of four
-        streams of experts.
+        """Bytes of the workspaces of matrix libraries. Megatron-Core has separate ones for layers, for other
+        products in both passes, and for four streams of experts.
         """
         if self.in_torch:
             return _WORKSPACE_BYTES
@@ -198,7 +206,7 @@ class RankState:
         return -(-rank.model.vocab // rank.layout.tp) * rank.hidden if self.rest.dense else 0
 
     def fixed(self) -> Parts:
-        """Return the bytes that stay allocated through a step, without gradients."""
+        """Return the bytes, without gradients, that stay allocated during the whole step."""
         return total(
             self.parts,
             {"gradient placeholders": self.placeholders, "workspaces": self.workspaces},
@@ -211,8 +219,8 @@ _STEADY = 4
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory peak of the ranks of a stage: ``moment`` of the peak, ``parts`` in bytes, and ``pooled``, the
-    additional bytes that the allocator reserves (None: unknown).
+    """Peak memory of the ranks of a stage. ``moment`` is the moment of the peak, ``parts`` are bytes by kind.
+    ``pooled`` are the additional bytes that the allocator reserves (None: unknown).
     """
 
     stage: int
@@ -222,7 +230,7 @@ class StageMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of tensors."""
+        """Bytes of all tensors at the peak."""
         return sum(self.parts.values())
 
     @property
@@ -256,7 +264,7 @@ def memory_of(model: Model, layout: Layout, training: Training) -> tuple[StageMe
 
 @dataclass(frozen=True)
 class _StageAccount:
-    """Memory account of a stage; ``chunks`` are the layer numbers of each of its chunks."""
+    """Memory account of a pipeline stage; ``chunks`` has the layer numbers of each of its virtual stages."""
 
     rank: ModelRank
     stage: int
@@ -296,7 +304,9 @@ class _StageAccount:
         return storage(self.rank.tokens * self.rank.hidden, self.rank.precision.compute)
 
     def _in_flight(self, chunk: int) -> Parts:
-        """Return the memory of a micro-batch between its forward and backward pass."""
+        """Return the memory that a micro-batch in ``chunk`` holds between its forward and its backward
+        pass.
+        """
         saved = total(*self._saved[chunk])
         if not self._has_head(chunk):
             return saved
@@ -306,25 +316,27 @@ class _StageAccount:
 
     @property
     def _logits(self) -> int:
-        """Logits of a micro-batch on a rank."""
+        """Number of logits of a micro-batch on a rank."""
         heads = 1 + self.rank.model.mtp_layers
         return self.rank.tokens * -(-self.rank.model.vocab // self.rank.layout.tp) * heads
 
     @property
     def _last_norm(self) -> Parts:
-        """Saved tensors of norms after the layers: input and result of the last norm for each head, and of
-        two more norms (stream and embedding) for each layer of multi-token prediction.
+        """Saved tensors of the norms after the layers.
+
+        The last norm saves its input and its result, once per head. Each layer of multi-token prediction adds
+        two more norms, for the hidden stream and the embedding.
         """
         norms = 1 + 3 * self.rank.model.mtp_layers
         return {"norms and residuals": 2 * norms * self._stream}
 
     def _loss(self) -> tuple[int, int]:
-        """Return the peak bytes of logits and loss, forward and backward.
+        """Return the peak bytes of logits and loss, in the forward and in the backward pass.
 
-        With a fused loss the gradient replaces the logits, or is part of the products that read it (XLA);
-        compiled by PyTorch it is an additional tensor. Otherwise PyTorch makes 32-bit logits and their
-        log-softmax, which exists together with its gradient and the gradient of logits in the backward pass;
-        Megatron-Core uses one 32-bit copy, copied once to scatter into it.
+        With a fused loss, the gradient replaces the logits, or is part of the products that read it (XLA). If
+        PyTorch compiles the loss, the gradient is an additional tensor. Without fusion, PyTorch makes 32-bit
+        logits and their log-softmax; in the backward pass the log-softmax, its gradient and the gradient of
+        the logits exist together. Megatron-Core has one 32-bit copy, and copies it once more for a scatter.
         """
         count, training = self._logits, self.rank.training
         narrow = storage(count, self.rank.precision.compute)
@@ -335,8 +347,10 @@ class _StageAccount:
         )  # fmt: skip
 
     def _gathered(self, chunk: int, position: int, *, backward: bool) -> Parts:
-        """Return the gathered weights during a layer: weights outside of layers, its own, and the weights of
-        the next layer if they are gathered ahead; in the backward pass also its gradients.
+        """Return the gathered weights that exist while a layer runs.
+
+        They are the weights outside of layers, the layer's weights, and the next layer's weights if those are
+        gathered ahead. In the backward pass the gradients of the layer are included.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
@@ -402,8 +416,8 @@ class _StageAccount:
         yield _MemoryMoment("backward pass of the head", total(held, parts))
 
     def _embedding(self) -> _MemoryMoment:
-        """Return the moment of the gradient of an embedding, which is whole and in the format of activations
-        before it is accumulated or reduced.
+        """Return the memory at the gradient of the embedding. The gradient is a whole tensor in the format of
+        activations before it is accumulated or reduced.
         """
         state, rank = self._state, self.rank
         table = -(-rank.model.vocab // rank.layout.tp) * rank.hidden
@@ -415,7 +429,9 @@ class _StageAccount:
         return _MemoryMoment("gradient of the embedding", parts)
 
     def _fixed(self, *, step: bool = False) -> Parts:
-        """Return the memory that does not depend on passes; ``step``: during the optimizer step."""
+        """Return the memory that is the same in all passes; with ``step``, the memory during the optimizer
+        step.
+        """
         layout, rank = self.rank.layout, self.rank
         parts = self._state.fixed()
         accumulates = micro_batches(layout, rank.training) > 1
@@ -444,8 +460,8 @@ class _StageAccount:
         return StageMemory(self.stage, name, parts, self._pooled())
 
     def _peak(self) -> tuple[dict[int, int], _MemoryMoment]:
-        """Return the micro-batches in flight of each chunk at the peak, and the peak moment of the running
-        pass.
+        """Return the state at the memory peak: the number of micro-batches in flight in each chunk, and the
+        memory of the running pass at its own peak.
         """
         layout, training = self.rank.layout, self.rank.training
         chunks = range(len(self.chunks))
@@ -473,8 +489,10 @@ class _StageAccount:
         return peak
 
     def _pooled(self) -> Parts | None:
-        """Return the additional memory in pools of other streams: gathered weights, gradients that are
-        reduced in 32 bits and their shards, and blocks of 16-bit logits, which are too small for 32-bit ones.
+        """Return the additional memory that the allocator reserves in separate pools of other streams.
+
+        These hold gathered weights, gradients that are reduced in 32 bits, and their shards. Blocks of 16-bit
+        logits are also counted, because they are too small to be reused for 32-bit logits.
         """
         state, training = self._state, self.rank.training
         if training.style != "torchtitan" or not state.shards_weights:

@@ -49,8 +49,9 @@ Activation = Literal["silu", "gelu", "relu2"]
 class Attention(Bounded):
     """Multi-head attention with ``kv_heads`` key heads.
 
-    ``window`` is the number of keys that a query may attend to (0: all), ``chunk`` the length of blocks that
-    attend only to themselves (0: no blocks). ``qk_norm``: heads of queries and keys are normalised.
+    ``window`` is the number of keys that a query may attend to (0: all). ``chunk`` is the number of tokens in
+    blocks of the sequence that attend only to themselves (0: no blocks). ``qk_norm``: heads of queries and
+    keys are normalised.
     """
 
     heads: int
@@ -64,9 +65,11 @@ class Attention(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Bounded):
-    """Multi-head latent attention: queries and keys pass through ``q_lora`` (0: queries do not) and
-    ``kv_lora`` dimensions; each head has ``nope_dim`` dimensions without and ``rope_dim`` with rotation, and
-    ``v_dim`` of values. All heads share the rotated key.
+    """Multi-head latent attention.
+
+    Queries are projected through ``q_lora`` dimensions (0: directly), keys and values through ``kv_lora``. A
+    head has ``nope_dim`` query and key dimensions without rotary embedding, ``rope_dim`` with it, and
+    ``v_dim`` value dimensions. All heads share the rotated key.
     """
 
     heads: int
@@ -111,9 +114,10 @@ class Experts(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(Bounded):
-    """Mamba-2 block: ``heads`` of ``head_dim`` with a state of ``state`` dimensions; the heads of each of
-    ``groups`` share input and output maps. ``conv`` counts taps; ``chunk`` is the number of tokens of a
-    scanned chunk.
+    """Mamba-2 block with ``heads`` of ``head_dim`` dimensions and a state of ``state`` dimensions.
+
+    The heads of each of ``groups`` share the input and output maps (B and C). ``conv`` is the length of the
+    convolution, ``chunk`` the number of tokens that are scanned together.
     """
 
     heads: int
@@ -205,7 +209,9 @@ def expert_parameters(block: Experts, hidden: int) -> int:
 
 
 def mamba_projected(block: Mamba) -> int:
-    """Return the width of the input projection: gate, values, input and output maps, time steps."""
+    """Return the output width of a Mamba block's input projection: gate, values, input and output maps, time
+    steps.
+    """
     return 2 * block.inner + 2 * block.groups * block.state + block.heads
 
 

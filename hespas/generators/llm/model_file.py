@@ -75,7 +75,9 @@ _SIZE_FUNCTIONS: Mapping[str, tuple[int, Callable[..., Fraction]]] = {
 
 
 class _SizeParser(ExpressionParser[Mapping[str, int]]):
-    """Parser of exact expressions over the sizes of a model; ``names`` are the sizes that it needs."""
+    """Parser of exact expressions over the sizes of a model. ``names`` are the sizes that an expression
+    refers to.
+    """
 
     number = Fraction
     functions = _SIZE_FUNCTIONS
@@ -93,10 +95,10 @@ class _SizeParser(ExpressionParser[Mapping[str, int]]):
 
 
 def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
-    """Return all sizes as whole numbers.
+    """Return the sizes of a model with all expressions evaluated to whole numbers.
 
-    Raises :class:`ExpressionError` that names the size: for invalid expressions, unknown names, circular
-    sizes, and values that are not whole or not counts.
+    Raises :class:`ExpressionError` with the name of the size if an expression is invalid, has an unknown
+    name, depends on itself, or is not a whole number that can be a count.
     """
     values = {name: _whole(name, Fraction(size)) for name, size in sizes.items() if isinstance(size, int)}
     waiting = {name: _parsed(name, text) for name, text in sizes.items() if not isinstance(text, int)}
@@ -113,7 +115,9 @@ def evaluate_sizes(sizes: Mapping[str, int | str]) -> dict[str, int]:
 
 
 def _unresolved(waiting: Mapping[str, _SizeParser], sizes: Mapping[str, int | str]) -> ExpressionError:
-    """Return the error for sizes with unknown or circular names."""
+    """Return the error for expressions that cannot be evaluated because of unknown names or circular
+    references.
+    """
     for name, size in waiting.items():
         for operand in size.names:
             if operand not in sizes:
@@ -242,7 +246,7 @@ def model_of(file: ModelFile, path: Path = PRESETS) -> Model:
 
 
 def _faults(file: ModelFile, size: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
-    """Yield invalid combinations of keys: the key, the error, and the remedy."""
+    """Yield the key, the error and the remedy of each invalid combination of keys."""
     needed = ["hidden", "layers", "vocab", "heads", "kv_heads", "head_dim", "topk", "moe_every"]
     needed += ["nope_dim", "v_dim"] if size["kv_lora"] else []
     is_mixed = not size["experts"] or size["dense_layers"] or size["moe_every"] > 1
@@ -302,7 +306,7 @@ def _layers(file: ModelFile, size: Mapping[str, int], path: Path) -> Iterator[La
 
 
 class _BlockBuilder:
-    """Builder of the blocks of a model file."""
+    """Builder of a model's blocks from the keys of a model file."""
 
     def __init__(self, file: ModelFile, size: Mapping[str, int]) -> None:
         self.file, self.size = file, size
@@ -350,7 +354,9 @@ def _presets() -> Mapping[str, ModelFile]:
 
 
 def _folded(name: str) -> str:
-    """Return a name without case and punctuation: ``llama-3.1-8b`` and ``Llama 3.1 8B`` are equal."""
+    """Return a model name in lower case without punctuation, so that ``llama-3.1-8b`` equals ``Llama 3.1
+    8B``.
+    """
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
@@ -373,7 +379,8 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
 
 
 def named_model(text: str) -> Model:
-    """Return the model of a name or alias, which may come from an input: it is never opened as a path.
+    """Return the model with a name or alias. The text may come from an untrusted input and is never opened as
+    a path.
 
     Raises ``UsageError`` for an unknown name.
     """
@@ -411,7 +418,7 @@ _COUNTS: Mapping[str, str] = {
 
 
 def model_in_table(table: Path, name: str) -> Model | None:
-    """Return the model of a name in a table; None if the table or the row does not exist.
+    """Return the model called ``name`` in a table of models; None if the table or the row does not exist.
 
     Raises ``UnsupportedError`` for an incomplete row, and ``FormatError`` for cells that are not numbers.
     """
@@ -460,8 +467,8 @@ def _count(cells: Mapping[str, str], column: str, table: Path, position: str) ->
 
 
 def _limits(cells: Mapping[str, str], table: Path, position: str) -> tuple[dict[str, int], str]:
-    """Return the window or chunk and the pattern of its layers, from ``alternating``, ``5 local : 1 global``,
-    or ``on 3 of 4 layers``.
+    """Return the attention limit (window or chunk) and the pattern of the layers that have it. The column
+    reads ``alternating``, ``5 local : 1 global``, or ``on 3 of 4 layers``.
     """
     if not cells.get("sliding_window"):
         return {}, ""

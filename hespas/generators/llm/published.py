@@ -2,12 +2,11 @@
 
 Columns: ``model, num_accelerators, seq_len, global_batch, micro_batch, dp, tp, pp, vp, cp, ep, etp, fsdp,
 sequence_parallel, recompute, precision, optimizer, train_type, framework, source, accelerator``, and the
-columns of :data:`SETTINGS`. Missing settings are assumed and reported. Columns of measurements, and
-``network``, a system's name or file, are for :mod:`hespas.studies.league`.
+columns of :data:`SETTINGS`. Missing settings are assumed and reported. :mod:`hespas.studies.league` reads the
+columns of measurements, and ``network``, the name or file of a system.
 
-Free text of a table (``notes``, ``accelerator_variant``) changes nothing. ``python -m
-tools.published_settings IN.csv OUT.csv`` derives the columns of :data:`SETTINGS` from the phrases of the
-published tables.
+Columns of free text (``notes``, ``accelerator_variant``) have no effect. ``python -m tools.published_settings
+IN.csv OUT.csv`` derives the columns of :data:`SETTINGS` from the phrases of the published tables.
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ _Positive = Annotated[float, Column(is_open=True, high=1e9)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a row with numbers or words of a set. 0 or empty: the row does not state the setting."""
+    """Columns of a published run whose cells are numbers or words of a fixed set. 0 or empty: the row does
+    not state the setting.
+    """
 
     num_accelerators: _Count = 1
     seq_len: _Count = 1
@@ -105,7 +106,7 @@ class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _CapacityColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity factor of experts that is a number; 0 for dropless experts."""
+    """Column with the capacity factor of experts as a number; 0 for dropless experts."""
 
     capacity_factor: _Positive = 0.0
 
@@ -120,7 +121,9 @@ MODELS = "models.csv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
-    """Published run as settings of a generator; ``row`` has the published cells by column."""
+    """Published training run as settings of the generator. ``row`` has the cells of its row by column
+    name.
+    """
 
     model: Model
     layout: Layout
@@ -131,7 +134,9 @@ class PublishedRun:
     """Table of the row; files that the row names are in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
-        """Return the board of the run if its row differs from the file of its device; otherwise None."""
+        """Return the board of the run (power limit, memory bandwidth) if its row differs from the device
+        file; otherwise None.
+        """
         power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
         if not (power or memory):
             return None
@@ -139,7 +144,7 @@ class PublishedRun:
         return Board(device=device.name, power_w=float(power) if power else 0.0, bandwidth=ratio)
 
     def facts(self, device: Device) -> StepFacts:
-        """Return the facts of the step on its device that simulators need in addition to its graph."""
+        """Return the facts of the step on ``device`` that simulators need in addition to the graph."""
         return training_facts(self.model, self.training, self.board(device))
 
     def step(self) -> LlmStep:
@@ -165,7 +170,9 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
 
 
 def has_only_notes(row: Mapping[str, str]) -> bool:
-    """Return True for a row with notes in a table without a column of :data:`SETTINGS`."""
+    """Return True if a row has free-text notes and its table lacks the columns of :data:`SETTINGS` that
+    replace them.
+    """
     return bool(row.get("notes", "").strip()) and not any(name in row for name in SETTINGS)
 
 
@@ -206,7 +213,7 @@ def run_of(
 
 @dataclass(frozen=True, slots=True)
 class _RunCells:
-    """Texts of a row, and its typed columns."""
+    """Cells of a row: as text, and the typed columns."""
 
     row: TableRow
     columns: _RunColumns
@@ -221,7 +228,9 @@ class _RunCells:
 
 
 def _model(cells: _RunCells, table: Path | None) -> Model:
-    """Return a model that ships with the package, or one of the table of models next to the table of runs."""
+    """Return the run's model, which ships with the package or is in the table of models in the folder of
+    ``table``.
+    """
     name, hint = cells.text("model"), ""
     try:
         model = named_model(name)
@@ -288,7 +297,7 @@ def _layout(cells: _RunCells, model: Model) -> Layout:
 
 
 def _zero(text: str) -> int:
-    """Return the level of ZeRO from the text of the column."""
+    """Return the ZeRO level (0-3) that the text of the column ``fsdp`` describes."""
     if "zero2" in text or "grad-op" in text:
         return 2
     if any(word in text for word in ("zero3", "full", "megatron-fsdp", "fsdp")):
@@ -384,8 +393,9 @@ _LAUNCHES: Mapping[str, Launch] = {"all": "whole", "parts": "partial-graphs"}
 
 
 def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
-    """Return the sequences of a micro-batch: as published, or from the number of accumulated
-    passes, or one.
+    """Return the number of sequences in a micro-batch.
+
+    It is the published number, or follows from the published number of accumulation steps, or is one.
     """
     micro = cells.columns.micro_batch
     passes = cells.columns.grad_accum
@@ -414,10 +424,10 @@ def _capacity(cells: _RunCells) -> float:
 
 
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
-    """Return the overlap of communication with computation.
+    """Return the communication that the run overlaps with computation.
 
-    Nothing overlaps if the column says ``off``, and in Megatron-LM before 2023. Tensor parallelism overlaps
-    if its column says ``yes``, and in recipes of Megatron-Bridge for dense models.
+    Nothing overlaps if the column says ``off``, or in Megatron-LM before 2023. Tensor-parallel collectives
+    overlap if their column says ``yes``, and in recipes of Megatron-Bridge for dense models.
     """
     source, framework = cells.text("source"), cells.text("framework")
     if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):
@@ -492,7 +502,7 @@ PUBLISHERS: Mapping[str, Convention] = {
 
 
 def convention_of(row: Mapping[str, str]) -> Convention:
-    """Return the convention of attention FLOPs in the published rate of a row."""
+    """Return the convention by which the published rate of a row counts attention FLOPs."""
     text = row.get("attention_flops", "")
     if text:
         return Convention.FULL if text == "full" else Convention.HALF
@@ -500,14 +510,14 @@ def convention_of(row: Mapping[str, str]) -> Convention:
 
 
 def published_flops(run: PublishedRun) -> float:
-    """Return the FLOPs of a step as in the column ``model_tflop_per_step``, which counts half of the square
-    of causal attention for all sources.
+    """Return the FLOPs of a step as the column ``model_tflop_per_step`` counts them: half of the square of
+    causal attention, for all sources.
     """
     return model_flops(_as_published(run), run.training, Convention.HALF)
 
 
 def publisher_flops(run: PublishedRun) -> float:
-    """Return the FLOPs of a step as in the published rate of the row.
+    """Return the FLOPs of a step as the publisher counted them for the published rate of the row.
 
     Rates of Megatron-LM in 2021 include recomputed layers (arXiv 2104.04473, section 5.1).
     """
@@ -520,7 +530,7 @@ def publisher_flops(run: PublishedRun) -> float:
 
 
 def _as_published(run: PublishedRun) -> Model:
-    """Return the model as in published FLOPs.
+    """Return the model with the sizes that the published FLOPs assume.
 
     Megatron's formula for hybrid models assumes that the inner width of a Mamba block is twice the hidden
     width.

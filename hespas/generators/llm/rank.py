@@ -1,10 +1,12 @@
 """Sizes on one rank, and the kernels that blocks share: norms, parallel linear layers and their collectives.
 
-Sizes (arXiv 2205.05198): ``tokens`` of a micro-batch inside tensor-parallel regions, and ``rows`` of them
-outside, which is one part in ``tp`` with sequence parallelism. A column-parallel product follows an
-all-gather of its input, and a row-parallel product precedes a reduce-scatter of its output; without sequence
-parallelism the first is omitted and the second is an all-reduce. The backward pass mirrors this, and gathers
-the input once more for the gradient of weights.
+Inside tensor-parallel regions a micro-batch has ``tokens`` tokens. Outside, a rank has ``rows`` of them: with
+sequence parallelism one part in ``tp``, otherwise all (arXiv 2205.05198). A column-parallel product follows
+an all-gather of its input, and a row-parallel product precedes a reduce-scatter of its output. Without
+sequence parallelism there is no all-gather, and the reduce-scatter is an all-reduce. The backward pass
+mirrors this, and gathers the input once more for the gradient of weights.
+
+Methods that take a ``KernelWriter`` add kernels to it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ _SCALE = TensorSpec((1,), "f32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLayer:
-    """Matrix ``inputs`` x ``outputs`` of a rank that multiplies ``rows``; ``count`` of them are batched
-    (experts).
+    """Linear layer on one rank: ``rows`` input rows times a matrix of ``inputs`` x ``outputs``; ``count``
+    such products are batched (experts).
 
-    ``format`` is the element type of its operands (empty: the default of the run), ``adapter`` the rank of
-    its LoRA adapters (0: without adapters).
+    ``format`` is the element type of the operands (empty: the default of the run), ``adapter`` the rank of
+    the LoRA adapters (0: none).
     """
 
     name: str
@@ -47,9 +49,9 @@ class LinearLayer:
 class ModelRank:
     """Sizes and shared kernels of the ranks of a job.
 
-    ``deferred`` collects the computations of weight gradients for a separate pass (zero bubble); None: they
-    run at once. ``batch_tokens``: tokens of a pass that is not a micro-batch of training. ``serves``: the job
-    has only forward passes.
+    ``deferred`` collects the kernels of weight gradients for a separate pass (zero bubble schedule); None:
+    they run at once. ``batch_tokens`` is the number of tokens of a pass that is not a training micro-batch.
+    ``serves``: the job has only forward passes.
     """
 
     model: Model
@@ -66,26 +68,28 @@ class ModelRank:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on this context rank."""
+        """Tokens of a micro-batch on this context-parallel rank."""
         return self.batch_tokens or self.training.micro_batch * self.training.seq // self.layout.cp
 
     @cached_property
     def rows(self) -> int:
-        """Tokens outside tensor-parallel regions."""
+        """Tokens on a rank outside tensor-parallel regions."""
         return self.tokens // (self.layout.tp if self.layout.has_sequence_parallel else 1)
 
     @cached_property
     def expert_rows(self) -> int:
-        """Tokens that a rank routes to experts; each tensor rank routes a different part."""
+        """Tokens that a rank routes to experts. Each tensor-parallel rank routes a different part of the
+        tokens.
+        """
         return self.tokens // self.layout.tp
 
     def routed(self, block: Experts) -> int:
-        """Return the copies of tokens that a rank sends to experts in a micro-batch."""
+        """Return the number of token copies that a rank sends to experts in a micro-batch."""
         return round(self.expert_rows * block.topk * self.training.dispatch_ratio)
 
     def received(self, block: Experts) -> int:
-        """Return the copies of tokens that the experts of the busiest rank process in a micro-batch,
-        including the copies that tensor ranks of experts gather.
+        """Return the number of token copies that the experts of the busiest rank process in a micro-batch. It
+        includes the copies that the tensor-parallel ranks of an expert gather.
         """
         return round(self.expert_rows * block.topk * self.training.expert_load * self.layout.etp)
 
@@ -101,7 +105,7 @@ class ModelRank:
 
     @property
     def trains_weights(self) -> bool:
-        """True if the matrices themselves are trained, not adapters."""
+        """True if the weight matrices are trained; False if only adapters are."""
         return self.training.lora_rank == 0
 
     def adapter(self, block: Block) -> int:
@@ -111,7 +115,7 @@ class ModelRank:
         return self.training.lora_rank if attention or dense else 0
 
     def learns(self, layer: LinearLayer) -> bool:
-        """Return True if a layer's backward pass makes gradients of its weights or its adapters."""
+        """Return True if the backward pass of a layer computes gradients of its weights or adapters."""
         return self.trains_weights or layer.adapter > 0
 
     @property
@@ -121,20 +125,22 @@ class ModelRank:
 
     @cached_property
     def stream(self) -> TensorSpec:
-        """The residual stream on this rank."""
+        """Tensor of the residual stream on this rank, outside tensor-parallel regions."""
         return TensorSpec((self.rows, self.hidden), self.precision.compute)
 
     @cached_property
     def whole(self) -> TensorSpec:
-        """The residual stream inside tensor-parallel regions."""
+        """Tensor of the residual stream inside tensor-parallel regions, with all tokens."""
         return TensorSpec((self.tokens, self.hidden), self.precision.compute)
 
     def value(self, rows: int, columns: int) -> TensorSpec:
-        """Return a matrix in the element type of activations."""
+        """Return the tensor of a matrix in the element type of activations."""
         return TensorSpec((rows, columns), self.precision.compute)
 
     def norm(self, k: KernelWriter, name: str, x: Value, port: str) -> Value:
-        """Add a norm over the residual stream, fused with a pending addition."""
+        """Add a norm of the residual stream. If a block's result has yet to be added to the stream, one
+        kernel does both.
+        """
         kernel, one = f"{self.model.norm}_norm", [self.stream]
         if x not in k.pending:
             return k.vector(name, kernel, one, one, after=[x], port=port)
@@ -145,13 +151,17 @@ class ModelRank:
         return node
 
     def norm_backward(self, k: KernelWriter, name: str, grad: Value, x: Value, skip: Value) -> Value:
-        """Add the gradient of a norm's input, including the gradient ``skip`` of the residual connection."""
+        """Add the backward pass of a norm, which also adds the gradient ``skip`` of the residual
+        connection.
+        """
         reads = [self.stream, self.stream, self.stream]
         return k.vector(name, f"{self.model.norm}_norm_backward", reads, [self.stream], after=[grad, x, skip])
 
     def residual(self, k: KernelWriter, x: Value, y: Value, name: str = "residual") -> Value:
-        """Add the result of a block to the stream: a separate kernel, or part of the next norm if a compiler
-        fuses elementwise operations.
+        """Add the result ``y`` of a block to the residual stream ``x``.
+
+        The addition is a separate kernel, or part of the next norm if a compiler fuses elementwise
+        operations.
         """
         x = k.sums.get(x, x)
         if self.training.style == "megatron":
@@ -160,33 +170,37 @@ class ModelRank:
         return y
 
     def add_pending(self, k: KernelWriter, x: Value) -> Value:
-        """Add a pending result to the stream."""
+        """Add the kernel for an addition to the residual stream that was to be fused into a norm."""
         if x not in k.pending:
             return x
         return k.vector("residual", "add", [self.stream] * 2, [self.stream], after=[k.pending.pop(x), x])
 
     def add_block(self, k: KernelWriter, key: str, x: Value, y: Value) -> Value:
-        """Add the result of a block to the stream; some models normalise it first."""
+        """Add the result of a block to the residual stream. Models with post-norms normalise the result
+        first.
+        """
         if self.model.post_norms:
             k.name_port(f"{key}.post_input", y)
             y = self.norm(k, "post_norm", y, "")
         return self.residual(k, x, y)
 
     def add_block_backward(self, k: KernelWriter, key: str, grad: Value) -> Value:
-        """Add the gradient of the result of a block."""
+        """Add the backward pass of :meth:`add_block`, and return the gradient of the block's result."""
         if self.model.post_norms:
             return self.norm_backward(k, "post_norm.backward", grad, f"{key}.post_input", -1)
         return grad
 
     @property
     def scatter_name(self) -> str:
-        """Name of the collective that sums over tensor ranks."""
+        """Name of the collective that sums results over tensor-parallel ranks."""
         return "reduce_scatter" if self.layout.has_sequence_parallel else "all_reduce"
 
     def gather(
         self, k: KernelWriter, name: str, x: Value, port: str = "", control: Sequence[Value] = ()
     ) -> Value:
-        """Gather the rows of all tensor ranks; nothing to do without sequence parallelism."""
+        """Add the all-gather of rows over tensor-parallel ranks. Without sequence parallelism return
+        ``x``.
+        """
         if not self.layout.has_sequence_parallel:
             k.name_port(port, x)
             return x
@@ -201,7 +215,9 @@ class ModelRank:
         )
 
     def scatter(self, k: KernelWriter, name: str, y: Value) -> Value:
-        """Sum over tensor ranks; each rank gets its part, or all without sequence parallelism."""
+        """Add the sum over tensor-parallel ranks: a reduce-scatter with sequence parallelism, otherwise an
+        all-reduce.
+        """
         if self.layout.tp == 1:
             return y
         kind = (
@@ -210,14 +226,16 @@ class ModelRank:
         return k.collective(name, kind, self.groups.tensor, self.whole, after=[y])
 
     def gather_columns(self, k: KernelWriter, name: str, x: Value, columns: int) -> Value:
-        """Gather rows of another width from all tensor ranks."""
+        """Add the all-gather over tensor-parallel ranks of rows that have another width than the residual
+        stream.
+        """
         if not self.layout.has_sequence_parallel:
             return x
         whole = self.value(self.tokens, columns)
         return k.collective(name, CollectiveKind.ALL_GATHER, self.groups.tensor, whole, after=[x])
 
     def scatter_columns(self, k: KernelWriter, name: str, y: Value, columns: int) -> Value:
-        """Sum rows of another width over tensor ranks."""
+        """Add the sum over tensor-parallel ranks of rows that have another width than the residual stream."""
         if self.layout.tp == 1:
             return y
         sp = self.layout.has_sequence_parallel
@@ -226,7 +244,9 @@ class ModelRank:
         return k.collective(f"{name}.{self.scatter_name}", kind, self.groups.tensor, whole, after=[y])
 
     def quantize(self, k: KernelWriter, name: str, tensor: TensorSpec, x: Value, element: str) -> Value:
-        """Convert the operand of a product to its format, also transposed for the gradient of weights."""
+        """Add the conversion of an operand to the format of the product. If weights are trained, also make a
+        transposed copy for the gradient of the weights.
+        """
         if element == self.precision.compute:
             return x
         copies = 2 if self.trains_weights and not self.serves else 1
@@ -245,8 +265,8 @@ class ModelRank:
         return k.vector(f"{name}.quantize", "quantize", [tensor], narrow, after=after)
 
     def _matrix(self, k: KernelWriter, name: str, layer: LinearLayer, x: Value, element: str) -> list[Value]:
-        """Convert the matrix of a layer to the format of products if it is converted at each use.
-        Megatron-Core converts it once, when it is updated.
+        """Add the conversion of a layer's matrix to the format of the product, if the framework converts it
+        at each use. Megatron-Core converts a matrix once, when it is updated.
         """
         converts = element != self.precision.compute and self.training.style != "megatron"
         if not converts or self.serves or not self.trains_weights:
@@ -257,7 +277,7 @@ class ModelRank:
         return [self._convert(k, f"{name}.matrix", whole, x, [TensorSpec(shape, element)])]
 
     def linear(self, k: KernelWriter, layer: LinearLayer, x: Value, port: str = "") -> Value:
-        """Multiply ``x`` by the matrix, and add the result of the adapters if there are any."""
+        """Add the product of ``x`` and the layer's matrix, and the results of its adapters."""
         element = self._format(layer)
         narrow = self.quantize(k, layer.name, self._operand(layer, layer.inputs), x, element)
         matrix = self._matrix(k, layer.name, layer, x, element)
@@ -296,9 +316,10 @@ class ModelRank:
     def linear_backward(
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, gathered: Value | None = None
     ) -> Value:
-        """Add the gradient of the input, and the gradient of the weights, at once or deferred.
+        """Add the gradient of the layer's input, and the gradient of its weights (at once or deferred).
 
-        ``x`` is the input of the product, ``gathered`` its copy if it had to be gathered again.
+        ``x`` is the input of the product; ``gathered`` is its copy if the input was gathered again for this
+        pass.
         """
         element, compute = self._format(layer), self.precision.compute
         narrow = self.quantize(k, f"{layer.name}.grad", self._operand(layer, layer.outputs), grad, element)
@@ -317,7 +338,7 @@ class ModelRank:
     def _weight_gradient(
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, element: str
     ) -> None:
-        """Accumulate the gradient of a matrix, at once or deferred."""
+        """Add the gradient of a matrix, which is accumulated, at once or in a separate pass."""
         port = f"{k.module}.{layer.name}.grad"
         k.name_port(port, grad)
         source = k.named(x, f"{k.module}.{layer.name}.input")
@@ -341,7 +362,7 @@ class ModelRank:
         self.run_or_defer(k, make)
 
     def run_or_defer(self, k: KernelWriter, make: _Deferred) -> None:
-        """Run the computation of a weight gradient at once, or defer it to a separate pass."""
+        """Write the kernels of a weight gradient now, or defer them to a separate pass (:attr:`deferred`)."""
         if self.deferred is None:
             make(k)
             return
@@ -356,8 +377,8 @@ class ModelRank:
     def _adapters_backward(
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, back: Value
     ) -> Value:
-        """Add the gradient of the input through both adapters, and the gradients of the adapters, at once or
-        deferred.
+        """Add the backward pass of a layer's adapters: the gradient of the input, and the gradients of both
+        adapter matrices (at once or deferred).
         """
         rank, rows, name = layer.adapter, layer.rows, f"{layer.name}.lora"
         inner = self._adapter_product(k, layer, f"{name}_b.dgrad", (rows, rank, layer.outputs), [grad])
@@ -383,24 +404,27 @@ class ModelRank:
 
     @property
     def _pipelines(self) -> bool:
-        """True if tensor ranks pipeline collectives with products, like user buffers of Transformer Engine.
+        """True if tensor-parallel collectives are pipelined with matrix products, like user buffers of
+        Transformer Engine.
 
-        Pieces of rows travel around a ring of the tensor ranks, and a piece is multiplied during the transfer
-        of the next one.
+        Pieces of rows travel around a ring of the tensor-parallel ranks. A rank multiplies a piece while the
+        next one is transferred.
         """
         return self.training.overlap.tensor and self.layout.has_sequence_parallel and self.trains_weights
 
     def column(self, k: KernelWriter, layer: LinearLayer, x: Value, saved: str, port: str = "") -> Value:
-        """Apply a column-parallel layer to the rows ``x``, and name the saved rows of this rank ``saved``."""
+        """Add a column-parallel layer; ``x`` are the rows of this rank, which are saved for the backward pass
+        as port ``saved``.
+        """
         k.name_port(saved, x)
         if self._pipelines:
             return self._gather_pipelined(k, layer, "", x, port)
         return self.linear(k, layer, self.gather(k, f"{layer.name}.all_gather", x), port)
 
     def column_backward(self, k: KernelWriter, layer: LinearLayer, grad: Value, saved: str) -> Value:
-        """Add the gradient of a column-parallel layer's rows.
+        """Add the backward pass of a column-parallel layer, and return the gradient of its input rows.
 
-        Its input is gathered again for the gradient of the weights, in parallel to the gradient of the input.
+        The input is gathered again for the gradient of the weights, in parallel to the gradient of the input.
         """
         again: Value | None = None
         if self.layout.has_sequence_parallel and self.learns(layer):
@@ -412,13 +436,15 @@ class ModelRank:
         return self.scatter(k, f"{layer.name}.dgrad.{self.scatter_name}", back)
 
     def row(self, k: KernelWriter, layer: LinearLayer, x: Value) -> Value:
-        """Apply a row-parallel layer and sum its results over tensor ranks."""
+        """Add a row-parallel layer and the sum of its results over tensor-parallel ranks."""
         if self._pipelines:
             return self._scatter_pipelined(k, layer, "", x)
         return self.scatter(k, f"{layer.name}.{self.scatter_name}", self.linear(k, layer, x))
 
     def row_backward(self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value) -> Value:
-        """Add the gradient of a row-parallel layer's input ``x``."""
+        """Add the backward pass of a row-parallel layer with input ``x``, and return the gradient of
+        ``x``.
+        """
         if self._pipelines:
             back = self._gather_pipelined(k, layer, ".dgrad", grad, "")
             self._weight_gradient(k, layer, back, x, self._format(layer))
@@ -426,8 +452,8 @@ class ModelRank:
         return self.linear_backward(k, layer, self.gather(k, f"{layer.name}.grad.all_gather", grad), x)
 
     def _piece(self, layer: LinearLayer, suffix: str) -> tuple[tuple[int, int, int], str]:
-        """Return the product sizes of one piece (backward: inputs and outputs exchanged), and its element
-        type.
+        """Return the (m, n, k) sizes of the product of one pipelined piece, and its element type. In the
+        backward pass, inputs and outputs are exchanged.
         """
         rows = layer.rows // self.layout.tp
         sizes = (rows, layer.inputs, layer.outputs) if suffix else (rows, layer.outputs, layer.inputs)
@@ -487,5 +513,5 @@ class ModelRank:
         of: TensorSpec,
         x: Value,
     ) -> Value:
-        """Add a collective of a tensor if the groups have several ranks; otherwise return its input."""
+        """Add a collective on the tensor ``of``. With groups of one rank, add nothing and return ``x``."""
         return x if groups.group_size == 1 else k.collective(name, kind, groups, of, after=[x])

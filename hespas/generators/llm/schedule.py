@@ -1,9 +1,10 @@
 """Pipeline schedules: the order of the passes of a stage, and the graph of a step assembled from its passes.
 
 Schedules are GPipe (arXiv 1811.06965), 1F1B (1806.03377), interleaved 1F1B (2104.04473), and zero bubble with
-the memory of 1F1B (2401.10241, ZB-H1). With F and B the times of a stage, its idle time is (p - 1)(F + B) for
-the first two, and that divided by the number of virtual stages for the third. The last splits B into the
-gradient of inputs, which the stage before waits for, and the gradient of weights, which fills gaps.
+the memory of 1F1B (2401.10241, ZB-H1). Let a forward pass of a stage take F and a backward pass B. Then the
+idle time of a stage is (p - 1)(F + B) in GPipe and 1F1B, and this divided by the number of virtual stages in
+interleaved 1F1B. Zero bubble splits B into the gradient of inputs, for which the previous stage waits, and
+the gradient of weights, which fills gaps.
 
 A pass is written once as a run of nodes of a template graph, and repeated for every micro-batch in the order
 of the schedule. Dependencies on other passes of the same micro-batch are named by port, so that passes may
@@ -43,7 +44,7 @@ Pass = Literal["forward", "backward", "weights"]
 
 
 class PassAction(NamedTuple):
-    """Pass of one micro-batch through one chunk of a stage."""
+    """Pass of one micro-batch through one chunk (virtual stage) of a stage."""
 
     kind: Pass
     micro_batch: int
@@ -76,7 +77,11 @@ def order_of(name: ScheduleName, layout: Layout, stage: int, micro_batches: int)
 
 
 def _interleaved(layout: Layout, stage: int, micro_batches: int) -> list[PassAction]:
-    """Return chunks in groups of as many micro-batches as stages; backward chunks are in reverse order."""
+    """Return the passes of a stage in interleaved 1F1B.
+
+    The stage runs one chunk for as many micro-batches as there are stages, then the next chunk. Backward
+    passes go through the chunks in reverse order.
+    """
     stages, chunks = layout.pp, layout.vp
     forward: list[PassAction] = []
     backward: list[PassAction] = []
@@ -90,7 +95,9 @@ def _interleaved(layout: Layout, stage: int, micro_batches: int) -> list[PassAct
 
 
 def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int) -> list[PassAction]:
-    """Return ``ahead`` forward passes, then alternating passes, then the remaining backward passes."""
+    """Return ``ahead`` forward passes, then one backward and one forward pass in turn, then the remaining
+    backward passes.
+    """
     order = forward[:ahead]
     for pair in zip(forward[ahead:], backward, strict=False):
         order += pair
@@ -98,10 +105,11 @@ def _alternate(forward: list[PassAction], backward: list[PassAction], ahead: int
 
 
 def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction]]:
-    """Return the orders of all stages, from a simulation in which every pass takes one time unit.
+    """Return the order of passes of every stage, from a simulation in which each pass takes one time unit.
 
-    A stage prefers forward passes, as far ahead as in 1F1B and with fewer than ``stages`` micro-batches in
-    flight, then backward passes, then weight gradients.
+    A stage runs a forward pass if it may: it is at most as far ahead as in 1F1B, and has fewer than
+    ``stages`` micro-batches in flight. Otherwise it runs a backward pass, and if there is none, a weight
+    gradient.
     """
     done_forward, done_backward = [0] * stages, [0] * stages
     done_weights = [0] * stages
@@ -126,7 +134,7 @@ def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction
 
 
 def most_in_flight(order: list[PassAction]) -> int:
-    """Return the maximum number of passes whose values are saved for the backward pass at the same time."""
+    """Return the maximum number of micro-batches whose activations are saved at the same time."""
     last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
     in_flight = most = 0
     for action in order:
@@ -136,8 +144,8 @@ def most_in_flight(order: list[PassAction]) -> int:
 
 
 class PortNeed(NamedTuple):
-    """Dependency of a node on a port of another pass of the same micro-batch; ``is_order``: a control
-    dependency.
+    """Dependency of a node on a port (named value) of another pass of the same micro-batch. ``is_order``: it
+    is a control dependency.
     """
 
     node: int
@@ -149,10 +157,10 @@ class PortNeed(NamedTuple):
 
 @dataclass(slots=True)
 class PassTemplate:
-    """Nodes ``start:end`` of the template graph: one ``kind`` of pass of a chunk.
+    """One kind of pass through a chunk: the nodes ``start:end`` of the template graph.
 
-    ``head`` and ``tail`` are the first and last compute node; ``posts`` are receives, which are posted during
-    the pass before.
+    ``head`` and ``tail`` are the first and the last compute node. ``posts`` are receives, which are posted
+    during the previous pass.
     """
 
     kind: str
@@ -169,10 +177,10 @@ class PassTemplate:
 
 
 class PassInstance(NamedTuple):
-    """Run of a pass template for a micro-batch (-1: outside of the micro-batches).
+    """Pass of a step: the index of its template (``part``) and its micro-batch (-1: none).
 
-    ``kind`` is the name in dependencies of other passes, independent of the variant ``part``. Neighbours with
-    ``loop`` form the body of a loop.
+    ``kind`` is the name by which other passes refer to it; all variants of a pass have the same name.
+    Consecutive passes with ``loop`` form the body of a loop.
     """
 
     part: int
@@ -182,7 +190,7 @@ class PassInstance(NamedTuple):
 
 
 class _PassEdges:
-    """Dependencies between passes, as pairs of nodes."""
+    """Dependencies between passes, as pairs of node numbers."""
 
     def __init__(self) -> None:
         self.consumer: list[int] = []
@@ -201,10 +209,10 @@ def assemble_step(
     trips: int = 1,
     tag_period: int = 1,
 ) -> OpGraph:
-    """Return the graph of a step: the passes of ``sequence`` in program order, each after the one before.
+    """Return the graph of a step: the passes of ``sequence`` in program order, each after the previous one.
 
-    Passes marked ``loop`` are the body of a loop of ``trips`` iterations; dependencies on a micro-batch
-    inside the loop refer to its last iteration. Message tags increase by ``tag_period`` per micro-batch.
+    Passes marked ``loop`` are the body of a loop of ``trips`` iterations. Dependencies on a micro-batch in
+    the loop refer to its last iteration. Message tags increase by ``tag_period`` per micro-batch.
     """
     chosen = [parts[run.part] for run in sequence]
     sizes = np.array([part.end - part.start for part in chosen], np.int64)
@@ -244,7 +252,9 @@ def assemble_step(
 def _repeat_deps(
     deps: RaggedArray, rows: IntArray, shift: IntArray, sizes: IntArray, edges: _PassEdges
 ) -> RaggedArray:
-    """Return the shifted dependencies inside of passes, and the dependencies between passes."""
+    """Return the dependencies of the step: dependencies inside a pass, with node numbers shifted to each
+    instance, and dependencies between passes.
+    """
     inner = deps.take(rows)
     shifted = inner.values + np.repeat(shift, sizes)[inner.row_ids]
     consumers = np.concatenate([inner.row_ids, np.array(edges.consumer, np.int64)])

@@ -1,7 +1,7 @@
 """Forward step of a language model in serving, with its KV cache, and the memory of its ranks.
 
-``prefill`` processes whole prompts, ``decode`` one token of each sequence, ``mixed`` one token of each
-sequence and a chunk of a prompt (chunked prefill, arXiv 2308.16369), ``speculative`` several speculative
+``prefill`` processes whole prompts, ``decode`` one token of each sequence. ``mixed`` processes one token of
+each sequence and a chunk of a prompt (chunked prefill, arXiv 2308.16369), ``speculative`` several speculative
 tokens of each sequence (2211.17192). Keys and values are in pages of a pool (2309.06180): a sequence reads
 whole pages. Latent attention reads its latents instead of keys and values: queries absorb the up-projection
 of keys (2405.04434, section 2.1.2). If prefill and decode run on separate ranks (disaggregated, 2401.09670),
@@ -71,9 +71,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """``batch`` sequences of ``context`` tokens on each data-parallel rank; a pass processes
-    ``pass_tokens`` in total (0: one of each sequence). The cache has the element type ``kv_format`` and pages
-    of ``page_tokens``.
+    """Load of a server: ``batch`` sequences of ``context`` tokens on each data-parallel rank.
+
+    A pass processes ``pass_tokens`` in total (0: one token per sequence). The cache has the element type
+    ``kv_format`` and pages of ``page_tokens``.
     """
 
     batch: int
@@ -85,7 +86,7 @@ class ServingLoad:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a pass."""
+        """Number of tokens that a pass processes."""
         return self.pass_tokens or self.batch
 
 
@@ -142,7 +143,7 @@ def serving_memory(model: Model, layout: Layout, serving: ServingLoad) -> tuple[
 
 
 def _cache(rank: ModelRank, serving: ServingLoad, block: Block) -> int:
-    """Return the bytes that a block caches of all sequences."""
+    """Return the bytes that a block caches for all sequences."""
     tp, tokens = rank.layout.tp, -(-serving.context // rank.layout.cp)
     match block:
         case Attention():
@@ -160,7 +161,9 @@ def _cache(rank: ModelRank, serving: ServingLoad, block: Block) -> int:
 
 
 def _work(rank: ModelRank, block: Block) -> int:
-    """Return the bytes of the stream before and after a block, and of the widest values inside it."""
+    """Return the working memory of a block: the residual stream before and after it, and the largest tensors
+    inside it.
+    """
     compute, tp, tokens = rank.precision.compute, rank.layout.tp, rank.tokens
     match block:
         case Attention():
@@ -199,8 +202,8 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "speculative", "disag
 
 
 class SequenceBatch(NamedTuple):
-    """``batch`` sequences of a step with ``queries`` new tokens each after ``context`` tokens in the cache;
-    tokens of a prompt, or decoded.
+    """Group of ``batch`` sequences in a step, with ``queries`` new tokens each and ``context`` tokens in the
+    cache. The new tokens are part of a prompt, or decoded.
     """
 
     batch: int
@@ -213,10 +216,10 @@ class SequenceBatch(NamedTuple):
 class ServingStep:
     """Generator of a serving step.
 
-    ``batch`` counts sequences of each data-parallel rank; ``context`` tokens of each are in the cache.
-    ``prompt`` is the length of a prompt, or of the chunk of a prompt in a mixed step. ``drafts`` counts
-    speculative tokens per sequence. ``cache`` is the element type of keys and values, ``page`` the tokens per
-    page.
+    ``batch`` is the number of sequences on each data-parallel rank, ``context`` the number of cached tokens
+    of each sequence. ``prompt`` is the length of a prompt, or of the chunk of a prompt in a mixed step.
+    ``drafts`` is the number of speculative tokens per sequence. ``cache`` is the element type of keys and
+    values, ``page`` the tokens per page.
     """
 
     model: Model
@@ -242,7 +245,7 @@ class ServingStep:
         return f"{self.model.name}.{self.phase}"
 
     def sequences(self, phase: Phase | None = None) -> tuple[SequenceBatch, ...]:
-        """Return the sequences of a step."""
+        """Return the groups of sequences of a step; each group has equal numbers of new and cached tokens."""
         decode = SequenceBatch(self.batch, 1, self.context)
         match phase or self.phase:
             case "prefill":
@@ -255,8 +258,8 @@ class ServingStep:
                 return (SequenceBatch(self.batch, 1 + self.drafts, self.context),)
 
     def account(self) -> Account:
-        """Return parameters of the model, FLOPs of all ranks, and memory of a rank; with separate pools for
-        prefill and decode, that of the pool with the highest peak.
+        """Return the parameters of the model, the FLOPs of all ranks, and the memory of a rank. With separate
+        ranks for prefill and decode, the memory is for the pool with the higher peak.
         """
         self._check()
         pools = _pools(self.phase)
@@ -271,12 +274,12 @@ class ServingStep:
         )
 
     def _memory(self, phase: Phase) -> ServingMemory:
-        """Return the memory of a rank of a pool, of the stage with the highest peak."""
+        """Return the memory of a rank in the stage with the highest peak, in the pool of ``phase``."""
         return max(self._memory_of_stages(phase), key=lambda stage: stage.peak_bytes)
 
     def _memory_of_stages(self, phase: Phase) -> tuple[ServingMemory, ...]:
-        """Return the memory of a rank of each stage, with the context and new tokens of all sequences in the
-        cache.
+        """Return the memory of a rank of each stage; the cache has the context and the new tokens of all
+        sequences.
         """
         sequences = self.sequences(phase)
         serving = ServingLoad(
@@ -290,11 +293,11 @@ class ServingStep:
         return serving_memory(self.model, replace(self.layout, zero=0), serving)
 
     def _flops(self, phase: Phase) -> float:
-        """Return the model FLOPs of a replica's step.
+        """Return the model FLOPs of one replica in a step.
 
-        They are two for each active parameter and token, four for each head, dimension and attended key
-        (latent attention: two for each dimension of keys and values), and the scan of Mamba blocks as in
-        :mod:`hespas.generators.llm.flops`.
+        Each active parameter costs two FLOPs per token. Attention costs four FLOPs for each head, dimension
+        and attended key (latent attention: two for each dimension of keys and values). Mamba blocks are
+        counted as in :mod:`hespas.generators.llm.flops`.
         """
         model, total = self.model, 0.0
         for batch, queries, context, _ in self.sequences(phase):
@@ -315,8 +318,8 @@ class ServingStep:
         return total
 
     def workload(self) -> Workload:
-        """Return the step of all ranks; with disaggregation, the ranks that prefill and then as many that
-        decode.
+        """Return the step of all ranks. With disaggregation, the first half of the ranks prefill and the
+        other half decode.
 
         Raises ``UsageError`` that names a violated layout rule.
         """
@@ -345,8 +348,8 @@ class ServingStep:
         return Workload(name=self.name, classes=graphs, rank_class=rank_class, metadata=metadata)
 
     def _metadata(self, memory: Iterable[ServingMemory], num_ranks: int) -> dict[str, str]:
-        """Return the facts of a step, and the memory of its classes: weights and cache are not values of a
-        step.
+        """Return the metadata of a step: its facts, and the memory of each rank class. Memory is stated there
+        because weights and cache are not values of the graph.
         """
         pools = _pools(self.phase)
         tokens = sum(group.batch * group.queries for pool in pools for group in self.sequences(pool))
@@ -401,13 +404,13 @@ _PERSISTENT = ("weights", "keys and values")
 
 
 def _pools(phase: Phase) -> tuple[Phase, ...]:
-    """Return the phases that have separate ranks."""
+    """Return the phases that run on separate ranks."""
     return (phase,) if phase != "disaggregated" else ("prefill", "decode")
 
 
 @dataclass
 class ServingStage:
-    """Kernels of a pipeline stage, or of the ranks that prefill or decode."""
+    """Writer of the kernels of a pipeline stage; with disaggregation, of the ranks that prefill or decode."""
 
     step: ServingStep
     stage: int
@@ -457,7 +460,9 @@ class ServingStage:
         return builder.build()
 
     def layer(self, k: KernelWriter, number: int, x: Value) -> Value:
-        """Add the kernels of a layer, from residual stream to residual stream."""
+        """Add the kernels of layer ``number``; ``x`` and the result are the residual stream before and after
+        it.
+        """
         for position, block in enumerate(self.step.model.layers[number]):
             key = f"{number}.{position}"
             k.module = f"layers.{number}.{BLOCK_NAMES[type(block)]}"
@@ -489,7 +494,7 @@ class ServingStage:
         return x
 
     def attention(self, k: KernelWriter, block: Attention | LatentAttention, key: str, x: Value) -> Value:
-        """Add the kernels of a block of attention over the cache."""
+        """Add the kernels of an attention block that reads and extends the cache."""
         r = self.rank
         normed = r.norm(k, "norm", x, f"{key}.norm")
         qkv = queries_and_keys(r, k, block, key, normed)
@@ -517,7 +522,9 @@ class ServingStage:
     def cores(
         self, k: KernelWriter, block: Attention | LatentAttention, qkv: Value, stored: Value
     ) -> list[Value]:
-        """Add attention itself for each group of sequences, after their keys and values are ``stored``."""
+        """Add the attention kernel of each group of sequences. It waits for ``stored``, the write of new keys
+        and values to the cache.
+        """
         outs: list[Value] = []
         for number, group in enumerate(self.sequences):
             shape, name = self._shape(block, group), f"core.{number}"
@@ -531,7 +538,9 @@ class ServingStage:
         return outs
 
     def _latent_core(self, k: KernelWriter, name: str, shape: AttentionShape, after: list[Value]) -> Value:
-        """Add attention whose keys and values are the same latents, which are read once."""
+        """Add the attention kernel over cached latents, which serve as keys and as values and are read
+        once.
+        """
         element, tokens = self.rank.precision.attention, shape.batch * shape.queries
         pairs = shape.batch * shape.heads * shape.pairs
         return k.node(
@@ -549,8 +558,8 @@ class ServingStage:
         )
 
     def absorbs(self, block: Attention | LatentAttention, group: SequenceBatch) -> bool:
-        """Return True if queries are projected to the latents, not the latents to keys. This is
-        cheaper if few queries read many latents.
+        """Return True if queries are projected to the latents instead of latents to keys. This is cheaper if
+        few queries read many latents.
         """
         return isinstance(block, LatentAttention) and group.queries < 32 and group.context > 0
 
@@ -572,7 +581,9 @@ class ServingStage:
     def _per_head(
         self, k: KernelWriter, block: LatentAttention, name: str, group: SequenceBatch, x: Value
     ) -> Value:
-        """Add each head's part of an up-projection: of queries to the latents, or of results to values."""
+        """Add an up-projection of latent attention that each head applies separately: from queries to the
+        latent space, or from attention results to values.
+        """
         heads, tokens = heads_of(self.rank, block)[0], group.batch * group.queries
         is_query = name.startswith("q_")
         sizes = (tokens, block.kv_lora, block.nope_dim) if is_query else (tokens, block.v_dim, block.kv_lora)
@@ -580,8 +591,8 @@ class ServingStage:
         return k.product(name, sizes, left=compute, result=compute, batch=heads, after=[x])
 
     def _transfer_cache(self, k: KernelWriter, cache: TensorSpec, stored: Value) -> None:
-        """Transfer a layer's cache of prompts from the ranks that prefill to the ranks that decode the next
-        step.
+        """Add the transfer of a layer's cache from the ranks that prefilled the prompts to the ranks that
+        decode.
         """
         ranks = self.step.layout.ranks
         messages = Permutation(2 * ranks, (2, ranks), 1, wraps=False)
@@ -590,7 +601,7 @@ class ServingStage:
         k.message(name, messages, cache, k.count("cache"), sends=sends, after=[stored] if sends else [])
 
     def sample(self, k: KernelWriter, x: Value) -> None:
-        """Add the logits of the sampled tokens: one of each sequence, or all speculative ones."""
+        """Add the logits of the tokens to sample: one per sequence, or all speculative ones."""
         r = self.rank
         rows = sum(
             group.batch * (group.queries if self.phase == "speculative" else 1) for group in self.sequences
@@ -613,12 +624,12 @@ class ServingStage:
 
 
 def _as_message(k: KernelWriter, *tensors: TensorSpec) -> TensorSpec:
-    """Return several tensors as one message."""
+    """Return one tensor with the bytes of several tensors, to be sent as one message."""
     return TensorSpec((round(sum(map(k.bytes_of, tensors))),), "ui8")
 
 
 def _pairs(block: Attention | LatentAttention, queries: int, context: int) -> float:
-    """Return the pairs of a new token and an attended key of one sequence."""
+    """Return the number of pairs of new token and attended key in one sequence."""
     window, chunk = (block.window, block.chunk) if isinstance(block, Attention) else (0, 0)
     before = attended_pairs(context, window, chunk) if context else 0.0
     return attended_pairs(context + queries, window, chunk) - before

@@ -40,8 +40,11 @@ _PARTS: tuple[_LatticePart, ...] = ("tokens", "rows", "decode", "prompts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeGrids:
-    """Ascending grid points: ``tokens`` of a step; sampled ``rows``; ``batch`` decoding sequences with
-    ``context`` tokens in the cache; ``prompts`` of ``length`` new tokens each after ``before`` tokens.
+    """Ascending grid points of each size.
+
+    ``tokens`` are the tokens of a step, ``rows`` the sampled tokens. Decode attention has a grid of ``batch``
+    sequences and their cached tokens (``context``). Prompt attention has a grid of ``prompts``, their new
+    tokens (``length``), and the tokens before them (``before``).
     """
 
     tokens: tuple[int, ...]
@@ -54,8 +57,8 @@ class LatticeGrids:
 
     @classmethod
     def up_to(cls, *, tokens: int, sequences: int, context: int) -> LatticeGrids:
-        """Return grids for steps of up to these numbers of tokens and sequences, with ``context`` tokens
-        each.
+        """Return grids that cover steps of up to ``tokens`` tokens and ``sequences`` sequences, with up to
+        ``context`` tokens each.
         """
         longest = min(tokens, context)
         return cls(
@@ -70,7 +73,9 @@ class LatticeGrids:
 
 
 def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
-    """Return integers that grow by a factor, including both ends."""
+    """Return integers from ``low`` to ``high`` (both included), each larger than the previous one by a
+    factor.
+    """
     points, value = [low], float(low)
     while (value := max(value * factor, points[-1] + 1)) < high:
         points.append(round(value))
@@ -81,8 +86,9 @@ def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
 class ServingLatticeKernels:
     """Kernels of all grid points in one graph.
 
-    Row ``i``: node ``node[i]`` is executed ``times[i]`` times in point ``point[i]`` of part ``part[i]``.
-    Points are in the order of the grids, the last grid fastest.
+    Row ``i`` of the columns: node ``node[i]`` is executed ``times[i]`` times at grid point ``point[i]`` of
+    part ``part[i]`` (the kernels that depend on the same sizes). Points are in the order of the grids; the
+    last grid varies fastest.
     """
 
     grids: LatticeGrids
@@ -94,7 +100,7 @@ class ServingLatticeKernels:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the numbers in ``part``."""
+        """Names of the parts, indexed by ``part``."""
         return _PARTS
 
 
@@ -115,7 +121,7 @@ class _LatticeNodes:
 
 
 def lattice_kernels(step: ServingStep, grids: LatticeGrids) -> ServingLatticeKernels:
-    """Return the kernels of a rank at every grid point.
+    """Return the kernels of one rank at every grid point.
 
     Raises ``UsageError`` that names a violated layout rule, and ``UnsupportedError`` for pipelines and for
     models with states instead of a cache.
@@ -179,7 +185,9 @@ class _LatticeWriter:
         return stage, KernelWriter(self.builder, PassTemplate("forward", 0, 0), tf32=self.step.precision.tf32)
 
     def tokens(self, point: int, count: int) -> None:
-        """Write all kernels except attention and the head, for a prompt of ``count`` tokens."""
+        """Write the kernels that depend on the number of tokens only: all except attention and the head, for
+        a prompt of ``count`` tokens.
+        """
         stage, k = self._stage(SequenceBatch(1, count, 0, is_prompt=True), has_cores=False)
         start = len(self.builder)
         x = ModelEnds(stage.rank).embed(k)
@@ -197,7 +205,7 @@ class _LatticeWriter:
         self._add(start, "rows", point, 1)
 
     def attention(self, part: _LatticePart, point: int, sequences: SequenceBatch) -> None:
-        """Write attention of all layers, without its projections."""
+        """Write the attention kernels of all layers for ``sequences``, without the projections."""
         blocks = Counter(block for layer in self.step.model.layers for block in layer)
         for block, times in blocks.items():
             if not isinstance(block, Attention | LatentAttention):
@@ -220,10 +228,12 @@ _CONTEXTS = (1 << 14, 1 << 15)
 
 
 def cached_tokens(step: ServingStep, memory_bytes: float, *, tokens: int, sequences: int) -> float:
-    """Return the KV-cache capacity of a rank in tokens of all sequences, next to its weights and the working
-    memory of steps of these numbers of tokens and sequences; 0 or less if they do not fit.
+    """Return the KV-cache capacity of a rank: the number of tokens, over all sequences, that fit into
+    ``memory_bytes``.
 
-    Raises ``UnsupportedError`` like :func:`lattice_kernels`.
+    Weights and the working memory of steps with up to ``tokens`` tokens and ``sequences`` sequences are
+    subtracted first; the result is 0 or less if these do not fit. Raises ``UnsupportedError`` like
+    :func:`lattice_kernels`.
     """
     _check_supported(step)
 

@@ -66,7 +66,7 @@ class ModelPrecision:
 
     @property
     def quantizes(self) -> bool:
-        """True if operands of products are converted first."""
+        """True if the operands of matrix products are converted to another format first."""
         return self.matmul != self.compute
 
 
@@ -117,12 +117,12 @@ LAYER_INPUT = "decoder_layer_input"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Recomputation in the backward pass: ``modules`` of :data:`MODULES` in the first ``layers`` of each
-    stage (-1: in all), and only in every ``every``-th of them.
+    """Recomputation in the backward pass, of ``modules`` (:data:`MODULES`).
 
-    ``offloaded`` names modules, or tensors by MaxText's names, whose activations of the same layers are moved
-    to the host instead. ``per_operation``: each layer saves only its input, and the results of attention and
-    of every other matrix product (torchtitan's selective checkpointing).
+    It applies to the first ``layers`` of each stage (-1: all), and to every ``every``-th of these.
+    ``offloaded`` names modules, or tensors by MaxText's names, whose activations in the same layers are moved
+    to the host instead. ``per_operation``: a layer saves only its input, the results of attention, and the
+    result of every second matrix product (torchtitan's selective checkpointing).
     """
 
     modules: frozenset[str] = frozenset()
@@ -164,8 +164,10 @@ def recompute_of(text: str) -> Recompute:
 
 
 def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
-    """Parse a list separated by commas: return whether the ``optimizer`` is offloaded to the host, and
-    ``recompute`` with the offloaded activations, named by :data:`MODULES`. Raises ``UsageError``.
+    """Parse a comma-separated list of things to offload to the host.
+
+    Return True if the ``optimizer`` is in the list, and ``recompute`` with the offloaded activations, which
+    are named by :data:`MODULES`. Raises ``UsageError``.
     """
     names = {name for name in text.split(",") if name}
     unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
@@ -178,7 +180,7 @@ def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
 
 
 def precision_of(name: str) -> ModelPrecision:
-    """Return the number formats of a name. Raises ``UsageError`` for an unknown name."""
+    """Return the number formats of a named precision. Raises ``UsageError`` for an unknown name."""
     precision = PRECISIONS.get(_ALIASES.get(name, name))
     if precision is None:
         raise UsageError(f"unknown precision '{name}'", hint=f"choose one of {', '.join(PRECISIONS)}")
@@ -193,7 +195,8 @@ class Overlap:
     sharded weights run ahead of their layer (distributed optimizer, FSDP). ``tensor``: collectives of tensor
     parallelism are split into one part per rank and pipelined with the adjacent products. ``experts``: token
     dispatch overlaps the shared expert. ``pipeline``: sends between stages overlap the next computation.
-    ``context``: keys travel around a ring of context ranks during attention to the keys before.
+    ``context``: keys are sent around the ring of context-parallel ranks while attention to the previous keys
+    runs.
     """
 
     gradients: bool = True
@@ -256,12 +259,13 @@ class Training:
 
     @property
     def dispatch_ratio(self) -> float:
-        """Ratio of the copies of tokens that are sent to experts to the routed copies."""
+        """Ratio of token copies that are sent to experts to token copies that the router assigns."""
         return self.capacity if self.capacity > 0 else 1.0
 
     @property
     def expert_load(self) -> float:
-        """Ratio of the copies of tokens that the experts of the busiest rank process to the mean of the
-        routed copies: with a capacity factor all ranks process the same number, padded or dropped.
+        """Ratio of the token copies that the experts of the busiest rank process to the mean number per rank.
+
+        With a capacity factor all ranks process the same number, because copies are padded or dropped.
         """
         return self.capacity if self.capacity > 0 else self.imbalance

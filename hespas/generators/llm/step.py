@@ -1,12 +1,12 @@
 """Training step of a language model as a workload: passes of each pipeline stage, and one rank class per
 stage.
 
-Weights and gradients are communicated as in the frameworks. With a sharded optimizer (ZeRO-1) gradients are
-reduce-scattered once a step and updated weights gathered, layer by layer, overlapping computation if that is
-requested. FSDP (ZeRO-2, -3) gathers the weights of a layer before its forward pass, and before its backward
-pass if they were freed, one layer ahead, and reduce-scatters gradients after each micro-batch. Weights
-outside of layers are treated the same way, including an embedding, whose backward pass does not read it.
-Experts' weights are reduced over the ranks with the same experts.
+Weights and gradients are communicated as in the frameworks. With a sharded optimizer (ZeRO-1), gradients are
+reduce-scattered once a step and updated weights are gathered, layer by layer, overlapping computation if the
+settings request it. FSDP (ZeRO-2, -3) gathers the weights of a layer one layer ahead: before its forward
+pass, and before its backward pass if they were freed. It reduce-scatters gradients after each micro-batch.
+Weights outside of layers are treated the same way; this includes an embedding, although its backward pass
+does not read it. Gradients of experts are reduced over the ranks with the same experts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def stage_graph(model: Model, layout: Layout, training: Training, stage: int, name: str) -> OpGraph:
-    """Return the graph of the ranks of a stage in a step. O(nodes)."""
+    """Return the op graph that the ranks of a stage run in a step. O(nodes)."""
     passes = _StageWriter(model, layout, training, stage, name).passes()
     return ordered_passes(passes, layout, training, stage, micro_batches(layout, training))
 
@@ -59,8 +59,9 @@ def stage_graph(model: Model, layout: Layout, training: Training, stage: int, na
 class StagePasses(NamedTuple):
     """Passes of a stage, each written once as a run of nodes of ``graph``.
 
-    ``variants`` gives the index in ``parts`` by kind, chunk, and whether the pass is the first forward or
-    last backward pass of a step. ``end`` is the index of the part that ends the step.
+    ``variants`` maps the kind of a pass, its chunk and a flag to an index in ``parts``. The flag is True for
+    the first forward and the last backward pass of a step. ``end`` is the index of the part at the end of the
+    step (the optimizer).
     """
 
     graph: OpGraph
@@ -69,13 +70,17 @@ class StagePasses(NamedTuple):
     end: int
 
     def part(self, kind: str, chunk: int, *, special: bool) -> int:
-        """Return the index of a pass; the special variant is the only one if both are equal."""
+        """Return the index of a pass. ``special`` selects the variant for the first forward or last backward
+        pass; a pass without variants has one index.
+        """
         default = self.variants[kind, chunk, True]
         return self.variants.get((kind, chunk, special), default)
 
 
 def stage_passes(model: Model, layout: Layout, training: Training, stage: int) -> StagePasses:
-    """Return the passes of a stage without their order. O(nodes)."""
+    """Return the passes of a stage, each written once; :func:`ordered_passes` puts them in order.
+    O(nodes).
+    """
     return _StageWriter(model, layout, training, stage, f"{model.name}.stage{stage}").passes()
 
 
@@ -102,8 +107,8 @@ def ordered_passes(
 
 
 class _WeightShare(NamedTuple):
-    """Weights that several ranks hold: ``shards`` are the groups that divide one copy, ``copies`` the groups
-    with the same part.
+    """Weights that several ranks hold. The groups ``shards`` divide one copy; the groups ``copies`` hold the
+    same part of it.
     """
 
     name: str
@@ -135,7 +140,7 @@ class _StageWriter:
 
     @property
     def splits(self) -> bool:
-        """True if gradients of weights have a separate pass."""
+        """True if gradients of weights are computed in a separate pass (zero bubble)."""
         return self.training.schedule == "zero-bubble" and self.layout.pp > 1
 
     @property
@@ -147,8 +152,10 @@ class _StageWriter:
 
     @property
     def frees_weights(self) -> bool:
-        """True if weights are gathered for each pass: FSDP, which holds them until the backward pass if only
-        gradients are sharded. Megatron-Core holds them whole.
+        """True if weights are gathered for each pass and freed afterwards, as in FSDP.
+
+        If FSDP shards only gradients and optimizer state, weights stay until the backward pass. Megatron-Core
+        never frees them.
         """
         return self.layout.zero == 3 or (self.layout.zero == 2 and self.training.style != "megatron")
 
@@ -188,12 +195,14 @@ class _StageWriter:
         return KernelWriter(self.builder, part, queues=True, tf32=self.rank.precision.tf32)
 
     def _close(self, k: KernelWriter) -> int:
-        """End the current part and return its index."""
+        """End the current part (pass) and return its index."""
         k.part.end = len(self.builder)
         return len(self.parts) - 1
 
     def _gather_layer(self, k: KernelWriter, number: int, ahead: int) -> list[int]:
-        """Gather a layer's weights after the node ``ahead``, so that not all are gathered at once."""
+        """Add the gather of a layer's weights. It waits for the node ``ahead``, so that only a few layers are
+        gathered at a time.
+        """
         k.module = f"layers.{number}"
         return self._gather(k, self._weights_of(number), ahead)
 
@@ -218,8 +227,8 @@ class _StageWriter:
         return nodes
 
     def _shares(self, weights: RankWeights) -> Iterator[_WeightShare]:
-        """Yield dense weights and experts that several ranks hold. Without a sharded optimizer all are
-        copies.
+        """Yield the dense weights and the expert weights that several ranks hold. Without a sharded optimizer
+        each rank holds a whole copy.
         """
         groups = self.rank.groups
         if self.layout.zero:
@@ -236,13 +245,14 @@ class _StageWriter:
                 yield share
 
     def _reducible(self, weights: RankWeights) -> list[_WeightShare]:
-        """Return the shared weights that have gradients."""
+        """Return the weights of :meth:`_shares` that have gradients."""
         return [share for share in self._shares(weights) if share.trained]
 
     def _reduce(self, k: KernelWriter, weights: RankWeights, after: Sequence[Value]) -> list[int]:
-        """Sum gradients over the ranks with the same weights, sharded if the optimizer is.
+        """Add the reduction of gradients over the ranks that hold the same weights: a reduce-scatter if the
+        optimizer is sharded, and an all-reduce over copies.
 
-        Return a node for each share of :meth:`_reducible`.
+        Return one node for each entry of :meth:`_reducible`.
         """
         element, nodes = self.rank.gradient, list[int]()
         for name, trained, _, shards, copies in self._reducible(weights):
@@ -294,7 +304,11 @@ class _StageWriter:
         return k.message("pipeline.recv", messages, self.rank.stream, tag, sends=False)
 
     def _send(self, k: KernelWriter, x: Value, backward: bool) -> None:
-        """Send to the next chunk. The tag has its number: the same, or the next one from the last stage."""
+        """Add the send to the next chunk.
+
+        The message tag contains the number of the receiving chunk. It differs from the sending chunk only at
+        the last stage, which sends to the next chunk of the first stage (in the backward pass the reverse).
+        """
         messages = self.rank.groups.to_stage(-1 if backward else 1, wraps=self.layout.vp > 1)
         chunk = k.part.chunk
         chunk += (self.stage == self.layout.pp - 1) if not backward else -(self.stage == 0)
@@ -378,14 +392,14 @@ class _StageWriter:
             self._reduce_rest(k, [*head_gradients, k.part.tail])
 
     def _index_in_stage(self, chunk: int, position: int) -> int:
-        """Return the index in the stage of a layer of a chunk."""
+        """Return the index within the stage of the layer at ``position`` of a chunk."""
         return sum(map(len, self.chunks[:chunk])) + position
 
     def _fetch(self, k: KernelWriter, position: int, ahead: int) -> list[int]:
-        """Load offloaded activations of a layer of the chunk after the node ``ahead``.
+        """Add the load of a layer's offloaded activations. It waits for the node ``ahead``.
 
-        Return the node that the layer's backward pass has to wait for, if none of its kernels reads a loaded
-        value.
+        Return the loading node if the layer's backward pass has to wait for it explicitly, because no kernel
+        of that pass reads a loaded value.
         """
         chunk = k.part.chunk
         if position < 0:
@@ -401,15 +415,17 @@ class _StageWriter:
         return [] if ports else [node]
 
     def _reduce_layer(self, k: KernelWriter, number: int, done: Value, last: bool) -> None:
-        """Reduce a layer's gradients after its pass: for each micro-batch with FSDP, otherwise after the
-        last.
+        """Add the reduction of a layer's gradients after its backward pass: with FSDP for each micro-batch,
+        otherwise only for the last one.
         """
         if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
             for index, node in enumerate(self._reduce(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{index}", node)
 
     def _reduce_rest(self, k: KernelWriter, after: Sequence[Value]) -> None:
-        """Reduce gradients of weights outside of layers for each micro-batch, with FSDP."""
+        """Add the reduction of gradients of weights outside of layers, which FSDP does for each
+        micro-batch.
+        """
         if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
             return
         k.module = "ends"
@@ -462,7 +478,7 @@ class _StageWriter:
         k.module = ""
 
         def regather(k: KernelWriter, updated: Value) -> None:
-            """Gather updated weights that are not gathered ahead of their use."""
+            """Add the gather of updated weights, unless later passes gather them before their use."""
             if self.frees_weights or not self.layout.zero or isinstance(updated, str):
                 return
             if not self.training.overlap.parameters:
@@ -479,10 +495,10 @@ class _StageWriter:
 def training_workload(
     model: Model, layout: Layout, training: Training, metadata: Mapping[str, str] | None = None
 ) -> Workload:
-    """Return a step of ``model`` on ``layout.ranks`` ranks. Equal arguments give equal workloads.
+    """Return a training step of ``model`` on ``layout.ranks`` ranks. Equal arguments give equal workloads.
 
-    The metadata has the facts of the step, which ``metadata`` may override. Raises ``UsageError`` that names
-    a violated layout rule. O(nodes of all stages + ranks).
+    The metadata has the facts of the step; entries of ``metadata`` override them. Raises ``UsageError`` that
+    names a violated layout rule. O(nodes of all stages + ranks).
     """
     check_layout(model, layout, training)
     metadata = replace(training_facts(model, training), ranks=layout.ranks).metadata() | dict(metadata or {})
@@ -498,8 +514,8 @@ def training_workload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Board that differs from its device file: power limit (0: as in the file), and ratio of its memory
-    bandwidth to that of the file.
+    """Board that differs from its device file: the power limit (0: as in the file), and the ratio of its
+    memory bandwidth to the bandwidth in the file.
     """
 
     device: str
@@ -546,8 +562,8 @@ class LlmStep:
     def workload(self) -> Workload:
         """Return the step of all ranks.
 
-        The metadata give the states, which the step overwrites and which are not values of its graph, and the
-        peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
+        The metadata names the states, which the step overwrites and which are not values of its graph. It
+        also has the peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
         stage_bytes: list[str] = []

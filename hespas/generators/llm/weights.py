@@ -1,13 +1,13 @@
 """Numbers of parameters of a rank: of its layers, of weights outside of layers, and of LoRA adapters.
 
-Matrices are divided over tensor ranks, with exceptions: key heads are repeated if they are fewer than the
-ranks, and the down-projections of latent attention, routers, and projections around experts and of
-multi-token prediction are whole on each rank. Norms and biases of results are whole too. Experts are divided
-over expert ranks and their tensor ranks.
+Tensor-parallel ranks divide matrices, with exceptions: key heads are repeated if there are fewer of them than
+ranks. The down-projections of latent attention, routers, and the projections around experts and of
+multi-token prediction are whole on each rank. Norms and the biases of results are whole too. Experts are
+divided over expert-parallel ranks and the tensor-parallel ranks of an expert.
 
-A weight that is whole on each tensor rank gets only part of its gradient there: from the rank's own tokens
-with sequence parallelism (arXiv 2205.05198), or from its own heads (norms of queries and keys). These weights
-are ``replicated``: only their gradients are summed over tensor ranks.
+A weight that is whole on each tensor-parallel rank gets only part of its gradient there: from the rank's own
+tokens with sequence parallelism (arXiv 2205.05198), or from its own heads (norms of queries and keys). These
+weights are ``replicated``: only their gradients are summed over tensor-parallel ranks.
 
 Adapters (LoRA, arXiv 2106.09685) belong to the linear layers of attention and of dense feed-forward blocks,
 including shared experts, or of attention alone (:meth:`~hespas.generators.llm.rank.ModelRank.adapter`).
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class TensorSplit(Enum):
-    """Division of a matrix over tensor ranks: by its outputs, by its inputs, or none."""
+    """Division of a matrix over tensor-parallel ranks: by its outputs, by its inputs, or none."""
 
     COLUMN = "column"
     ROW = "row"
@@ -69,12 +69,12 @@ class AdaptedLayer(NamedTuple):
 
     @property
     def down(self) -> int:
-        """Elements of the adapter from the inputs to the rank of adapters."""
+        """Elements of the first adapter matrix: inputs x adapter rank."""
         return self.layer.adapter * self.layer.inputs
 
     @property
     def up(self) -> int:
-        """Elements of the adapter from the rank of adapters to the outputs."""
+        """Elements of the second adapter matrix: adapter rank x outputs."""
         return self.layer.adapter * self.layer.outputs
 
 
@@ -105,9 +105,9 @@ def adapted_layers(rank: ModelRank, block: Block) -> tuple[AdaptedLayer, ...]:
 
 
 def adapter_flops(rank: ModelRank, block: Block, names: Collection[str] | None = None) -> float:
-    """Return the forward FLOPs of the adapters of a block on a rank in a micro-batch.
+    """Return the forward FLOPs of the adapters of a block on one rank in a micro-batch.
 
-    ``names`` restricts them to layers of these names.
+    With ``names``, only the linear layers of these names are counted.
     """
     return sum(
         2.0 * adapted.layer.rows * (adapted.down + adapted.up)
@@ -117,9 +117,11 @@ def adapter_flops(rank: ModelRank, block: Block, names: Collection[str] | None =
 
 
 class RankWeights(NamedTuple):
-    """Parameters of a rank. ``dense`` ones are sharded over data ranks, and parameters of ``experts`` over
-    the ranks with the same experts. ``frozen`` and ``frozen_experts`` are not trained. ``replicated`` counts
-    the dense parameters whose gradients tensor ranks sum.
+    """Numbers of parameters on a rank.
+
+    ``dense`` parameters are sharded over data-parallel ranks, parameters of ``experts`` over the ranks with
+    the same experts. ``frozen`` and ``frozen_experts`` are not trained. ``replicated`` is the number of dense
+    parameters whose gradients are summed over tensor-parallel ranks.
     """
 
     dense: int = 0
@@ -149,8 +151,9 @@ def weights_of_layer(model: Model, layout: Layout, training: Training, layer: La
 
 
 def _summed(layout: Layout, *, by_token: int = 0, by_head: int = 0) -> int:
-    """Return the number of whole weights whose gradients tensor ranks sum: weights applied to tokens outside
-    of tensor-parallel regions, and to heads of a rank.
+    """Return the number of replicated weights whose gradients are summed over tensor-parallel ranks.
+    ``by_token`` weights are applied to tokens outside tensor-parallel regions, ``by_head`` weights to the
+    heads of a rank.
     """
     return (by_token if layout.has_sequence_parallel else 0) + (by_head if layout.tp > 1 else 0)
 
@@ -196,10 +199,10 @@ def _of_block(model: Model, layout: Layout, block: Block) -> RankWeights:
 
 
 def _adapters(rank: ModelRank, block: Block) -> RankWeights:
-    """Return the adapters of a block.
+    """Return the parameters of a block's adapters on one rank.
 
-    If tensor ranks divide the outputs of a matrix, its first adapter is whole on each of them; if they divide
-    the inputs, the second is.
+    If tensor-parallel ranks divide the outputs of a matrix, the first adapter matrix is whole on each rank;
+    if they divide the inputs, the second one is.
     """
     weights = RankWeights()
     for adapted in adapted_layers(rank, block):
@@ -213,9 +216,11 @@ def _adapters(rank: ModelRank, block: Block) -> RankWeights:
 
 
 def copied_embedding(model: Model, layout: Layout) -> int:
-    """Return the number of elements of the embedding that a separate last stage holds too.
+    """Return the number of elements of the embedding that the last stage holds in addition to the first
+    stage.
 
-    A tied head needs the table; multi-token prediction, which embeds tokens again, also learned positions.
+    A tied head needs the token table. Multi-token prediction embeds tokens again, so it also needs learned
+    positions.
     """
     table = -(-model.vocab // layout.tp) * model.hidden
     if model.mtp_layers:

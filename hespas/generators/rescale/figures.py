@@ -1,13 +1,12 @@
-"""Figures of a graph that depend on the number of ranks, their recount from one trace, and their
-extrapolation from two.
+"""Figures of a graph that depend on the number of ranks: recomputed from one trace, or extrapolated from two.
 
-Figures are columns. If the dimensions of the tensors of an operation change, its costs are recounted if its
-former costs follow from its former types.
+Figures are columns such as FLOPs, bytes and tensor types. With one trace, the costs of an operation whose
+tensors change are recomputed, provided that its old costs follow from its old tensor types.
 
-With traces at two sizes of an axis, a figure that is equal in both is constant; if its product with (or
-quotient by) the size is equal, it is inverse (or linear) in the size. Extents of tensors must be one of
-these. Counts of work may also have a constant part, ``a + b / size`` or ``a + b * size``; the shapes of the
-node determine the form.
+With traces at two sizes of an axis, each figure must follow a rule. It is constant if it is equal in both
+traces. It is linear in the size if figure / size is equal, and inverse if figure x size is equal. Extents of
+tensors must follow one of these rules. Counts of work may also have a constant part, ``a + b / size`` or ``a
++ b * size``; the shapes of the node determine which.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ TABLE_FIGURES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphFigures:
-    """Figures of a graph: columns of nodes and tables by name; ``operands`` and ``results`` are rows of
-    ``types``.
+    """Figures of a graph: columns of its nodes and of its side tables, by name. ``operands`` and ``results``
+    are row numbers of ``types``.
     """
 
     node: Mapping[str, FloatArray]
@@ -79,7 +78,7 @@ class GraphFigures:
 
 
 def same(one: FloatArray, two: FloatArray) -> BoolArray:
-    """Return the mask of equal figures; unknown figures are equal."""
+    """Return a mask of the figures that are equal in both columns. Two unknown figures count as equal."""
     equal: BoolArray = (one == two) | (np.isnan(one) & np.isnan(two))
     return equal
 
@@ -98,7 +97,9 @@ def shape_text(types: TensorTypes, row: int) -> str:
 
 
 class ResizedTypes:
-    """Types of a graph, extended on demand by types of the same element type and another shape."""
+    """Tensor types of a graph, to which types with the same element type and another shape are added on
+    demand.
+    """
 
     __slots__ = ("_base", "_bytes", "_new", "_rows")
 
@@ -109,7 +110,7 @@ class ResizedTypes:
         self._rows: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def with_shape(self, row: int, shape: tuple[int, ...]) -> int:
-        """Return the row of the type of ``row`` with another shape.
+        """Return the row of a type that has the element type of ``row`` and the given shape.
 
         Raises ``UnsupportedError`` for a type with more bytes than its elements.
         """
@@ -213,10 +214,10 @@ def recount(
     before: int,
     after: int,
 ) -> GraphFigures:
-    """Return the figures with the marked dimensions divided into ``after`` instead of ``before`` parts.
+    """Return the figures after each marked dimension is divided into ``after`` parts instead of ``before``.
 
-    ``marks`` has the dimensions by node and tensor (operands first, then results). Raises
-    ``UnsupportedError`` if the figures do not follow from the types.
+    ``marks`` maps a node and one of its tensors (operands first, then results) to dimensions. Raises
+    ``UnsupportedError`` if the old figures do not follow from the tensor types.
     """
     rows = ResizedTypes(now.types)
     operands, results = now.operands.values.copy(), now.results.values.copy()
@@ -244,7 +245,7 @@ def recount(
 
 
 class _CostRecount:
-    """Recount of the costs of nodes."""
+    """State of a recomputation of node costs."""
 
     def __init__(self, graph: OpGraph, old: GraphFigures, new: GraphFigures) -> None:
         self._graph, self._old, self._new = graph, old, new
@@ -255,7 +256,7 @@ class _CostRecount:
         }
 
     def run(self, nodes: list[int]) -> GraphFigures:
-        """Recount the nodes and return all figures."""
+        """Recompute the costs of ``nodes`` and return all figures."""
         collectives = {node: row for row, node in enumerate(self._graph.collectives.node.tolist())}
         products = {node: row for row, node in enumerate(self._graph.contractions.node.tolist())}
         for node in nodes:
@@ -277,7 +278,9 @@ class _CostRecount:
         )
 
     def _traffic(self, node: int, name: str) -> float:
-        """Return the new traffic of a node, if the old one is the sum of the bytes of some of its tensors."""
+        """Return the new memory traffic of a node. The old traffic must be the sum of the bytes of some of
+        its tensors.
+        """
         traffic = float(self._old.node[name][node])
         if traffic == 0 or isnan(traffic):
             return traffic
@@ -291,7 +294,9 @@ class _CostRecount:
         return sums.pop()
 
     def _recount_arithmetic(self, node: int) -> None:
-        """Scale FLOPs with the elements of the result, or with the number of reduced elements."""
+        """Scale the FLOPs of a node in proportion to the elements of its result, or of its operand if it is a
+        reduction.
+        """
         names = ("flops", "useful_flops", "transcendentals")
         if not any(self._old.node[name][node] for name in names):
             return
@@ -308,7 +313,7 @@ class _CostRecount:
             self._node[name][node] *= counts[1] / counts[0] if counts[0] else nan
 
     def _recount_product(self, node: int, row: int) -> None:
-        """Scale the extents of a product of matrices with the extents of its tensors."""
+        """Scale the extents of a matrix product in proportion to the extents of its tensors."""
         table = self._tables["contractions"]
         lhs, rhs, result = (
             (_elements(self._old, node, slot), _elements(self._new, node, slot)) for slot in range(3)
@@ -327,7 +332,7 @@ class _CostRecount:
             self._node[name][node] *= total
 
     def _recount_collective(self, node: int, row: int) -> None:
-        """Scale the buffers of a collective with its operands and results."""
+        """Scale the buffers of a collective in proportion to its operands and results."""
         table = self._tables["collectives"]
         old, new = (
             [float(sum(_bytes_of(figures, node, side))) for side in (0, 1)]
@@ -349,7 +354,7 @@ def _types_of(figures: GraphFigures, node: int, side: int | None = None) -> list
 
 
 def _bytes_of(figures: GraphFigures, node: int, side: int | None = None) -> FloatArray:
-    """Return the bytes of each tensor of a node."""
+    """Return the bytes of each tensor of a node; ``side`` selects operands or results."""
     return figures.types.bytes[_types_of(figures, node, side)]
 
 
@@ -377,9 +382,10 @@ class AxisSizes:
 
 
 def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSizes) -> GraphFigures:
-    """Extrapolate the figures ``now`` of a graph from ``graph`` at one size and ``other`` at another.
+    """Return the figures at a new size of an axis, from ``graph`` at one size and ``other`` at a second size.
 
-    Raises ``UnsupportedError`` if the programs differ, or for a node without a fitting rule.
+    ``now`` has the figures of ``graph``, of which other axes may have changed already. Raises
+    ``UnsupportedError`` if the programs differ, or if a figure follows no rule.
     """
     rows = np.flatnonzero(~is_recorded_wait(graph))
     second = without_waits(other)
@@ -394,8 +400,8 @@ def extrapolate(graph: OpGraph, now: GraphFigures, other: OpGraph, sizes: AxisSi
 
 
 def _check_structure(graph: OpGraph, rows: NDArray[np.int64], other: OpGraph, sizes: AxisSizes) -> None:
-    """Raise ``UnsupportedError`` unless both are one program: equal operations in equal order, with equal
-    numbers of operands.
+    """Raise ``UnsupportedError`` unless both graphs are the same program: the same operations in the same
+    order, with equal numbers of operands.
     """
     ops = [graph.op_name(node) for node in rows.tolist()]
     others = [other.op_name(node) for node in range(len(other))]
@@ -440,8 +446,8 @@ def _unfit(graph: OpGraph, node: int, reason: str, sizes: AxisSizes) -> Unsuppor
 
 
 class _FigureFit:
-    """Fit of the columns of one graph. Types must be fitted first: they determine the form of the work of a
-    node.
+    """Extrapolation of the columns of one graph. Types must be extrapolated first, because the form of a
+    node's work depends on them.
     """
 
     def __init__(
@@ -475,7 +481,9 @@ class _FigureFit:
         return replace(now, values=values)
 
     def _type(self, node: int, a: int, b: int, current: int) -> tuple[int, tuple[bool, bool]]:
-        """Return the row of the new type, and whether any of its extents falls or rises with the size."""
+        """Return the row of the new type, and two flags: True if one of its extents falls or rises with the
+        axis size.
+        """
         types, others, sizes = self._graph.types, self._other.types, self._sizes
         first_shape, second_shape = types.shape(a), others.shape(b)
         shapes = f"{shape_text(types, a)} against {shape_text(others, b)}"
@@ -531,7 +539,7 @@ class _FigureFit:
         now: FloatArray,
         nodes: NDArray[np.integer],
     ) -> FloatArray:
-        """Return each figure by its fitting rule."""
+        """Return each figure at the new size, by the rule that its values in both traces follow."""
         first, second, wanted = self._sizes.first, self._sizes.second, self._sizes.wanted
         constant = same(one, two)
         inverse = ~constant & (one * first == two * second)

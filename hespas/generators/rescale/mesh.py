@@ -1,8 +1,8 @@
-"""Mesh of a traced job, derived from its groups: axes with sizes, outermost first, and their traffic and
-names.
+"""Mesh of a traced job, derived from its process groups: the size, traffic and name of each axis.
 
-Rank = sum of coordinate x stride, the last axis with stride 1. The ranks of a group must differ in some of
-the axes and agree in the others; groups of another form prove that the job has no mesh.
+Axes are listed outermost first. Rank = sum of coordinate x stride, where the last axis has stride 1. The
+ranks of a group must differ in some of the axes and agree in the others. Any other group shows that the job
+has no mesh.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAME_THEM = "name the axes, outermost first: `mesh=dp=2,tp=4`"
 
 
 def parse_mesh(text: str, num_ranks: int) -> Mesh:
-    """Parse a mesh: ``dp=2,tp=4``. Raises ``UsageError`` if its number of ranks is wrong."""
+    """Parse a mesh such as ``dp=2,tp=4``. Raises ``UsageError`` if it does not have ``num_ranks`` ranks."""
     mesh = Mesh.of(text)
     if mesh.num_devices != num_ranks:
         raise UsageError(
@@ -55,8 +55,8 @@ def parse_mesh(text: str, num_ranks: int) -> Mesh:
 
 
 def find_mesh(workload: Workload) -> Mesh:
-    """Return the mesh whose axes explain all groups and permutations; axes are named ``axis0``, ... from the
-    outermost. Raises ``UnsupportedError`` if no mesh does.
+    """Return the mesh that all groups and permutations of a job follow; axes are named ``axis0``, ... from
+    the outermost. Raises ``UnsupportedError`` if there is none.
     """
     strides = {1, workload.num_ranks}
     for groups in workload.group_sets:
@@ -82,8 +82,8 @@ def find_mesh(workload: Workload) -> Mesh:
 
 
 def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
-    """Return the digits of the members of each group, slowest first. Raises ``UnsupportedError``
-    without any.
+    """Return sizes and strides (digits) by which the ranks of each group are numbered, slowest first. Raises
+    ``UnsupportedError`` if the groups have none.
     """
     rows = groups if isinstance(groups, StridedGroups) else member_rows(groups)
     digits: tuple[Digit, ...] | None
@@ -111,8 +111,8 @@ def _member_digits(groups: GroupSet, num_ranks: int) -> tuple[Digit, ...]:
 
 
 def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes over which the members of a group set vary, in ring order. Raises
-    ``UnsupportedError``.
+    """Return the mesh axes along which the ranks of a group differ, in the order of the ring. Raises
+    ``UnsupportedError`` for groups that follow no axes.
     """
     names: list[str] = []
     for digit in _member_digits(groups, mesh.num_devices):
@@ -128,7 +128,9 @@ def group_axes(groups: GroupSet, mesh: Mesh) -> tuple[str, ...]:
 
 
 def permutation_axes(permutation: Permutation, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of messages. Raises ``UnsupportedError`` for pairs that do not follow an axis."""
+    """Return the mesh axes along which messages are sent. Raises ``UnsupportedError`` for pairs that do not
+    follow an axis.
+    """
     covered = None if permutation.pairs is not None else mesh.covered(permutation.digit)
     if covered is None:
         raise UnsupportedError(
@@ -166,10 +168,10 @@ _PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
 
 @dataclass(slots=True)
 class Traffic:
-    """Collectives and messages along one axis, over all classes.
+    """Collectives and messages along one mesh axis, over all rank classes.
 
-    ``feeds_products``: results of sums are operands of matrix products. ``gathers_work``: gathered values
-    were computed by matrix products.
+    ``feeds_products``: results of reductions are operands of matrix products. ``gathers_work``: matrix
+    products computed the gathered values.
     """
 
     kinds: set[CollectiveKind] = field(default_factory=set[CollectiveKind])
@@ -179,7 +181,7 @@ class Traffic:
 
 
 def axes_of_rows(graph: OpGraph, mesh: Mesh) -> list[frozenset[str]]:
-    """Return the axes of each row of the table of collectives; a row without groups has all axes."""
+    """Return the mesh axes of each row of the table of collectives. A row without groups has all axes."""
     set_axes = [frozenset(group_axes(groups, mesh)) for groups in graph.group_sets]
     all_axes = frozenset(name for name, size in mesh.axes.items() if size > 1)
     return [set_axes[row] if row >= 0 else all_axes for row in graph.collectives.group_set.tolist()]
@@ -213,8 +215,8 @@ def traffic_of(workload: Workload, mesh: Mesh) -> dict[str, Traffic]:
 
 
 def reachable(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, forward: bool) -> BoolArray:
-    """Return the mask of nodes that depend on ``nodes`` (``forward``), or that they depend on, without
-    themselves.
+    """Return a mask of the nodes that depend on ``nodes`` (``forward``), or on which ``nodes`` depend;
+    ``nodes`` are not included.
 
     O(nodes + edges).
     """
@@ -234,15 +236,16 @@ def reachable(graph: OpGraph, nodes: NDArray[np.integer], deps: RaggedArray, *, 
 
 
 def rule_of(name: str, traffic: Traffic) -> Rule | None:
-    """Return the rule of an axis by its name; a data axis that shards its sums has the rule ``shard``. None
-    for an unknown name.
+    """Return the rescaling rule of an axis by its name; None for an unknown name. A data-parallel axis with
+    reduce-scatters has the rule ``shard``.
     """
     rule = _RULES.get(name.lower().rstrip("0123456789"))
     return "shard" if rule == "data" and traffic.kinds & set(GROWS) else rule
 
 
 def named_by_traffic(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) -> Mesh:
-    """Return the mesh with axes named by their traffic; a single axis is named by ``wanted``.
+    """Return the mesh with axes named by their traffic. If the mesh has one axis, it gets the name in
+    ``wanted``.
 
     Raises ``UnsupportedError`` if the traffic does not identify the axes.
     """
@@ -266,9 +269,10 @@ def named_by_traffic(workload: Workload, mesh: Mesh, wanted: Mapping[str, int]) 
 
 
 def _name(traffic: Traffic, *, is_program: bool) -> str:
-    """Return the name of an axis by its traffic; empty if unknown.
+    """Return the name that the traffic of an axis suggests; empty if unknown.
 
-    Sums are ``tp`` only in a program: a recording of several steps computes after every sum.
+    Reductions identify the axis ``tp`` only in a program. In a recording of several steps, computation
+    follows every reduction, so reductions do not identify an axis.
     """
     if traffic.messages:
         return "" if traffic.kinds - set(SUMS) else "pp"

@@ -1,8 +1,8 @@
 """Graph pass that rescales a workload to a mesh of another size.
 
-Changes follow from the rule of each axis (see ``docs/rescaling.md``) or from a second trace; changes that
-neither proves are refused. Recorded durations of unchanged operations are preserved; the others become
-unknown.
+Changes follow from the rule of each axis (see ``docs/rescaling.md``) or from a second trace. A change that
+neither of them proves raises an error. Recorded durations of unchanged operations are preserved; the others
+become unknown.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
-    """Graph pass with the new ``sizes`` of axes. ``mesh`` names the axes of the trace (``dp=2,tp=4``,
-    outermost first; empty: by their traffic). ``others`` are traces of the same program, each at another size
-    of one axis.
+    """Graph pass that gives mesh axes new ``sizes``.
+
+    ``mesh`` names the axes of the trace (``dp=2,tp=4``, outermost first; empty: named by their traffic).
+    ``others`` are traces of the same program, each at another size of one axis.
     """
 
     sizes: Mapping[str, int]
@@ -95,7 +96,8 @@ class Rescale:
     others: tuple[Workload, ...] = field(default=(), repr=False)
 
     def __call__(self, workload: Workload, diagnostics: Diagnostics) -> Workload:
-        """Return the rescaled workload. Time and memory depend on the classes, plus a few bytes per rank.
+        """Return the rescaled workload. Time and memory grow with the rank classes, plus a few bytes per
+        rank.
 
         Raises ``UnsupportedError`` for changes that cannot be proved.
         """
@@ -179,13 +181,13 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class _SecondTrace:
-    """Another trace, and its mesh if only one axis has another size."""
+    """Trace of the same program at another size of one axis, with its mesh."""
 
     workload: Workload
     mesh: Mesh
 
     def fits(self, workload: Workload, mesh: Mesh) -> bool:
-        """Return True if its groups follow that mesh."""
+        """Return True if the groups of both traces follow the same axes."""
         one, two = workload.classes[0], self.workload.classes[0]
         try:
             return axes_of_rows(one, mesh) == axes_of_rows(two, self.mesh)
@@ -193,7 +195,7 @@ class _SecondTrace:
             return False
 
     def graph_like(self, coordinates: tuple[int, ...]) -> OpGraph:
-        """Return the graph of the rank at these coordinates modulo the sizes of this mesh."""
+        """Return the graph of the rank at ``coordinates``, taken modulo the sizes of this trace's mesh."""
         rank = sum(
             coordinate % size * stride
             for coordinate, size, stride in zip(coordinates, self.mesh.sizes, self.mesh.strides, strict=True)
@@ -204,7 +206,9 @@ class _SecondTrace:
 
 @dataclass(frozen=True, slots=True)
 class _AxisStep:
-    """Change of one axis, by a second trace if there is one, otherwise by its rule."""
+    """Change of the size of one axis, by a second trace if there is one, otherwise by the rule of the
+    axis.
+    """
 
     mesh: Mesh
     target: Mesh
@@ -246,7 +250,7 @@ class _AxisStep:
 
 @dataclass(frozen=True, slots=True)
 class _RescaleSource:
-    """Trace with its mesh, and the target mesh."""
+    """Trace with its mesh, and the target mesh of the rescaled job."""
 
     workload: Workload
     mesh: Mesh
@@ -254,7 +258,7 @@ class _RescaleSource:
     changed: tuple[str, ...]
 
     def coordinates_of_class(self, row: int) -> tuple[int, ...]:
-        """Return the mesh coordinates of the first rank of a class."""
+        """Return the mesh coordinates of the first rank of a rank class."""
         column = self.workload.rank_class
         rank = 0 if column.strides == (0,) else int(np.argmax(column == row))
         return tuple(
@@ -262,10 +266,10 @@ class _RescaleSource:
         )
 
     def rank_class(self, diagnostics: Diagnostics) -> SmallIntArray:
-        """Return the class of each rank of the new job. O(ranks).
+        """Return the rank class of each rank of the new job. O(ranks).
 
-        Traced ranks repeat along an axis; a rank without a trace is assumed to run the program of the first
-        traced rank along the axis.
+        Along a changed axis the traced ranks are repeated. A rank without a trace is assumed to run the
+        program of the first traced rank along the axis.
         """
         column, mesh = self.workload.rank_class, self.mesh
         if column.strides == (0,):
@@ -288,7 +292,9 @@ class _RescaleSource:
         return grid.reshape(-1)
 
     def on_target(self, permutation: Permutation) -> Permutation:
-        """Return the messages on the target mesh; they follow axes that do not change."""
+        """Return the messages for the ranks of the target mesh. They follow axes whose size does not
+        change.
+        """
         names = permutation_axes(permutation, self.mesh)
         strides = dict(zip(self.target.names, self.target.strides, strict=True))
         size = permutation.digit[0]
@@ -330,7 +336,9 @@ class _RescaleSource:
 
 
 def _differs(grid: SmallIntArray, keys: list[tuple[object, ...]], axis: int) -> bool:
-    """Return True if classes of ranks along an axis have different keys; absent ranks (-1) are ignored."""
+    """Return True if rank classes along an axis of ``grid`` have different keys; absent ranks (-1) are
+    ignored.
+    """
     seen: dict[tuple[object, ...], int] = {}
     numbers = np.array([*(seen.setdefault(key, len(seen)) for key in keys), -1], np.int32)[grid]
     least = np.where(numbers < 0, np.iinfo(np.int32).max, numbers).min(axis=axis, keepdims=True)
@@ -340,7 +348,9 @@ def _differs(grid: SmallIntArray, keys: list[tuple[object, ...]], axis: int) -> 
 def _resize_class(
     graph: OpGraph, row: int, source: _RescaleSource, steps: list[_AxisStep], diagnostics: Diagnostics
 ) -> OpGraph:
-    """Return the rescaled graph of one class: its figures axis by axis, then its groups and peers."""
+    """Return the rescaled graph of one rank class. The figures change axis by axis, then the groups and peers
+    are replaced.
+    """
     now = GraphFigures.of(graph)
     coordinates = source.coordinates_of_class(row)
     for step in steps:
@@ -393,8 +403,8 @@ _RANK_ATTRIBUTES = frozenset({"sharding", "num_partitions", "replica_count", "en
 
 
 def _size_free_attributes(graph: OpGraph, stale: BoolArray) -> ExtraTable:
-    """Return the attributes of unchanged operations, and of changed ones that do not depend
-    on sizes.
+    """Return the attributes that stay valid: all of unchanged operations, and those of changed ones that do
+    not depend on sizes.
     """
     table = graph.extra
     if not len(table):
@@ -415,8 +425,8 @@ _RANK_COUNTS = ("num_partitions", "num_replicas", "world_size", "num_devices")
 
 
 def _metadata(workload: Workload, num_ranks: int) -> dict[str, str]:
-    """Return the metadata of the rescaled job, with its numbers of ranks, and without bytes, FLOPs and tokens
-    of the small program.
+    """Return the metadata of the rescaled job with its number of ranks. Bytes, FLOPs and tokens of the traced
+    job are removed.
     """
     entries = {key: value for key, value in workload.metadata.items() if key != PROGRAM_BYTES}
     facts = step_facts(workload.metadata)

@@ -1,13 +1,14 @@
-"""Extents that an axis splits, derived from one trace by following shards from collectives through the
-program.
+"""Tensor extents that a mesh axis divides, derived from one trace by following shards from collectives
+through the program.
 
-The operand of an all-gather and the result of a reduce-scatter are shards, and so is the contracted extent of
-a product whose result is all-reduced along a tensor axis. From there shards are followed along data
-dependencies, through operations whose shapes have only one interpretation. Extents that are not reached do
-not depend on the axis. An operation that is reached and is ambiguous is refused by name.
+Shards are the operand of an all-gather and the result of a reduce-scatter. The contracted extent of a product
+whose result is all-reduced along a tensor-parallel axis is divided too. From there, divided dimensions are
+marked along data dependencies, through operations whose shapes have only one interpretation. Dimensions that
+are not reached do not depend on the axis. A reached operation with several interpretations raises an error
+that names it.
 
-A graph has no dimension numbers, so that all interpretations of the shapes of an operation are enumerated;
-the result is the one on which all of them agree.
+A graph has no dimension numbers. Therefore all interpretations of the shapes of an operation (relations
+between the dimensions of its tensors) are enumerated, and the result is the one on which all of them agree.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ Relations = Iterator[tuple[tuple[tuple[int, int], ...], ...]]
 
 
 def reshaped(source: Shape, target: Shape, dims: Dims) -> Dims | None:
-    """Return the split dimensions after a reshape; None if they do not follow from the shapes.
+    """Return the divided dimensions after a reshape; None if the shapes do not determine them.
 
-    Both shapes divide into runs of equal products, and a split of a run is a split of its slowest dimension
-    that is not 1.
+    Both shapes are cut into runs of dimensions with equal products. Within a run, only the slowest dimension
+    larger than 1 may be divided.
     """
     split: set[int] = set()
     source_end = target_end = 0
@@ -79,8 +80,8 @@ def reshaped(source: Shape, target: Shape, dims: Dims) -> Dims | None:
 
 
 def permuted(source: Shape, target: Shape, dims: Dims) -> Dims | None:
-    """Return the split dimensions after a transpose with an unknown permutation; None if they do
-    not follow.
+    """Return the divided dimensions after a transpose with an unknown permutation; None if the shapes do not
+    determine them.
     """
     split: set[int] = set()
     for extent in {source[dim] for dim in dims}:
@@ -91,22 +92,26 @@ def permuted(source: Shape, target: Shape, dims: Dims) -> Dims | None:
 
 
 def broadcasts(source: Shape, target: Shape) -> Relations:
-    """Yield the relations of a tensor to its broadcast, in order; an extent of 1 is repeated."""
+    """Yield the possible relations between the dimensions of a tensor and of its broadcast. The order of
+    dimensions is preserved, and an extent of 1 is repeated.
+    """
     for chosen in combinations(range(len(target)), len(source)):
         if all(source[dim] in (1, target[into]) for dim, into in enumerate(chosen)):
             yield tuple(((0, a), (1, b)) for a, b in enumerate(chosen) if source[a] == target[b])
 
 
 def reductions(source: Shape, target: Shape) -> Relations:
-    """Yield the relations of a tensor to its reduction over some dimensions."""
+    """Yield the possible relations between the dimensions of a tensor and of its reduction over some of
+    them.
+    """
     for chosen in combinations(range(len(source)), len(target)):
         if all(source[dim] == target[into] for into, dim in enumerate(chosen)):
             yield tuple(((0, dim), (1, into)) for into, dim in enumerate(chosen))
 
 
 def products(lhs: Shape, rhs: Shape, result: Shape, sizes: tuple[int, int, int, int]) -> Relations:
-    """Yield the relations of a matrix product whose batch, rows, columns and contracted extents have the
-    products ``sizes``.
+    """Yield the possible relations between the dimensions of a matrix product. ``sizes`` has the total
+    extents of its batch, rows, columns and contracted dimensions.
     """
 
     def size_of(shape: Shape, kinds: Sequence[str], wanted: str) -> int:
@@ -126,9 +131,10 @@ def products(lhs: Shape, rhs: Shape, result: Shape, sizes: tuple[int, int, int, 
 def _product_relation(
     lhs: Shape, rhs: Shape, result: Shape, left: Sequence[str], right: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], ...], ...] | None:
-    """Return the relation for one choice of the kinds of dimensions; None if the shapes do not admit it.
+    """Return the relation between the dimensions of a product, if ``left`` and ``right`` give the kind of
+    each operand dimension (batch, row, column, contracted); None if the shapes contradict it.
 
-    Dimensions of a kind are paired in order.
+    Dimensions of the same kind are paired in order.
     """
 
     def dims_of(kinds: Sequence[str], wanted: str) -> list[int]:
@@ -164,9 +170,10 @@ _AFTER_PRODUCT = _VIEWS | {"transpose", "convert", "add", "copy", "multiply"}
 
 @dataclass(frozen=True, slots=True)
 class AxisChange:
-    """Change of the size of an axis; ``is_along`` marks the rows of the table of collectives along it.
+    """Change of the size of a mesh axis. ``is_along`` marks the rows of the table of collectives along the
+    axis.
 
-    ``by_products``: sums along it complete products of matrices, as on a tensor axis.
+    ``by_products``: reductions along the axis complete matrix products, as on a tensor-parallel axis.
     """
 
     axis: str
@@ -177,8 +184,8 @@ class AxisChange:
 
 
 def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> GraphFigures:
-    """Return the figures after the change of an axis. Raises ``UnsupportedError`` for ambiguous
-    operations.
+    """Return the figures of a graph after the size of an axis changed. Raises ``UnsupportedError`` for
+    ambiguous operations.
     """
     flow = _ShardFlow(graph, change)
     flow.seed()
@@ -189,7 +196,7 @@ def resize_shards(graph: OpGraph, now: GraphFigures, change: AxisChange) -> Grap
 
 
 class _ShardFlow:
-    """Marks on the dimensions of tensors that the axis splits."""
+    """Propagation of marks, which are the tensor dimensions that the axis divides, through a graph."""
 
     def __init__(self, graph: OpGraph, change: AxisChange) -> None:
         self._graph, self._change = graph, change
@@ -233,7 +240,9 @@ class _ShardFlow:
                 raise self._refusal(node, "the shapes of an all-to-all do not define its shards")
 
     def _seed_split(self, node: int, *, small: int) -> None:
-        """Mark the dimension of the smaller side of a collective that is split in the larger side."""
+        """Mark the divided dimension of a collective: the one that is smaller on the side ``small`` (shard)
+        than on the other side.
+        """
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
             raise self._refusal(node, "its shapes are not in the trace")
@@ -248,7 +257,9 @@ class _ShardFlow:
             self._mark(node, slot + (1 - small) * count, frozenset())
 
     def _seed_products(self, reduction: int) -> None:
-        """Mark the contracted dimensions of products whose result an all-reduce completes."""
+        """Mark the contracted dimensions of the matrix products whose result the all-reduce ``reduction``
+        completes.
+        """
         waiting, seen = list(self._deps[reduction]), set[int]()
         while waiting:
             node = waiting.pop()
@@ -280,7 +291,7 @@ class _ShardFlow:
             raise self._refusal(node, "two collectives contradict each other")
 
     def run(self) -> None:
-        """Follow marks until no mark is new. O(marked nodes x their tensors)."""
+        """Propagate marks until there is no new one. O(marked nodes x their tensors)."""
         while self._queue:
             node = self._queue.pop()
             self._mark_inside(node)
@@ -312,12 +323,12 @@ class _ShardFlow:
                     self._mark(consumer, operand, dims)
 
     def _shares_type(self, node: int, dep: int) -> bool:
-        """Return True if an operand has the type of a result of a dependency."""
+        """Return True if an operand of ``node`` has the same type as a result of ``dep``."""
         return not set(self._operands[node]).isdisjoint(self._results[dep])
 
     def _source(self, node: int, slot: int) -> _Slot | None:
-        """Return the producer of an operand; None for a parameter. Dependencies are in the order
-        of operands.
+        """Return the node and result that produce an operand; None for a parameter. Dependencies are in the
+        order of operands.
         """
         row = self._operands[node][slot]
         slots = [index for index, other in enumerate(self._operands[node]) if other == row]
@@ -337,7 +348,7 @@ class _ShardFlow:
         return None
 
     def _mark_inside(self, node: int) -> None:
-        """Propagate marks between the tensors of a node."""
+        """Propagate marks between the operands and results of a node."""
         shapes = self._shapes_of(node)
         marks = {slot: self.marks[node, slot] for slot in range(len(shapes)) if (node, slot) in self.marks}
         row = self._row.get(node)
@@ -370,7 +381,7 @@ class _ShardFlow:
             raise self._refusal(node, f"a {name} has no rule for it")
 
     def _mark_same_dims(self, node: int, slot: int, dims: Dims, shapes: list[Shape]) -> None:
-        """Mark the same dimensions of all tensors with the same number of dimensions."""
+        """Mark the dimensions ``dims`` of every tensor that has as many dimensions as the marked one."""
         for other, shape in enumerate(shapes):
             if other == slot or len(shape) != len(shapes[slot]) or not shape:
                 continue
@@ -396,7 +407,7 @@ class _ShardFlow:
             yield from broadcasts(shapes[0], shapes[1])
 
     def _mark_by_relations(self, node: int, marks: dict[int, Dims]) -> None:
-        """Mark the dimensions on which all relations of the shapes agree."""
+        """Mark the dimensions that all possible relations between the shapes agree on."""
         if node in self._products and not self._change.by_products:
             raise self._refusal(node, "a product of shards is work that a shard axis does not share")
         results: set[tuple[tuple[int, Dims], ...]] = set()
@@ -416,8 +427,8 @@ class _ShardFlow:
                 raise self._refusal(node, "two collectives contradict each other")
 
     def check(self) -> None:
-        """Check that sums along a tensor axis complete products, and that parameters of one type are split
-        alike.
+        """Raise ``UnsupportedError`` if reductions along a tensor-parallel axis complete no known product, or
+        if parameters of one type are divided differently.
         """
         sums = self._change.is_along & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
         if self._change.by_products and sums.any() and not self.marks:
