@@ -98,8 +98,10 @@ time, so chunks of different priority never wait in one queue.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """``system.json``. None if the file lacks a key; ``custom`` kinds run a Chakra graph as algorithm.
-    ``unread`` are keys that do not change a time.
+    """Contents of ``system.json``. A field is None if the file lacks its key.
+
+    A collective of a ``custom`` kind runs a Chakra graph as its algorithm. ``unread`` lists keys that do not
+    change a time.
     """
 
     path: str
@@ -121,7 +123,7 @@ class SystemConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """``network.yml``: one entry per dimension, dimension 0 innermost."""
+    """Contents of ``network.yml``: one entry per dimension; dimension 0 is the innermost."""
 
     path: str
     topology: tuple[Topology, ...]
@@ -138,10 +140,10 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Remote memory file: the kind of memory for load and store nodes.
+    """Contents of the remote memory file, which describes the memory of load and store nodes.
 
-    A transaction takes ``latency_ns`` plus its bytes over ``bandwidth`` [bytes/ns]; with one memory per node,
-    ``nodes`` memories serve ``npus_per_node`` ranks each.
+    A transaction takes ``latency_ns`` plus its bytes / ``bandwidth`` [bytes/ns]. With one memory per node,
+    each of ``nodes`` memories serves ``npus_per_node`` ranks.
     """
 
     path: str
@@ -169,7 +171,9 @@ def _read(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object. Raises ``ValueError`` for a duplicate key, because its value is ambiguous."""
+    """Return a JSON object from its pairs. Raises ``ValueError`` for a duplicate key, because its value is
+    ambiguous.
+    """
     values = dict(pairs)
     if len(values) < len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -219,7 +223,7 @@ class _JsonFile:
         return float(value)
 
     def time(self, key: str) -> float | None:
-        """Return a number below 2^31."""
+        """Return the number of a key, which must be below 2^31; None if the key is missing."""
         value = self.real(key)
         if value is not None and value >= 1 << 31:
             raise self.fault(key, "a number from 0 to below 2^31")
@@ -261,7 +265,7 @@ def _is_texts(value: object) -> TypeGuard[list[str]]:
 
 
 def read_system_config(path: Path) -> SystemConfig:
-    """Read ``system.json``. Raises ``FormatError`` with the key at fault."""
+    """Read ``system.json``. Raises ``FormatError`` that names the invalid key."""
     source = _JsonFile(path)
     splits = source.count("preferred-dataset-splits")
     implementations = {
@@ -292,7 +296,7 @@ def read_system_config(path: Path) -> SystemConfig:
 
 
 def read_memory_config(path: Path) -> MemoryConfig:
-    """Read the remote memory file. Raises ``FormatError`` with the key at fault."""
+    """Read the remote memory file. Raises ``FormatError`` that names the invalid key."""
     source = _JsonFile(path)
     kind = source.text("memory-type", _MEMORY_TYPES, None)
     bandwidth = int(source.time("remote-mem-bw") or 0)
@@ -310,7 +314,7 @@ def read_memory_config(path: Path) -> MemoryConfig:
 
 
 def read_network_config(path: Path) -> NetworkConfig:
-    """Read ``network.yml``. Raises ``FormatError`` with the line at fault."""
+    """Read ``network.yml``. Raises ``FormatError`` with the invalid line."""
     lists = _lists(path)
     for name in lists["topology"]:
         if name not in _TOPOLOGIES:
@@ -342,7 +346,7 @@ def read_network_config(path: Path) -> NetworkConfig:
 
 
 def _lists(path: Path) -> dict[str, list[str]]:
-    """Return the lists of a file by their keys, without comments and blank lines."""
+    """Return the lists in a file by their keys. Comments and blank lines are skipped."""
     lists: dict[str, list[str]] = {}
     open_list: list[str] | None = None
     for number, raw in enumerate(_read(path).splitlines(), 1):
@@ -442,10 +446,11 @@ _ENDPOINT_DELAY_NS = 10
 
 
 def astra_sim_files(system: System, diagnostics: Diagnostics) -> Mapping[str, str]:
-    """Return the text of each of :data:`FILE_NAMES` for a sized system. Dimensions of one device are omitted.
+    """Return the text of each configuration file (:data:`FILE_NAMES`) for a system with known sizes.
+    Dimensions of one device are omitted.
 
-    Raises ``UsageError`` for one device and if the devices do not fill the dimensions, ``UnsupportedError``
-    for an unknown latency. Properties that ASTRA-sim cannot represent are reported.
+    Raises ``UsageError`` for a single device and if the devices do not fill the dimensions,
+    ``UnsupportedError`` for an unknown latency. Properties that ASTRA-sim cannot represent are reported.
     """
     capacity = prod(system.shape)
     if system.devices < 0:
@@ -525,9 +530,11 @@ def _check(dimension: Dimension, system: System, diagnostics: Diagnostics) -> No
 
 
 def _system_json(system: System, used: Sequence[Dimension]) -> str:
-    """Return system.json: rings on rings and switches, direct sends over direct links. Through a switch an
-    all-to-all sends one message at a time, because without congestion each of several would have the whole
-    bandwidth.
+    """Return the text of ``system.json``: ring algorithms on rings and switches, direct sends over direct
+    links.
+
+    An all-to-all through a switch sends one message at a time. Without congestion, each of several
+    simultaneous messages would get the whole bandwidth.
     """
     implementations = {
         key: ["direct" if dimension.topology == "fully_connected" else "ring" for dimension in used]
