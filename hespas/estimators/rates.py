@@ -1,7 +1,7 @@
-"""Rates of a device for whole columns of a graph: arithmetic, memory, links and energy by its data sheet.
+"""Rates of a device's data sheet for all nodes of a graph: arithmetic, memory, links and energy.
 
-Rates are looked up once per distinct key: a graph of a million nodes has a few element types and operation
-classes, so the rules of :mod:`hespas.hardware.peaks` run a few times, the rest is indexing.
+Rates are looked up once per distinct key. A graph of a million nodes has a few element types and operation
+classes, so the rules of :mod:`hespas.hardware.peaks` run a few times, and the results are indexed.
 
 Energies of a step are a floor and a ceiling. The floor counts arithmetic (without transcendentals, registers
 and wires) and traffic to main memory, if the device's file has their energies; the ceiling is the board at
@@ -84,10 +84,11 @@ _BYTE = 8
 
 
 def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
-    """Return the FLOP/s of each row, shape ``(rows,)``; NaN if the device has no rate for the operands.
+    """Return the FLOP/s of each row of the table, shape ``(rows,)``; NaN if the device has no rate for the
+    operand types.
 
-    The two operand types decide (:func:`~hespas.hardware.product_peak`); the accumulator only selects between
-    rates of one pair.
+    The two operand types decide (:func:`~hespas.hardware.product_peak`). The accumulator type matters only if
+    the device has several rates for these operands.
     """
     choices, index = contraction_choices(table, device)
     rates = [nan if choice is None else choice.flops_per_s for choice in choices]
@@ -97,7 +98,9 @@ def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
 def contraction_choices(
     table: ContractionTable, device: Device
 ) -> tuple[list[PeakChoice | None], NDArray[np.int64]]:
-    """Return the rates of distinct rows (None: the device has none), and the index of each row's rate."""
+    """Return the rates of the distinct combinations of types in the table (None: the device has no rate), and
+    for each row the index of its rate.
+    """
     columns = (table.lhs, table.rhs, table.accumulator, table.products)
     key = np.zeros(len(table), np.int64)
     for column in columns:  # a column fits 16 bits, so a row's key is one integer
@@ -119,8 +122,8 @@ def contraction_choices(
 def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
     """Return the bytes read plus written per execution on this device, shape ``(nodes,)``.
 
-    A graph counts elements of less than a byte packed. If the device stores a byte for each, a node's traffic
-    grows in proportion to the storage of its operands and results.
+    A graph counts elements of less than a byte as packed. If the device stores such an element in a whole
+    byte, the traffic of a node grows in proportion to the storage of its operands and results.
     """
     if device.subbyte_storage == "packed":
         return graph.bytes_moved
@@ -146,8 +149,8 @@ def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
 
 
 def unit_rate(device: Device, unit: Unit) -> FloatArray:
-    """Return the FLOP/s of each element type on one unit, shape ``(types + 1,)``; the last row
-    (-1) is NaN.
+    """Return the FLOP/s of each element type on the matrix or vector units, shape ``(types + 1,)``; the last
+    entry is for an unknown type (-1) and is NaN.
     """
     rates = np.full(len(DTYPES) + 1, nan)
     for code, entry in enumerate(DTYPES):
@@ -196,8 +199,8 @@ class Efficiencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeakTimes:
-    """Times at the published peaks, columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak
-    is unknown.
+    """Times of arithmetic and of memory traffic at the published peaks, columns of shape ``(ops,)`` [ns]; NaN
+    where a cost or a peak is unknown.
     """
 
     arithmetic_ns: FloatArray
@@ -205,12 +208,14 @@ class PeakTimes:
 
     @property
     def roofline_ns(self) -> FloatArray:
-        """Longer of the two, without overhead; the known one if only one is."""
+        """Longer of the two times, without launch overhead; if only one is known, that time."""
         return np.fmax(self.arithmetic_ns, self.memory_ns)
 
 
 def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
-    """Return the peak for operations of a scheme; NaN if the device lists none."""
+    """Return the peak FLOP/s for operations in a number format, on the matrix or the vector units; NaN if the
+    device lists none.
+    """
     known_scheme = find_scheme(scheme)
     if known_scheme is None:
         return nan
@@ -222,7 +227,9 @@ def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
 
 
 def peak_times(ops: Operations, device: Device, *, transcendental_weight: float = 8.0) -> PeakTimes:
-    """Return FLOPs over the peak of the scheme, and bytes over the main memory's bandwidth. O(ops)."""
+    """Return the times at the peaks: FLOPs over the peak of the number format, and bytes over the bandwidth
+    of the main memory. O(ops).
+    """
     matrix = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
     rates = np.array(
         [
@@ -292,8 +299,10 @@ def within_roof(times_ns: FloatArray, ops: Operations, device: Device) -> FloatA
 
 @dataclass(frozen=True, slots=True)
 class StepEnergy:
-    """Joules of one rank and step; NaN unknown. ``at_least_j`` is the energy of the parts for which the file
-    has figures; ``at_tdp_j`` is the board at ``tdp_w`` watts for the work of the step.
+    """Energy of one step on one rank [J]; NaN if unknown.
+
+    ``at_least_j`` is the energy of the parts for which the device file has figures; ``at_tdp_j`` is the
+    energy of the board at its thermal design power ``tdp_w`` [W] for the time of the step.
     """
 
     at_least_j: Figure
@@ -310,8 +319,8 @@ def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnerg
 
 @np.errstate(over="ignore", invalid="ignore")
 def node_energy_j(graph: OpGraph, device: Device) -> FloatArray:
-    """Return the joules of one execution of each node by the file's figures, shape ``(nodes,)``; NaN without
-    any figure.
+    """Return the energy [J] of one execution of each node by the figures of the device file, shape
+    ``(nodes,)``; NaN without figures.
     """
     table = graph.contractions
     parts = [stored_bytes(graph, device) * device.main_memory.energy_pj_per_byte]
@@ -341,7 +350,11 @@ _MOST_GROUPS = 1 << 22
 
 
 class _TrafficRule(NamedTuple):
-    """Sent bytes ``(per_share (N-1)/N + per_peer (N-1) + whole) S``; latencies of the two algorithms."""
+    """Traffic of a collective of N ranks with a payload of S bytes.
+
+    A rank sends ``(per_share (N-1)/N + per_peer (N-1) + whole) S`` bytes. The other fields give the number of
+    latencies of the ring and of the tree algorithm.
+    """
 
     per_share: float
     per_peer: float
@@ -370,9 +383,10 @@ _RULES: dict[CollectiveKind, _TrafficRule] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkCosts:
-    """One row per collective or message: its node, its time without launch overhead, and the reason of a gap.
+    """Times of collectives or messages, one row each: the node, the time without launch overhead, and the
+    reason if there is no time.
 
-    ``duration_ns`` is NaN for ``no_group``, ``no_link`` or an unknown size; ``local`` marks rows that use no
+    ``duration_ns`` is NaN for ``no_group``, ``no_link`` or an unknown size. ``local`` marks rows that use no
     network (groups of one rank, messages without a receiver): their time is 0.
     """
 
@@ -384,8 +398,8 @@ class NetworkCosts:
 
 
 def _choose_link(device: Device, fits: bool) -> Link | None:
-    """Return the link of a group: scale-up inside the domain, else scale-out, else the host link if it is the
-    only one.
+    """Return the link that a group uses: scale-up if the group ``fits`` in the domain, else scale-out. The
+    host link is used if the device has no other.
     """
     scale_up, scale_out = device.link("scale_up"), device.link("scale_out")
     if fits and scale_up is not None:
@@ -396,7 +410,7 @@ def _choose_link(device: Device, fits: bool) -> Link | None:
 
 
 def _domain(device: Device) -> int:
-    """Return the number of devices that scale-up links connect: 1 without such a link, -1 for no bound.
+    """Return the number of devices that the scale-up links connect: 1 without such a link, -1 for no limit.
 
     A device that only has links to its host reaches all others through it.
     """
@@ -407,7 +421,9 @@ def _domain(device: Device) -> int:
 
 
 def _groups_fit(groups: GroupSet, domain: int) -> bool:
-    """Return True if every group is inside one block of ``domain`` consecutive ranks. O(groups)."""
+    """Return True if every group lies within one scale-up domain: a block of ``domain`` consecutive ranks.
+    O(groups).
+    """
     if domain < 0 or groups.max_group_size <= 1:
         return True
     if groups.num_groups > _MOST_GROUPS:
@@ -423,7 +439,9 @@ def _groups_fit(groups: GroupSet, domain: int) -> bool:
 
 
 def _pairs_fit(permutation: Permutation, domain: int) -> bool:
-    """Return True if every pair is inside one domain. O(ranks)."""
+    """Return True if sender and receiver of every pair are in the same scale-up domain of ``domain``
+    consecutive ranks. O(ranks).
+    """
     return domain < 0 or all(source // domain == target // domain for source, target in permutation)
 
 
@@ -434,9 +452,11 @@ def _is_ring(link: Link, algorithm: Algorithm) -> bool:
 
 
 def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> FloatArray:
-    """Return the largest number of ranks of the first group of each set in one node (the device's scale-up
-    domain), shape ``(group sets + 1,)`` as :func:`group_sizes`: all ranks if no group leaves a node. O(group
-    sizes).
+    """Return for each group set the largest number of ranks of its first group that share a node, shape
+    ``(group sets + 1,)``.
+
+    A node is the device's scale-up domain. If no group leaves a node, the result is the size of the group.
+    The last entry is for the group of all ranks, as in :func:`group_sizes`. O(group sizes).
     """
     domain = _domain(device)
     sets: list[GroupSet | None] = [*graph.group_sets]
@@ -456,9 +476,11 @@ def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> F
 
 
 def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
-    """Return the number of the two ranks that share a node (the device's scale-up domain), shape
-    ``(messages,)``: 2 if every pair of a message does, else 1. A message without a stated peer leaves the
-    node, as in :func:`message_costs`.
+    """Return for each message how many of its two ranks share a node (the device's scale-up domain), shape
+    ``(messages,)``.
+
+    It is 2 if sender and receiver of every pair are on the same node, else 1. A message without a stated peer
+    leaves the node, as in :func:`message_costs`.
     """
     domain = _domain(device)
     within = np.array([*(_pairs_fit(pairs, domain) for pairs in graph.permutations), False])
@@ -500,9 +522,10 @@ def collective_time_ns(
     beyond_node: BoolArray,
     algorithm: Algorithm = "auto",
 ) -> FloatArray:
-    """Return the time of collectives [ns], shape ``(rows,)``, from columns: a :class:`CollectiveKind`, the
-    ranks of the group, the payload by Chakra's definition, and True if the group leaves its node. NaN without
-    a link or rule.
+    """Return the time of collectives [ns], shape ``(rows,)``; NaN without a link or a rule.
+
+    ``kind`` is a :class:`CollectiveKind`, ``members`` the number of ranks in the group, ``payload`` the bytes
+    by Chakra's definition. ``beyond_node`` is True if the group leaves its node.
     """
     domain = _domain(device)
     fits = ~beyond_node & ((members <= domain) if domain >= 0 else np.ones(len(members), np.bool_))
@@ -518,8 +541,8 @@ def collective_time_ns(
 def _traffic(
     kind: IntArray, payload: FloatArray, members: FloatArray, ring: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the bytes that each rank sends and the latencies on its path, per row; NaN for kinds without a
-    rule.
+    """Return the bytes that each rank sends, and the number of latencies one after another; both per row, NaN
+    for kinds without a rule.
     """
     rules: FloatArray = np.full((len(CollectiveKind), len(_TrafficRule._fields)), nan)
     for collective, rule in _RULES.items():

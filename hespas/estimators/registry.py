@@ -1,6 +1,7 @@
-"""Registry of estimators: names, options in a spelling, permissions and availability.
+"""Registry of estimators: their names, options, permissions and availability.
 
-Entries are strings, so that the name of one estimator imports no other. Other packages register a
+A spelling is a name with options, such as ``roofline:sort_passes=4``. Built-in estimators are registered as
+import paths, so that looking up one of them does not import the others. Other packages register a
 zero-argument factory (a frozen dataclass is one) in the entry point group ``hespas.estimators``.
 """
 
@@ -80,12 +81,15 @@ def estimator_factory(name: str) -> Callable[..., object]:
 
 
 def guarded(name: str, use: Callable[[], _Result]) -> _Result:
-    """Return the result of ``use``. Raises ``UnsupportedError`` for any exception of a plug-in."""
+    """Return the result of calling ``use``, which belongs to the plug-in ``name``. Raises
+    ``UnsupportedError`` for any exception of a plug-in.
+    """
     return _TABLE.guarded(name, use)
 
 
 def load_estimator(spelling: str) -> Estimator:
-    """Return the estimator of a spelling: ``roofline`` or ``roofline:use_useful_flops=false,sort_passes=4``.
+    """Return the estimator of a spelling such as ``roofline`` or
+    ``roofline:use_useful_flops=false,sort_passes=4``.
 
     Raises ``UsageError`` for an unknown name or option, or a value of the wrong type.
     """
@@ -105,7 +109,7 @@ def load_estimator(spelling: str) -> Estimator:
 
 
 def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, bool | int | float | str]:
-    """Return the options of a spelling, with the types of the dataclass's defaults."""
+    """Parse the options in ``text`` and return them with the types of the dataclass's defaults."""
     defaults: dict[str, object] = {}
     if is_dataclass(factory):
         defaults = {field.name: field.default for field in fields(factory) if field.init}
@@ -165,17 +169,15 @@ def check_stated_estimator(spelling: str, file: str | Path, position: str) -> No
 
 
 def _inert_options(factory: object) -> frozenset[str] | None:
-    """Return the ``inert_options`` that a class declares, None without. They are not inherited: a class
-    declares them for its own code.
+    """Return the ``inert_options`` that a class itself declares, None if it does not. Inherited ones do not
+    count, since a subclass may use an option in another way.
     """
     declared = vars(factory).get("inert_options") if isinstance(factory, type) else None
     return cast("frozenset[str]", declared) if isinstance(declared, frozenset) else None
 
 
 def named_paths(spelling: str) -> list[Path]:
-    """Return all option values of a spelling as paths: tables, orders, configurations, folders of models, and
-    values that name no file.
-    """
+    """Return every option value in a spelling as a path. Values that are not file names are included."""
     options = (part.rpartition("=")[2] for part in re.split("[,+]", spelling))
     return [Path(option) for option in options if option and "\0" not in option]
 

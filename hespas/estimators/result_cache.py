@@ -1,8 +1,7 @@
-"""Cache of results that take long to compute, between runs: one small JSON file each, named by its content
-key.
+"""Cache of slow results between runs: one small JSON file for each result, named by a hash of its inputs.
 
-The folder is ``$XDG_CACHE_HOME/hespas`` (``~/.cache/hespas``). Files are written aside and renamed, so that
-an interrupted run is resumed; a file that cannot be read counts as absent.
+The folder is ``$XDG_CACHE_HOME/hespas`` (``~/.cache/hespas``). Files are written under a temporary name and
+renamed, so that an interrupted run can be resumed. A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _POLL_S = 0.1
 
 
 def cache_folder(*parts: str) -> Path:
-    """Return the default folder of results of a kind."""
+    """Return the default folder of cached results; ``parts`` are the names of its subfolders."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     # The standard: a relative path is ignored.
     base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache"
@@ -40,7 +39,9 @@ def cache_folder(*parts: str) -> Path:
 
 
 def content_key(parts: Sequence[str]) -> str:
-    """Return a key for ``parts``; different parts have different keys."""
+    """Return a hash of ``parts`` that serves as the name of a result. Different parts have different
+    hashes.
+    """
     digest = sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -57,7 +58,9 @@ class ResultCache(Generic[_Result]):
     type: type[_Result]
 
     def get(self, key: str) -> _Result | None:
-        """Return a saved result; None where it is absent, unreadable, or others may have written it."""
+        """Return the saved result; None if it is missing or unreadable, or if another user may have written
+        it.
+        """
         path = self._file(key)
         try:
             if not path.is_file():  # reading a pipe could wait forever
@@ -86,11 +89,12 @@ class ResultCache(Generic[_Result]):
 
     @contextmanager
     def alone(self, wait_s: float, stale_s: float) -> Generator[_Lock]:
-        """Hold the lock of this cache: two runs that time the same machine disturb each other.
+        """Hold the lock of this cache, because two runs that measure times on the same machine disturb each
+        other.
 
-        The lock is a file that only one process can create. Its holder touches it; a lock that was not
-        touched for ``stale_s`` is taken over. Raises ``OutputError`` after ``wait_s``, or if the folder
-        cannot be written.
+        The lock is a file that only one process can create. Its holder updates the file's time. A lock that
+        was not updated for ``stale_s`` is taken over. Raises ``OutputError`` after ``wait_s``, or if the
+        folder cannot be written.
         """
         lock = _Lock(self.folder / "lock", stale_s)
         lock.take(wait_s)
@@ -101,7 +105,7 @@ class ResultCache(Generic[_Result]):
 
 
 class _Lock:
-    """Lock file of a process."""
+    """Lock file that one process holds."""
 
     def __init__(self, path: Path, stale_s: float) -> None:
         self.path = path
@@ -124,14 +128,14 @@ class _Lock:
             sleep(_POLL_S)
 
     def touch(self) -> None:
-        """Update the time of the file during long work."""
+        """Update the time of the lock file, so that other processes do not treat it as stale."""
         if monotonic() - self.touched_s > _TOUCHED_S:
             self.touched_s = monotonic()
             with suppress(OSError):
                 os.utime(self.path)
 
     def leave(self) -> None:
-        """Remove the file if it is still this process's own."""
+        """Remove the lock file, unless another process has taken it over."""
         with suppress(OSError):
             if self.path.read_text() == self.mine:
                 self.path.unlink()
@@ -150,8 +154,8 @@ class _Lock:
         return True
 
     def _is_stale(self) -> bool:
-        """Return True if the lock was stale; it is then moved aside, which only one of several processes can
-        do.
+        """Return True if the lock was stale. The file is then renamed, which only one of several processes
+        can do.
         """
         aside = self.path.with_name(f"lock.{os.getpid()}.left")
         try:
@@ -172,7 +176,7 @@ class _Lock:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Return True if only this user can have written a file."""
+    """Return True if the file's owner and permissions allow only this user to have written it."""
     if not hasattr(os, "getuid"):  # Windows
         return True
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -66,7 +66,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeTimes:
-    """Times of one execution as columns [ns]; NaN where a part is unknown."""
+    """Times of one execution of each node, split into their parts [ns]; NaN where a part is unknown."""
 
     matrix_ns: FloatArray
     vector_ns: FloatArray
@@ -112,7 +112,7 @@ class Roofline:
 
     @property
     def name(self) -> str:
-        """``roofline``."""
+        """Name of the model: ``roofline``."""
         return "roofline"
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
@@ -322,7 +322,9 @@ def _report_rates(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> N
 
 
 def _report_other(graph: OpGraph, unknown: BoolArray, diagnostics: Diagnostics) -> None:
-    """Report nodes that no device runs, and communication without a row of sizes."""
+    """Report nodes that are not device work, and communication whose message size the graph does not
+    state.
+    """
     invalid = graph.kind == int(NodeKind.INVALID)
     compute = graph.kind == int(NodeKind.COMPUTE)
     bare = ~(invalid | compute)
@@ -337,7 +339,7 @@ def _report_other(graph: OpGraph, unknown: BoolArray, diagnostics: Diagnostics) 
 
 
 def _report_network(graph: OpGraph, device: Device, rows: NetworkCosts, diagnostics: Diagnostics) -> None:
-    """Report reasons for gaps of collectives and messages, from their cost rows."""
+    """Report why collectives and messages have no time, from the reasons in their cost rows."""
     unknown = np.isnan(rows.duration_ns) & ~rows.no_group & ~rows.no_link
     reasons = (
         ("roofline.unknown-group", "the ranks of the group are unknown (state num_ranks)", rows.no_group),

@@ -1,11 +1,10 @@
-"""Interval and extrapolation of a predicted step, from measured steps and from the diagnostics of its
-estimators.
+"""Interval of a predicted step time, and the extrapolation level of the prediction.
 
 The 90 % interval follows from residuals of predicted steps and programs that were measured:
 ``step_intervals.toml`` has the factors between which the measured time lies, by kind of workload and
-extrapolation level. ``python -m tools.fits`` makes it and scores it on groups that it leaves out.
-:func:`weighed` reports the part of an estimated step that is based on no measurement of its device, its sizes
-or its kernels.
+extrapolation level. ``python -m tools.fits`` creates the file and scores it on left-out groups.
+:func:`weighed` reports the part of an estimated step that is not based on measurements of its device, its
+sizes or its kernels.
 """
 
 from __future__ import annotations
@@ -48,10 +47,11 @@ _COMPARED = frozenset({"composite", "training"})
 
 
 class StepInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors on the predicted time between which 90 % of measured times lie.
+    """Factors on the predicted step time between which 90 % of measured times lie.
 
-    They follow from ``rows`` residuals of ``groups``; ``source`` names these. ``coverage``, ``width`` (the
-    ratio of the ends) and ``score`` (the interval score of the logarithm) are measured on left-out groups.
+    They follow from ``rows`` residuals in ``groups`` groups; ``source`` names the data. ``coverage``,
+    ``width`` (the ratio of the ends) and ``score`` (the interval score of the logarithm) are measured on
+    left-out groups.
     """
 
     kind: WorkloadKind
@@ -67,14 +67,14 @@ class StepInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class StepIntervals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The contents of the data file."""
+    """Contents of the data file ``step_intervals.toml``."""
 
     interval: list[StepInterval]
 
 
 @cache
 def step_intervals() -> dict[tuple[WorkloadKind, Level], StepInterval]:
-    """Return the intervals that ship, by kind and level."""
+    """Return the step intervals that ship with the package, by kind of workload and extrapolation level."""
     document = msgspec.toml.decode(DATA.read_bytes(), type=StepIntervals)
     return {(interval.kind, interval.level): interval for interval in document.interval}
 
@@ -89,9 +89,10 @@ def device_level(kind: WorkloadKind, device: Device) -> Level:
 
 
 def step_factors(kind: WorkloadKind, device: Device, estimator: str) -> tuple[float, float]:
-    """Return the factors of the ends of a step's interval; NaN for estimators that were not compared.
+    """Return the factors for the lower and upper end of a step's interval. They are NaN for estimators that
+    were not compared with measurements.
 
-    ``estimator`` is a spelling, with options.
+    ``estimator`` is the name of an estimator, with options.
     """
     if estimator.partition(":")[0] not in _COMPARED:
         return nan, nan
@@ -123,9 +124,10 @@ _NOTED = 0.1
 def weighed(
     reported: Diagnostics, workload: Workload, estimates: Sequence[Estimate], hardware: str
 ) -> Diagnostics:
-    """Return the diagnostics of estimators, as warnings if a tenth of the time or more depends on them.
+    """Return the diagnostics of estimators; those on which a tenth of the step time or more depends become
+    warnings.
 
-    A model that was chosen alone is not a fallback, so that its data sheet is not reported.
+    If only one model was chosen, it is not a fallback, so its use of the data sheet is not reported.
     """
     by_estimator, of_products, on_data_sheet = _shares(workload, estimates)
     notes: dict[str, str] = {}
@@ -148,7 +150,9 @@ def weighed(
 def _shares(
     workload: Workload, estimates: Sequence[Estimate]
 ) -> tuple[Mapping[str, float], float, Mapping[str, float]]:
-    """Return the shares of the time by estimator, of matmuls, and from the data sheet by operation class."""
+    """Return the shares of the step time by estimator, the share of matmuls, and the shares that rest on the
+    data sheet by operation class.
+    """
     ranks = workload.class_sizes
     by_estimator: defaultdict[str, float] = defaultdict(float)
     on_data_sheet: defaultdict[str, float] = defaultdict(float)

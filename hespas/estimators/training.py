@@ -1,10 +1,11 @@
-"""Training steps: another estimator's times, with the published rates of libraries where known.
+"""Estimator of training steps: times of another estimator, replaced by published rates of training libraries
+where these are known.
 
 Fits and learned models come from benchmarks of single kernels on an idle device, of libraries for serving. A
-training step differs: its fused attention is one of a few libraries, for both passes; its products keep the
-device at its power limit; 8-bit products were measured on other vendors' devices only. The published rates by
-family of devices are data with sources (:mod:`hespas.hardware.kernel_shares`); all other times are
-``base``'s.
+training step differs in three ways. Its fused attention is one of a few libraries, for the forward and the
+backward pass. Its products keep the device at its power limit. 8-bit products were measured on devices of
+other vendors only. The published rates by family of devices are data with sources
+(:mod:`hespas.hardware.kernel_shares`); all other times are those of ``base``.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ def _peak(device: Device, name: str) -> float:
 
 
 def _set_products(graph: OpGraph, device: Device, shares: TrainingShares, times: FloatArray) -> None:
-    """Set the times of products by the shares of a device family."""
+    """Set the times of products, in ``times``, to those at the published shares of the peak for the device
+    family.
+    """
     table, as_16_bits = graph.contractions, set(_codes(shares.stands_in))
     wide = _peak(device, "bf16")
     side = device.systolic.rows if device.systolic is not None else 128
@@ -170,7 +173,9 @@ _FUSED = "scaled_dot_product"
 def _set_attention(
     graph: OpGraph, device: Device, shares: TrainingShares, library: str, times: FloatArray
 ) -> IntArray:
-    """Set the times of fused attention of many queries by a library's shares; return these nodes."""
+    """Set the times of fused attention over many queries, in ``times``, by the published shares of a library.
+    Return the changed nodes.
+    """
     share = shares.attention_of(library or shares.library)
     nodes = np.flatnonzero((graph.op_class == int(OpClass.ATTENTION)) & ~np.isnan(graph.useful_flops))
     if share is None:
@@ -190,7 +195,9 @@ def _set_attention(
 
 
 def _attention_rate(graph: OpGraph, node: int, share: AttentionShare) -> float:
-    """Return the share of the peak that a node reaches; 0 if its operands do not show its sizes."""
+    """Return the share of the peak that a node of fused attention reaches; 0 if its operands do not determine
+    the sizes.
+    """
     name, operands = graph.op_name(node), graph.operands.row(node).tolist()
     shapes = [graph.types.shape(row) for row in operands[:2]]
     has_sizes = len(shapes) == 2 and all(len(shape) == 4 and min(shape) > 0 for shape in shapes)
@@ -211,8 +218,8 @@ farther off without calibration (docs/league.md).
 
 
 def _with_times(estimate: Estimate, name: str, times: FloatArray) -> Estimate:
-    """Return an estimate with other times: intervals in proportion, but at least :data:`_SHARE_WIDENING` for
-    times by shares, whose estimator is ``name``.
+    """Return an estimate with other times. Changed times are attributed to the estimator ``name``. Their
+    intervals are scaled, and at least a factor of :data:`_SHARE_WIDENING` wide on both sides.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(estimate.duration_ns > 0, times / estimate.duration_ns, 1.0)

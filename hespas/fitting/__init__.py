@@ -1,1 +1,3 @@
-"""Fits: device forms, learned models, effects on whole steps; errors on held-out rows; intervals."""
+"""Fitting of estimators to measurements: formulas of devices, learned models, and corrections of whole steps,
+with errors and intervals from held-out rows.
+"""

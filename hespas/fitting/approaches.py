@@ -1,6 +1,7 @@
-"""Approaches that can be fitted: roofline forms and collectives, lines of systolic arrays, and learned trees.
+"""Kinds of estimators that a calibration can fit: roofline forms and collectives, lines of systolic arrays,
+and learned trees.
 
-A memory of fits lets an interrupted run continue.
+Finished fits are saved in a folder, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ _SUFFIXES = (".toml", ".json", ".npz")
 def content_key(
     tables: Iterable[Measurements], devices: Device | Iterable[Device], seed: int, what: str = "calibrated"
 ) -> str:
-    """Return a SHA-256 of all inputs of a fit: rows, devices, seed, ``what`` is fitted, and this version.
+    """Return a SHA-256 hash (hexadecimal) of all inputs of a fit: rows, devices, seed, method and version of
+    this package.
 
-    ``what`` is a text that also describes the method. The result is hexadecimal.
+    ``what`` is a text that describes the estimator and the method.
     """
     digest = hashlib.sha256(f"{__version__} {seed}\n{what}\n".encode())
     for device in [devices] if isinstance(devices, Device) else devices:
@@ -91,17 +93,19 @@ def content_key(
 
 @dataclass(frozen=True, slots=True)
 class FitMemory:
-    """Folder of fits by :func:`content_key`; unreadable files count as missing."""
+    """Folder of saved fits, named by :func:`content_key`. Unreadable files count as missing."""
 
     folder: Path
 
     @classmethod
     def beside(cls, destination: Path) -> FitMemory:
-        """Return the memory of a calibration that will be written to ``destination``."""
+        """Return the folder of saved fits for a calibration that will be written to ``destination``."""
         return cls(destination.with_name(f".{destination.name}.calibrating"))
 
     def recall(self, key: str, fitted: str) -> tuple[Fit, ...] | None:
-        """Return the fits of an interrupted run, with the date ``fitted``; None without any."""
+        """Return the saved fits of an interrupted run, with the date of the fit replaced by ``fitted``; None
+        if there are none.
+        """
         fits = self._read(f"{key}.toml", read_fits)
         return None if fits is None else tuple(replace(fit, fitted=fitted) for fit in fits)
 
@@ -117,7 +121,7 @@ class FitMemory:
             return None
 
     def keep_model(self, key: str, model: LearnedModel) -> None:
-        """Save a learned model; the card is last, because it marks a complete model. Raises
+        """Save a learned model. The card is written last, because its presence marks a complete model. Raises
         ``OutputError``.
         """
         card, trees = model_bytes(model)
@@ -144,7 +148,7 @@ class FitMemory:
             write_atomically(self.folder / name, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
-        """Remove the files of a finished run; other files and the targets of links stay."""
+        """Remove the saved fits of a finished run. Other files, and the targets of links, are not removed."""
         if not self.folder.is_dir() or self.folder.is_symlink():
             return
         for path in self.folder.iterdir():
@@ -157,7 +161,7 @@ class FitMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitResult:
-    """Fits and models from some rows."""
+    """Fits and learned models that one approach made from some rows."""
 
     fits: tuple[Fit, ...] = ()
     models: tuple[LearnedModel, ...] = ()
@@ -173,7 +177,9 @@ class CalibrationRun:
     progress: Progress | None = None
 
     def remembered(self, key: str, name: str, fit: Callable[[], Sequence[Fit]]) -> FitResult:
-        """Return the fits that an interrupted run has made for the device ``name``, or new ones."""
+        """Return the saved fits of an interrupted run for the device ``name``; if there are none, call
+        ``fit`` and save its result.
+        """
         fits = self.memory.recall(key, self.date) if self.memory else None
         if fits is None:
             fits = tuple(fit())
@@ -182,7 +188,7 @@ class CalibrationRun:
         return FitResult(fits)
 
     def progress_of(self, purpose: str) -> Progress:
-        """Return a progress callback that adds the purpose to the names of its steps."""
+        """Return a progress callback that adds ``purpose`` to the names of the reported steps."""
 
         def report(done: int, total: int, name: str) -> None:
             if self.progress:
@@ -193,60 +199,68 @@ class CalibrationRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OtherDevices:
-    """Rows and hardware files of other devices, by their names in tables."""
+    """Measured rows and hardware files of devices other than the calibrated one, by their names in the
+    tables.
+    """
 
     rows: Mapping[str, Sequence[Measurements]]
     devices: Mapping[str, Device]
 
 
 class Approach(Protocol):
-    """Estimator that can be fitted, called ``name``."""
+    """Interface of an estimator that a calibration can fit; ``name`` is its name in the registry."""
 
     name: ClassVar[str]
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Raise ``UsageError`` or ``MissingExtraError`` if no fit is possible; warn of rows without a fit."""
+        """Raise ``UsageError`` or ``MissingExtraError`` if no fit is possible; warn about rows that will have
+        no fit.
+        """
         ...
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Return the reason that a test is not possible; empty if it is."""
+        """Return the reason why the test ``test`` is not possible; empty if it is possible."""
         ...
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
-        """Fit some rows of a device; the result is empty if they are too few."""
+        """Fit some rows of a device. The result is empty if there are too few rows."""
         ...
 
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Predict operations by the fits alone, or (``with_earlier``) also by the device's earlier fits."""
+        """Predict operations by the new fits only. If ``with_earlier``, use the device's earlier fits as
+        well.
+        """
         ...
 
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Predict the rows of each table by fits of other devices and the data sheet of this one."""
+        """Predict the rows of each table from fits of other devices and the data sheet of this device, as for
+        a device without measurements.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedFits:
-    """Roofline forms of every class, and lines of collectives."""
+    """Roofline forms for every class of operations, and lines of collectives."""
 
     name: ClassVar[str] = "calibrated"
     run: CalibrationRun
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Accept everything: the possible fits are only known after fitting."""
+        """Do nothing: which fits are possible is only known after fitting."""
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Refuse a test by operation if no kind has several operations."""
+        """Return a reason against a test by operation if no kind has several operations."""
         if test == "op" and not any(has_several(table, table.ops.kind.used()) for table in tables):
             return "no kind has several operations"
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
-        """Fit forms and collectives, or read them from the memory of an interrupted run."""
+        """Fit forms and collectives, or read the saved fits of an interrupted run."""
         run = self.run
         recordings = [table for table in tables if table.recorded]
         sweeps = [table for table in tables if not table.recorded]
@@ -270,7 +284,7 @@ class CalibratedFits:
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Predict operations by the forms, and collectives by their own lines."""
+        """Predict operations by the fitted forms, and collectives by their fitted lines."""
         fits = merged(result.fits, device.fits) if with_earlier else result.fits
         fitted = replace(device, own_fits=fits, fits_of="")
         prediction = prediction_of_rows(Calibrated(), ops, fitted, Diagnostics())
@@ -289,7 +303,9 @@ class CalibratedFits:
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Return the median of the predictions by other devices, with the widest of their intervals."""
+        """Predict the rows by the fits of each other device, and return the median of these predictions with
+        the widest of their intervals.
+        """
         results = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
         if not results:
             raise UsageError("no other device to predict from")
@@ -314,13 +330,15 @@ class CalibratedFits:
 
 @dataclass(frozen=True, slots=True)
 class SystolicLines:
-    """Lines from cycles and elements to time, for a device with a systolic array."""
+    """Lines for a device with a systolic array: linear functions from cycles and elements to time."""
 
     name: ClassVar[str] = "systolic"
     run: CalibrationRun
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Refuse a device without an array, and tables without operations that lines cover."""
+        """Raise an error for a device without a systolic array, and for tables without operations that lines
+        cover.
+        """
         if device.systolic is None:
             raise UsageError(
                 f"`estimator=systolic`: {device.name} has no systolic array",
@@ -338,7 +356,7 @@ class SystolicLines:
         diagnostics.warning("calibrate.unknown-sizes", device.name, text, count=unknown)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Refuse tests by device: lines do not transfer to another chip."""
+        """Return a reason against tests by device, because lines do not transfer to another chip."""
         if test == "hardware":
             return "`estimator=systolic` has lines of one device, which do not transfer to another"
         if test == "op" and not any(has_several(table, LINE_KINDS) for table in tables):
@@ -346,7 +364,7 @@ class SystolicLines:
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
-        """Fit the lines of every class with enough rows."""
+        """Fit the lines of every class of operations with enough rows."""
         run = self.run
         key = content_key(tables, bare(device), run.seed, "systolic")
 
@@ -363,7 +381,9 @@ class SystolicLines:
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Predict operations with a line; without one, cycles at a clock are not a fit."""
+        """Predict operations that a line covers. Others get no time, because cycles at a clock are not a
+        fit.
+        """
         lines = merged(result.fits, device.own_lines) if with_earlier else result.fits
         fitted = replace(device, own_lines=lines)
         prediction = prediction_of_rows(Systolic(shipped=False), ops, fitted, Diagnostics())
@@ -376,19 +396,19 @@ class SystolicLines:
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Raise ``UsageError``, because :meth:`fault` refuses this test."""
+        """Raise ``UsageError``. :meth:`fault` refuses this test."""
         raise UsageError(self.fault("hardware", tables, others))
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedTrees:
-    """Models of trees, one per kind of operation and number format."""
+    """Learned models of trees, one for each kind of operation and number format."""
 
     name: ClassVar[str] = "learned"
     run: CalibrationRun
 
     def check(self, tables: Sequence[Measurements], device: Device, diagnostics: Diagnostics) -> None:
-        """Refuse tables without a part that can be fitted; warn of rows without a model."""
+        """Raise an error if no part of the tables can be fitted; warn about rows without a model."""
         library_version()
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
         adaptables = [_adaptable_rows(part, device, self.run.seed) for part in parts]
@@ -413,7 +433,9 @@ class LearnedTrees:
         diagnostics.warning("calibrate.not-learned", device.name, text, count=others)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: OtherDevices) -> str:
-        """Refuse a test by operation without several operations, and by device without two other families."""
+        """Return a reason against a test by operation without several operations, or by device with fewer
+        than two other families of devices.
+        """
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
             return "`estimator=learned`: its kinds have one operation each"
         families = {family_name(device) for device in others.devices.values()}
@@ -423,7 +445,7 @@ class LearnedTrees:
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> FitResult:
-        """Fit the models of all parts with enough rows."""
+        """Fit the models of all parts (kinds and number formats) with enough rows."""
         return self._fit_parts(tables, {device.name: device}, purpose)
 
     def _fit_parts(
@@ -458,13 +480,15 @@ class LearnedTrees:
     def predict(
         self, ops: Operations, device: Device, result: FitResult, *, with_earlier: bool = False
     ) -> CasePrediction:
-        """Predict operations by the new models alone."""
+        """Predict operations by the new models only."""
         return prediction_of_rows(LoadedModels(result.models), ops, device, Diagnostics())
 
     def carried(
         self, tables: Sequence[Measurements], others: OtherDevices, device: Device
     ) -> list[CasePrediction]:
-        """Predict by models of all other devices together, from the differences of their data sheets."""
+        """Predict the rows by models fitted to all other devices together, which use the data sheets as
+        inputs.
+        """
         rows = [table for of_device in others.rows.values() for table in of_device]
         result = self._fit_parts(rows, others.devices, "on other devices")
         variants = {cell.variant for model in result.models for cell in model.card.cells}
@@ -472,15 +496,16 @@ class LearnedTrees:
 
 
 def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> bool:
-    """Return True if models of reference devices can be adapted to rows of a device."""
+    """Return True if a learned model of reference devices can be adapted to the rows of ``device``."""
     parts = own_parts(tables, {device.name: device}, seed=seed)
     return any(_adaptable_rows(part, device, seed) is not None for part in parts)
 
 
 def _adaptable_rows(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
-    """Return the rows of a part that a model of reference devices can be adapted to.
+    """Return the rows of a part to which a model of reference devices can be adapted; None if there is no
+    such model.
 
-    These must be all rows of the part, unless the part cannot be fitted otherwise.
+    The model must cover all rows of the part, unless the part cannot be fitted otherwise.
     """
     if len(own.rows.measured) > MOST_ROWS:
         return None

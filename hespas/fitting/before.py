@@ -1,7 +1,7 @@
-"""Comparison of a calibration with the package's own predictions on the same rows.
+"""Comparison of new fits with the predictions that the package makes without them, on the same rows.
 
-The errors of the package's models and of the fits (on held-out rows) decide afterwards which of them
-predicts, so that a calibration never makes a prediction worse.
+The errors of the package's models and of the fits (on held-out rows) decide which of them predicts an
+operation, so that a calibration never makes predictions worse.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def with_before(
     seed: int,
     diagnostics: Diagnostics,
 ) -> dict[str, FitResult]:
-    """Return fits and models with the MAPE of the package's models on (a sample of) the rows of their fit.
+    """Return fits and models with the mean error (MAPE) of the package's own models on the rows of the fit,
+    or on a sample of them.
 
-    For a device in the models' own fit, the MAPE is the one on held-out rows. For kinds with fits first in
-    the composite, a fit that is not better than the prediction without it is removed and reported.
+    If the package's models were fitted to this device, their error on held-out rows is used. A fit that would
+    be the first choice of the composite estimator is removed and reported if it is not better than the
+    prediction without it.
     """
     sweeps = [rows_to_fit(table, device) for table in tables if not table.recorded]
     before = _PackageErrors.of(sweeps, device, seed)
@@ -91,7 +93,9 @@ def with_before(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PackageErrors:
-    """Rows of tables with the relative errors of the package's models, one array per table."""
+    """Tables of measurements with the relative error of the package's models for each row, one array per
+    table.
+    """
 
     device: Device
     tables: Sequence[Measurements]
@@ -100,7 +104,7 @@ class _PackageErrors:
 
     @classmethod
     def of(cls, tables: Sequence[Measurements], device: Device, seed: int) -> _PackageErrors:
-        """Evaluate the models as for programs: without the name of a library."""
+        """Predict the rows with the package's models. Names of libraries are removed, as in programs."""
         samples = [table.take(_sampled_rows(table, seed)) for table in tables]
         samples = [table for table in samples if len(table)]
         errors: list[FloatArray] = []
@@ -126,10 +130,11 @@ class _PackageErrors:
         return replace(model, card=with_fields(model.card, errors=tuple(rows)))
 
     def mape(self, kind: str, op: str, scheme: str, variant: str, *, table: str = "") -> float:
-        """Return the MAPE of a class (in ``table``, if given); NaN without a prediction.
+        """Return the mean error (MAPE) of the package's models for a class of operations (in ``table``, if
+        given); NaN without a prediction.
 
-        If the device was in the fit of the package's models, its rows may be rows of that fit. Then the MAPE
-        on held-out rows in the models' cards counts.
+        If the package's models were fitted to this device, the rows may be part of that fit. The error on
+        held-out rows, which the cards of the models state, is returned instead.
         """
         of_cards = [
             (row.mape, row.n)

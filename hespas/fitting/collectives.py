@@ -1,7 +1,9 @@
-"""Fits of collectives: a start and segments for each library, operation, number format and number of ranks.
+"""Fits of collectives: a piecewise linear time for each library, operation, number format and layout of
+ranks.
 
-Relative least squares with non-negative rates. Knees are powers of two, added one by one as long as they
-improve the information criterion. Errors and bands are of held-out sizes.
+The rates of the segments are non-negative, and relative squared errors are minimised. The message sizes at
+which the rate changes (knees) are powers of two. They are added one by one as long as they improve the
+information criterion. Errors and error bands are of held-out sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _OWN = "custom_"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SizeTimes:
-    """Distinct sizes of one layout and their median times."""
+    """Distinct message sizes of one layout of ranks and their median times."""
 
     size: FloatArray
     time_ns: FloatArray
@@ -78,7 +80,9 @@ def fit_collectives(
 
 
 def _nccl_ratios(rows: Measurements, device: Device, seed: int, fitted: str) -> Iterable[Fit]:
-    """Yield the factor of NCCL's own model for each collective: the median over the rows of NCCL."""
+    """Yield a fit for each collective with the ratio of measured time to NCCL's own model: the median over
+    the rows of NCCL.
+    """
     library = np.array([name.startswith(_NCCL) for name in rows.ops.variant.names], np.bool_)
     rows = rows.take(np.flatnonzero(library[rows.ops.variant.row]))
     for op in rows.ops.op.used():
@@ -154,8 +158,8 @@ def _layouts(rows: Measurements) -> Iterable[tuple[RankLayout, _SizeTimes]]:
 
 
 def _fitted_line(points: _SizeTimes) -> CollectiveLine:
-    """Return the line with the knees that improve the information criterion, and the best rates between
-    them.
+    """Return the piecewise linear time with the best rates, and with the knees that improve the information
+    criterion.
     """
     most = min(_MOST_KNEES, max(len(points.size) // _ROWS_PER_SEGMENT - 1, 0))
     low, high = np.log2(max(float(points.size[0]), 1.0)), np.log2(max(float(points.size[-1]), 1.0))
@@ -180,14 +184,16 @@ def _fitted_line(points: _SizeTimes) -> CollectiveLine:
 
 
 def _cost(points: _SizeTimes, knees: tuple[float, ...]) -> float:
-    """Return the information criterion of some knees, with Laplacian errors."""
+    """Return the information criterion of a line with these knees, for errors with a Laplace distribution."""
     error = np.minimum(np.abs(_solved(points, knees)[1]), 0.5)
     count = len(points.size)
     return count * float(np.log(error.mean() + _NOISE)) + _PENALTY * 2 * len(knees) * float(np.log(count))
 
 
 def _solved(points: _SizeTimes, knees: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
-    """Return non-negative start and rates with the least relative squares, and the relative errors."""
+    """Return the non-negative start and rates that minimise the relative squared errors, and the relative
+    errors.
+    """
     values, error, _ = nonnegative_least_squares(basis(points.size, knees), points.time_ns)
     return values, error
 
@@ -205,7 +211,8 @@ def _std_errors(points: _SizeTimes, line: CollectiveLine) -> list[float]:
 
 
 def _priority(fit: Fit) -> Priority | None:
-    """Return the priority of a fit as the default of its operation and number format; None for never.
+    """Return the priority with which a fit becomes the default of its operation and number format; None for
+    never.
 
     The newest release of a vendor's library comes first, then the library with the most samples; a serving
     framework's own kernels are never the default.

@@ -1,5 +1,5 @@
-"""Fits of operation classes of a device: rows of one kind, operation, scheme and variant are fitted
-together.
+"""Fits of a device's operations. A class is all rows of one kind, operation, number format and variant; each
+class is fitted by itself.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRows:
-    """Rows of one class, and the ``key`` of its fit; the operation ``*`` is all operations of a kind.
+    """Measured rows of one class of operations, and the ``key`` of its fit. The operation ``*`` stands for
+    all operations of a kind.
 
-    ``group`` numbers the rows that are held out together to test a fit: shapes, or layers with any number of
-    tokens.
+    ``group`` numbers the rows that are held out together to test a fit: rows of equal shapes, or of equal
+    layers with any number of tokens.
     """
 
     key: Key
@@ -100,13 +101,13 @@ class ClassRows:
         return ClassRows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
 
     def machine(self, device: Device) -> MachineRates:
-        """Return the machine model of the device for this class."""
+        """Return the rates of ``device`` for this class."""
         kind, _, scheme, _ = self.key
         return machine_of(device, kind, scheme)
 
 
 def classes_of(measured: Measurements) -> Iterator[ClassRows]:
-    """Yield the classes of some measurements that have enough rows, in a fixed order.
+    """Yield the classes that have enough rows in ``measured``, in a fixed order.
 
     The operation is ``*`` for a common fit of several operations.
     """
@@ -134,7 +135,9 @@ def classes_of(measured: Measurements) -> Iterator[ClassRows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FormSolution:
-    """Parameters by name with standard errors (NaN for fixed ones), and the cost per row."""
+    """Solution of a fit: parameters by name, their standard errors (NaN for fixed ones), and the cost per
+    row.
+    """
 
     values: Mapping[str, float]
     std_errors: Mapping[str, float]
@@ -152,9 +155,10 @@ def solve(
     most_calls: int,
     firm_rows: float = _FIRM_ROWS,
 ) -> FormSolution:
-    """Return the best parameters from one start, for the ``columns`` of operations and their times [ns].
+    """Fit the parameters of a form from one starting point, to the ``columns`` of operations and their times
+    [ns].
 
-    ``fixed`` overrides parameters that do not vary; ``prior`` holds the expected values of the others and
+    ``fixed`` overrides parameters that do not vary. ``prior`` holds the expected values of the others and
     counts once for every ``firm_rows`` rows.
     """
     varying = [parameter for parameter in form.parameters if parameter.varies]
@@ -196,7 +200,7 @@ def solve(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedClass:
-    """Form with its parameters; ``predicted_ns`` and ``measured_ns`` are of shapes outside of the fit."""
+    """Fitted form of a class. ``predicted_ns`` and ``measured_ns`` are times of held-out shapes."""
 
     rows: ClassRows
     form: Form
@@ -206,13 +210,15 @@ class FittedClass:
 
 
 def seed_of(rows: ClassRows, seed: int) -> int:
-    """Return a seed of one class, independent of order and of other classes."""
+    """Return a random seed for a class, derived from ``seed`` and the key of the class only, so that other
+    classes do not change it.
+    """
     return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
 
 
 def fit_class(rows: ClassRows, machine: MachineRates, prior: Prior, seed: int) -> FittedClass | None:
-    """Return the form of the class's kind with the least held-out error; None without a rate of the
-    device.
+    """Fit all forms for the kind of a class and return the one with the smallest error on held-out rows; None
+    if the device has no rate for them.
     """
     fitted = (_fit_form(rows, form, machine, prior, seed) for form in forms_for(rows.key[0], machine))
 
@@ -281,7 +287,7 @@ def fit_device(
     fitted: str = "",
     progress: Progress | None = None,
 ) -> tuple[Fit, ...]:
-    """Fit every class of operations that the tables have for ``device``, and the whole chip.
+    """Fit every class of operations that the tables have for ``device``, and the chip as a whole.
 
     Only rows of split ``calib`` or without a split are used. ``fitted`` is the date in the fits (ISO; empty:
     today). Deterministic for one ``seed``.
@@ -309,7 +315,7 @@ def fit_device(
 
 @dataclass(slots=True)
 class _DeviceFitRun:
-    """Fits of one device with common seed, date and progress."""
+    """Settings shared by all fits of one device: seed, date and progress callback."""
 
     device: Device
     seed: int
@@ -319,7 +325,7 @@ class _DeviceFitRun:
     done: int = 0
 
     def fit(self, classes: Iterable[ClassRows], prior: Prior) -> list[FittedClass]:
-        """Return the classes that can be fitted."""
+        """Fit each class and return those that can be fitted."""
         fitted: list[FittedClass] = []
         for rows in classes:
             if self.progress:
@@ -331,7 +337,7 @@ class _DeviceFitRun:
         return fitted
 
     def row(self, fitted: FittedClass) -> Fit:
-        """Return the row of a device file for a fitted class."""
+        """Return the fitted class as an entry of a device file."""
         values, errors = fitted.solution.values, fitted.solution.std_errors
         names = [parameter.name for parameter in fitted.form.parameters]
         return fit_of(
@@ -347,7 +353,8 @@ class _DeviceFitRun:
 
 
 def _fit_chip(run: _DeviceFitRun, classes: Sequence[ClassRows]) -> Fit | None:
-    """Return launch time, compute and memory efficiency of a whole chip; None without suitable classes.
+    """Return a fit of the whole chip: launch time, compute and memory efficiency. None without suitable
+    classes.
 
     These are weighted medians of the fits of classes, so that a fit never mixes two libraries or formats. The
     classes are single kernels of one operation without quantization.

@@ -1,4 +1,4 @@
-"""End-to-end calibration: effects on the errors of predicted steps, fitted to published runs.
+"""End-to-end calibration: factors that correct predicted step times, fitted to published training runs.
 
 The logarithm of a row's error is the sum of the errors of its components, each times the component's share of
 the step (a derivative along the critical path). The error of a component is a sum of effects: of the family
@@ -45,10 +45,10 @@ TextColumn = np.ndarray[tuple[int], np.dtype[np.str_]]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect shared by rows that are equal in ``columns``.
+    """Cause of errors (random effect) that is common to all rows with equal values in ``columns``.
 
     ``spread`` is the standard deviation of the logarithm of a component's factor, relative to the component's
-    own in :data:`_SPREAD`. ``whole`` is the spread of one factor for all components.
+    own in :data:`_SPREAD`. ``whole`` is the standard deviation of one factor for all components.
     """
 
     name: str
@@ -116,11 +116,11 @@ development rows in view.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitRows:
-    """Rows of a fit.
+    """Published runs as rows of a fit.
 
-    ``shares`` are the shares of the components in the predicted step, shape ``(rows, components)``,
-    ``log_error`` is ln(measured / predicted), ``rounding`` the rounding error of that logarithm. ``keys`` are
-    texts by column, by which effects distinguish rows.
+    ``shares`` are the shares of the components in the predicted step, shape ``(rows, components)``.
+    ``log_error`` is ln(measured / predicted), ``rounding`` the rounding error of that logarithm. ``keys`` has
+    text columns, such as the accelerator, by which effects distinguish rows.
     """
 
     shares: FloatArray
@@ -134,7 +134,7 @@ class FitRows:
         return len(self.log_error)
 
     def joined_keys(self, columns: Sequence[str]) -> list[str]:
-        """Return the texts of some columns of each row, joined."""
+        """Return for each row the texts of some key columns, joined to one string."""
         return ["\0".join(texts) for texts in zip(*(self.keys[name] for name in columns), strict=True)]
 
     def covariance(self, effects: Sequence[Effect] = EFFECTS) -> FloatArray:
@@ -147,7 +147,7 @@ class FitRows:
         return total
 
     def same_effect(self, effect: Effect) -> BoolArray:
-        """Return True for pairs of rows that share an effect, shape ``(rows, rows)``."""
+        """Return a mask of shape ``(rows, rows)``: True for pairs of rows that share an effect."""
         _, code = np.unique(self.joined_keys(effect.columns), return_inverse=True)
         return np.asarray(code[:, None] == code[None, :])
 
@@ -165,7 +165,9 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Logarithm of the correction factor of each row, and its deviation without unexplained noise."""
+    """Predicted correction of each row as the logarithm of a factor, and its standard deviation without
+    unexplained noise.
+    """
 
     mean: FloatArray
     deviation: FloatArray
@@ -173,8 +175,10 @@ class Posterior:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EffectFit:
-    """Fit on some ``rows`` of a table: the inverse of their covariance with the ``noise`` of each row, which
-    is larger for outliers.
+    """Fit of the effects on some ``rows`` of a table.
+
+    ``inverse`` is the inverse of the rows' covariance, which includes the ``noise`` of each row. Outliers
+    have more noise.
     """
 
     covariance: FloatArray
@@ -184,14 +188,14 @@ class EffectFit:
     inverse: FloatArray
 
     def posterior(self, selected: BoolArray) -> Posterior:
-        """Return the posterior of the ``selected`` rows of the table."""
+        """Return the correction of each of the ``selected`` rows of the table."""
         across = self.covariance[np.ix_(np.flatnonzero(selected), self.rows)]
         gain = across @ self.inverse
         own = np.diag(self.covariance)[selected]
         return Posterior(gain @ self.target, np.sqrt(np.maximum(own - (gain * across).sum(axis=1), 0.0)))
 
     def held_out(self, groups: TextColumn) -> tuple[FloatArray, FloatArray]:
-        """Return the residual of each row of the fit without the rows of its own group, and its standard
+        """Return the residual of each fitted row by a fit without the rows of its group, and its standard
         deviation, shapes ``(rows of the fit,)``.
 
         The computation uses blocks of the inverse (Rasmussen and Williams, Gaussian Processes for Machine
@@ -230,8 +234,10 @@ def _inverse(matrix: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellCorrection:
-    """Share of its correction that a cell (a stack on an accelerator) gets, and the ``residual`` of each row
-    of the fit without its own group, with its standard deviation: shapes ``(rows of the fit,)``.
+    """Share of the correction that is applied to a cell, which is a software stack on an accelerator.
+
+    The held-out residual of each fitted row, by a fit without its group, and its standard deviation have the
+    shapes ``(rows of the fit,)``.
     """
 
     share: float
@@ -240,7 +246,9 @@ class CellCorrection:
 
 
 def scale_posterior(posterior: Posterior, prior: FloatArray, share: float) -> Posterior:
-    """Apply a share of a correction; ``prior`` are standard deviations without a correction."""
+    """Return a posterior with the fraction ``share`` of its correction. ``prior`` are the standard deviations
+    without a correction.
+    """
     return Posterior(posterior.mean * share, _mixed_deviation(posterior.deviation, prior, share))
 
 
@@ -249,7 +257,8 @@ def _mixed_deviation(deviation: FloatArray, prior: FloatArray, share: float) -> 
 
 
 def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: str) -> CellCorrection:
-    """Return the share of a correction to apply in a cell, decided on held-out rows of the fit.
+    """Return the share of a correction to apply in a cell (a software stack on an accelerator), decided on
+    held-out rows of the fit.
 
     Each row is corrected by a fit without its group. Groups of the cell have the most weight, then groups of
     its stack. A cell without rows gets no correction: corrections from other accelerators do not reliably
@@ -275,10 +284,11 @@ def cell_correction(fit: EffectFit, table: FitRows, source: str, accelerator: st
 def share_from_other_cells(
     table: FitRows, mean: FloatArray, tested: BoolArray, source: str, accelerator: str
 ) -> float:
-    """Return the share of a correction to apply in a cell that is corrected by one row.
+    """Return the share of a correction to apply in a cell (a software stack on an accelerator) that is
+    corrected by one row.
 
     The ``tested`` rows of other cells, which are corrected by ``mean`` in the same way, decide. Cells of the
-    stack have the most weight. Without other cells nothing can be tested, and the correction is applied.
+    same stack have the most weight. Without other cells nothing can be tested, and the correction is applied.
     """
     sources, accelerators = (np.array(table.keys[name]) for name in ("source", "accelerator"))
     in_source = sources == source
@@ -291,7 +301,9 @@ def share_from_other_cells(
 
 
 def _evidence(groups: TextColumn, in_cell: BoolArray, in_source: BoolArray) -> FloatArray:
-    """Return weights of rows that sum to 1: equal for groups of a level, and for rows of a group."""
+    """Return the weight of each row as evidence for a cell; the weights sum to 1. Rows of the cell count
+    most, then rows of its stack. Groups of a level have equal weights, and rows of a group too.
+    """
     _, number, size = np.unique(groups, return_inverse=True, return_counts=True)
     row_share = 1.0 / size[number.reshape(-1)]
     weight, remaining = np.zeros(len(groups)), 1.0
@@ -329,9 +341,11 @@ def attribute_errors(table: FitRows, residual: FloatArray) -> FloatArray:
 
 
 def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[BoolArray]) -> list[int]:
-    """Return for each accelerator and stack the row whose error predicts the errors of its other rows best.
+    """Return for each accelerator and software stack the row whose error predicts the errors of its other
+    rows best.
 
-    Only settings decide. The row is chosen from the first set in ``preferred`` that has rows of the cell.
+    The settings of the rows decide, not their errors. The row is chosen from the first set in ``preferred``
+    that has rows of that accelerator and stack.
     """
     texts = table.joined_keys(("source", "accelerator"))
     chosen: list[int] = []
@@ -403,10 +417,10 @@ def factors_of(table: FitRows) -> list[ComponentFactor]:
 
 
 def _with_unit_rows(table: FitRows, measured: IntArray, pairs: Sequence[tuple[int, int]]) -> FitRows:
-    """Return the measured rows, followed by one row per pair of a row and a component.
+    """Return the measured rows, followed by one artificial row for each pair of a row and a component.
 
-    Such a row consists of the component only. It has the stack and accelerator of the row, and a model,
-    release and number format of its own.
+    An artificial row consists of the component only. It has the stack and accelerator of the row, and a
+    model, release and number format that no other row has.
     """
     units = np.zeros((len(pairs), len(COMPONENTS)))
     units[np.arange(len(pairs)), [component for _, component in pairs]] = 1.0
@@ -428,7 +442,7 @@ def _with_unit_rows(table: FitRows, measured: IntArray, pairs: Sequence[tuple[in
 
 
 def apply_factors(table: FitRows, factors: Sequence[ComponentFactor]) -> Posterior:
-    """Return corrections by factors of an earlier fit.
+    """Return the corrections of rows by the component factors of an earlier fit.
 
     Rows of another accelerator or software stack are not corrected. Standard deviations include effects that
     factors do not cover: model, number format and release.

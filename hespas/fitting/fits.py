@@ -1,4 +1,4 @@
-"""Fits as rows of device files: their errors and intervals, defaults, and devices with them."""
+"""Fits as entries of device files: their errors and intervals, and the choice of default fits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fit_of(
     fitted: str = "",
     seed: int = 0,
 ) -> Fit:
-    """Return the row of a device file for a form with its ``parameters`` (name, value, standard error).
+    """Return the entry of a device file for a form with its ``parameters`` (name, value, standard error).
 
     The form is fitted to all of ``measured`` (None: to recordings that are not in one table); the sizes in
     ``dims`` are the range of the fit. ``held_out`` are predictions of held-out rows and their times [ns].
@@ -85,13 +85,15 @@ def fit_of(
 
 
 def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
-    """Return the errors of predictions, rounded to their precision."""
+    """Return error statistics of predictions, rounded to the precision with which they are known."""
     figures = error_figures(predicted / measured - 1)
     return FitError(n=len(measured) or -1, **{name: rounded(value) for name, value in figures.items()})
 
 
 def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
-    """Return the shares of the prediction that hold 90 % of the measurements, by size of the prediction."""
+    """Return error bands: for ranges of predicted times, the factors between which 90 % of the measurements
+    lie.
+    """
     count = min(max(len(predicted) // _ROWS_PER_BAND, 1), _MOST_BANDS)
     if len(predicted) < 10:
         return ()
@@ -108,17 +110,19 @@ def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]
 
 
 def rounded(value: float) -> float:
-    """Round to six significant digits; further digits depend on the machine that fits."""
+    """Return the value rounded to six significant digits. Further digits depend on the machine that runs the
+    fit.
+    """
     return float(f"{value:.6g}")
 
 
 def bare(device: Device) -> Device:
-    """Return a device with the figures of its data sheet alone."""
+    """Return the device without fits, with the figures of its data sheet only."""
     return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
 
 
 def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
-    """Return the new fits, then the earlier fits of other classes.
+    """Return the new fits, followed by the earlier fits of classes that have no new one.
 
     New fits are the defaults for operations without a variant.
     """
@@ -133,7 +137,7 @@ def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
 
 
 def with_fits(device: Device, fits: Sequence[Fit]) -> Device:
-    """Return the device with these fits, as in a calibrated file."""
+    """Return the device with these fits in place of its own, as if they were in its file."""
     return replace(device, own_fits=merged(fits, device.fits), fits_of="")
 
 
@@ -144,9 +148,11 @@ def _by_samples(fit: Fit) -> Priority:
 def with_defaults(
     fits: Iterable[Fit], priority: Callable[[Fit], Priority | None] = _by_samples
 ) -> tuple[Fit, ...]:
-    """Return fits by key, with the one of highest ``priority`` as the default of its operation and format.
+    """Return the fits sorted by key. The fit with the highest ``priority`` is marked as the default of its
+    operation and number format.
 
-    Fits of priority None are never a default. Without ``priority``, the fit with the most samples is.
+    Fits of priority None are never a default. Without ``priority``, the fit with the most samples is the
+    default.
     """
     ordered = sorted(fits, key=lambda fit: fit.key)
     ranked = [(rank, fit) for fit in ordered if (rank := priority(fit)) is not None]

@@ -1,7 +1,8 @@
-"""Held-out evaluation: folds, predictions in turn, choices that are never worse, intervals from residuals.
+"""Held-out evaluation: folds, predictions of held-out rows, and choices and intervals that follow from their
+errors.
 
-A fit is tested on rows that it does not contain. A calibration replaces the prediction without it only if it
-is better on such rows; otherwise it shrinks to none.
+A fit is tested on rows that it does not contain. A calibration replaces the earlier prediction only if it is
+better on such rows; otherwise its correction shrinks to none.
 """
 
 from __future__ import annotations
@@ -32,20 +33,25 @@ _CONFIDENCE = 1.645
 
 
 def folds_of(group: IntArray, count: int, generator: np.random.Generator) -> IntArray:
-    """Return the fold of each row, of ``count`` folds with equal numbers of whole groups."""
+    """Return the fold of each row. Groups stay whole, and each of the ``count`` folds has about the same
+    number of groups.
+    """
     _, number = np.unique(group, return_inverse=True)
     number = number.reshape(-1)
     return (generator.permutation(int(number.max(initial=-1)) + 1) % count)[number]
 
 
 def parts_in_turn(fold: NDArray[np.integer]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield for each fold the rows outside of it, to fit, and its own rows, to test the fit."""
+    """Yield two sets of rows for each fold: the rows outside the fold, to fit, and the rows of the fold, to
+    test the fit.
+    """
     for number in np.unique(fold).tolist():
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
 def held_out_times(fold: IntArray, times_of: Callable[[IntArray, IntArray], FloatArray]) -> FloatArray:
-    """Return the time of each row by a fit without its fold, shape ``(rows,)``; NaN without other folds.
+    """Return the time of each row, predicted by a fit without the row's fold, shape ``(rows,)``; NaN without
+    other folds.
 
     ``times_of`` fits the rows of its first argument and predicts the rows of its second.
     """
@@ -57,9 +63,10 @@ def held_out_times(fold: IntArray, times_of: Callable[[IntArray, IntArray], Floa
 
 
 def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
-    """Return the first option whose error is as good as the least, within the uncertainty of so many rows.
+    """Return the index of the first option whose error is as small as the smallest, within the uncertainty of
+    ``rows`` rows.
 
-    Options are in the order of preference: what was there before a fit, then the simplest fit. Unknown errors
+    Options are in the order of preference: the state before a fit, then the simplest fit. Unknown errors
     (NaN) are worse than any other.
     """
     known = np.nan_to_num(np.array(errors, np.float64), nan=inf)
@@ -69,7 +76,8 @@ def first_of_best(errors: Sequence[float], rows: float = inf) -> int:
 def best_share(
     error: FloatArray, correction: FloatArray, weight: FloatArray, units: NDArray[np.str_]
 ) -> float:
-    """Return the share of corrections with the greatest reliable gain; 0 without a reliable gain.
+    """Return the fraction of corrections to apply: the one with the greatest reliable gain on held-out rows,
+    or 0.
 
     ``error`` and ``correction`` are logarithms of factors of held-out rows, whose ``weight`` has the sum 1.
     The reliable gain is the mean reduction of errors less :data:`_CONFIDENCE` standard errors of that mean
@@ -94,7 +102,7 @@ _SIDE = 0.95
 
 
 def next_value_bound(values: FloatArray, weight: FloatArray | None = None) -> float:
-    """Return the value that one more value, of weight 1, does not exceed with a probability of 95 %.
+    """Return a bound that a further value, of weight 1, does not exceed with a probability of 95 %.
 
     It is an order statistic (split conformal prediction: Papadopoulos et al. 2002; weights of dissimilar
     samples: Tibshirani et al., "Conformal prediction under covariate shift", NeurIPS 2019), or the largest
@@ -110,9 +118,9 @@ def next_value_bound(values: FloatArray, weight: FloatArray | None = None) -> fl
 
 
 def weighted_quantiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
-    """Return the ends of the interval of 90 % of some values, whose ``weights`` have the sum 1.
+    """Return the two ends of an interval that holds 90 % of the values, whose ``weights`` have the sum 1.
 
-    They are quantiles, wider by half the weight of an unknown value next to each value.
+    They are quantiles. A value that is not in the sample is accounted for by half its weight at each end.
     """
     order = np.argsort(values)
     place = np.cumsum(weights[order]) - weights[order] / 2

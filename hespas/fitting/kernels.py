@@ -1,10 +1,11 @@
-"""Fits of recorded kernels from few shapes: kernels of single operations, and matrix products.
+"""Fits of kernels that were recorded in programs, from few shapes: kernels of single operations, and matrix
+products.
 
-The parameters of :data:`~hespas.estimators.kernels.KERNELS` are the product of a start and of factors: of all
-kernels, of a kind, of an operation, of a device, of a kind on a device. The prior of each factor is 1, with
-the variation of its level as its width, so that a class with few rows stays near the common values. The prior
-of a device is the common value of its vendor's other devices (*common* fits, which ship); the device's own
-recordings move it from there.
+Each parameter of :data:`~hespas.estimators.kernels.KERNELS` is the product of a common value and of factors:
+of all kernels, of a kind, of an operation, of a device, of a kind on a device. The prior of each factor is 1,
+with the variation of its level as its width, so that a class with few rows stays near the common values. The
+prior of a device is the common value of its vendor's other devices (*common* fits, which ship); the device's
+own recordings change it.
 
 Products have three parameters relative to the predictions of library benchmarks.
 
@@ -101,12 +102,13 @@ def moved_from_expected(
     weight: FloatArray,
     most_calls: int = 50,
 ) -> FloatArray:
-    """Return the moves of the logarithms of parameters from their expected values, shape ``(parameters,)``.
+    """Fit the logarithms of some parameters and return their differences from the expected values, shape
+    ``(parameters,)``.
 
-    ``log_ratio`` gives ln(predicted / measured) of each row for such a move; ``weight`` has shape
+    ``log_ratio`` gives ln(predicted / measured) of each row for such differences; ``weight`` has shape
     ``(rows,)``. Errors count by their square below a tenth and by their size above, relative to the
-    measurement if a prediction is too long. Moves count by their square in units of ``width``, so that few
-    rows cannot outweigh the expected values.
+    measurement if a prediction is too long. Differences count by their square in units of ``width``, so that
+    few rows cannot outweigh the expected values.
     """
 
     def errors(moves: FloatArray) -> FloatArray:
@@ -121,7 +123,7 @@ def moved_from_expected(
 
 
 def is_kernel(table: Measurements) -> IntArray:
-    """Return the rows that the form of kernels describes, on any device."""
+    """Return the rows of ``table`` whose operations the form of kernels can describe."""
     ops = table.ops
     elements = ops.dim("rows") * ops.dim("columns")
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -138,7 +140,9 @@ _Factors = Mapping[_GroupName, FloatArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FactorLevel:
-    """Name of the group of each row, and the width of the groups' factors, in the order of the parameters."""
+    """Level of factors, such as "one per kind": the group of each row, and the prior width of each
+    parameter's factor.
+    """
 
     names: Sequence[_GroupName]
     width: tuple[float, ...]
@@ -146,7 +150,7 @@ class _FactorLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KernelSample:
-    """Rows as columns of the form, with the logarithm of their times and their weights."""
+    """Rows of a fit: columns of the form, with the logarithms of their times and their weights."""
 
     columns: Mapping[str, FloatArray]
     log_ns: FloatArray
@@ -154,7 +158,9 @@ class _KernelSample:
 
     @classmethod
     def of(cls, tables: Sequence[tuple[Measurements, Device]]) -> _KernelSample:
-        """Return all rows of tables, each on its device; operations have equal weights, not shapes."""
+        """Return all rows of the tables, each with the rates of its device. Rows of an operation with many
+        shapes have less weight, so that it does not dominate the fit.
+        """
         parts: list[Mapping[str, FloatArray]] = []
         weights = [np.empty(0)]
         for table, device in tables:
@@ -171,13 +177,13 @@ class _KernelSample:
         )
 
     def take(self, rows: IntArray) -> _KernelSample:
-        """Return some rows."""
+        """Return the sample with only the given rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return _KernelSample(columns, self.log_ns[rows], self.weight[rows])
 
 
 def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
-    """Return the form's columns of a table, in the order of its rows."""
+    """Return the input columns of the form for the rows of a table."""
     columns: dict[str, FloatArray] = {}
     for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
         for name, column in KERNELS.columns(table.ops.take(rows), machine_of(device, kind, scheme)).items():
@@ -188,10 +194,11 @@ def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
 def _level_factors(
     sample: _KernelSample, levels: Sequence[_FactorLevel], start: FloatArray
 ) -> list[_Factors]:
-    """Return the factors of each level's groups, in the order of their rows.
+    """Fit the factors of every group on every level, and return them as one mapping (group to logarithms) per
+    level.
 
     The parameters of rows begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn
-    is fitted to the residual of the others, for several rounds. O(rounds x levels x rows).
+    is fitted while all other factors are held, for several rounds. O(rounds x levels x rows).
     """
     rows_of = [_rows_by_name(level.names) for level in levels]
     all_factors = [{name: np.zeros(len(_NAMES)) for name in rows} for rows in rows_of]
@@ -206,7 +213,7 @@ def _level_factors(
 
 
 def _rows_by_name(names: Sequence[_GroupName]) -> Mapping[_GroupName, IntArray]:
-    """Return the rows of each name, in order of appearance."""
+    """Return the row numbers of each group, in order of appearance."""
     rows: dict[_GroupName, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
@@ -214,7 +221,9 @@ def _rows_by_name(names: Sequence[_GroupName]) -> Mapping[_GroupName, IntArray]:
 
 
 def _fitted_moves(sample: _KernelSample, base: FloatArray, width: FloatArray) -> FloatArray:
-    """Return the common moves of the parameters of some rows, shape ``(parameters,)``."""
+    """Return the difference from ``base`` (logarithms) of each parameter that fits the rows of a sample best,
+    shape ``(parameters,)``.
+    """
 
     def log_ratio(moves: FloatArray) -> FloatArray:
         ratio: FloatArray = np.log(_time_ns(base + moves, sample.columns)) - sample.log_ns
@@ -224,7 +233,9 @@ def _fitted_moves(sample: _KernelSample, base: FloatArray, width: FloatArray) ->
 
 
 def _time_ns(logs: FloatArray, columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Return the times of rows with their own parameters, shape ``(rows, parameters)`` [ns]."""
+    """Return the time of each row [ns] from the logarithms of its parameters, which have shape ``(rows,
+    parameters)``.
+    """
     values = dict(zip(_NAMES, np.exp(np.clip(logs, _LOW, _HIGH)).T, strict=True))
     return KERNELS.time_ns(values, columns)
 
@@ -284,15 +295,17 @@ def common_kernels(
 
 
 def _device_name(table: Measurements, device: Device) -> str:
-    """Return the name of a device in the fit; tables of single operations are timed differently."""
+    """Return the name under which a device is fitted. It includes the table's name for tables of single
+    operations, which are timed differently than recordings.
+    """
     return device.name if table.recorded else f"{device.name} {table.name}"
 
 
 def kernels_of_device(
     table: Measurements, device: Device, common: Mapping[KernelName, KernelClass]
 ) -> Mapping[KernelName, KernelClass]:
-    """Return each class of ``common``, and of the operations in recordings of a device, as fitted to the
-    device.
+    """Return the kernel classes fitted to recordings of a device: all classes in ``common``, and further
+    operations in the recordings.
     """
     sample = _KernelSample.of([(table, device)])
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]
@@ -312,13 +325,13 @@ def kernels_of_device(
 
 
 def _nearest_logs(common: Mapping[KernelName, KernelClass], name: KernelName) -> FloatArray:
-    """Return the logarithms of the parameters of the nearest common class."""
+    """Return the logarithms of the parameters of the common class that is nearest to ``name``."""
     values = common.get(name) or common.get((name[0], ANY))
     return _START if values is None else np.log([values[parameter] for parameter in _NAMES])
 
 
 def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
-    """Return the kernel classes of some fits."""
+    """Return the kernel classes that some fits describe, by name."""
     return {
         (fit.kind, fit.op): {parameter.name: parameter.value for parameter in fit.parameters}
         for fit in fits
@@ -329,7 +342,9 @@ def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
 def kernel_fits(
     classes: Mapping[KernelName, KernelClass], table: Measurements | None = None, *, fitted: str = ""
 ) -> tuple[Fit, ...]:
-    """Return classes as rows of a file, without errors and intervals; ``table`` holds the fitted rows."""
+    """Return kernel classes as entries of a device file, without errors and intervals; ``table`` holds the
+    fitted rows.
+    """
 
     def rows_of(kind: str, op: str) -> int:
         if table is None:
@@ -360,14 +375,16 @@ def _parameters(values: Mapping[str, float]) -> Iterable[tuple[str, float, float
 def time_of_kernels(
     table: Measurements, device: Device, classes: Mapping[KernelName, KernelClass]
 ) -> FloatArray:
-    """Return the times [ns] of rows of kernels, each by its class or the nearest one, shape ``(rows,)``."""
+    """Return the time [ns] of each row by its kernel class, or by the nearest class if it has none. Shape
+    ``(rows,)``.
+    """
     names = [(table.ops.kind[row], table.ops.op[row]) for row in range(len(table))]
     logs = np.array([_nearest_logs(classes, name) for name in names]).reshape(-1, len(_NAMES))
     return _time_ns(logs, _columns(table, device))
 
 
 def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) -> Mapping[str, float]:
-    """Return the product parameters of a vendor's devices without recordings.
+    """Return the parameters of products for a vendor's devices that have no recordings.
 
     They are the mean (of logarithms) over the vendor's recorded devices; without any, over all recorded
     devices. Starts are of a device whose shortest kernel takes
@@ -392,15 +409,17 @@ def common_products(tables: Sequence[tuple[Measurements, Device]], vendor: str) 
 
 
 def products_fit(values: Mapping[str, float], *, fitted: str = "") -> Fit:
-    """Return common parameters as a row of a file, without errors; it scales the interval of the
-    benchmark.
+    """Return the parameters of products as an entry of a device file, without errors. The interval of the
+    benchmark is scaled by this fit.
     """
     key = (PRODUCT_KIND, ANY, ANY, "")
     return replace(fit_of(key, PRODUCTS, _parameters(values), None, fitted=fitted), default=True)
 
 
 def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
-    """Return the time of each row by the device's fits and models of benchmarks [ns], shape ``(rows,)``."""
+    """Return the time of each row [ns] as the device's fits and models of library benchmarks predict it,
+    shape ``(rows,)``.
+    """
     model = Composite(order="learned+calibrated+roofline")
     return predict_with(model, table.ops, device, Diagnostics()).duration_ns
 
@@ -408,7 +427,8 @@ def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
 def fit_products(
     table: Measurements, device: Device, before_ns: FloatArray, expected: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """Fit the product parameters to recorded products on ``device``, with the prior ``expected``.
+    """Fit the parameters of products to products that were recorded on ``device``, with the prior
+    ``expected``.
 
     ``before_ns`` are the times of :func:`benchmark_ns`. Rows of other kinds and rows without such a time do
     not count.

@@ -1,8 +1,8 @@
-"""Fits of the learned models: choice of form, trees, intervals and errors.
+"""Fits of learned models: choice of hyperparameters, trees, intervals and errors.
 
-Only rows of split ``calib`` enter a fit, a choice or an interval; ``devval`` is for the score alone. Shape
-groups are never split: a fifth of them is held out of the fits for the choice, and two fifths in turn (every
-fifth if there are few rows) are held out of the fits for the intervals.
+Only rows of split ``calib`` are used to fit trees, to choose and to set intervals. ``devval`` only gives the
+score. Shape groups are never split: a fifth of them is held out of the fits for the choice, and two fifths in
+turn (every fifth if there are few rows) are held out of the fits for the intervals.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ _QUANTILE_FORM = BoostingForm(trees=60, leaves=12, learning_rate=0.1, least_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenForm:
-    """Chosen form, errors of all forms, and the residual of the chosen one on held-out rows (NaN: others)."""
+    """Chosen hyperparameters, the errors of all candidates, and the residuals of the chosen one on held-out
+    rows (NaN: other rows).
+    """
 
     form: BoostingForm
     candidates: tuple[Candidate, ...]
@@ -94,7 +96,8 @@ class _ChosenForm:
 
 
 def fit_learned(part: LearnedPart, table: Measurements, *, seed: int = 0) -> LearnedModel:
-    """Fit the model of one part to the ``calib`` rows of its table, without errors on ``devval``.
+    """Fit the model of one part (some kinds and number formats) to the ``calib`` rows of its table, without
+    errors on ``devval``.
 
     Raises ``UsageError`` for a table without such rows. O(rows x trees); scikit-learn uses one thread.
     """
@@ -105,7 +108,7 @@ def fit_learned(part: LearnedPart, table: Measurements, *, seed: int = 0) -> Lea
 
 
 def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = False) -> LearnedModel:
-    """Fit the model of some rows, all of which may be used.
+    """Fit a model to some rows, all of which may be used.
 
     ``own`` marks rows of a user, which may be few. All folds then have equal numbers of groups, the interval
     of a part needs at least :data:`FEWEST_MARGINS` rows, and the card has the errors of the folds.
@@ -153,10 +156,10 @@ def fit_rows(part: LearnedPart, rows: TrainingRows, *, seed: int, own: bool = Fa
 def chosen_form(
     forms: Sequence[BoostingForm], residuals: Sequence[FloatArray], rows: float = inf
 ) -> tuple[int, tuple[Candidate, ...]]:
-    """Return the number of the best form, and all forms with their errors.
+    """Return the index of the best set of hyperparameters, and all sets with their errors.
 
-    ``residuals`` holds the errors [log time] of each form on the same held-out rows. The first form that is
-    good as the best within the uncertainty of so many ``rows`` is chosen.
+    ``residuals`` holds the errors [log time] of each set on the same held-out rows. The first set whose error
+    is as small as the smallest, within the uncertainty of ``rows`` rows, is chosen.
     """
     errors = [np.abs(np.expm1(-residual)) for residual in residuals]
     best = first_of_best([float(error.mean()) for error in errors], rows)
@@ -179,7 +182,9 @@ def chosen_form(
 def fit_settings(
     measured: Measurements, form: BoostingForm, *, split: str, groups: int, seed: int
 ) -> FitSettings:
-    """Return how trees of ``form`` were fitted to some rows, which are in ``groups`` layers or sizes."""
+    """Return the settings of a fit, for its card: the data and the hyperparameters ``form``. The rows are in
+    ``groups`` layers or sizes.
+    """
     return FitSettings(
         tables=(measured.name,),
         provenance=(measured.provenance,),
@@ -201,15 +206,15 @@ def fit_settings(
 
 
 def splits_of(measured: Measurements) -> str:
-    """Return the names of the splits of some rows, separated by spaces."""
+    """Return the names of the splits that the rows belong to, separated by spaces."""
     return " ".join(name for name in measured.split.used() if name)
 
 
 def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
-    """Return the group of each row, and its half fold (of ten).
+    """Return the group and the fold (of ten) of each row.
 
-    A group is a layer: it is completely in a fit or completely out of it. ``even``: all folds have as many
-    groups; otherwise, with few groups, a fold could have none.
+    A group is a layer: it is completely in a fit or completely out of it. If ``even``, all folds have about
+    as many groups; otherwise folds are random and, with few groups, some may be empty.
     """
     names = part.layer or part.support
     group = numbered(np.nan_to_num(rows.measured.ops.dim(name), nan=-1.0) for name in names)
@@ -222,7 +227,7 @@ def layer_folds(part: LearnedPart, rows: TrainingRows, seed: int, *, even: bool)
 def _intervals(
     rows: TrainingRows, group: IntArray, is_first: BoolArray, residual: FloatArray, seed: int
 ) -> tuple[Forest, Forest, tuple[Interval, ...]]:
-    """Grow quantiles on one half of the held-out rows, and widen them until they hold 90 % of the other half.
+    """Fit quantiles to one half of the held-out rows, and widen them until they hold 90 % of the other half.
 
     Conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), for each side separately.
     Rows of one group have similar errors: if there are few groups, the groups are counted instead of their
@@ -254,7 +259,9 @@ def _intervals(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _QuantileExcess:
-    """Distance of rows beyond the fitted quantiles (negative: within), in log time, and their groups."""
+    """Distance of held-out rows beyond the fitted quantiles [log time] (negative: within), and the group of
+    each row.
+    """
 
     below: FloatArray
     above: FloatArray
@@ -263,7 +270,7 @@ class _QuantileExcess:
     def interval(
         self, key: tuple[str, str, str], rows: IntArray, *, least: Interval | None = None
     ) -> Interval:
-        """Return the widening that holds 90 % of some rows.
+        """Return the widening of the quantiles that makes them hold 90 % of some rows.
 
         With few groups, the widest row counts, and the interval is at least as wide as ``least``.
         """
@@ -285,7 +292,7 @@ class _QuantileExcess:
 
 
 def wholly_widened(residual: FloatArray, group: IntArray) -> Interval:
-    """Return the interval of all operations without fitted quantiles.
+    """Return an interval of constant width for all operations, without fitted quantiles.
 
     ``residual`` holds the errors of held-out rows [log time]; rows of one ``group`` have similar errors.
     """
@@ -315,7 +322,7 @@ def _card(
     groups: int,
     seed: int,
 ) -> Card:
-    """Return the card of a model, without bases, region and errors."""
+    """Return the card of a model, without its bases, its region beyond the fitted sizes, and its errors."""
     training = with_fields(
         fit_settings(rows.measured, chosen.form, split="calib", groups=groups, seed=seed),
         rising_columns=tuple(rows.names[column] for column in rising(part, rows.names)),
@@ -356,7 +363,9 @@ def with_errors(
 
 
 def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow, ...]:
-    """Return the errors per device, kind, operation, scheme and variant."""
+    """Return the errors of ``estimator`` on the rows, per device, kind, operation, number format and
+    variant.
+    """
     errors: list[ErrorRow] = []
     for name in sorted(set(measured.hardware.used()) & set(device_names())):
         on_device = measured.on(name)
@@ -372,9 +381,9 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
 
 
 def errors_of_folds(measured: Measurements, residual: FloatArray) -> tuple[ErrorRow, ...]:
-    """Return the errors per device, kind and number format on held-out rows.
+    """Return the errors on held-out rows, per device, kind and number format.
 
-    ``residual`` holds their errors [log time]; NaN for rows that were not held out.
+    ``residual`` holds the errors [log time]; NaN for rows that were not held out.
     """
     errors: list[ErrorRow] = []
     ops = measured.ops
@@ -386,7 +395,9 @@ def errors_of_folds(measured: Measurements, residual: FloatArray) -> tuple[Error
 
 
 def _error_row(hardware: str, labels: tuple[str, str, str, str], error: FloatArray, of: int) -> ErrorRow:
-    """Return a row without interval coverage; the model refused the remaining rows of ``of``."""
+    """Return the entry of a card for the errors of one class, without interval coverage. ``of`` is the number
+    of rows; the model refused those without an error.
+    """
     kind, op, scheme, variant = labels
     return ErrorRow(
         hardware=hardware,
@@ -406,7 +417,7 @@ def _rounded(value: float) -> float | None:
 
 
 def support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
-    """Return the distinct octaves of the sizes of operations, shape (cells, dims).
+    """Return the distinct rounded log2 sizes of operations, shape (distinct sizes, dims).
 
     Raises ``UnsupportedError`` if they are more than a stored model may have.
     """

@@ -1,4 +1,8 @@
-"""Bases that learned trees correct: fitted forms of each class on each device, with their asymptotes."""
+"""Bases of learned models: fitted formulas of time for each class of operations on each device, which the
+trees correct.
+
+The asymptote of a base is the correction by the trees for the largest operations.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +59,22 @@ _ASYMPTOTE_ROWS = 5
 
 
 def form_share(part: LearnedPart, forms: Collection[str]) -> float:
-    """Return the share of the fitted form in the base of a part whose classes were fitted with ``forms``.
+    """Return the exponent of the fitted form in the base of a part whose classes were fitted with ``forms``;
+    the data-sheet time has the rest.
 
-    The share is 1 if the forms count the passes of systolic arrays: the data sheet does not know their
+    It is 1 if all forms count passes of systolic arrays, because the data-sheet time does not include
     padding.
     """
     return 1.0 if set(forms) == {ARRAYS.name} else _SHARES[FAMILIES[part.kinds[0]]]
 
 
 def swept(part: LearnedPart) -> tuple[str, ...]:
-    """Return the dimensions of a part that tables sweep over many octaves."""
+    """Return the dimensions of a part that measured tables vary over many octaves."""
     return _SWEPT[FAMILIES[part.kinds[0]]]
 
 
 def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = ()) -> BoolArray:
-    """Return a mask of the operations in the largest octaves of a dimension, shape ``(ops,)``.
+    """Return a mask of the operations in the two largest octaves of a dimension, shape ``(ops,)``.
 
     ``names`` are the dimensions (empty: all swept dimensions of the part).
     """
@@ -84,9 +89,9 @@ def beyond_region(part: LearnedPart, ops: Operations, names: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bases:
-    """Fitted forms of some rows; ``forms`` holds the parameter names of each form.
+    """Fitted forms for some rows; ``forms`` holds the parameter names of each form.
 
-    ``share`` is the share of the fitted form in a base; the rest is the data sheet.
+    ``share`` is the exponent of the fitted form in a base; the data-sheet time has the rest.
     """
 
     bases: tuple[Base, ...]
@@ -101,9 +106,9 @@ class Bases:
     def log_ratio(
         self, rows: TrainingRows, chosen: IntArray, device: Device, names: Sequence[str]
     ) -> FloatArray:
-        """Return the log of the measured times of ``chosen`` rows over the bases of the devices ``names``.
+        """Return the log of measured over base time of the ``chosen`` rows, shape ``(chosen rows,)``.
 
-        The bases are at the rates of ``device``; shape ``(chosen rows,)``.
+        The bases use the fitted parameters of the devices ``names`` and the rates of ``device``.
         """
         part = rows.take(chosen)
         logs, _ = self.index.log_times(part.measured.ops, device, names)
@@ -111,7 +116,7 @@ class Bases:
 
 
 def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[TrainingRows, Bases]:
-    """Fit bases to all rows, and return the rows with the logarithm of their time over the base.
+    """Fit a base for each class of rows, and return the rows with the logarithm of measured over base time.
 
     In small classes, the parameters for a row come from a fit without the fold of that row.
     """
@@ -149,7 +154,9 @@ def with_bases(part: LearnedPart, rows: TrainingRows, *, seed: int) -> tuple[Tra
 def _held_out_times(
     rows: TrainingRows, bases: Bases, name: str, *, seed: int
 ) -> Iterator[tuple[IntArray, FloatArray]]:
-    """Yield rows of small classes of one device, with their times by a fit without their fold [ns]."""
+    """Yield rows of the small classes of one device, with their times [ns] as predicted by a fit without
+    their fold.
+    """
     measured = rows.measured
     generator = np.random.default_rng(seed)
     for labels, numbers in measured.ops.classes():
@@ -178,7 +185,7 @@ def _held_out_times(
 
 
 def _with_asymptote(base: Base, rows: TrainingRows) -> Base:
-    """Return a base with the median residual of its largest rows: the tenth with the longest times."""
+    """Return a base with its asymptote: the median residual of the largest rows of its class."""
     ops = rows.measured.ops
     of_class = rows.measured.hardware.where(base.hardware)
     labels = ((ops.kind, base.kind), (ops.scheme, base.scheme), (ops.variant, base.variant))

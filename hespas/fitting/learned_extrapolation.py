@@ -1,5 +1,5 @@
-"""Learned models beyond their fit: trees for devices that were not measured, and errors beyond measured
-sizes.
+"""Learned models outside their fit: trees for devices that were not measured, and errors on sizes beyond the
+measured ones.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _STEPS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferTrees:
-    """Trees on columns that do not distinguish devices, with their errors on held-out devices.
+    """Trees for new devices: their inputs do not identify the device. Errors are measured on held-out
+    devices.
 
-    A single device has no ``forest`` (None), because the errors of such a model cannot be measured.
+    With a single device ``forest`` is None, because the errors of such a model could not be measured.
     """
 
     forest: Forest | None
@@ -71,7 +72,7 @@ def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
 
 
 def reach_of(dims: Sequence[str], ops: Operations) -> dict[str, tuple[float, float]]:
-    """Return the least and largest value of each size."""
+    """Return the smallest and largest value of each size in ``dims``."""
     sizes = {name: size[~np.isnan(size)] for name in dims if len(size := ops.dim(name))}
     return {name: (float(size.min()), float(size.max())) for name, size in sizes.items() if len(size)}
 
@@ -137,9 +138,10 @@ def fit_transfer(part: LearnedPart, rows: TrainingRows, bases: Bases, *, seed: i
 def _ratio_of_references(
     rows: TrainingRows, bases: Bases, held_out: tuple[str, ...], *, seen: Sequence[FittedDevice]
 ) -> tuple[str, FloatArray]:
-    """Return the extrapolation level of held-out devices, and the log of measured times over their bases.
+    """Return the extrapolation level of held-out devices, and the log of their measured times over their
+    bases.
 
-    The bases are the bases of the reference devices.
+    The bases use the parameters of the reference devices, as for devices without measurements.
     """
     others = [device.name for device in seen if device.name not in held_out]
     ratio, tier = np.full(len(rows.ratio), np.nan), ""
@@ -156,10 +158,11 @@ def _ratio_of_references(
 def region_of(
     part: LearnedPart, plain: TrainingRows, form: BoostingForm, residual: FloatArray, *, seed: int
 ) -> Region | None:
-    """Return errors beyond the sizes of a fit, and the factors by which intervals must grow there.
+    """Return errors on sizes beyond the fit, and by how much intervals must grow there; None if too few rows
+    are inside or beyond.
 
     The two largest octaves of every dimension are held out of the fit and of its bases. ``residual`` holds
-    the errors [log time] within the sizes of the fit. None if too few rows are inside or beyond.
+    the errors [log time] within the sizes of the fit.
     """
     beyond = np.zeros(len(plain.ratio), np.bool_)
     for _, _, of_device in plain.by_device():
@@ -186,7 +189,9 @@ def region_of(
 
 
 def _region_from(residual: FloatArray, octaves: FloatArray, inside: FloatArray) -> Region | None:
-    """Return the region from errors [log time] at ``octaves`` beyond a fit and errors ``inside`` it."""
+    """Return errors and widening beyond a fit, from residuals [log time] of rows that are ``octaves`` beyond
+    it and residuals ``inside`` it.
+    """
     if len(residual) < _FEWEST_BEYOND:
         return None
     low, high = (float(np.quantile(inside, level)) for level in (TAIL, 1 - TAIL))
@@ -212,7 +217,7 @@ def _region_from(residual: FloatArray, octaves: FloatArray, inside: FloatArray) 
 
 
 def _drawn(mask: BoolArray, most: int, seed: int) -> IntArray:
-    """Return at most ``most`` of the rows, drawn at random, in order."""
+    """Return the indices of at most ``most`` rows of ``mask``, drawn at random and sorted."""
     rows = np.flatnonzero(mask)
     if len(rows) <= most:
         return rows

@@ -1,4 +1,6 @@
-"""Parts of the learned models: their rows, the hyperparameters that are tried, and the growing of trees."""
+"""Parts of the learned models (the rows that one model is fitted to), candidate hyperparameters, and the
+fitting of trees.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +88,12 @@ _ONE_THREAD_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class LearnedPart:
-    """Training set of one model: the rows of one table with some kinds and schemes (empty: all).
+    """Definition of the training set of one model: the rows of one table with some kinds and number formats
+    (empty: all).
 
-    ``overhead_ns`` is the constant part of the base; ``forms`` are compared on held-out groups. Rows with
-    equal sizes in ``layer`` (empty: all sizes) are one group: a layer occurs with many token counts, but a
-    new layer with none, so a layer is held out as a whole.
+    ``overhead_ns`` is the constant part of the base; ``forms`` are hyperparameters that are compared on
+    held-out groups. Rows with equal sizes in ``layer`` (empty: all sizes) are one group. A known layer occurs
+    with many token counts, a new layer was not measured with any, so a layer is held out as a whole.
     """
 
     name: str
@@ -103,7 +106,7 @@ class LearnedPart:
 
     @property
     def support(self) -> tuple[str, ...]:
-        """Dimensions of the kinds, without repetition."""
+        """Names of the size dimensions of the part's kinds, without repetition."""
         return tuple(dict.fromkeys(name for kind in self.kinds for name in KINDS[kind]))
 
 
@@ -163,12 +166,12 @@ def rows_of_part(part: LearnedPart, table: Measurements) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingRows:
-    """Rows of one part with their columns.
+    """Rows of one part with their input columns.
 
     ``measured`` excludes rows without columns (a device without a file, an unknown peak). ``table`` has shape
     (rows, ``names``). ``sheet_ns`` holds the data-sheet times. ``ratio`` is log(duration / base); the base is
-    the data-sheet time before :func:`~hespas.fitting.learned_bases.with_bases`. ``devices``
-    are by name; ``codes`` number labels.
+    the data-sheet time before :func:`~hespas.fitting.learned_bases.with_bases`. ``devices`` maps names to
+    device files; ``codes`` are the numbers of labels.
     """
 
     measured: Measurements
@@ -180,18 +183,18 @@ class TrainingRows:
     codes: Mapping[str, Mapping[str, float]]
 
     def of_devices(self, names: tuple[str, ...]) -> BoolArray:
-        """Return a mask of the rows of some devices."""
+        """Return a mask of the rows that were measured on the devices ``names``."""
         is_of_devices = np.zeros(len(self.ratio), np.bool_)
         is_of_devices[self.measured.hardware.where(*names)] = True
         return is_of_devices
 
     def by_device(self) -> Iterator[tuple[str, Device, IntArray]]:
-        """Yield name, file and rows of each device, in the order of names."""
+        """Yield the name, the device file and the rows of each device, in the order of names."""
         for name, device in sorted(self.devices.items()):
             yield name, device, self.measured.hardware.where(name)
 
     def take(self, rows: IntArray) -> TrainingRows:
-        """Return some rows."""
+        """Return the training rows with only the given rows."""
         return replace(
             self,
             measured=self.measured.take(rows),
@@ -201,23 +204,25 @@ class TrainingRows:
         )
 
     def columns(self, names: tuple[str, ...]) -> NDArray[np.float32]:
-        """Return some columns in the given order."""
+        """Return the columns ``names`` in this order."""
         return self.table[:, [self.names.index(name) for name in names]]
 
 
 def rising(part: LearnedPart, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the indices of the columns with which time can only rise."""
+    """Return the indices of the columns for which a larger value never shortens the time. Such a constraint
+    is used for streaming operations only.
+    """
     is_stream = FAMILIES[part.kinds[0]] == "stream"
     return tuple(index for index, name in enumerate(names) if is_stream and name in _RISING)
 
 
 def family_name(device: Device) -> str:
-    """Return the vendor and family of a device: such a family is held out as a whole."""
+    """Return the vendor and family of a device. Tests of transfer hold out such a family as a whole."""
     return f"{device.vendor} {device.family}"
 
 
 def transferable(part: LearnedPart, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns that do not distinguish devices."""
+    """Return the names of the columns that do not identify a device."""
     is_product = FAMILIES[part.kinds[0]] == "product"
     of_devices = _DEVICE_COLUMNS | _PRODUCT_SIZES if is_product else _DEVICE_COLUMNS
     return tuple(name for name in names if name not in of_devices)
@@ -271,7 +276,9 @@ def rows_for(
 
 
 def _codes_by_ratio(labels: Labels, ratio: FloatArray, *, joins_versions: bool) -> dict[str, float]:
-    """Number labels in the order of their mean ratio; variants that differ only in version can be joined."""
+    """Return a number for each label, in the order of the mean ``ratio`` of its rows. If ``joins_versions``,
+    variants that differ only in version get the same number.
+    """
     used = labels.used()
     if not used:
         return {}
@@ -299,7 +306,7 @@ class _BoostingModel(Protocol):
 
 
 def library_version() -> str:
-    """Return the name and version of the library that grows trees."""
+    """Return the name and version of the library that fits trees."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -317,9 +324,10 @@ def grow(
     quantile: float | None = None,
     rising: Sequence[int] = (),
 ) -> Forest:
-    """Grow boosted trees of ``target`` on ``table``, with the form's loss or pinball loss for a ``quantile``.
+    """Fit boosted trees that predict ``target`` from ``table``, with the loss of ``form`` or the pinball loss
+    for a ``quantile``.
 
-    The sum of the trees never falls with a column of ``rising``.
+    The prediction never falls when a column in ``rising`` rises.
     """
     try:
         module = import_module("sklearn.ensemble")
@@ -372,7 +380,7 @@ def grow(
 
 
 def constant(columns: int, value: float) -> Forest:
-    """Return a forest without trees: ``value`` for any values of the ``columns``."""
+    """Return a forest without trees that predicts ``value`` for any input."""
     none, no_tree = np.empty(0, np.uint8), np.zeros(1, np.int32)
     return Forest(
         column=none,
@@ -390,7 +398,7 @@ def constant(columns: int, value: float) -> Forest:
 
 
 class _TreeColumns:
-    """One tree as columns: inner nodes from the root down, leaves from left to right."""
+    """One tree as arrays: inner nodes from the root down, leaves from left to right."""
 
     def __init__(self, nodes: NDArray[np.void]) -> None:
         is_leaf: list[bool] = (nodes["is_leaf"] > 0).tolist()

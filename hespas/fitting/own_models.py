@@ -1,4 +1,5 @@
-"""Learned models of a user's own rows: fitted to many rows, or adapted from reference devices to a few.
+"""Learned models of a user's own rows: fitted to many rows, or adapted from models of reference devices to a
+few.
 
 A device that no shipped model was fitted to is predicted by its reference devices: their fitted forms at its
 own rates, corrected by trees that transfer. With some rows of the device, parts of this product are fitted,
@@ -94,7 +95,8 @@ _Labels = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adaptable:
-    """Rows of a ``part`` that the model of the card at ``path`` covers, and the class that it uses for each.
+    """Rows of a ``part`` that a model of reference devices covers. ``path`` is the card of the model;
+    ``choices`` has the cell of the model for each class of rows.
 
     The part has no layers if there are too few of them. ``unknown`` counts the rows that the model does not
     cover.
@@ -136,7 +138,8 @@ def adapted(adaptable_rows: Adaptable, device: Device, *, seed: int) -> LearnedM
 def adaptable(
     part: LearnedPart, rows: TrainingRows, device: Device, cards: Sequence[tuple[Path, Card]], *, seed: int
 ) -> Adaptable | None:
-    """Return the model of reference devices that covers most of ``rows``, all of ``device``, and these rows.
+    """Return the model of reference devices that covers most of ``rows``, together with the covered rows. All
+    rows must be of ``device``.
 
     None without such a model, or with too few rows or sizes.
     """
@@ -166,7 +169,9 @@ def adaptable(
 
 
 def _reference_bases(choice: ModelSelection) -> list[Base]:
-    """Return the fitted forms of the reference devices; none if the device was in the fit itself."""
+    """Return the fitted forms of the reference devices; empty if the model was fitted to the device
+    itself.
+    """
     index, cell = BaseIndex(choice.card.bases, choice.card.forms), choice.cell
     names = () if choice.references is None else choice.references.names
     labels = (cell.kind, cell.op, cell.scheme, cell.variant)
@@ -175,9 +180,11 @@ def _reference_bases(choice: ModelSelection) -> list[Base]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChosenAdaptation:
-    """Chosen options: use of transfer trees, form of the grown trees, all candidates, and held-out residuals.
+    """Chosen options of an adaptation: use of the transfer trees, and hyperparameters of the new trees (None:
+    no trees).
 
-    The residuals [log time] have the groups ``group``.
+    ``candidates`` are all tested options. ``residual`` are the errors [log time] on held-out rows, whose
+    groups are in ``group``.
     """
 
     transfers: bool
@@ -189,7 +196,9 @@ class _ChosenAdaptation:
 
 @dataclass(frozen=True, slots=True)
 class _FittedForm:
-    """Form of one class with its parameters, and the parameters of the reference devices."""
+    """Fitted form of one class of operations: its parameters on the device, and the parameters of the
+    reference devices.
+    """
 
     form: Form
     values: Values
@@ -197,7 +206,9 @@ class _FittedForm:
 
 
 class _AdaptationFold(NamedTuple):
-    """Rows that forms were fitted to, held-out rows, and the log of all times over the predicted times."""
+    """One fold: rows that the forms were fitted to, held-out rows, and the log of measured over predicted
+    time of all rows.
+    """
 
     fitted: IntArray
     held_out: IntArray
@@ -205,7 +216,7 @@ class _AdaptationFold(NamedTuple):
 
 
 class _ReferenceModel:
-    """Model of reference devices, applied to rows of a new device."""
+    """Model of reference devices, and the rows of a new device to which it is adapted."""
 
     def __init__(
         self,
@@ -240,7 +251,9 @@ class _ReferenceModel:
             self._transfer = model.forests["transfer"].predict(table.astype(np.float32))
 
     def folds(self, fold: IntArray) -> list[_AdaptationFold]:
-        """Return each fold with the ratio of all rows to forms that were fitted without the fold."""
+        """Return each fold, with the log of measured over predicted time of all rows by forms that were
+        fitted without the fold.
+        """
         return [
             _AdaptationFold(fitted, held_out, self._log_ratio(self._fits(fitted)))
             for fitted, held_out in parts_in_turn(fold)
@@ -249,7 +262,7 @@ class _ReferenceModel:
     def residual(
         self, folds: Sequence[_AdaptationFold], form: BoostingForm | None, *, transfers: bool, seed: int
     ) -> FloatArray:
-        """Return the errors [log time] of one option on held-out rows, shape ``(rows,)``."""
+        """Return the errors [log time] of one choice of options on held-out rows, shape ``(rows,)``."""
         residual = np.full(len(self._measured), np.nan)
         for fold in folds:
             ratio = fold.ratio - transfers * self._transfer
@@ -260,7 +273,7 @@ class _ReferenceModel:
     def model(
         self, part: LearnedPart, rows: TrainingRows, chosen: _ChosenAdaptation, seed: int
     ) -> LearnedModel:
-        """Return the model with the chosen options."""
+        """Return the adapted model, fitted to all rows with the chosen options."""
         fits = self._fits(np.arange(len(self._measured)))
         ratio = self._log_ratio(fits) - chosen.transfers * self._transfer
         flat = constant(len(self.names), 0.0)
@@ -365,14 +378,18 @@ class _ReferenceModel:
         return ratio
 
     def _grown(self, ratio: FloatArray, numbers: IntArray, form: BoostingForm | None, seed: int) -> Forest:
-        """Return trees grown on some rows, or a constant without a form: the median, shrunk to 0."""
+        """Return trees fitted to the rows ``numbers``. Without hyperparameters (None), return a constant: the
+        median ratio, shrunk towards 0.
+        """
         if form is None:
             median = float(np.median(ratio[numbers])) * len(numbers) / (len(numbers) + _FIRM_ROWS)
             return constant(len(self.names), median)
         return grow(self._table[numbers], ratio[numbers], form, seed=seed)
 
     def _bases(self, fits: Mapping[_Labels, _FittedForm]) -> Iterator[Base]:
-        """Yield the form of each class on this device, and on its reference devices."""
+        """Yield the form of each class with the parameters of this device, and with the parameters of each
+        reference device.
+        """
         ratio = self._log_ratio(fits)
         for labels, rows in self._classes:
             fit = fits[labels]
@@ -416,7 +433,7 @@ _START_NS = 3e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """Part with its rows; ``fault`` is the reason that it cannot be fitted (empty: it can)."""
+    """Part of a user's rows; ``fault`` is the reason that it cannot be fitted (empty: it can)."""
 
     part: LearnedPart
     rows: TrainingRows
@@ -426,11 +443,11 @@ class OwnPart:
 def own_parts(
     tables: Sequence[Measurements], devices: Mapping[str, Device], *, seed: int
 ) -> Iterator[OwnPart]:
-    """Yield the parts of some tables on ``devices`` (by their names there), without rows reserved for
-    testing.
+    """Yield the parts into which the tables are divided, each fitted by one model. Rows reserved for testing
+    are left out.
 
-    Parts that ship for the table are used unchanged; other rows are divided by kind, and matmuls by number
-    format. The order is fixed.
+    ``devices`` are by their names in the tables. Parts that ship for a table are used unchanged; other rows
+    are divided by kind, and matmuls by number format. The order is fixed.
     """
     start_ns = min((device.launch_overhead_ns for device in devices.values()), default=np.nan)
     start_ns = start_ns if isfinite(start_ns) and start_ns > 0 else _START_NS
@@ -456,7 +473,7 @@ def own_parts(
 
 
 def unused_name(name: str, used: Collection[str]) -> str:
-    """Return the name of a model, with the first number from 2 on that makes it unused if necessary."""
+    """Return ``name``, or ``name`` with the first number from 2 on that is not in ``used``."""
     if name not in used:
         return name
     stem = re.sub(r"-\d+$", "", name)
@@ -489,7 +506,7 @@ def _parts_by_format(
 
 
 def _checked_part(part: LearnedPart, rows: TrainingRows, seed: int) -> OwnPart:
-    """Return a part that is held out by layers if there are many, otherwise by single sizes."""
+    """Return a part with its rows. It is held out by layers if there are many, otherwise by single sizes."""
     count = len(rows.ratio)
     label = " ".join((*part.kinds, *part.schemes))
     if count < FEWEST_ROWS:

@@ -1,20 +1,21 @@
-"""Fits of recorded programs, with tens of shapes of each operation where tables have thousands.
+"""Fits to recorded programs, which have tens of shapes of each operation where measured tables have
+thousands.
 
-Operations of one recording have similar efficiencies, so the prior of every class is the class above it: the
-kind for an operation, the whole chip for a kind, the device's fit of other data for a matmul.
+Operations of one recording have similar efficiencies. The prior of every class is therefore a more general
+class: the kind for an operation, the whole chip for a kind, the device's fit of other data for a matmul.
 
     whole chip  ->  kind  ->  operation            start, arithmetic and traffic (form ``roofline``)
     fit of other data  ->  matmuls of a format     all parameters of its form
     vendor's kernels  ->  chip  ->  kind  ->  operation    all parameters (form ``kernels``), on GPUs
 
-The earlier fits of the device remain for a kind of products or attention if they are nearer to the recordings
-than fits are to held-out recordings.
+The earlier fits of the device remain for a kind of products or attention if their error on the recordings is
+smaller than the error of new fits on held-out recordings.
 
 Shapes of one recording are similar, and recordings of one device are more similar than recordings of two. The
 error of a fit on other shapes of the same program is therefore smaller than its error on the next program or
 device. So intervals hold out whole recordings, with everything that is unknown when the fit is used. For a
 recorded device that is the program, on all devices; for a device without recordings it is program and device.
-The samples are recordings, not rows: none counts for more than :data:`ENOUGH` rows.
+The samples are recordings, not rows: no recording counts for more than :data:`ENOUGH` rows.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ _CommonKernels = Mapping[KernelName, KernelClass]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordedClass:
-    """Fit of a form (by name), and the number of its rows."""
+    """Fitted class of operations: the name of its form, the solution, and the number of its rows."""
 
     form: str
     solution: FormSolution
@@ -162,7 +163,7 @@ def fit_recordings(
 
 
 def _has_rates(table: Measurements, device: Device) -> BoolArray:
-    """Return a mask of the rows whose kind and number format have a rate on the device."""
+    """Return a mask of the rows for whose kind and number format the device has a rate."""
     start = {parameter.name: parameter.start for parameter in _ROOFLINE.parameters}
     with np.errstate(invalid="ignore"):
         return np.isfinite(_time_ns(table, device, _ROOFLINE, start))
@@ -171,10 +172,11 @@ def _has_rates(table: Measurements, device: Device) -> BoolArray:
 def _product_class(
     table: Measurements, device: Device, fold: IntArray, predicted_ns: FloatArray
 ) -> tuple[_RecordedClass, FloatArray] | None:
-    """Return the fit of products relative to benchmarks, and its times of held-out rows [ns].
+    """Return the fit of products relative to library benchmarks, and the predicted times of held-out rows
+    [ns].
 
-    None if the fits of recordings alone (``predicted_ns``) are nearer to these, and the device has no fit of
-    a benchmark.
+    Return None if fits to the recordings alone (``predicted_ns``) have the smaller error, and the device has
+    no fit of a benchmark.
     """
     before_ns = benchmark_ns(table, device)
 
@@ -205,7 +207,8 @@ def _without_worse(
     device: Device,
     predicted_ns: FloatArray,
 ) -> dict[_ClassName, _RecordedClass]:
-    """Remove matrix kinds for which the device's earlier fits and models are better on held-out rows.
+    """Return the classes without those matrix kinds for which the device's earlier fits and models are better
+    on held-out rows.
 
     A benchmark with hundreds of thousands of shapes of attention is better than a few recorded layers.
     """
@@ -224,7 +227,7 @@ def _without_worse(
 
 
 def _time_ns(table: Measurements, device: Device, form: Form, values: Mapping[str, float]) -> FloatArray:
-    """Return the times of a form with some parameters [ns], shape ``(rows,)``."""
+    """Return the time of each row by a form with the parameters ``values`` [ns], shape ``(rows,)``."""
     times = np.full(len(table), np.nan)
     for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
         times[rows] = form_time_ns(form, values, table.ops.take(rows), machine_of(device, kind, scheme))
@@ -232,7 +235,9 @@ def _time_ns(table: Measurements, device: Device, form: Form, values: Mapping[st
 
 
 def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _RecordedClass:
-    """Fit one form to all rows; each kind and number format has its own rates."""
+    """Fit one set of parameters of a form to all rows. Each kind and number format is computed with its own
+    rates of the device.
+    """
     parts: list[Columns] = []
     order: list[IntArray] = []
     for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
@@ -253,7 +258,7 @@ def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _R
 def _fitted_classes(
     table: Measurements, device: Device, common: _CommonKernels
 ) -> dict[_ClassName, _RecordedClass]:
-    """Fit all classes of some rows, from the whole chip down."""
+    """Fit all classes of operations in ``table``: first the whole chip, then kinds, then operations."""
     classes = _kernel_classes(table, device, common) if common else {}
     table = table.take(np.flatnonzero(_has_rates(table, device)))
     if not len(table):
@@ -285,7 +290,7 @@ def _fitted_classes(
 def _kernel_classes(
     table: Measurements, device: Device, common: _CommonKernels
 ) -> dict[_ClassName, _RecordedClass]:
-    """Return the common kernels of the vendor as fitted to the device, and further recorded kernels."""
+    """Return the vendor's common kernel classes fitted to the device, and further recorded kernels."""
     part = table.take(is_kernel(table))
     counts: dict[KernelName, int] = {}
     for (kind, op), rows in rows_by_label(part.ops.kind, part.ops.op):
@@ -303,7 +308,9 @@ def _kernel_classes(
 
 
 def _prior_from(above: _RecordedClass) -> Prior:
-    """Return the prior of a class from the class above it."""
+    """Return the prior of a class: the fitted values of the more general class ``above``, with a width for
+    each parameter.
+    """
     values = above.solution.values
     return {
         parameter.name: (
@@ -317,7 +324,9 @@ def _prior_from(above: _RecordedClass) -> Prior:
 def _matmul_classes(
     rows: Measurements, device: Device, kind: str, index: FitIndex
 ) -> dict[_ClassName, _RecordedClass]:
-    """Fit a class for each number format of matmuls with a fit of other data, which is its prior."""
+    """Fit the matmuls of each number format for which the device has a fit of other data, with that fit as
+    the prior.
+    """
     classes: dict[_ClassName, _RecordedClass] = {}
     for scheme in rows.ops.scheme.used():
         part = rows.take(rows.ops.scheme.where(scheme))
@@ -336,7 +345,9 @@ def _matmul_classes(
 def _held_out_times(
     table: Measurements, device: Device, common: _CommonKernels, fold: IntArray
 ) -> tuple[FloatArray, list[_ClassName]]:
-    """Return the time of each row by fits without its fold [ns], and the name of the class."""
+    """Return the time of each row as predicted by fits without its fold [ns], and the name of the class that
+    predicted it.
+    """
     predicted_ns = np.full(len(table), np.nan)
     names: list[_ClassName] = [(ANY, ANY, ANY)] * len(table)
     for fitted, held_out in parts_in_turn(fold):
@@ -360,7 +371,7 @@ def _held_out_times(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOutRecording:
-    """Recording on ``device`` that the fits do not contain: predicted and measured times [ns]."""
+    """Predicted and measured times [ns] of a recording on ``device`` that the fits do not contain."""
 
     device: str
     kind: Labels
@@ -373,7 +384,7 @@ class HeldOutRecording:
 
     @property
     def weight(self) -> FloatArray:
-        """Weight of each row."""
+        """Weight of each row in the error statistics."""
         return np.full(len(self), min(1.0, ENOUGH / max(len(self), 1)))
 
 

@@ -1,4 +1,4 @@
-"""Rows of tables that fits may use."""
+"""Selection of the rows of measurement tables that fits may use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def is_possible(measured: Measurements, device: Device) -> BoolArray:
 
 
 def rows_to_fit(measured: Measurements, device: Device) -> Measurements:
-    """Return the rows of a device for its fits: not reserved for testing, and not faster than the device."""
+    """Return the rows of a device that may be fitted: not reserved for testing, and not faster than the
+    roofline of the device.
+    """
     mine = may_be_fitted(measured).on(device.name)
     return mine.take(np.flatnonzero(is_possible(mine, device)))
 
@@ -58,11 +60,13 @@ def one_table(tables: Sequence[Measurements]) -> Measurements | None:
 
 
 def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
-    """Return True if one of some kinds has several operations."""
+    """Return True if ``table`` has several operations of one of the ``kinds``."""
     return any(len(table.ops.op.take(table.ops.kind.where(kind)).used()) > 1 for kind in kinds)
 
 
 def known_variants(ops: Operations, known: set[str]) -> Operations:
-    """Remove variants that a device's fits do not have, so that they count as the default variant."""
+    """Return the operations with unknown variant names removed, so that they use the default variant.
+    ``known`` are the variants that have a fit.
+    """
     names = tuple(name if name in known else "" for name in ops.variant.names)
     return replace(ops, variant=Labels(ops.variant.row, names))

@@ -1,6 +1,6 @@
-"""Least squares of fits: robust for any model, non-negative for linear ones.
+"""Least-squares solvers for fits: a robust one for any model, and a non-negative one for linear models.
 
-Errors of measured times have outliers, so errors count by their square below a scale and by their size above.
+Measured times have outliers. So an error counts by its square if it is below a scale, and by its size above.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["Optimum", "nonnegative_least_squares", "robust_least_squares", "stan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
-    """Best parameters, shape ``(parameters,)``, with the residuals' slopes there and half their soft squares.
+    """Result of a fit: the best parameters, shape ``(parameters,)``, and half the sum of the soft squares
+    there (``cost``).
 
-    ``jacobian`` has shape ``(residuals, parameters)``.
+    ``jacobian`` are the derivatives of the residuals, of shape ``(residuals, parameters)``.
     """
 
     values: FloatArray
@@ -36,12 +37,12 @@ def robust_least_squares(
     bounds: tuple[FloatArray, FloatArray] | None = None,
     most_calls: int | None = None,
 ) -> Optimum:
-    """Return the parameters with the least sum of soft squares of their ``errors``.
+    """Return the parameters that minimise the sum of the soft squares of their ``errors``.
 
     The soft square is 2 scale² (√(1 + (error / scale)²) - 1), the loss ``soft_l1`` of SciPy's
     ``least_squares``. ``pulls`` are residuals towards expected values that count by their plain square,
-    however large. ``bounds`` are the least and largest values of the parameters, ``most_calls`` the most
-    evaluations.
+    however large. ``bounds`` are the least and largest values of the parameters, ``most_calls`` the largest
+    number of evaluations.
     """
     from scipy.optimize import least_squares
 
@@ -68,7 +69,7 @@ def robust_least_squares(
 def nonnegative_least_squares(
     columns: FloatArray, duration_ns: FloatArray, *, rounds: int = 1, scale: float = 1e-300
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return non-negative factors of the columns whose sums are nearest to measured times.
+    """Return non-negative weights of the columns whose weighted sums are nearest to the measured times.
 
     Errors are relative to the times. With several ``rounds``, errors above ``scale`` count by their size.
     Returns also the relative errors and the weights of the rows for a further round, shape ``(rows,)`` each.
@@ -88,10 +89,10 @@ def nonnegative_least_squares(
 
 
 def standard_errors(slopes: FloatArray, square: float, freedom: int) -> FloatArray:
-    """Return the standard errors of parameters from the slopes of the residuals at the optimum.
+    """Return the standard errors of parameters from the derivatives of the residuals at the optimum.
 
     ``slopes`` has shape ``(rows, parameters)``; ``square`` is the sum of the squared residuals, ``freedom``
-    the number of rows that the parameters leave.
+    the degrees of freedom (rows minus parameters).
     """
     size = np.maximum(np.abs(slopes).max(axis=0, initial=0.0), 1e-300)
     scaled: FloatArray = np.asarray(slopes / size, np.float64)

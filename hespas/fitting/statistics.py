@@ -95,7 +95,7 @@ def errors_of(
     shape: IntArray,
     bounds: tuple[FloatArray, FloatArray] | None = None,
 ) -> ErrorSummary:
-    """Return the error statistics of some cases; NaN if no case can be compared.
+    """Return error statistics of predictions against measurements; NaN if no case can be compared.
 
     ``bounds`` are the ends of the estimator's intervals [ns], NaN without an interval.
     """
@@ -133,7 +133,7 @@ def errors_of(
 
 
 def _bootstrap_interval(size: FloatArray, shape: IntArray) -> tuple[float, float, int]:
-    """Return the bounds of the mean of ``size``, and the number of shapes.
+    """Return the ends of a confidence interval of the mean of ``size``, and the number of distinct shapes.
 
     Shapes are resampled with all their cases, because equal shapes are not independent. Above 2,000 shapes,
     random blocks of shapes are resampled, which gives the same distribution in bounded time.
@@ -154,7 +154,7 @@ def _bootstrap_interval(size: FloatArray, shape: IntArray) -> tuple[float, float
 
 @lru_cache(maxsize=128)
 def _resample_counts(blocks: int) -> NDArray[np.uint8]:
-    """Return the count of each block in each resample, shape ``(resamples, blocks)``.
+    """Return how often each block occurs in each bootstrap resample, shape ``(resamples, blocks)``.
 
     Cached, because summaries of large tables need the same counts often.
     """
@@ -165,7 +165,8 @@ def _resample_counts(blocks: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeGroups:
-    """Distinct shape numbers in order, the ``index`` of each row among them, and their ``counts`` of rows.
+    """Groups of rows with equal shapes: the distinct shape numbers in order, the ``index`` of each row among
+    them, and the number of rows of each (``counts``).
 
     Shape numbers start at 0; there are about as many as rows.
     """
@@ -217,7 +218,9 @@ class ShapeGroups:
 
 
 def medians_of(values: FloatArray, shape: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the median of each shape, and the mean distance of its values from it (NaN for one value)."""
+    """Return for each shape the median of its values, and the mean distance of the values from that median
+    (NaN for one value).
+    """
     groups = ShapeGroups.of(shape)
     median = groups.medians(values)
     distance = np.abs(values - median[groups.index])
@@ -228,14 +231,16 @@ def medians_of(values: FloatArray, shape: IntArray) -> tuple[FloatArray, FloatAr
 def unique_shapes(
     predicted: FloatArray, measured: FloatArray, shape: IntArray
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return median prediction and median measurement of each distinct shape, and the shapes."""
+    """Return three arrays with one entry per distinct shape: the median prediction, the median measurement,
+    and the shape number.
+    """
     groups = ShapeGroups.of(shape)
     return groups.medians(predicted), groups.medians(measured), groups.distinct
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """Variation between repeats of equal work, relative to the measurement.
+    """Variation between repeated measurements of equal work, relative to the measurement.
 
     The variation of each of the ``n`` cases with a repeated shape is the root of the sum of squares of two
     distances: from the median of its shape, and the mean distance of its runs from their median. ``mape`` is
@@ -280,7 +285,8 @@ class _ThreadpoolModule(Protocol):
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Limit libraries of linear algebra and of trees to one thread; results are the same.
+    """Limit libraries of linear algebra and of trees to one thread while the context is active. Results are
+    the same.
 
     For small work, threads that wait for each other take longer than the work itself, especially on a machine
     with other load.
@@ -300,7 +306,7 @@ def kendall_tau(first: FloatArray, second: FloatArray) -> float:
 
 
 def slope_of(x: FloatArray, y: FloatArray) -> float:
-    """Return the slope of the least-squares line; NaN if all ``x`` are equal."""
+    """Return the slope of the least-squares line through the points; NaN if all ``x`` are equal."""
     away = x - x.mean()
     square = float((away * away).sum())
     return float((away * (y - y.mean())).sum()) / square if square else nan

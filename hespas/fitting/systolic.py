@@ -1,7 +1,8 @@
-"""Fits of the lines of :mod:`hespas.estimators.systolic`: non-negative relative least squares.
+"""Fits of the lines of :mod:`hespas.estimators.systolic`, which are linear functions from cycles or elements
+to time.
 
-Each line minimises the relative errors, reweighted so that large errors count by their size. Its error is the
-error on held-out folds of whole shapes.
+The parameters are non-negative and minimise the relative errors, reweighted so that large errors count by
+their size. The stated error of a line is its error on held-out folds of whole shapes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _OF_ANY = ("t0_ns", "ns_per_byte")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LineColumns:
-    """Rows of one line, with a column per parameter, shape ``(rows, parameters)``."""
+    """Input rows of one line, with one column for each parameter, shape ``(rows, parameters)``."""
 
     names: tuple[str, ...]
     columns: FloatArray
@@ -87,7 +88,9 @@ def fit_lines(
 
 
 def has_columns(ops: Operations) -> BoolArray:
-    """Return a mask of the operations with sizes above 0 and a known number format, which lines need."""
+    """Return a mask of the operations for which a line can be computed: all sizes are above 0 and the number
+    format is known.
+    """
     known = np.array([find_scheme(name) is not None for name in (*ops.scheme.names, "")], np.bool_)
     work = ops.dim("batch") * ops.dim("m") * ops.dim("n") * ops.dim("k")
     elements = ops.dim("rows") * ops.dim("columns") * ops.bytes_moved
@@ -98,7 +101,7 @@ def has_columns(ops: Operations) -> BoolArray:
 
 
 def _matmul_lines(measured: Measurements, device: Device, seed: int, fitted: str) -> Iterator[Fit]:
-    """Yield the lines of matmuls over cycles and bytes."""
+    """Yield the fitted lines of matmuls, with cycles and bytes as inputs."""
     shape = device.systolic
     if shape is None:
         return
@@ -113,7 +116,9 @@ def _matmul_lines(measured: Measurements, device: Device, seed: int, fitted: str
 
 
 def _element_lines(measured: Measurements, seed: int, fitted: str) -> Iterator[Fit]:
-    """Yield the lines of element-wise kinds: per class, per operation, and of vector operations by bytes."""
+    """Yield the fitted lines of elementwise kinds: one per class, one per operation, and one over bytes for
+    vector operations.
+    """
 
     def line(key: Key, rows: IntArray, names: Sequence[str]) -> Fit:
         part = measured.take(rows)
@@ -147,7 +152,9 @@ def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, F
 
 
 def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and standard error of one line, or of two if there are enough long matmuls."""
+    """Yield name, value and standard error of each parameter. If there are enough long matmuls, two lines are
+    fitted.
+    """
     has_long = int(part.is_long.sum()) >= _FEWEST
     all_rows = np.ones(len(duration_ns), np.bool_)
     for prefix, rows in (("", ~part.is_long), (LONG, part.is_long)) if has_long else (("", all_rows),):
@@ -175,7 +182,7 @@ def _times_without(
 def _fit_line(
     key: Key, part: _LineColumns, measured: Measurements, form: str, *, seed: int, fitted: str
 ) -> Fit:
-    """Return the row of a device file for one line."""
+    """Fit one line and return it as an entry of a device file."""
     duration_ns = measured.duration_ns
     fold = folds_of(measured.shape_group(), _FOLDS, np.random.default_rng(seed))
     predicted = held_out_times(fold, partial(_times_without, part, duration_ns))

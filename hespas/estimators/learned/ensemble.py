@@ -1,15 +1,15 @@
 """Ensemble of decision trees: its input columns for an operation on a device, and the sum of its leaves.
 
 Columns are logarithms of sizes, of data-sheet times and of their ratios. They are finite where the sizes, the
-peak and the bandwidth are known, and NaN throughout a row where one is not: such an operation has no
-prediction. Sizes are in octaves (log2), so that a split is a ratio. The stored models depend on the columns
-of a kind: a change is a new version of the format.
+peak and the bandwidth are known. Otherwise the whole row is NaN, and the operation has no prediction. Sizes
+are in octaves (log2), so that a split is a ratio. The stored models depend on the columns of a kind: a change
+is a new version of the format.
 
 Trees are evaluated as flat columns, without the library that fitted them ("QuickScorer", Lucchese et al.,
 SIGIR 2015). The leaves of a tree are numbered left to right. Each inner node has a column, a split, and the
 leaves below its left branch, which are excluded where an operation goes right. The result is the lowest leaf
-that no node excludes. For each tree and column, the leaves that all its nodes allow are one table over the
-interval number of the column's value.
+that no node excludes. For each tree and column, a table by the interval of the column's value has the leaves
+that all nodes on that column allow.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _log2(values: FloatArray) -> FloatArray:
 
 
 def _alignment(values: FloatArray) -> FloatArray:
-    """Return the exponent of the largest power of two that divides a size, at most 8: kernels read 16 bytes
-    at once and step by 64 or 128.
+    """Return log2 of the largest power of two that divides a size, at most 8. Kernels read 16 bytes at once
+    and step by 64 or 128.
     """
     whole = np.nan_to_num(values).astype(np.int64)
     lowest = whole & -whole
@@ -64,7 +64,7 @@ def _alignment(values: FloatArray) -> FloatArray:
 
 
 def _rounding(exact: FloatArray) -> FloatArray:
-    """Return the octaves lost by rounding ``exact`` up to a whole number."""
+    """Return the loss by rounding ``exact`` up to a whole number, as log2 of the ratio."""
     return np.log2(np.ceil(np.maximum(exact, 1e-9)) / np.maximum(exact, 1e-9))
 
 
@@ -75,8 +75,8 @@ def _cache_bytes(device: Device) -> float:
 
 
 def _product_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the columns of products: sizes, alignment, and for each tile the waves and the loss by rounding
-    them up.
+    """Return the input columns of matrix products: sizes, alignment, and for each tile size the number of
+    waves and the loss by rounding it up.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     cache = _cache_bytes(device)
@@ -115,8 +115,8 @@ def _product_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
 
 
 def _attention_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the columns of attention of many queries: heads and blocks of queries per unit,
-    computed pairs.
+    """Return the input columns of attention over many queries: sizes, alignment, attended pairs, and heads
+    and query blocks per unit of the device.
     """
     batch, length, heads, size = (ops.dim(name) for name in ("batch", "q_len", "heads", "head_dim"))
     kv_heads = ops.dim("kv_heads", heads)
@@ -149,8 +149,8 @@ def _attention_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
 
 
 def _generation_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the columns of attention of one new token: cached keys, heads that share them, waves over the
-    units.
+    """Return the input columns of attention of one new token: cached keys, query heads that share them, and
+    waves over the units of the device.
     """
     batch, kv_len, heads, size = (ops.dim(name) for name in ("batch", "kv_len", "heads", "head_dim"))
     kv_heads = ops.dim("kv_heads", heads)
@@ -185,8 +185,8 @@ def _generation_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
 
 
 def _expert_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the columns of feed-forward layers of experts: tokens per expert, experts with tokens, tiles per
-    unit.
+    """Return the input columns of mixture-of-experts layers: tokens per expert, experts that get tokens, and
+    tiles per unit of the device.
     """
     tokens, hidden, inter, topk = (ops.dim(name) for name in ("tokens", "hidden", "inter", "topk"))
     experts, tensor, parallel = (ops.dim(name) for name in ("experts", "tensor_parallel", "expert_parallel"))
@@ -222,8 +222,8 @@ def _expert_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
 
 
 def _stream_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
-    """Return the columns of operations over rows and columns: elements per unit, alignment, share of the
-    cache.
+    """Return the input columns of operations over rows and columns: elements per unit of the device,
+    alignment, and the ratio of sizes to the cache.
     """
     rows, columns = ops.dim("rows"), ops.dim("columns")
     elements = rows * columns
@@ -273,8 +273,8 @@ _REACHED = 0.75
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Columns of operations, of shape ``(ops, len(names))``; times are relative to ``base_ns`` of shape
-    ``(ops,)``.
+    """Input columns of the trees for some operations, of shape ``(ops, len(names))``. The trees predict times
+    relative to ``base_ns`` of shape ``(ops,)``.
     """
 
     names: tuple[str, ...]
@@ -283,7 +283,9 @@ class Features:
 
 
 def features_of(family: str, ops: Operations, device: Device, *, overhead_ns: float) -> Features:
-    """Return the columns of operations of one family. ``overhead_ns`` is part of the base. O(ops)."""
+    """Return the input columns of operations of one family (such as ``product``). ``overhead_ns`` is a
+    constant part of the base time. O(ops).
+    """
     cache, count = _cache_bytes(device), len(ops)
     bandwidth = device.main_memory.bandwidth_bytes_per_s
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # such operations get no prediction
@@ -343,12 +345,12 @@ _EVERY_LEAF = np.uint64(np.iinfo(np.uint64).max)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Forest:
-    """Sum of ``baseline`` and one leaf of each tree.
+    """Ensemble whose prediction is ``baseline`` plus one leaf of each tree.
 
-    ``column``, ``split``, ``first`` and ``last`` are of shape ``(inner nodes,)``: an operation whose number
-    in ``column`` is at most ``edges[split]`` goes left, to the leaves ``first`` to ``last - 1``.
-    ``node_offsets``, ``leaf_offsets`` (trees + 1) and ``edge_offsets`` (columns + 1) delimit them; ``leaf``
-    times ``scale`` is a leaf's value.
+    ``column``, ``split``, ``first`` and ``last`` are of shape ``(inner nodes,)``: an operation whose value in
+    ``column`` is at most ``edges[split]`` goes left, to the leaves ``first`` to ``last - 1``.
+    ``node_offsets`` and ``leaf_offsets`` (trees + 1) mark the nodes and leaves of each tree, ``edge_offsets``
+    (columns + 1) the edges of each column. ``leaf`` times ``scale`` is the value of a leaf.
     """
 
     column: NDArray[np.uint8]
@@ -364,7 +366,9 @@ class Forest:
     baseline: float
 
     def __post_init__(self) -> None:
-        """Check the invariants of the evaluation, so that a damaged file is an error and not a wrong time."""
+        """Check the arrays of the trees, so that a damaged file raises an error and does not give a wrong
+        time.
+        """
         nodes = np.diff(self.node_offsets)
         leaves = np.diff(self.leaf_offsets)
         edges = np.diff(self.edge_offsets)
@@ -420,7 +424,9 @@ class Forest:
         return total
 
     def _add_few(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add the leaves of all trees at once, in the same order of addition."""
+        """Add the leaf of each tree to ``total``, for few operations: all trees are evaluated at once. The
+        order of addition is the same as for many.
+        """
         goes_right = codes[self.column] > self.split[:, np.newaxis]
         allowed = np.full((len(self.column) + 1, len(total)), _EVERY_LEAF)
         np.copyto(allowed[:-1], ~_below(self.first, self.last)[:, np.newaxis], where=goes_right)
@@ -434,7 +440,7 @@ class Forest:
 
 
 def _below(first: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return the leaves ``first`` to ``last - 1`` as bits."""
+    """Return a bit mask of the leaves ``first`` to ``last - 1``."""
     one = np.uint64(1)
     below: NDArray[np.uint64] = (one << last.astype(np.uint64)) - (one << first.astype(np.uint64))
     return below
@@ -442,8 +448,8 @@ def _below(first: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.uint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AllowedLeaves:
-    """Some trees prepared for evaluation: ``leaves`` that are allowed, of shape (pairs of tree and column,
-    codes).
+    """Some trees of a forest, prepared for evaluation. ``leaves`` are bit masks of the allowed leaves, of
+    shape (pairs of tree and column, codes).
     """
 
     leaves: NDArray[np.uint64]
@@ -473,7 +479,9 @@ class _AllowedLeaves:
         return cls(leaves, (pairs % 256).tolist(), offsets.tolist(), value)
 
     def add(self, codes: NDArray[np.uint8], total: FloatArray) -> None:
-        """Add these trees' leaves to ``total``; ``codes`` of shape (columns, ops)."""
+        """Add the leaf of each of these trees to ``total``. ``codes`` are the interval numbers of the
+        columns' values, of shape (columns, ops).
+        """
         code = codes.astype(np.intp)
         alive, of_pair = np.empty(len(total), np.uint64), np.empty(len(total), np.uint64)
         for tree, (low, high) in enumerate(pairwise(self.offsets)):
@@ -485,5 +493,5 @@ class _AllowedLeaves:
 
 
 def _slots(alive: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return the position in a tree's values of the lowest leaf that is allowed."""
+    """Return the position in the array of leaf values of the lowest allowed leaf in each bit mask."""
     return ((alive & (~alive + np.uint64(1))) % np.uint64(_PRIME)).astype(np.intp)

@@ -1,4 +1,4 @@
-"""Operations without a learned model of their own, rewritten as operations of equivalent work.
+"""Operations that no learned model covers, rewritten as covered operations that take about the same time.
 
 Products of float32 on TF32 units become products of bf16 with twice the depth: a tensor core instruction
 multiplies matrices of as many *bytes* in either format, of half the depth in TF32, in as many cycles. So the
@@ -9,7 +9,7 @@ https://docs.nvidia.com/cuda/parallel-thread-execution; peaks of both in the dat
 
 Convolutions in number formats without measurements become the products that libraries make of them. Implicit
 products have the tiles and waves of a product with as many rows (images and positions), columns (output
-channels) and depth (window and input channels), but read their input once, not every window of it; so the
+channels) and depth (window and input channels). They read their input once, not every window of it, so the
 product has the traffic of the convolution. On the convolutions in f32 of ``neusight_conv.parquet`` (split
 ``calib``) the median of measured over such an estimate is 1.00 on the A100, 0.94 on the P100 and 0.74 on the
 T4, whose library saves multiplications for most of them; 90 % lie within a factor of e on the A100, from
@@ -46,8 +46,8 @@ CONVOLUTION_WIDENING = 1.0
 
 
 def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
-    """Return the rows of products without a named library that the device's TF32 units run at half the rate
-    of bf16.
+    """Return the rows of products that name no library and run on TF32 units of the device at half the bf16
+    rate.
     """
     units = {peak.dtype for peak in device.peaks if peak.unit == "matrix"}
     if not {"tf32", _HALF} <= units:
@@ -61,8 +61,8 @@ def runs_on_tf32(ops: Operations, device: Device) -> IntArray:
 
 
 def as_deeper_products(ops: Operations) -> Operations:
-    """Return the bf16 products that take as long apart from their output; none moves more bytes
-    than ``ops``.
+    """Return bf16 products that take as long as the given f32 products, except for writing the result. They
+    move no more bytes than ``ops``.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     products = build.matmuls(Labels.constant(_HALF, len(ops)), batch=batch, m=m, n=n, k=2 * k)
@@ -70,7 +70,9 @@ def as_deeper_products(ops: Operations) -> Operations:
 
 
 def wider_output_ns(ops: Operations, device: Device) -> FloatArray:
-    """Return the extra time to write float32 instead of bf16, at the memory's peak [ns], shape ``(ops,)``."""
+    """Return the extra time to write f32 results in place of bf16 results at the peak memory bandwidth [ns],
+    shape ``(ops,)``.
+    """
     written = ops.dim("batch") * ops.dim("m") * ops.dim("n")
     wide, narrow = (element_bytes(Labels.constant(name, len(ops)), "output") for name in (_SCHEME, _HALF))
     return written * (wide - narrow) / device.main_memory.bandwidth_bytes_per_s * 1e9

@@ -1,12 +1,13 @@
-"""Learned estimator: gradient-boosted trees on the logarithm of time over a data-sheet time.
+"""Learned estimator: gradient-boosted trees that correct a base time.
 
     time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 
-Beyond the sizes of the fit the trees' part fades to its value for the largest operations, so that the base
-alone decides how time grows. On a device that was not in the fit the base has the parameters of its nearest
-reference devices, corrected by trees that do not see the name of a device; a model adapted to a few rows of
-the device starts from these. The interval holds 90 % of outcomes: fitted quantiles, widened to that coverage
-on rows left out of the fit, and wider with every octave beyond its sizes. No time is below the device's roof.
+Beyond the fitted sizes the correction by the trees approaches its value for the largest operations, so that
+the base alone decides how time grows. On a device that was not in the fit the base has the parameters of its
+nearest reference devices. It is corrected by trees that do not use the device as an input. A model adapted to
+a few rows of the device starts from these trees. The interval holds 90 % of outcomes: fitted quantiles,
+widened to that coverage on rows left out of the fit, and wider with every octave beyond its sizes. No time is
+below the device's roofline bound.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _DEFAULT_INTERVAL = NewDeviceInterval(tier="kind", low=-1.0, high=1.0, n=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Estimator by the models that the device's file names and the models of the package.
+    """Estimator by the learned models of the package and those that a device's file names.
 
     ``models``: a folder of models to use alone. ``shipped``, ``own``: use the models of the package, and
     those that the device's file names. ``num_ranks``: size of collectives over all ranks where the graph
@@ -99,7 +100,7 @@ class Learned:
 
     @property
     def name(self) -> str:
-        """``learned``."""
+        """Name of the model: ``learned``."""
         return "learned"
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
@@ -132,13 +133,13 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModels:
-    """Models in memory as an estimator of operations."""
+    """Estimator of single operations by models that are already in memory."""
 
     models: Sequence[LearnedModel]
 
     @property
     def name(self) -> str:
-        """``learned``."""
+        """Name of the model: ``learned``."""
         return "learned"
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
@@ -151,21 +152,23 @@ class LoadedModels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LearnedTimes:
-    """Times and intervals of shape ``(3, ops)`` [ns] while they are filled in, and reasons for gaps."""
+    """Predicted times and intervals of shape ``(3, ops)`` [ns] while they are filled in, and the reasons for
+    operations without a time.
+    """
 
     times: FloatArray
     reasons: Counter[str] = field(default_factory=Counter[str])
 
     @classmethod
     def unknown(cls, count: int) -> _LearnedTimes:
-        """Return times that are all unknown."""
+        """Return an object in which the times of all ``count`` operations are unknown."""
         return cls(np.full((3, count), nan))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ModelSet:
-    """Models by the paths of their cards; the first ``ranked`` come first, in their order, where several
-    cover an operation equally well. ``load`` returns the trees of a card.
+    """Learned models by the paths of their cards. If several cover an operation equally well, the first
+    ``ranked`` cards are preferred in their order. ``load`` returns the model of a card.
     """
 
     cards: Sequence[tuple[Path, Card]]
@@ -173,7 +176,8 @@ class _ModelSet:
     load: Callable[[Path], LearnedModel] = load_model
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None) -> _LearnedTimes:
-        """Return the time of each operation, and the number of gaps per reason. O(ops x trees).
+        """Return the time of each operation, and the number of uncovered operations per reason. O(ops x
+        trees).
 
         Raises ``FormatError`` for a card that names an unknown column, family or label.
         """
@@ -205,7 +209,9 @@ class _ModelSet:
 def _report_assumptions(
     labels: OperationLabels, selection: ModelSelection, device: Device, count: int, diagnostics: Diagnostics
 ) -> None:
-    """Report that times of another number format, operation, launch or device are used."""
+    """Report that operations are predicted from another number format, operation or device, or from times
+    that include the launch.
+    """
     cell = selection.cell
     if (cell.op, cell.scheme) != (labels.op, labels.scheme) and (cell.op or labels.op or cell.scheme):
         text = f"{labels.kind} {labels.op} {labels.scheme}: estimated as {cell.op} {cell.scheme}"
@@ -222,7 +228,9 @@ def _report_assumptions(
 def _predict_in_turn(
     sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _LearnedTimes:
-    """Return the times by sets of models; each set predicts the gaps of the sets before it."""
+    """Return the times by several sets of models. Each set predicts the operations that the sets before it do
+    not cover.
+    """
     answer = _LearnedTimes.unknown(len(ops))
     for models in sets:
         rows = np.flatnonzero(np.isnan(answer.times[0]))
@@ -236,7 +244,9 @@ def _predict_in_turn(
 
 
 class _Equivalent(NamedTuple):
-    """A prediction by operations of equivalent work, and the message about it (``{}``: number formats)."""
+    """Prediction by operations that take about the same time, and the message about it, with ``{}`` for the
+    number formats.
+    """
 
     predict: Callable[[Sequence[_ModelSet], Operations, Device, Diagnostics | None], _LearnedTimes]
     text: str
@@ -245,7 +255,9 @@ class _Equivalent(NamedTuple):
 def _predict_all(
     sets: Sequence[_ModelSet], ops: Operations, device: Device, diagnostics: Diagnostics | None
 ) -> _LearnedTimes:
-    """Return the times by sets of models, and by equivalent operations where no model covers an operation."""
+    """Return the times by sets of models. Operations that no model covers are predicted by equivalent
+    operations.
+    """
     deep, convolved = runs_on_tf32(ops, device), without_library(ops)
     rest = np.setdiff1d(np.arange(len(ops)), np.concatenate((deep, convolved)))
     answer = _LearnedTimes.unknown(len(ops))
@@ -289,14 +301,16 @@ _CONVOLUTIONS = _Equivalent(_predict_convolutions, "convolution {}: estimated as
 
 
 def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
-    """Return the rounded log2 of each size; -1 where an operation has no such size. Shape (ops, dims)."""
+    """Return log2 of each size, rounded to integers; -1 where an operation has no such size. Shape (ops,
+    dims).
+    """
     columns = [np.round(np.log2(np.maximum(np.nan_to_num(ops.dim(name), nan=0.5), 0.5))) for name in dims]
     return np.clip(np.stack(columns, axis=1), -1, 120).astype(np.int64)
 
 
 def distances(fitted: NDArray[np.int8], octaves: IntArray) -> FloatArray:
-    """Return the largest difference in any size to the nearest fitted octaves, shape (ops,). Equal rows are
-    computed once.
+    """Return the distance of each operation to the nearest fitted sizes, shape (ops,): the largest difference
+    over all sizes, in octaves.
     """
     distinct, rows = np.unique(octaves, axis=0, return_inverse=True)
     if not len(fitted):
@@ -317,7 +331,9 @@ def distances(fitted: NDArray[np.int8], octaves: IntArray) -> FloatArray:
 
 
 def octaves_beyond(reach: Mapping[str, tuple[float, float]], ops: Operations) -> FloatArray:
-    """Return the distance of operations beyond the sizes of a fit: octaves in the dimension with the most."""
+    """Return by how many octaves each operation is beyond the sizes of a fit, in the dimension where it is
+    farthest.
+    """
     farthest = np.zeros(len(ops))
     for name, (low, high) in reach.items():
         size = ops.dim(name)
@@ -328,8 +344,10 @@ def octaves_beyond(reach: Mapping[str, tuple[float, float]], ops: Operations) ->
 
 
 def widening(card: Card, beyond: FloatArray) -> FloatArray:
-    """Return the widening of the interval on both sides [log time] at ``beyond`` octaves beyond the fitted
-    sizes: the one that held 90 % of left-out rows there, extrapolated at the rate of the last of them.
+    """Return by how much the interval grows on both sides [log time] at ``beyond`` octaves beyond the fitted
+    sizes.
+
+    Up to the measured octaves the growth held 90 % of left-out rows. Farther out it is extrapolated linearly.
     """
     steps = ((0.0, 0.0), *(() if card.region is None else card.region.widening))
     octaves, wide = (np.array(column) for column in zip(*steps, strict=True))
@@ -343,7 +361,9 @@ def widening(card: Card, beyond: FloatArray) -> FloatArray:
 def code_columns(
     codes: Mapping[str, Mapping[str, float]], labels: Mapping[str, Labels]
 ) -> dict[str, FloatArray]:
-    """Return the columns ``variant``, ``scheme`` and ``op``: the code of each label, NaN without one."""
+    """Return the columns ``variant``, ``scheme`` and ``op`` for the trees: the numeric code of each
+    operation's label, NaN for an unknown label.
+    """
     columns: dict[str, FloatArray] = {}
     for name, numbers in codes.items():
         values = np.array([numbers.get(text, np.nan) for text in labels[name].names])
@@ -358,7 +378,9 @@ def _fill_times(
     device: Device,
     answer: _LearnedTimes,
 ) -> None:
-    """Fill in the times of the rows of ``selections``, which are of one model and of one kind of trees."""
+    """Predict the rows of ``selections`` and store their times in ``answer``. All selections are of one
+    model, and either all or none of their devices were in its fit.
+    """
     rows = np.concatenate([part for _, part in selections])
     cell = np.repeat(np.arange(len(selections)), [len(part) for _, part in selections])
     chosen = [selection for selection, _ in selections]
@@ -397,7 +419,9 @@ def _predict_times(
     ops: Operations,
     device: Device,
 ) -> FloatArray:
-    """Return the time and interval of operations with the labels of their cells, shape ``(3, ops)``."""
+    """Return the time and interval of operations, shape ``(3, ops)``. ``cell`` is the index of the selection
+    that covers each operation.
+    """
     card = model.card
     features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
     labels = {"variant": ops.variant, "scheme": ops.scheme, "op": ops.op}
@@ -444,7 +468,9 @@ def _predict_times(
 def _form_times(
     card: Card, selections: Sequence[ModelSelection], cell: IntArray, ops: Operations, device: Device
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the log of the form's time [ns] of each operation (NaN: no form) and asymptotes (0: no form)."""
+    """Return two columns: the log of the fitted form's time [ns] of each operation (NaN: no form), and the
+    asymptote (0: no form).
+    """
     index = BaseIndex(card.bases, card.forms)
     logs, asymptote = np.full(len(ops), np.nan), np.zeros(len(ops))
     for number, selection in enumerate(selections):
@@ -466,7 +492,9 @@ def _tree_logs(
     ops: Operations,
     device: Device,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the trees' log time over the base, and the interval's distance below (negative) and above it."""
+    """Return the log of time over base that the trees predict, and the distances to the lower (negative) and
+    upper end of the interval.
+    """
     card, forests = model.card, model.forests
 
     def matrix(names: Sequence[str]) -> NDArray[np.float32]:

@@ -1,9 +1,9 @@
-"""Times of learned models that do not fall by more than a few per cent where a size doubles.
+"""Correction of learned predictions that fall when an operation grows.
 
 Trees are step functions: across a step an operation of twice the size may take less time. Its time is then
-raised to that of its halves, less a few per cent for each halving. Halves that take a fifth longer are
-ignored: where a library switches to another kernel, some operations were measured at a third of the time for
-twice the work.
+raised to the time of the operation with halved sizes, less a few per cent for each halving. Halved operations
+that take a fifth longer are ignored: where a library switches to another kernel, some operations were
+measured at a third of the time for twice the work.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
 
 
 def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> Operations:
-    """Return the operations with some sizes divided (by a number, or by one per operation), with their FLOPs
-    and bytes scaled accordingly. The bytes of a matmul's fused neighbours shrink with its own.
+    """Return the operations with some sizes divided (by one number, or one per operation). FLOPs and bytes
+    are scaled accordingly, including the bytes of operations fused into a matmul.
     """
     dims = dict(ops.dims)
     for name, divisor in by.items():
@@ -99,11 +99,12 @@ def raised(
     *,
     measured: bool,
 ) -> FloatArray:
-    """Return times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its
-    halves'. Of a device that was ``measured``, larger jumps stay.
+    """Return times and intervals of operations of one family, shape ``(3, ops)`` [ns], raised so that no time
+    is clearly below the time with halved sizes.
 
-    ``predict`` is called once with halves, their rows, and the times below which it may return NaN; it
-    returns the times of the halves, shape ``(rows,)``.
+    If the device was ``measured``, larger falls are kept, since a library may switch to a faster kernel.
+    ``predict`` is called once with the halved operations, the rows they come from, and the times below which
+    it may return NaN; it returns the times of the halved operations, shape ``(rows,)``.
     """
     dims = _DIMS[family]
     rows: list[IntArray] = [np.empty(0, np.int64)]

@@ -1,4 +1,6 @@
-"""Selection of the learned model and its variant that covers an operation on a device."""
+"""Selection of the learned model, and of the measured variant in it, that predicts an operation on a
+device.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _BINARY = frozenset({"sub", "max", "min", "and", "or", "compare", "eq", "ne", "l
 
 @dataclass(frozen=True, slots=True)
 class OperationLabels:
-    """Labels of a class of operations."""
+    """Labels that select a learned model: kind, operation, number format and variant of an operation."""
 
     kind: str
     op: str
@@ -42,10 +44,12 @@ class OperationLabels:
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """A selected ``cell`` of the model whose card is at ``path``.
+    """Selected model (its card is at ``path``) and the ``cell``, the group of fitted operations that it
+    predicts from.
 
-    ``references`` are the devices whose bases are used where the fit has no rows of the device. ``as_timed``:
-    the operation names the variant, so that another host's launches are part of its time.
+    ``references`` are the devices whose bases are used if the fit has no rows of the device; otherwise None.
+    ``as_timed`` is true if the operation names the variant; launches in its measurements are then part of the
+    time.
     """
 
     path: Path
@@ -56,7 +60,7 @@ class ModelSelection:
 
     @property
     def is_fitted_device(self) -> bool:
-        """True if the fit has rows of the device."""
+        """True if the fit has measurements of the device."""
         return self.references is None
 
 
@@ -101,7 +105,9 @@ def select_model(
 
 
 def _label_distance(cell: Cell, labels: OperationLabels) -> tuple[int, int] | None:
-    """Return 0 or 1 for another operation and for another scheme; None where the cell does not apply."""
+    """Return a pair of 0 or 1: 1 if the cell is of another operation, and 1 if it is of another number
+    format. Return None if the cell does not apply.
+    """
     if cell.kind != labels.kind:
         return None
     of_products = labels.kind in ("matmul", "convolution") or labels.kind.startswith("attention")

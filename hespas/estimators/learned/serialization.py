@@ -1,5 +1,5 @@
-"""Files of learned models: ``NAME.json`` is the card, ``NAME.npz`` the trees. Arrays of numbers only, no
-pickle.
+"""Files of learned models: ``NAME.json`` is the card, which describes the model, and ``NAME.npz`` has the
+trees as arrays of numbers (no pickle).
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ _MOST_NS = 3.6e12
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Operations that the model was fitted on, with the number of rows per device."""
+    """Group of operations with equal labels that the model was fitted on, with the number of rows per
+    device.
+    """
 
     kind: str
     op: str
@@ -81,7 +83,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Widening of the fitted quantiles [log time] so that 90 % of ``n`` held-out rows lie between them.
+    """Growth of the fitted quantiles [log time] that makes them hold 90 % of ``n`` held-out rows.
     ``hardware``, ``kind`` and ``scheme`` may be ``*``.
     """
 
@@ -106,8 +108,10 @@ class NewDeviceInterval(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors on sizes beyond the fitted ones: rows in the two largest octaves of any dimension were left out.
-    ``widening`` are pairs of octaves beyond the fitted sizes and the growth of intervals there [log time].
+    """Errors on sizes beyond the fitted ones, measured by leaving out rows in the two largest octaves of any
+    dimension.
+
+    ``widening`` are pairs: octaves beyond the fitted sizes, and the growth of intervals there [log time].
     """
 
     mape: float
@@ -121,7 +125,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tested set of hyperparameters; errors on shape groups of ``calib`` that were left out of its fit."""
+    """Tested set of hyperparameters, with its errors on held-out shape groups of the split ``calib``."""
 
     form: str
     loss: str
@@ -134,7 +138,7 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error on devices without any row in the fit, on ``calib``."""
+    """Error of the model on devices that were completely left out of the fit, on the split ``calib``."""
 
     hardware: tuple[str, ...]
     siblings: bool
@@ -145,8 +149,10 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error on shape groups outside the fit: ``devval``, or for a user's own models (there ``op`` and
-    ``variant`` are ``*``) the folds of the fit in turn. Errors are fractions; None: refused, or not tested.
+    """Error on shape groups outside the fit, for one class of operations on one device.
+
+    The groups are those of the split ``devval``. For a user's own models they are the folds of the fit in
+    turn, and ``op`` and ``variant`` are ``*``. Errors are fractions; None: refused, or not tested.
     ``before_mape`` is the error of the package's learned models.
     """
 
@@ -166,7 +172,7 @@ class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Data and hyperparameters of the fit."""
+    """Data and hyperparameters with which a model was fitted."""
 
     tables: tuple[str, ...]
     provenance: tuple[str, ...]
@@ -268,7 +274,7 @@ def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
 
 
 def _faults(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the position of each invalid value of a card, and the expected value."""
+    """Yield each invalid value of a card: its position, and the expected value."""
     if not (isfinite(card.overhead_ns) and 0 <= card.overhead_ns <= _MOST_NS):
         yield "$.overhead_ns", "a time from 0 to an hour in nanoseconds"
     if not _NAME.fullmatch(card.name) or card.name.startswith("."):
@@ -291,7 +297,7 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the faults of forms and their parameters."""
+    """Yield invalid forms and form parameters of the bases in a card."""
     if not 0 <= card.form_share <= 1:
         yield "$.form_share", "a share from 0 to 1"
     for name, parameters in card.forms.items():
@@ -309,7 +315,7 @@ def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_adapted(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the faults of a model that adapts another: classes without a form of the device or of its
+    """Yield faults of a model that adapts another one: each class needs a form of the device and of its
     reference devices.
     """
     classes = {(base.hardware, base.kind, base.op, base.scheme, base.variant) for base in card.bases}
@@ -321,7 +327,7 @@ def _faults_of_adapted(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_beyond(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the faults of the values for new devices and sizes beyond the fit."""
+    """Yield faults of the values for new devices and for sizes beyond the fit."""
     for index, interval in enumerate(card.unseen):
         if interval.tier not in NEARNESS_LEVELS:
             yield f"$.unseen[{index}].tier", f"one of {', '.join(NEARNESS_LEVELS)}"
@@ -334,7 +340,7 @@ def _faults_beyond(card: Card) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the faults of codes, errors, cells and intervals."""
+    """Yield faults of the codes, errors, cells and intervals of a card."""
     for key, codes in card.codes.items():
         if not all(abs(code) <= _MOST_CODE for code in codes.values()):
             yield f"$.codes.{key}", f"numbers up to {_MOST_CODE:,}"
@@ -385,8 +391,8 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedModel:
-    """Card and trees of a model. ``octaves`` of shape (cells, dimensions of ``card.support``) are the rounded
-    log2 of the fitted sizes.
+    """Card and trees of a model. ``octaves`` are the fitted sizes as rounded log2, of shape (distinct sizes,
+    dimensions of ``card.support``).
     """
 
     card: Card
@@ -457,8 +463,8 @@ def _damaged(path: Path, position: str, why: str) -> FormatError:
 
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of numbers in an archive. Raises ``FormatError`` for other members, objects, and
-    archives larger than the limit.
+    """Return the arrays of numbers in an archive. Raises ``FormatError`` for other members, for arrays of
+    objects, and for archives larger than the limit.
     """
     _check_size(path, "put it in the folder of its card")
     expected = {f"{name}.{column}" for name in FORESTS for column in (*_ARRAYS, *_SCALARS)} | {"octaves"}
@@ -480,7 +486,9 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.generic]:
-    """Return one member, checked against its header: a header alone could claim any size."""
+    """Return one array of an archive. Its stored size must agree with its header, which alone could claim any
+    size.
+    """
     with archive.open(member) as stream:
         content = stream.read(member.file_size)
     file = BytesIO(content)

@@ -1,4 +1,6 @@
-"""Systolic estimator: exact cycle counts of products, and lines that turn them into time on TPUs."""
+"""Estimator for systolic arrays: exact cycle counts of products, and fitted linear functions that convert
+them to time on TPUs.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Cycles, utilisation and buffer accesses of products on a systolic array, as SCALE-Sim v3 counts them.
 
 A product of an (M, K) input by a (K, N) filter on ``rows`` x ``columns`` cells is cut into folds that run one
-after another. Exact against runs of scalesim 3.0.0 that do not wait for memory (a word is one byte there; the
-element type plays no part). Vectorised: a million shapes take about a tenth of a second.
+after another. The counts equal those of scalesim 3.0.0 for runs that do not wait for memory (a word is one
+byte there; the element type plays no part). The functions are vectorised: a million shapes take about a tenth
+of a second.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SHAPE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array of ``rows`` x ``columns`` multiply-accumulate cells."""
+    """Systolic array of ``rows`` x ``columns`` multiply-accumulate cells with a dataflow."""
 
     rows: int
     columns: int
@@ -52,8 +53,8 @@ class Array:
 
 
 def array_of(device: Device, shape: str = "", dataflow: str = "") -> Array | None:
-    """Return the array of the options (empty: the device's); None if neither states one. Raises
-    ``UsageError``.
+    """Return the array that the options state, or the array of the device where they are empty. None if
+    neither states one. Raises ``UsageError``.
     """
     own = device.systolic
     if own is None and not shape:
@@ -92,7 +93,7 @@ _BLOCK = 1 << 14
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FoldCounts:
-    """Columns of shape ``(products,)``; NaN where a size is unknown.
+    """Counts of each product as columns of shape ``(products,)``; NaN where a size is unknown.
 
     ``cycles`` is the total as the simulator prints it: the index of the last cycle, without stalls. The three
     utilisations are percentages: ``overall_pct`` of all multiply-accumulates the array could do,
@@ -112,7 +113,7 @@ class FoldCounts:
 
 
 class _Mapped(NamedTuple):
-    """Mapping of a product: sizes along the rows and columns of the array, and the size that
+    """Product mapped to an array: the size along its rows, the size along its columns, and the size that
     streams through.
     """
 
@@ -125,7 +126,7 @@ class _Mapped(NamedTuple):
 
 
 def fold_cycles(m: FloatArray, n: FloatArray, k: FloatArray, array: Array) -> FloatArray:
-    """Return ``cycles`` of :class:`FoldCounts` alone."""
+    """Return only the column ``cycles`` of :class:`FoldCounts`."""
     mapped = _mapped(m, n, k, array)
     return _last_cycle(mapped.row_folds * mapped.column_folds * mapped.fold_cycles)
 
@@ -172,7 +173,7 @@ def _mapped(m: FloatArray, n: FloatArray, k: FloatArray, array: Array) -> _Mappe
 
 
 def _last_cycle(total: FloatArray) -> FloatArray:
-    """Return the index of the last of ``total`` cycles; 0 for an empty product."""
+    """Return the index of the last of ``total`` cycles, which start at 0; 0 for an empty product."""
     return np.maximum(total - 1, 0.0)
 
 
@@ -219,7 +220,8 @@ def shared_cycles(
     arrays: int = 1,
     batch: FloatArray | None = None,
 ) -> FloatArray:
-    """Return the cycles of the slowest of ``arrays`` equal arrays, with the split that takes the fewest.
+    """Return the cycles of a product that is split over ``arrays`` equal arrays, by the fastest split. The
+    slowest array counts.
 
     Each array takes a share of the batch, of M or of N, and all run at once. K is not shared, because partial
     sums would have to be added across arrays. A TPU that joins two cores (megacore) has the arrays of both.
@@ -238,7 +240,9 @@ def shared_cycles(
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """Memory behind each buffer of operands: words per cycle, and size of the buffer in words."""
+    """Memory from which the operand buffers are filled: its words per cycle, and the size of each buffer in
+    words.
+    """
 
     words_per_cycle: float
     buffer_words: float

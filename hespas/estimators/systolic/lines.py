@@ -1,5 +1,5 @@
-"""Time of systolic arrays from cycles and elements: straight lines fitted on measurements of a TPU, as files
-of fits.
+"""Lines: linear functions, fitted to measurements of a TPU, from cycles or elements to time. They are stored
+as files of fits.
 
 Products: start, cycles, and bytes of operands and result in the layout of a TPU (tiles of 8 x 128). There may
 be two such lines, of short and long products; the faster one applies, as a compiler selects the faster
@@ -65,16 +65,16 @@ _HALF_TILE = 64.0
 
 @cache
 def read_lines(device: str) -> tuple[Fit, ...]:
-    """Return the lines that ship for a device of that name; none for most. A name from a user's file is not a
-    path.
+    """Return the lines that ship for a device of that name; empty for most devices. The name is looked up,
+    not used as a path, because it may come from a user's file.
     """
     shipped = {path.stem: path for path in LINES_FOLDER.glob("*.toml")}
     return read_fits(shipped[device]) if device in shipped else ()
 
 
 def own_cycles(ops: Operations, array: Array, *, arrays: int = 1) -> FloatArray:
-    """Return the cycles of products if the compiler selects the stationary operand: the fewer of the two
-    mappings, as the published lines count. Other dataflows have one mapping only.
+    """Return the cycles of products if the compiler selects the stationary operand: the smaller of the counts
+    of the two mappings, as the published lines count. Output-stationary arrays have only one mapping.
     """
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     if array.dataflow == "os":
@@ -87,8 +87,8 @@ def own_cycles(ops: Operations, array: Array, *, arrays: int = 1) -> FloatArray:
 
 
 def line_array(fit: Fit, own: Array) -> Array:
-    """Return the array whose cycles a line counts: published lines may count on another array than the
-    device's own.
+    """Return the array on which the cycles of a line are counted. Published lines may use another array than
+    the device's own.
     """
     rows, columns = fit.value("array_rows"), fit.value("array_columns")
     return own if np.isnan(rows) or np.isnan(columns) else Array(int(rows), int(columns), own.dataflow)
@@ -96,7 +96,7 @@ def line_array(fit: Fit, own: Array) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[str, FloatArray]:
-    """Return the columns in which the line of products is linear, by parameter."""
+    """Return the inputs of the line of products, named by the parameter that each is multiplied by."""
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
     labels = Labels.constant(scheme, len(ops))
     lhs_bytes, rhs_bytes, result_bytes = (
@@ -119,7 +119,9 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def element_columns(ops: Operations) -> dict[str, FloatArray]:
-    """Return the columns in which the lines of other operations are linear, by parameter."""
+    """Return the inputs of the lines of vector operations, named by the parameter that each is multiplied
+    by.
+    """
     rows, columns = ops.dim("rows"), ops.dim("columns")
     padding = padding_of(ops)
     elements = rows * columns * padding
@@ -133,7 +135,9 @@ def element_columns(ops: Operations) -> dict[str, FloatArray]:
 
 @np.errstate(over="ignore", invalid="ignore")  # sizes beyond the range of a float have no time
 def line_ns(fit: Fit, columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Return the time of a fit for columns of its form [ns]: the faster of two lines."""
+    """Return the time of operations by a fit [ns], from the columns of its inputs. If the fit has two lines,
+    the faster one applies.
+    """
     values = {parameter.name: parameter.value for parameter in fit.parameters}
     short = _sum(values, columns, "")
     has_long = any(name.startswith(LONG) for name in values)
@@ -154,8 +158,9 @@ _MEASURED = "TPU-v4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineBasis:
-    """Line and the factors on its terms. ``notes`` are its assumptions; ``has_interval`` is true if the
-    line's interval still applies.
+    """Line that is used for a class of operations, and factors on its cycles, bytes and elements.
+
+    ``notes`` are the assumptions to report; ``has_interval`` is true if the line's interval is still valid.
     """
 
     fit: Fit
@@ -167,7 +172,9 @@ class LineBasis:
 
 
 def clock_hz(device: Device) -> float:
-    """Return the clock of the arrays: stated, or implied by the published bf16 rate; NaN without an array."""
+    """Return the clock of a device's systolic arrays: the stated one, or else the one implied by the
+    published bf16 rate. NaN without an array.
+    """
     shape = device.systolic
     if shape is None:
         return nan
@@ -180,8 +187,8 @@ def clock_hz(device: Device) -> float:
 def line_basis(
     device: Device, kind: str, op: str, scheme: str, variant: str, *, shipped: bool = True
 ) -> LineBasis | None:
-    """Return the line for a class of operations: of the device's file before the lines of the package (none
-    of these unless ``shipped``). None if no line covers it.
+    """Return the line for a class of operations; None if no line covers it. Lines of the device's file come
+    first, then (if ``shipped``) lines of the package.
     """
     labels = (kind, op, scheme, variant)
     of_file = _chosen(device.own_lines, *labels)
@@ -219,12 +226,14 @@ def line_basis(
 
 
 def _is_of(fit: Fit | None, op: str, scheme: str) -> bool:
-    """Return True if a line is of the operation itself in its format."""
+    """Return True if a line was fitted to this operation in this number format."""
     return fit is not None and fit.scheme == scheme and (fit.kind == "matmul" or fit.op == op)
 
 
 def _of_library(basis: LineBasis, variant: str) -> LineBasis:
-    """Return a line for another library's kernels: the device runs its own kernels in their place."""
+    """Return a line for operations of another library. The device runs its own kernels in their place, which
+    is added as an assumption.
+    """
     if not variant or basis.fit.variant in (variant, ANY):
         return basis
     note = ("other-library", f"a line of {basis.fit.variant} is used for kernels of other libraries")
@@ -232,7 +241,9 @@ def _of_library(basis: LineBasis, variant: str) -> LineBasis:
 
 
 def _chosen(fits: tuple[Fit, ...], kind: str, op: str, scheme: str, variant: str) -> Fit | None:
-    """Return the most specific line: its operation before any, its format, its variant before all."""
+    """Return the most specific line: of the operation before one of any operation, then of the number format,
+    then of the variant.
+    """
     form = PRODUCTS if kind in ("matmul", "convolution") else ELEMENTS
     line_kind = "matmul" if kind == "convolution" else kind
     names = ("",) if line_kind == "matmul" else (op, ANY)
@@ -248,7 +259,9 @@ def _chosen(fits: tuple[Fit, ...], kind: str, op: str, scheme: str, variant: str
 
 
 def _in_scheme(basis: LineBasis, device: Device, scheme: str) -> LineBasis:
-    """Return a line of one number format for another: cycles scaled by rate, elements by width."""
+    """Return a line of one number format, scaled to another: cycles by the ratio of the rates, elements by
+    the ratio of the widths.
+    """
     fitted = basis.fit.scheme
     if scheme == fitted:
         return basis

@@ -1,7 +1,9 @@
-"""Systolic estimator: SCALE-Sim's cycles of products, and lines that turn them into time on TPUs.
+"""Estimator for systolic arrays: SCALE-Sim's cycles of products, and lines (linear functions) that convert
+them to time on TPUs.
 
-Products and convolutions use their cycles, vector operations, norms and poolings a line in elements. Other
-operations are not covered. Times are of a device's operations alone, as XLA's profiler reports them.
+Products and convolutions use their cycles; vector operations, norms and poolings use a line over their
+elements. Other operations are not covered. Times are of a device's operations alone, as XLA's profiler
+reports them.
 """
 
 from __future__ import annotations
@@ -47,21 +49,21 @@ __all__ = ["Systolic", "SystolicFindings"]
 
 @dataclass(frozen=True, slots=True)
 class SystolicFindings:
-    """Number of operations per gap or assumption."""
+    """Counts of operations by the reason why they have no time, and by the assumption behind their time."""
 
     _counts: Counter[Assumption] = field(default_factory=Counter[Assumption])
 
     def uncovered(self, code: str, reason: str, count: int) -> None:
-        """Count operations without a time."""
+        """Count operations without a time under ``code``, with the reason."""
         self._counts[f"systolic.{code}", f"no duration, {reason}"] += count
 
     def assumed(self, notes: Iterable[Assumption], count: int) -> None:
-        """Count operations whose time depends on each of these assumptions."""
+        """Count operations whose time depends on the assumptions in ``notes``."""
         for code, text in notes:
             self._counts[f"systolic.{code}", text] += count
 
     def report(self, device: str, diagnostics: Diagnostics | None) -> None:
-        """Report a warning per finding."""
+        """Report a warning for each reason and each assumption."""
         if diagnostics is None:
             return
         for (code, text), count in self._counts.items():  # counts of 0 report nothing
@@ -108,11 +110,13 @@ class Systolic:
 
     @property
     def name(self) -> str:
-        """``systolic``."""
+        """Name of the model: ``systolic``."""
         return "systolic"
 
     def array_of(self, device: Device) -> Array | None:
-        """Return the array that is counted on; None if neither the options nor the device file state one."""
+        """Return the array whose cycles are counted; None if neither the options nor the device file state
+        one.
+        """
         return array_of(device, self.array, self.dataflow)
 
     def cycles(self, ops: Operations, device: Device) -> FloatArray:
@@ -193,8 +197,10 @@ class Systolic:
     def _line_cycles(
         self, ops: Operations, device: Device, array: Array, basis: LineBasis
     ) -> tuple[FloatArray, list[Assumption]]:
-        """Return the cycles as the line counts them, and the assumptions. Another shape, dataflow or number
-        of arrays than the device's changes them by the ratio of the cycles on both.
+        """Return the cycles of products on the array of the line, and the assumptions.
+
+        If the options state another array or number of arrays than the device has, the cycles are scaled by
+        the ratio of the counts.
         """
         shape = device.systolic
         own = array if shape is None else Array(shape.rows, shape.columns, shape.dataflow)
@@ -216,8 +222,8 @@ class Systolic:
         return ops.dim("batch") * stall_cycles(ops.dim("m"), ops.dim("n"), ops.dim("k"), array, backing)
 
     def _by_clock(self, ops: Operations, device: Device, findings: SystolicFindings) -> FloatArray:
-        """Return cycles at the clock of the arrays, or the traffic if it takes longer: times
-        without a line.
+        """Return times without a line: cycles divided by the clock, or the memory traffic where it takes
+        longer.
         """
         clock = clock_hz(device)
         if np.isnan(clock):
@@ -233,7 +239,9 @@ class Systolic:
 
 
 def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:
-    """Return the cycles of the dataflow itself, on the slowest of some arrays."""
+    """Return the cycles of products that are split over ``arrays`` arrays, with the dataflow that the array
+    states.
+    """
     m, n, k = (ops.dim(name) for name in ("m", "n", "k"))
     return shared_cycles(m, n, k, array, arrays=arrays, batch=ops.dim("batch"))
 
@@ -260,8 +268,8 @@ def _elements(ops: Operations, basis: LineBasis | None, label: str, findings: Sy
 def _with_interval(
     basis: LineBasis, time: FloatArray, ops: Operations, *, has_interval: bool, findings: SystolicFindings
 ) -> FloatArray:
-    """Return time, 5 % and 95 % [ns]: intervals widen beyond the fitted sizes, and are unknown if the line
-    covers operations that it was not fitted on.
+    """Return the time with its 5 % and 95 % bounds [ns]. Intervals widen beyond the fitted sizes. They are
+    NaN if the line covers operations that it was not fitted on.
     """
     beyond = doublings_beyond(basis.fit, ops)
     findings.assumed([("beyond", "sizes beyond the fitted ones")], int((beyond > 0).sum()))
