@@ -67,17 +67,19 @@ EXACT_US = float(1 << 43)
 
 _LARGEST_NS = (1 << 63) - 1
 _MOST_DIGITS = 30
-"""Limit of digits of the whole part of a time; longer ones take long to compute and fit nothing."""
+"""Limit of the digits before the decimal point of a time. Longer numbers take long to convert and do not
+fit 64 bits.
+"""
 _SHOWN = 40
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventTimes:
-    """Times in whole ns, shape ``(chosen,)``.
+    """Start and duration of the chosen events in whole ns, shape ``(chosen,)``.
 
-    ``overflowed`` are the rows of unknown duration, whose written value does not fit the clock; it counts as
-    0.
+    ``overflowed`` are the rows with an unknown duration, which is 0 here: the written value is null or does
+    not fit 64 bits.
     """
 
     start_ns: IntArray
@@ -132,7 +134,7 @@ def _exact_times(exact: ExactEvent, event: TraceEvent, path: str, number: int) -
 
 
 def _whole(times_us: Sequence[int | float | str | None]) -> IntArray | None:
-    """Return whole ns, None if a float is not exact enough."""
+    """Return times as whole ns, computed with floats; None if a float is not exact enough."""
     if not times_us:
         return np.empty(0, np.int64)
     try:
@@ -203,14 +205,14 @@ REPAIRS = {
     "broken-event": "invalid pieces between whole events are omitted",
     "broken-header": "the invalid part outside of the events is omitted, including devices and ranks",
 }
-"""Repairs while events are read, with their messages; the reports have the numbers."""
+"""Message of each repair that the reader makes. Reports add the number of repairs."""
 _CUT = "cut"
 _ENDS_EARLY = "truncated"
 """Message of the parser for text that is valid up to its end."""
 
 
 Block = tuple[list[TraceEvent], bytes]
-"""Events, and the text of their array."""
+"""Events, and the JSON text of the list from which they were decoded."""
 
 _EVENT = msgspec.json.Decoder(TraceEvent)
 _EVENTS = msgspec.json.Decoder(list[TraceEvent])
@@ -218,7 +220,10 @@ _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _events_of(array: bytes) -> list[TraceEvent]:
-    """Decode the events of a list. Raises ``UnicodeDecodeError`` also for text that the parser skips."""
+    """Decode a JSON list of events.
+
+    Raises ``UnicodeDecodeError`` for invalid UTF-8 in any field, also in fields that the parser skips.
+    """
     if not array.isascii():
         array.decode()
     return _EVENTS.decode(array)
@@ -229,12 +234,15 @@ _SPACE = 0x20
 
 
 class EventStream:
-    """Reader of the events of one file, once. ``header`` is everything else, after all blocks were read.
+    """Reader of the events of one file, block by block. A file is read once.
 
-    ``repairs`` counts repairs by key of ``REPAIRS``. With ``recover`` invalid parts are omitted. Of a
-    truncated file the events before the cut are kept, the bytes after the last of them are counted as
-    ``cut``, and ``header`` is the part before the events. Raises ``FormatError`` with the byte (of the
-    decompressed text) at which the JSON ends or is invalid, and for a second list of events.
+    After the last block, ``header`` is the JSON document without its events. ``repairs`` counts the repairs
+    by key of :data:`REPAIRS`. With ``recover``, invalid parts are omitted. A truncated file then yields its
+    complete events, ``repairs["cut"]`` counts the bytes after them, and ``header`` is the part before the
+    events.
+
+    Without ``recover``, ``FormatError`` states the byte of the decompressed text at which the JSON ends or is
+    invalid. A second list of events is an error.
     """
 
     def __init__(
@@ -253,7 +261,7 @@ class EventStream:
         self._parsed_bytes = 0
 
     def blocks(self) -> Generator[Block]:
-        """Yield events, and the text of their array for :class:`ExactEvent`."""
+        """Yield the events of each block, and the JSON text of their list, for :class:`ExactEvent`."""
         with closing(_opened(self.path, self._max_bytes)) as stream:
             chunks = self._chunks(stream)
             before, text = self._array_start(chunks)
@@ -314,9 +322,11 @@ class EventStream:
         raise self._error("the document has no list 'traceEvents'", len(text))
 
     def _block(self, text: bytes) -> tuple[int, int, Block | None]:
-        """Return the end of whole events, the end of their list (-1: not yet), and the events.
+        """Find the complete events at the start of a text.
 
-        The parser proves the likely cut: it accepts only whole elements.
+        Return the position after the last one, the position at which the list of events ends (-1: not in this
+        text), and the events (None: none). A quick search suggests the position; the parser confirms it,
+        because it accepts only complete elements.
         """
         likely = likely_cut(text)
         if likely:
@@ -341,7 +351,9 @@ class EventStream:
             return self._one_by_one(mended, error)
 
     def _mended(self, array: bytes) -> bytes:
-        """Return JSON text without invalid texts and numbers."""
+        """Return JSON text in which invalid characters, escapes and numbers are repaired; count the
+        repairs.
+        """
         try:
             array.decode()
             text = array
@@ -422,7 +434,10 @@ class EventStream:
         self.repairs[_CUT] += max(lost_bytes, 1)
 
     def _rest(self, before: bytes, behind: bytes, chunks: Iterator[bytes]) -> bytes:
-        """Return the document without its events."""
+        """Return the document without its events, as JSON.
+
+        ``before`` is the text in front of the events, ``behind`` and ``chunks`` are the text after them.
+        """
         rest = b"".join((behind, *chunks))
         if not before:
             if rest[1:].strip():
@@ -441,7 +456,7 @@ class EventStream:
         return header
 
     def _closed(self, before: bytes, rest: bytes) -> bytes:
-        """Return the text around the events as JSON.
+        """Return the text before and after the events as one JSON document.
 
         If it is invalid, return only the part before the events, or an empty object. Raises ``FormatError``
         unless recovering.
@@ -460,7 +475,7 @@ class EventStream:
         return first if isinstance(first, bytes) else b"{}"
 
     def _whole_header(self, header: bytes) -> bytes | Exception:
-        """Return the text, repaired if needed, or the error if it is not JSON."""
+        """Return the text if it is valid JSON, repaired if needed, else the error of the parser."""
         counted = self.repairs.copy()
         try:
             header.decode()
@@ -476,7 +491,7 @@ class EventStream:
         return mended
 
     def _cut_error(self, message: str) -> FormatError:
-        """Return the error for a truncated file, with the number of recoverable events."""
+        """Return the error for a truncated file. Its message states how many events can be recovered."""
         error = self._error(message, self._read_bytes)
         if self._events:
             commands = "in hespas-convert and hespas analyze"

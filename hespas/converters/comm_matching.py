@@ -135,9 +135,10 @@ def _sender(ranks: str, rank: int, side: int) -> str:
 
 
 class CommMatches(NamedTuple):
-    """Result of a match: ``instance`` of each communication (-1: no other rank has it).
+    """Result of matching communication across ranks.
 
-    Rows that are ``unlike`` have the same position as ``others`` of another rank, but differ in kind or size.
+    ``instance`` numbers the matched operations (-1: no other rank has the operation). Rows ``unlike[i]`` and
+    ``others[i]`` have the same position on two ranks but differ in kind or size, so they do not match.
     """
 
     instance: IntArray
@@ -151,11 +152,11 @@ _MOST_UNEVEN = 16.0
 
 
 def match_comms(rank: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequence[float]) -> CommMatches:
-    """Match communication of several ranks, whose rows are in the order of time.
+    """Match the communication of several ranks. Rows are in the order of time.
 
-    Rows of one number match in their order. Operations that differ in kind or size do not match. Without
-    numbers the sizes of all operations of one kind must be equal in their order: a difference shows that
-    ranks recorded different steps.
+    Operations with equal sequence numbers match in the order of time, unless they differ in kind or size.
+    Operations without sequence numbers match by position, and only if the sizes at all positions are equal: a
+    difference shows that the ranks recorded different steps.
     """
     of_key: dict[tuple[str, str | int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, key in enumerate(keys):
@@ -182,7 +183,10 @@ def match_comms(rank: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
 
 
 def _unlike(together: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequence[float]) -> int:
-    """Return a row that is another communication than the first, -1 for none."""
+    """Return the first row that differs from the first one in kind or size, -1 for none.
+
+    ``together`` are rows of several ranks that would match.
+    """
     first = together[0]
     kind, size = _letters(keys[first].kind), size_bytes[first]
     for row in together[1:]:
@@ -206,10 +210,11 @@ def _letters(kind: str) -> str:
 def clock_shifts(
     clock: Sequence[int], instance: IntArray, end_ns: Sequence[float], first_ns: Sequence[float]
 ) -> dict[int, float]:
-    """Return the shift of each clock [ns] with which matched operations end together in the median.
+    """Return the shift of each clock [ns] that aligns it with the earlier clocks.
 
-    ``clock`` numbers the clocks of the rows, ``end_ns`` are the ends of operations, ``first_ns`` the starts
-    of the clocks: a clock without matches to earlier ones is shifted to start at 0.
+    After the shift, the median difference between the ends of matched operations is 0. ``clock`` is the clock
+    of each row, ``instance`` its matched operation (-1: none) and ``end_ns`` its end. ``first_ns`` is the
+    first time of each clock: a clock without matches to earlier clocks is shifted to start at 0.
     """
     shifts: dict[int, float] = {}
     ended: dict[int, float] = {}

@@ -303,14 +303,14 @@ class Format:
     empty_code: str = ""
 
     def __post_init__(self) -> None:
-        """Give the reader its budget."""
+        """Wrap ``read`` in the limits of CPU time and memory that apply to every input."""
         if self.read is not None and not isinstance(self.read, _Budgeted):
             object.__setattr__(self, "read", _Budgeted(self.read))
 
 
 @dataclass(frozen=True, slots=True)
 class _Budgeted:
-    """Reader with the budget of every input: see :mod:`hespas.files.limits`."""
+    """Reader with limits of CPU time and memory that grow with its input: see :mod:`hespas.files.limits`."""
 
     reader: Callable[[Path, ReadOptions, Diagnostics], Value]
 
@@ -323,9 +323,10 @@ class _Budgeted:
 
 
 def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
-    """Return the workload after repeating the warning of its first reader, which this user has not seen.
+    """Warn if a workload comes from a sharded program that was not partitioned, and return the workload.
 
-    ``form`` is the current format.
+    The reader of the program gave the same warning, but users of a converted file have not seen it. ``form``
+    is the name of the converted file's format.
     """
     parts = workload.metadata.get(WHOLE_JOB, "")
     if parts:

@@ -62,7 +62,9 @@ class EventNesting:
         return cls(parent, order, thread[order], start[order], end)
 
     def with_parents(self, parent: IntArray, end: IntArray) -> EventNesting:
-        """Return the forest with further events of known ``parent`` and of no thread."""
+        """Return the forest with further events appended. Their ``parent`` is known, and they have no
+        thread.
+        """
         return EventNesting(
             np.concatenate([self.parent, parent]),
             self.order,
@@ -94,10 +96,10 @@ class EventNesting:
 
 
 def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
-    """Return the index of the event around each event; events are in order.
+    """Return the index of the innermost event around each event. Events are sorted by thread and start.
 
-    Only one block of them becomes Python numbers at a time: the numbers of a long trace would take more
-    memory than the trace.
+    Events are processed in blocks, because all of them as Python numbers would take more memory than the
+    trace.
     """
     parent = np.empty(len(thread), np.int64)
     never = np.iinfo(np.int64).max  # index -1 encloses all and never ends
@@ -122,9 +124,10 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
 
 
 def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the innermost event of the same thread that contains each event completely, and its overtaker.
+    """Return, for each event, the innermost event of its thread that contains it, and its overtaker.
 
-    The overtaker of an event is the event that ended its nesting by reaching beyond its end (-1: none).
+    The overtaker of an event starts inside it and ends after it (-1: none). From then on the event encloses
+    no other one.
     """
     order = np.lexsort((-duration, start, thread))
     ends: list[int] = (start + duration)[order].tolist()
@@ -153,7 +156,10 @@ def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[In
 
 
 def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
-    """Return for each ``start`` event the first ``wanted`` event outwards, itself included; -1 for none."""
+    """Return, for each event in ``start``, the nearest ``wanted`` event among itself and those around it.
+
+    The result is -1 if there is none. ``parent`` is the event directly around each event (-1: none).
+    """
     outer = parent.copy()
     while True:
         skipped = np.flatnonzero((outer >= 0) & ~wanted[outer])
@@ -168,9 +174,9 @@ def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
 
 
 def match_rows(known: Sequence[IntArray], wanted: Sequence[IntArray]) -> IntArray:
-    """Return the first row of ``known`` columns with the wanted numbers, -1 without a match.
+    """Return, for each row of ``wanted``, the first row of ``known`` with the same numbers (-1: none).
 
-    A number below 0 in the last column matches nothing.
+    Both are lists of columns. A number below 0 in the last wanted column matches nothing.
     """
     count, questions = len(known[0]), len(wanted[0])
     if not count or not questions:
@@ -230,9 +236,10 @@ def exclusive(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
 
 
 def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: int | None) -> int:
-    """Assign the time from ``now`` to ``until`` (None: the end) to running operations.
+    """Advance the clock of a thread from ``now`` to ``until`` (None: to the last end); return the new time.
 
-    Return the new time.
+    The time is added in ``own`` to the operation that started last and still runs. Operations that have ended
+    are removed from ``stack``.
     """
     while stack:
         top = stack[-1]

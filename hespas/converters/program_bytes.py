@@ -10,10 +10,10 @@ __all__ = ["program_bytes"]
 
 
 def program_bytes(parameters: Sequence[float], results: Sequence[float], donated: Iterable[int]) -> str:
-    """Return bytes of the parameters, of the results and of parameters over which results are written.
+    """Return the value of :data:`~hespas.graph.PROGRAM_BYTES` for a program, empty if a size is unknown.
 
-    Empty if a size is unknown. ``donated`` are positions of parameters; a donated parameter is overwritten by
-    a result of its size.
+    It has the bytes of the parameters, of the results, and of the parameters that results overwrite.
+    ``donated`` are the positions of parameters that may be overwritten, each by a result of the same size.
     """
     results_by_size, overwritten = Counter(results), 0.0
     for position in sorted(donated):

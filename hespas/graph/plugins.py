@@ -58,7 +58,11 @@ def report_plugin_error(what: str, name: str, sentence: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PluginTable:
-    """Objects by name: ``what`` the rows are (``format``), entry point ``group``, ``builtin`` rows."""
+    """Table of objects that are loaded by name.
+
+    ``what`` is the kind of object in messages (``format``), ``group`` the entry point group of plug-ins, and
+    ``builtin`` the target of each name of this package.
+    """
 
     what: str
     group: str

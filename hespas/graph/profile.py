@@ -49,12 +49,13 @@ CAPTURED_THREAD = "graph capture"
 )
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostOps(ColumnTable):
-    """Operations on the host as columns of shape ``(operations,)``; rows of the profile's ``strings``.
+    """Operations on the host; columns of shape ``(operations,)``. Columns in ``_id`` are rows of the
+    profile's ``strings``.
 
     ``parent`` is the enclosing operation (-1: none); ``thread_id`` names process and thread. ``shapes_id``,
-    ``dtype_id``, ``strides_id`` and ``values_id`` describe the inputs as JSON texts. ``sequence`` joins
-    forward and backward (-1: none). Operations of a captured graph that was replayed have the thread
-    :data:`CAPTURED_THREAD` and duration 0.
+    ``dtype_id``, ``strides_id`` and ``values_id`` describe the inputs as JSON texts. ``sequence`` is equal
+    for a forward operation and its backward operations (-1: none). Operations of a captured graph that was
+    replayed have the thread :data:`CAPTURED_THREAD` and duration 0.
     """
 
     name_id: SmallIntArray
@@ -106,10 +107,10 @@ class MeasuredComms(ColumnTable):
 @renamed_fields(name_row="name_id", thread_row="thread_id")
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostRanges(ColumnTable):
-    """Time ranges on the host that are not operations, as columns of shape ``(ranges,)``; rows of
-    ``strings``.
+    """Time ranges on the host that are not operations; columns of shape ``(ranges,)``.
 
-    Threads have the same names as in :class:`HostOps`.
+    Columns in ``_id`` are rows of the profile's ``strings``. Threads have the same names as in
+    :class:`HostOps`.
     """
 
     name_id: SmallIntArray

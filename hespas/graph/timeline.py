@@ -229,8 +229,9 @@ class Intervals:
 
 
 def layers_of(start_ns: FloatArray, end_ns: FloatArray) -> IntArray:
-    """Return the first free layer of each interval, in order of starts, so that intervals of a layer do not
-    overlap. O(intervals log intervals).
+    """Return a layer for each interval, so that intervals of one layer do not overlap.
+
+    Intervals are assigned in order of start, each to the first free layer. O(intervals log intervals).
     """
     busy: list[tuple[float, int]] = []
     free: list[int] = []

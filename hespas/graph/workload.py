@@ -50,8 +50,9 @@ ABSENT = -1
 """Class of a rank of the job without a graph in the workload."""
 
 WHOLE_JOB = "whole_job_parts"
-"""Metadata key of a sharded program that was not partitioned: shapes and costs of (some of) its operations
-are those of the whole job; the value is the number of parts.
+"""Metadata key of a sharded program that was not partitioned; the value is the number of parts.
+
+Shapes and costs of some or all of its operations are those of the whole job, not of one part.
 """
 
 ESTIMATED_ON = "estimated_on"
@@ -155,8 +156,10 @@ class Workload:
         return self.classes[index]
 
     def by_rank(self, values: IntArray) -> IntArray:
-        """Return the value of each rank by its class (``values`` of shape ``(classes + 1,)``, the last one
-        for :data:`ABSENT`); a view of one value if all ranks run one class.
+        """Return the value of each rank, by its rank class.
+
+        ``values`` has shape ``(classes + 1,)``; its last value is for :data:`ABSENT` ranks. If all ranks run
+        one class, the result is a view of one value.
         """
         if self._is_constant:
             return np.broadcast_to(values[int(self.rank_class[0])], (self.num_ranks,))
@@ -182,7 +185,9 @@ class Workload:
 
     @property
     def program_bytes(self) -> tuple[str, ...]:
-        """Text of each class in :data:`PROGRAM_BYTES`; empty texts unless it lists every class."""
+        """Text of each rank class in the metadata entry :data:`PROGRAM_BYTES`; empty texts if it does not
+        list every class.
+        """
         texts = self.metadata.get(PROGRAM_BYTES, "").split(";")
         return tuple(texts) if len(texts) == len(self.classes) else ("",) * len(self.classes)
 
@@ -325,7 +330,10 @@ def _groups_with(groups: GroupSet, ranks: IntArray) -> GroupSet:
 
 
 def _pairs_with(permutation: Permutation, ranks: IntArray, side: int) -> Permutation:
-    """Return the pairs in which one of ``ranks`` sends, receives or does either."""
+    """Return the pairs of a permutation in which one of ``ranks`` is the sender, the receiver, or either.
+
+    ``side`` selects the role: ``_SENDS``, ``_RECEIVES`` or ``_BOTH``.
+    """
     pairs: set[tuple[int, int]] = set()
     if side != _RECEIVES:
         pairs.update(zip(ranks.tolist(), permutation.targets_of(ranks).tolist(), strict=True))

@@ -72,7 +72,7 @@ class Role(Enum):
 
 
 class LayerRoles(NamedTuple):
-    """Participants in the collectives of a layer."""
+    """Ranks that take part in the collective of each phase of a layer."""
 
     forward: Role
     input_grad: Role

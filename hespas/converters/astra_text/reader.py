@@ -74,7 +74,9 @@ class _LayerEmitter:
     def collective(
         self, layer: Layer, name: str, phase: Phase, role: Role, after: Sequence[int]
     ) -> list[int]:
-        """Add the collective of a phase and its update; return the nodes to wait for, ``after`` if none
+        """Add the collective of a phase, and the update of the layer that follows it.
+
+        Return the nodes for which the next phase waits: the last added node, or ``after`` if no collective
         runs.
         """
         if phase.kind is None:
@@ -234,7 +236,11 @@ def _weights_first(
     gradient: Sequence[int],
     behind: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Add a backward pass that exchanges weight gradients only. The first layer has no input gradient."""
+    """Add a backward pass in which each layer computes its weight gradient before its input gradient.
+
+    Only weight gradients are communicated. The first layer has no input gradient. ``gradient`` are the nodes
+    that computed the gradient of the output. ``behind(layer, node)`` is called after each input gradient.
+    """
     for number in reversed(range(len(text.layers))):
         layer = text.layers[number]
         weight = emitter.compute(layer, "wg", layer.weight_grad, gradient)
@@ -284,8 +290,9 @@ def _forward(
     needs: Sequence[int] = (),
     follows: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Add layers that each wait for the collective of the layer before; return the nodes to wait for by
-    layer.
+    """Add the forward pass of the layers ``numbers``; each waits for the collective of the layer before.
+
+    Return, for each layer, the nodes for which the next layer waits.
     """
     outputs: list[list[int]] = []
     for number in numbers:

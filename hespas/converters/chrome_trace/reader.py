@@ -38,7 +38,7 @@ __all__ = ["read_chrome_trace"]
 _Track = tuple[int | str, int | str]
 
 _EXACT_US = float(1 << 31)
-"""Below this a float64 is within half a ps of the microseconds written: 2**31 us are 36 minutes."""
+"""Limit in microseconds below which a float64 is exact to half a picosecond: 2**31 us are 36 minutes."""
 _TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
 _PHASES = "XBEsf"
 _WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
@@ -75,7 +75,7 @@ _ARGS = msgspec.json.Decoder(_EventArgs)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrows:
-    """Start and end of flow arrows in the order of their ids, as track and whole ns."""
+    """Flow arrows in the order of their ids: track and time (whole ns) of both ends."""
 
     source_track: IntArray
     source_ns: IntArray
@@ -85,10 +85,11 @@ class _Arrows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _ChromeSlices(ColumnTable):
-    """Slices as columns of shape ``(slices,)``; ``track`` numbers the tracks, texts are rows.
+    """Slices as columns of shape ``(slices,)``. ``track`` is the number of the track; texts are string rows.
 
-    Times are whole ns; ``*_part_ns`` are their fractions. ``stated_*_ns`` are the arguments of these names
-    (NaN: absent), which are exact times only in files of Hespas.
+    ``start_ns`` and ``duration_ns`` are whole ns, ``*_part_ns`` are the fractions that were rounded off.
+    ``stated_*_ns`` are the arguments ``start_ns`` and ``duration_ns`` of a slice (NaN: absent), which are
+    exact only in files of Hespas.
     """
 
     track: IntArray
@@ -282,7 +283,11 @@ def _size(value: float | None) -> float:
 def _with_parts(
     whole_ns: IntArray, times_us: Sequence[int | float | str | None]
 ) -> tuple[IntArray, FloatArray]:
-    """Return whole ns, rounded down, and the fraction of each time for which a float is exact to a ps."""
+    """Return times as whole ns, rounded down, and the fraction of a ns that was rounded off.
+
+    ``whole_ns`` are the same times, already rounded. The fraction is known for times that a float represents
+    to a picosecond; for others it is 0.
+    """
     if not any(type(time) is float for time in times_us):
         return whole_ns, np.zeros(len(whole_ns))
     written_us = np.array([time if type(time) is float else 0.0 for time in times_us], np.float64)

@@ -50,14 +50,18 @@ def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnost
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks, gzipped if the name ends in ``.gz``. Memory beyond the scene: one chunk."""
+    """Write tracks, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to save memory."""
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
         _ChromeWriter(stream, scene, options.progress).write()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ThreadNames:
-    """Lanes of all tracks of one part: ``name`` and ``identity`` by lane, ``lane`` by slice."""
+    """Lanes of the tracks in one part of a file; overlapping slices of a track are on different lanes.
+
+    A lane is a thread of the file. ``name`` and ``identity`` (ids of process and thread as JSON) have one
+    entry per lane. ``lane`` is the lane of each slice.
+    """
 
     name: tuple[str, ...]
     identity: tuple[str, ...]
@@ -131,7 +135,9 @@ class _ChromeWriter:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, total)
 
     def _flows(self) -> Iterator[str]:
-        """Yield two events per arrow, bound to the slices that enclose them."""
+        """Yield the JSON of flow arrows, two events each. Viewers bind an event to the slice around its
+        time.
+        """
         scene, flows = self._scene, self._scene.flows
         if not len(flows):
             return

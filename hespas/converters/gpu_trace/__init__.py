@@ -30,10 +30,11 @@ def listed(column: IntArray) -> list[int]:
 class DeviceWork(ColumnTable):
     """Kernels, copies and fills.
 
-    ``gpu`` orders the devices; ``device`` is the index of its name in the trace's ``devices``.
-    ``correlation`` is that of the launch, ``node`` the replayed graph node, ``range_id`` the range that the
-    profiler names as cause, ``op_class`` an ``OpClass`` code, ``grid_id`` the shape of the launch in the
-    form of :mod:`hespas.converters.launch_shapes`.
+    ``gpu`` numbers the devices; ``device`` is the index of the device's name in the trace's ``devices``.
+    ``correlation`` is the id that the work has in common with its launch. ``node`` is the node of a replayed
+    graph. ``range_id`` is the string row of the range that the profiler states as cause. ``op_class`` is an
+    ``OpClass`` code. ``grid_id`` is the string row of the launch shape
+    (:mod:`hespas.converters.launch_shapes`).
     """
 
     process: IntArray
@@ -58,7 +59,9 @@ class DeviceWork(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuLaunches(ColumnTable):
-    """Calls that enqueue work. ``range_place`` is the range that the call itself is (-1: none)."""
+    """Calls on the host that enqueue device work. If a call is itself a range, ``range_place`` is its row
+    (-1: it is not).
+    """
 
     process: IntArray
     thread: IntArray
@@ -70,7 +73,7 @@ class GpuLaunches(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GraphNodes(ColumnTable):
-    """Creations of graph nodes; ``original`` is the node that was cloned (-1: none)."""
+    """Records of the creation of graph nodes; ``original`` is the node that was cloned (-1: none)."""
 
     process: IntArray
     thread: IntArray
@@ -95,7 +98,9 @@ class GpuRanges(ColumnTable):
     nests: BoolArray
 
     def by_process(self, rows: IntArray) -> GpuRanges:
-        """Return the ranges at these indices as if each process had one thread."""
+        """Return the ranges at these rows, with the process in place of the thread, to nest them per
+        process.
+        """
         return replace(self.take(rows), thread=self.process[rows])
 
 

@@ -211,10 +211,10 @@ def _steps(trace: GpuTrace, links: _GpuLinks, nesting: EventNesting, labels: _Ra
 
 
 def _ranks(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> IntArray:
-    """Return the number of each event's pair of device and process; work without a device has the first of
-    its process.
+    """Return the rank of each event: the number of its pair of device and process.
 
-    The process is that of the event, else that of its launch, else the only process (-1: unknown).
+    Work without a device has the first rank of its process. The process is the one that the event states,
+    else the process of its launch, else the only process (-1: unknown).
     """
     work, calls = trace.work, trace.launches
     process = work.process
@@ -243,7 +243,10 @@ def _ranks(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> IntArray:
 def _communications(
     trace: GpuTrace, cause: IntArray, nesting: EventNesting, labels: _RangeLabels
 ) -> MeasuredComms:
-    """Return the kernels of NCCL and RCCL, with the kind in their name, else in a range around the launch."""
+    """Return the communication kernels (NCCL, RCCL) with the kinds of their collectives.
+
+    The name of the kernel states the kind, else the name of a range around its launch.
+    """
     strings, name_id = trace.strings, trace.work.name_id
     event = np.flatnonzero(mapped(name_id, lambda row: is_collective_kernel(strings[row]), np.bool_))
     if not len(event):
@@ -306,8 +309,8 @@ _COLLECTIVE_WORDS = {
 _KIND_OF_WORD = MappingProxyType(
     {word: name for name, words in _COLLECTIVE_WORDS.items() for word in words.split()}
 )
-"""Name used here of each library name without case and underscores; other names (``generic``) state no
-collective.
+"""Name of the collective for each word of a library, in lower case without underscores. Other words, such
+as ``generic``, name no collective.
 """
 
 _COLLECTIVE_RANGE = re.compile(r"(?:nccl:|rccl:|c10d::|nccl|rccl)_?([A-Za-z_]+)")
@@ -390,7 +393,7 @@ class _GpuLinks:
 
 
 def nesting_of(ranges: GpuRanges) -> EventNesting:
-    """Return the ranges that nest, as a forest per thread."""
+    """Return the nesting of the ranges that were pushed and popped, per thread."""
     return EventNesting.of(ranges.thread, ranges.start_ns, ranges.end_ns, np.flatnonzero(ranges.nests))
 
 

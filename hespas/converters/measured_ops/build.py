@@ -196,7 +196,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
 
 @dataclass(frozen=True, slots=True)
 class _NodeSource:
-    """Origin of a node; see :class:`EventGroups`."""
+    """Role, host operation and longest event of one node; ``answers`` as in :class:`EventGroups`."""
 
     role: EventRole
     op: int
@@ -234,15 +234,16 @@ class _CostedGraphBuilder:
         self.guessed = np.zeros(0, np.bool_)
 
     def text(self, row: int) -> str:
-        """Return a string of the profile."""
+        """Return the text of a string row of the profile, from a cache."""
         if row not in self.texts:
             self.texts[row] = self.profile.strings[row]
         return self.texts[row]
 
     def hint(self, kernel_id: int) -> DType | None:
-        """Return the element type that a kernel's name states. A trace has none for a list of tensors.
+        """Return the element type that the name of a kernel states, None if it states none.
 
-        ``OpaqueType<2u>`` states only the width; a usual type of that width is returned.
+        It is needed for lists of tensors, whose element type a trace does not record. ``OpaqueType<2u>``
+        states only the width; a usual type of that width is returned.
         """
         if kernel_id not in self.hints:
             kernel = self.text(kernel_id)
@@ -282,7 +283,7 @@ class _CostedGraphBuilder:
         )
 
     def _columns(self) -> list[NDArray[Any]]:
-        """Return everything that a node depends on; each column has shape ``(nodes,)``."""
+        """Return the columns that determine the cost of a node, each of shape ``(nodes,)``."""
         profile, host, groups = self.profile, self.host, self.groups
         op, event = groups.host_op, groups.longest
         comm = self.comm_of_event[event]

@@ -80,8 +80,8 @@ class EventCosts:
     results: RaggedArray
 
     def placed(self, rows: IntArray, nodes: IntArray, count: int) -> EventCosts:
-        """Return the costs of ``count`` nodes, of which ``nodes`` have the costs of ``rows``. Others are
-        unknown.
+        """Return the costs of a graph of ``count`` nodes, where node ``nodes[i]`` has the costs of row
+        ``rows[i]``. Costs of the other nodes are unknown.
         """
         row_of = np.full(count, -1, np.int64)
         row_of[nodes] = rows
@@ -101,7 +101,7 @@ class EventCosts:
         )
 
     def without(self, rows: BoolArray) -> EventCosts:
-        """Return the costs with some rows set to no work."""
+        """Return the costs in which the rows of a mask have no work."""
         figures: dict[str, Any] = {name: np.where(rows, 0.0, getattr(self, name)) for name in _FIGURES}
         return replace(
             self,
@@ -185,9 +185,10 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
 def _split(
     column: FloatArray, share: FloatArray, node: NDArray[np.integer], bears: BoolArray, main: IntArray
 ) -> FloatArray:
-    """Divide a figure of each node among its events in whole numbers; ``main`` takes the remainder.
+    """Divide a cost of each node among its events, in whole numbers that add up to the cost.
 
-    Events that do not bear the cost get 0.
+    ``share`` is the share of each event, and ``main`` the event of each node that takes the remainder. Events
+    that are not in the mask ``bears`` get 0.
     """
     figure = column[node]
     with np.errstate(invalid="ignore"):
@@ -209,10 +210,11 @@ _MAX_NAMED = 10
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _HostRoles:
-    """Masks of host operations: those that bear a cost, cost nothing, and communicate; the cost of others is
-    unknown.
+    """Masks of host operations by their role. The cost of operations without a role is unknown.
 
-    ``undescribed`` are in the table, but the trace does not record their inputs.
+    Operations in ``bears`` have a cost, operations in ``idle`` cost nothing, and operations in
+    ``communicates`` are communication. ``undescribed`` are in the cost table, but the trace does not record
+    their inputs.
     """
 
     bears: BoolArray
@@ -224,7 +226,7 @@ class _HostRoles:
     def of(
         cls, host: HostOps, strings: StringTable, communicates: BoolArray, touches: BoolArray | None
     ) -> _HostRoles:
-        """Evaluate the roles of all operations."""
+        """Return the roles of all operations."""
 
         def matching(predicate: Callable[[str], bool]) -> BoolArray:
             return mapped(host.name_id, lambda row: predicate(strings[row]), np.bool_)

@@ -55,7 +55,9 @@ __all__ = [
 
 _HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH", "CopyHostToDevice", "CopyDeviceToHost")
 _HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
-"""Operations of a run without a device: a call that starts a communication is not the communication."""
+"""Event categories of a run without a device. Such an operation may start a communication, but is not the
+communication itself.
+"""
 
 
 class EventRole(IntEnum):
@@ -101,11 +103,12 @@ def event_roles(profile: Profile) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelBounds:
-    """Lower and upper bounds of the work of each event; columns of shape ``(events,)``, NaN for unknown.
+    """Lower and upper bounds of the work of each event, read from its kernel name and its launch.
 
-    ``op_class`` is an ``OpClass`` code, ``fact`` the index of the kernel's name in ``facts``. ``elements``
-    counts elements of results; ``bytes`` are read and written bytes together. Bytes of copies, fills and
-    communication come from the profiler. Bounds are not figures: no cost is derived from them.
+    Columns have shape ``(events,)``; NaN is unknown. ``op_class`` is an ``OpClass`` code, ``fact`` the index
+    of the kernel's name in ``facts``. ``elements`` counts elements of results; ``bytes`` are read and written
+    bytes together. Bytes of copies, fills and communication come from the profiler. No cost is derived from
+    bounds.
     """
 
     facts: tuple[KernelFacts, ...]
@@ -128,7 +131,10 @@ class KernelBounds:
 
 
 def kernel_bounds(profile: Profile) -> KernelBounds:
-    """Read each kernel name once, and once with each of its launches. O(events)."""
+    """Return the bounds of all events. O(events).
+
+    Each kernel name is parsed once, and once with each of its launch shapes.
+    """
     strings = profile.strings
     names, fact = np.unique(profile.kernel_id, return_inverse=True)
     facts = tuple(kernel_facts(strings[row]) for row in names.tolist())
@@ -158,7 +164,7 @@ def bounds_of(facts: KernelFacts, grid: str) -> WorkBounds:
 
 
 def bounds_text(bounds: WorkBounds) -> str:
-    """Return the known bounds as JSON: ``{"elements":[low,high]}``; null for an unknown end."""
+    """Return the known bounds as JSON: ``{"elements":[low,high]}``. A bound that is unknown is null."""
     values = bounds._asdict()
     ranges: dict[str, list[float | None]] = {}
     for name in ("flops", "bytes", "elements"):
@@ -182,7 +188,11 @@ _MAX_DEPTH = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOwners:
-    """Owner of each piece of device work: an operation (-1: none), and whether its cost covers the work."""
+    """Operation to which each piece of device work belongs.
+
+    ``op`` is the owning operation (-1: none). ``answers`` is True if the cost of this operation covers the
+    work; otherwise the cost of the work is unknown.
+    """
 
     op: IntArray
     answers: BoolArray
@@ -226,7 +236,7 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
 
 
 def _innermost(chains: dict[int, list[int]], mask: BoolArray) -> frozenset[int]:
-    """Return the innermost operation of each chain that the mask selects."""
+    """Return the innermost operation of each chain of enclosing operations that is in the mask."""
     selected: list[bool] = mask.tolist()
     innermost = (next((op for op in chain if selected[op]), -1) for chain in chains.values())
     return frozenset(op for op in innermost if op >= 0)

@@ -32,7 +32,7 @@ def names_instruction(profile: Profile) -> BoolArray:
 
 
 class _ProgramInstruction(NamedTuple):
-    """An instruction: its executions are ``nodes`` of the program's ``graph``."""
+    """Instruction of a program; its executions are ``nodes`` of the program's ``graph``."""
 
     graph: OpGraph
     nodes: list[int]

@@ -1,4 +1,6 @@
-"""Times of recorded steps, as a document that is attached to the graph, whose nodes have no starts."""
+"""Times of recorded steps. A graph has them as an attached document, because its nodes have no start
+times.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ _LONGEST_NS = 2.0**65
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSteps:
-    """Steps of one rank: per step the time from first start to last end, and the time during which any event
-    ran.
+    """Steps of one rank, recorded by a profiler.
 
-    A recording without annotated steps is one step. ``inside`` is the share of device time in steps, 0..1.
-    ``period_ns`` is the time from the start of a step to the start of the next one (for a single step: its
-    length with its range on the host); -1 is unknown. ``times_ns`` is the sum of times in the attached graph,
-    -1 is unknown. ``is_annotated`` is False if the recording has no steps and counts as one.
+    ``span_ns`` is the time of each step from its first start to its last end. ``busy_ns`` is the time in
+    which any event ran. A recording without annotated steps counts as one step, and ``is_annotated`` is then
+    False. ``inside`` is the share of device time in steps, 0..1. ``period_ns`` is the time from the start of
+    a step to the start of the next one (for a single step: its length with its range on the host; -1:
+    unknown). ``times_ns`` is the sum of the node times in the attached graph (-1: unknown).
     """
 
     span_ns: list[float]
@@ -81,10 +83,10 @@ def recorded_steps(
     step: SmallIntArray,
     ranges: StepRanges | None = None,
 ) -> RecordedSteps | None:
-    """Return the steps of the events of one rank, None without events. O(events log events).
+    """Return the recorded steps of one rank from its events, None without events. O(events log events).
 
-    ``step`` numbers the step of each event; -1 is outside. Events outside count only without any step. Starts
-    in ``ranges`` count from the first start of an event.
+    ``step`` is the step of each event (-1: outside of any step). Events outside of steps are ignored, unless
+    no event is in a step. Starts in ``ranges`` are relative to the first start of an event.
     """
     if not len(start_ns):
         return None
@@ -136,7 +138,7 @@ def recorded_steps(
 
 
 def steps_since(profile: Profile, rows: IntArray) -> StepRanges:
-    """Return the step ranges of a profile, with starts counted from the first of the events ``rows``."""
+    """Return the step ranges of a profile, with starts relative to the first of the events ``rows``."""
     origin_ns = profile.start_ns[rows].min(initial=np.inf)
     return replace(profile.steps, start_ns=profile.steps.start_ns - origin_ns)
 

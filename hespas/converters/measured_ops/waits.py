@@ -42,19 +42,21 @@ _COARSE_CLOCK_NS = 1000.0
 
 
 def clock_ns(start_ns: FloatArray, end_ns: FloatArray) -> float:
-    """Return the maximum difference of equal times: one step of a clock of whole microseconds, else float
-    rounding of nanoseconds.
+    """Return the difference up to which two recorded times may be equal [ns].
+
+    It is one step of the clock if all times are whole microseconds, else the rounding error of float
+    nanoseconds.
     """
     times = np.concatenate([start_ns, end_ns])
     return _COARSE_CLOCK_NS if not (times % _COARSE_CLOCK_NS).any() else _MIN_WAIT_NS
 
 
 def lanes_of(queue: IntArray, start_ns: FloatArray, end_ns: FloatArray, tolerance_ns: float) -> IntArray:
-    """Return queues in which no event starts before the previous one has ended, except for ``tolerance_ns``.
+    """Return a queue for each event so that no event starts before the previous one on its queue has ended.
 
-    Events are in order of start; ``queue`` -1 means no queue. An event that overlaps the previous one gets a
-    queue of its own, numbered after all others. O(events log events), with a loop over overlapping queues
-    only.
+    Events are in order of start. An event that overlaps the previous one by more than ``tolerance_ns`` gets a
+    queue of its own, numbered after all others. ``queue`` -1 means no queue. O(events log events), with a
+    loop over overlapping queues only.
     """
     lanes = queue.astype(np.int64)
     rows = np.flatnonzero(queue >= 0)
@@ -76,9 +78,9 @@ def lanes_of(queue: IntArray, start_ns: FloatArray, end_ns: FloatArray, toleranc
 class LaunchTimes:
     """Host calls that enqueued device work, of shape ``(launches,)``.
 
-    ``at_ns`` is the start of each call, on the clock of the work; ``thread`` numbers threads. ``of`` is the
-    launch of each node of device work (-1: not recorded). ``released`` are pairs of a launch and a node for
-    whose end the thread was blocked since its previous launch.
+    ``at_ns`` is the start of each call, on the clock of the device work; ``thread`` numbers threads. ``of``
+    is the launch of each node of device work (-1: not recorded). ``released`` are pairs of a launch and a
+    node: between its previous launch and this one, the thread was blocked until the node ended.
     """
 
     at_ns: FloatArray
@@ -139,7 +141,9 @@ def with_waits(
 
 @dataclass(slots=True)
 class _HostThread:
-    """A host thread: its last node (-1: none), the end of that, and the nodes that released it since."""
+    """State of a host thread: its last node (-1: none), the end of that node, and the device nodes that
+    have released the thread since.
+    """
 
     node: int = -1
     end_ns: float = 0.0
@@ -147,10 +151,10 @@ class _HostThread:
 
 
 class _WaitBuilder:
-    """Adds host nodes and delays while device work and launches are processed in order of time.
+    """Builder that adds host nodes and delays while it processes device work and launches in order of time.
 
-    Added nodes are numbered after all device work. ``added_thread`` is their thread (-1: a delay),
-    ``added_ns`` their time.
+    Added nodes are numbered after all device work. ``added_thread`` is the thread of each (-1: a delay),
+    ``added_ns`` its time.
     """
 
     def __init__(
@@ -189,7 +193,9 @@ class _WaitBuilder:
         self.edges[1].extend(producers)
 
     def launch(self, launch: int) -> None:
-        """Process a launch."""
+        """Add a host node for the time of a thread from its previous launch, or its release, to this
+        launch.
+        """
         number = self.thread[launch]
         thread = self.threads.setdefault(number, _HostThread())
         for node in self.released.get(launch, ()):
@@ -207,7 +213,7 @@ class _WaitBuilder:
         self.launched[launch] = (after, thread.end_ns)
 
     def work(self, node: int, start_ns: float) -> None:
-        """Process device work that starts at ``start_ns`` (NaN: as early as possible)."""
+        """Add the waits of device work that starts at ``start_ns`` (NaN: as early as possible)."""
         ready, last = 0.0, -1
         for producer in self.producers[self.bounds[node] : self.bounds[node + 1]]:
             end_ns = self.ends[producer]
@@ -238,7 +244,7 @@ class _WaitBuilder:
         self.order.append(node)
 
     def build(self, graph: OpGraph) -> OpGraph:
-        """Return the graph with the added nodes, in the order of ``order``."""
+        """Return the graph with host nodes and delays, in the order in which nodes were processed."""
         count = len(self.order)
         rows = np.array(self.order, np.int64)
         position = np.empty(count, np.int64)
@@ -307,11 +313,11 @@ def report_waits(graph: OpGraph, findings: Findings) -> None:
 
 
 def with_delays_alone(graph: OpGraph) -> OpGraph:
-    """Return the same work at the same times for formats without host nodes and without parallel delays.
+    """Return a graph of the same work at the same times, without host nodes and parallel delays.
 
-    All waiting is in delays, each after the work that ended last, collectives excepted. So delays are short,
-    and a device that runs one operation at a time is idle during them. Starts are the starts in the graph
-    itself, without limits on streams. O(n log n) for n nodes and edges.
+    It is for formats that support neither. All waiting becomes delays, each after the work (except
+    collectives) that ended last. So delays are short, and a device that runs one operation at a time is idle
+    during them. The times are those of the graph without limits on streams. O(n log n) for n nodes and edges.
     """
     waits = is_recorded_wait(graph)
     if not waits.any():
@@ -329,8 +335,9 @@ def with_delays_alone(graph: OpGraph) -> OpGraph:
 
 
 def serial_excess(graph: OpGraph) -> float:
-    """Return by which share the sum of all computation and delays of a rank exceeds the time of its graph; at
-    least 0.
+    """Return the relative excess of the serial time of a rank over the time of its graph, at least 0.
+
+    The serial time is the sum of all computation and delays on the device.
     """
     computes = (graph.kind == int(NodeKind.COMPUTE)) & (graph.resource == int(Resource.DEVICE))
     with np.errstate(over="ignore"):  # sums of finite times can be infinite

@@ -128,7 +128,7 @@ _MAX_RANKS = 1 << 20
 
 
 class _CollectiveRows:
-    """Collectives of a profile's events, with kind, sizes and group as far as recorded."""
+    """Reader of the collectives in a profile: kind, sizes and group, as far as they are recorded."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -140,7 +140,9 @@ class _CollectiveRows:
         self.without_kind = self.without_size = self.without_group = 0
 
     def table(self, events: IntArray) -> tuple[CollectiveTable, tuple[GroupSet, ...]]:
-        """Return the collectives of nodes that are ``events``, in this order, and their group sets."""
+        """Return the collectives of a graph whose nodes are ``events``, in this order, and their group
+        sets.
+        """
         profile, comms = self.profile, self.profile.comms
         sets: dict[GroupSet, int] = {}
         rows: list[tuple[float, ...]] = []
@@ -166,7 +168,7 @@ class _CollectiveRows:
         return CollectiveTable.from_rows(rows), tuple(sets)
 
     def report(self, findings: Findings) -> None:
-        """Report unknown figures of collectives."""
+        """Report the collectives whose kind, size or group is not recorded."""
         message = "collectives whose size is not recorded keep their measured time on any network"
         findings.warning("collective-without-size", message, self.without_size)
         message = "collectives whose operation is not recorded"
@@ -177,7 +179,7 @@ class _CollectiveRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MeasuredRecording:
-    """A profile with the costs and collectives of its events; ``first_ns`` is the start of the first one."""
+    """Profile with the costs and collectives of its events; ``first_ns`` is the start of its first event."""
 
     profile: Profile
     first_ns: float
@@ -186,7 +188,7 @@ class _MeasuredRecording:
     findings: Findings
 
     def graph(self, rows: IntArray) -> OpGraph:
-        """Return the graph of one rank's events, which are ``rows`` in order of start."""
+        """Return the graph of one rank. ``rows`` are its events in order of start."""
         profile = self.profile
         start_ns = profile.start_ns[rows] - self.first_ns
         duration_ns = np.maximum(profile.duration_ns[rows], 0.0)

@@ -208,7 +208,7 @@ _COPY_KINDS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NsysWorkReader:
-    """Reads the tables of device work."""
+    """Reader of the tables of device work: kernels, copies, fills and graphs."""
 
     database: SqliteDatabase
     strings: _NsysStrings
@@ -218,7 +218,10 @@ class _NsysWorkReader:
     def part(
         self, table: str, category: str, more: tuple[str, ...]
     ) -> tuple[DeviceWork, dict[str, IntArray]]:
-        """Return the work of one table without names, and further columns. Rows without times are dropped."""
+        """Return the work in one table without its names, and the further columns ``more``.
+
+        Rows without times are dropped and reported. ``category`` is the category of all events.
+        """
         columns = self.database.read(table, (*_COMMON_COLUMNS, *more)).integers
         known = (columns["start"] != MISSING) & (columns["end"] != MISSING)
         message = f"rows of {table} without a start or an end are dropped"
@@ -291,7 +294,10 @@ class _NsysWorkReader:
         return replace(part, name_id=np.full(len(part), row, np.int64), bytes_moved=moved)
 
     def graphs(self, others: DeviceWork) -> DeviceWork:
-        """Return graphs that are recorded as a whole, except those whose nodes are recorded too."""
+        """Return the CUDA graphs that are recorded as a whole, one event per launch.
+
+        Graphs whose nodes are recorded too, in ``others``, are dropped, because the nodes have their time.
+        """
         part, columns = self.part("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "cuda_graph", ("graphId",))
         key = (part.process, part.correlation)
         covered = match_rows((others.process, others.correlation), key) >= 0
@@ -303,7 +309,9 @@ class _NsysWorkReader:
 
 
 class _NsysGpus:
-    """GPUs by process and device number, and their names. ``names`` holds each name once."""
+    """GPUs of an export by process and CUDA device number. ``names`` maps each distinct GPU name to its
+    index.
+    """
 
     def __init__(self, database: SqliteDatabase) -> None:
         gpus = database.read("TARGET_INFO_GPU", ("id", "cuDevice"), ("name",))
@@ -359,5 +367,5 @@ class _NsysStrings:
         return self._distinct[int(self._text_index[index])].decode("utf-8", "replace")
 
     def rows(self, numbers: IntArray) -> IntArray:
-        """Return the rows of texts in ``builder`` by number, 0 for missing ones."""
+        """Return the row in ``builder`` of the text with each number, 0 for missing texts."""
         return mapped(numbers, lambda number: self.builder.add(self.text(number)), np.int64)

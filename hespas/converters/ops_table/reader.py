@@ -278,7 +278,10 @@ def _csv_names(data: bytes, path: str) -> list[str]:
 
 
 def _line(data: bytes, message: str) -> int:
-    """Return the last line of the row in ``message``, or the line of the first field of over 128 KiB."""
+    """Return the line of a CSV file to which an Arrow error refers.
+
+    It is the last line of the row that ``message`` names, else the line of the first field of over 128 KiB.
+    """
     row = _ROW.search(message)
     reader = csv.reader(TextIOWrapper(BytesIO(data), "utf-8", "replace", newline=""))
     try:
@@ -348,16 +351,20 @@ def _check_type(name: str, column_type: pa.DataType, path: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HostOperationRows:
-    """Host operations in the order of their first rows, and the operation of each row (-1: none)."""
+    """Host operations of a table, and the operation of each row of the table (-1: none).
+
+    Operations are in the order of their first rows.
+    """
 
     host: HostOps
     of_row: SmallIntArray
 
 
 def _operations_of(table: _TableColumns, names: tuple[str, ...]) -> _HostOperationRows:
-    """Build the host operations of a table with a column ``operation``, or with their inputs; else none.
+    """Return the host operations that a table describes.
 
-    The first row of an operation defines it. Its time, thread and parent are unknown.
+    A table has them if it has a column ``operation``, ``strides`` or ``values``. The first row of an
+    operation defines it. Its time, thread and parent are unknown.
     """
     if not {"operation", "strides", "values"} & set(names):
         return _HostOperationRows(HostOps.empty(), np.full(table.rows, -1, np.int32))
@@ -474,17 +481,17 @@ class _TableColumns:
         return np.concatenate(parts) if parts else None
 
     def text(self, name: str) -> SmallIntArray:
-        """Return string rows, 0 where unknown."""
+        """Return a column of texts as string rows, 0 where unknown."""
         column = self._column(name)
         return np.zeros(self.rows, np.int32) if column is None else column.astype(np.int32)
 
     def whole(self, name: str) -> IntArray:
-        """Return whole numbers, -1 where unknown."""
+        """Return a column of whole numbers, -1 where unknown."""
         column = self._column(name)
         return np.full(self.rows, -1, np.int64) if column is None else column.astype(np.int64)
 
     def number(self, name: str) -> FloatArray:
-        """Return numbers, NaN where unknown."""
+        """Return a column of numbers, NaN where unknown."""
         column = self._column(name)
         return np.full(self.rows, np.nan) if column is None else column.astype(np.float64)
 

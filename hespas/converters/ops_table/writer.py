@@ -117,7 +117,9 @@ def _is_linked(profile: Profile, part: slice) -> BoolArray:
 
 
 def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
-    """Return a column of host operations by event; row 0, the empty text, for none."""
+    """Return the value of a column of host operations for each event in ``part``; row 0, the empty text,
+    for events without an operation.
+    """
     if not len(column):
         return np.zeros(len(profile.host_event[part]), np.int32)
     linked = _is_linked(profile, part)
@@ -141,7 +143,7 @@ def _texts(
 
 
 def _whole(column: NDArray[np.integer]) -> pa.Array[Any]:
-    """Convert whole numbers; -1 (unknown) is left empty."""
+    """Convert whole numbers to an Arrow column; -1 (unknown) becomes null."""
     import pyarrow as pa
 
     return pa.array(column.astype(np.int64), pa.int64(), mask=column < 0)

@@ -45,9 +45,9 @@ from hespas.schemas.perfetto import (
 __all__ = ["Descriptions", "TrackEventColumns", "TrackEventKind", "TrackOwner"]
 
 _Arguments = tuple[tuple[str, str | float], ...]
-"""Annotations with the names in :data:`_ARGUMENTS`."""
+"""Name and value of the annotations of an event that :data:`_ARGUMENTS` lists."""
 _TrackKey = tuple[str, int, int | str]
-"""``("track", uuid, 0)``, or ``("gpu", gpu, queue)``."""
+"""Identity of a track: ``("track", uuid, 0)``, or ``("gpu", gpu, queue)``."""
 
 _ARGUMENTS = frozenset(
     {"op", "kernel", "module", "shapes", "dtype", "op_class", "run", "bytes", "start_ns", "duration_ns"}
@@ -89,7 +89,9 @@ _PHASES = {
 
 
 class _EventFields(NamedTuple):
-    """Raw fields of one event: numbers, spans of texts and messages, spans of annotations, and flow ids."""
+    """Raw fields of one event: numbers by field, byte spans of texts and messages by field, byte spans of
+    annotations, and flow ids.
+    """
 
     numbers: dict[int, int]
     spans: dict[int, tuple[int, int]]
@@ -259,7 +261,11 @@ class TrackEventColumns:
         index: StageField,
         listed: list[str],
     ) -> str:
-        """Return the name of a queue or a stage, interned or by its index in a list."""
+        """Return the name of a GPU queue or stage.
+
+        Field ``iid`` is the id of an interned name. Without it, field ``index`` is a position in the list
+        ``listed``.
+        """
         if iid in values:
             return self._looked_up(sequence, InternedDataField.GPU_SPECIFICATIONS, values[iid])
         number = values.get(index, -1)
@@ -290,7 +296,7 @@ class TrackEventColumns:
 
 
 def _within(time_ns: int, position: int) -> int:
-    """Return the time; raise ``WireError`` if sums of such times may not fit 64 bits."""
+    """Return ``time_ns``. Raise ``WireError`` if sums of such times may not fit 64 bits."""
     if abs(time_ns) > LARGEST_NS:
         raise WireError("a time is too large for 64 bits of nanoseconds", position)
     return time_ns
@@ -335,7 +341,7 @@ class Descriptions:
     _processes: dict[int, str] = field(default_factory=dict[int, str])
 
     def add(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Add a description; other messages are ignored."""
+        """Add the description of a track, process or GPU; ignore other messages."""
         match number:
             case PacketField.TRACK_DESCRIPTOR:
                 message, track = WireMessage.of(data, start, end), _Track()

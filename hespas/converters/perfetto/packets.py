@@ -67,7 +67,9 @@ class Packet:
 
 
 def packets(data: bytes) -> Iterator[Packet]:
-    """Yield all packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
+    """Yield all packets in the order of the file, decompressed. Raises ``WireError`` for malformed packets
+    and ``UnsupportedError`` for zstd.
+    """
     size = len(data)
     bounds = limits()
     free = bounds.compressed_packets_bytes
@@ -135,7 +137,10 @@ def text(data: bytes, start: int, end: int) -> str:
 
 
 class WireMessage(NamedTuple):
-    """Protobuf message: its numbers and the spans of its bytes by field; of repeated fields the last."""
+    """Decoded protobuf message: numbers by field, and byte spans of texts and submessages by field.
+
+    Of a repeated field, only the last value is stored.
+    """
 
     data: bytes
     numbers: dict[int, int]
@@ -158,7 +163,9 @@ class WireMessage(NamedTuple):
 
 
 def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[int, WireMessage]]:
-    """Yield the messages inside ``data[start:end]`` with their fields, for the ``wanted`` fields."""
+    """Yield the submessages in ``data[start:end]`` whose field is in ``wanted``, each with its field
+    number.
+    """
     for number, wire, value, after in fields(data, start, end):
         if number in wanted and wire == BYTES:
             yield number, WireMessage.of(data, value, after)
@@ -180,7 +187,7 @@ class PacketSequence:
     interned: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
 
     def take(self, packet: Packet) -> bool:
-        """Update the state from a packet; return True if the packet may be used."""
+        """Update the state from a packet; return False if the packet refers to state that was lost."""
         flags = packet.number(PacketField.SEQUENCE_FLAGS)
         cleared = bool(flags & _CLEARED)
         cleared |= bool(packet.number(PacketField.INCREMENTAL_STATE_CLEARED))
@@ -262,7 +269,11 @@ class Clocks:
             clock.last = shown
 
     def _moment_ns(self, read: list[tuple[_Key, int]]) -> int:
-        """Return the moment by the trace's clock, else by the first clock with a known offset."""
+        """Return the time of a snapshot on the trace's clock.
+
+        ``read`` are the clocks in the snapshot with their values. The trace's clock is used if it is among
+        them, else the first clock with a known offset.
+        """
         for key, shown in read:
             if key == (0, self.primary):
                 return shown * self._clocks[key].unit_ns

@@ -301,23 +301,29 @@ class _StatedFacts:
         return cls(tuple(dict(pairs) for pairs in columns.arguments), rows, columns.strings)
 
     def text(self, key: str) -> SmallIntArray:
-        """Return string rows, 0 for events without the annotation."""
+        """Return a text annotation as string rows, 0 for events without it."""
         texts = [arguments.get(key, "") for arguments in self.arguments]
         rows = [self.strings.add(text) if isinstance(text, str) else 0 for text in texts]
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
-        """Return numbers, ``otherwise`` for missing or invalid ones."""
+        """Return a numeric annotation, ``otherwise`` for events where it is missing or invalid."""
         numbers = self._numbers(key)
         return np.where(np.abs(numbers) < _TOO_LARGE, numbers, otherwise)
 
     def start_ns(self, shown_ns: IntArray) -> FloatArray:
-        """Return annotated starts where they agree with the slices; they may not in an edited trace."""
+        """Return the exact starts in the annotations, or the shown starts where the two disagree.
+
+        They disagree if the trace was edited.
+        """
         exact_ns = self._numbers("start_ns")
         return np.where(agreeing(exact_ns, shown_ns), exact_ns, shown_ns)
 
     def duration_ns(self, shown_ns: IntArray) -> FloatArray:
-        """Return annotated durations where they agree; the slice of an unknown or negative one has 0 ns."""
+        """Return the exact durations in the annotations, or the shown durations where the two disagree.
+
+        A slice whose exact duration is unknown or negative is shown with 0 ns.
+        """
         exact_ns = self._numbers("duration_ns", nothing=np.inf)
         agrees = agreeing(np.maximum(np.nan_to_num(exact_ns, posinf=np.inf), 0.0), shown_ns)
         return np.where(agrees & ~np.isinf(exact_ns), exact_ns, shown_ns)

@@ -64,7 +64,7 @@ def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics:
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks, gzipped if the name ends in ``.gz``. Memory beyond the scene: one chunk.
+    """Write tracks, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to save memory.
 
     Raises ``UnsupportedError`` for times that do not fit the format.
     """
@@ -157,8 +157,9 @@ class _PerfettoWriter:
         self._stream.write(_packet(_OF_SEQUENCE + field_bytes(PacketField.TRACK_DESCRIPTOR, descriptor)))
 
     def _uuid(self, chunk: SliceChunk, track: int, lane: int) -> int:
-        """Return the uuid of a lane; write the description of a new lane. Lanes of a track share its name, so
-        that viewers show them together.
+        """Return the uuid of the Perfetto track for a lane, and write the description of a new lane.
+
+        All lanes of a track have its name, so viewers show them together.
         """
         key = (self._scene.first_track[chunk.index] + track, lane)
         if key in self._uuids:
@@ -257,7 +258,7 @@ class _PerfettoWriter:
 
 @dataclass(slots=True)
 class _Interning:
-    """Ids of interned texts by kind; :meth:`taken` returns the entries added since its last call."""
+    """Ids of interned texts by kind. :meth:`taken` returns the texts that are not written yet."""
 
     _numbers: dict[tuple[InternedDataField, str], int] = field(
         default_factory=dict[tuple[InternedDataField, str], int]
@@ -274,7 +275,9 @@ class _Interning:
         return iid
 
     def taken(self) -> bytes:
-        """Return the ``InternedData`` message of new texts, empty if there are none."""
+        """Return the ``InternedData`` message of the texts added since the last call, empty if there are
+        none.
+        """
         data = b"".join(self._new)
         self._new.clear()
         return data

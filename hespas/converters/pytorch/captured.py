@@ -46,9 +46,12 @@ __all__ = [
 ]
 
 UNNAMED = -1
-"""Symbol of a launch that does not state its kernel: equal to no other symbol."""
+"""Symbol of a launch that does not state its kernel. It differs from all other symbols.
+
+A symbol is a number for a kernel: equal symbols in a replay and in a capture mean the same kernel.
+"""
 COPY, FILL = 0, 1
-"""Symbols of copies and fills, however they are implemented."""
+"""Symbols of all copies and of all fills, whichever kernel implements them."""
 
 
 _HEAD_BYTES = 65_536
@@ -73,10 +76,10 @@ _MIN_SHARE_RUN = 0.5
 class CapturedGraph:
     """One captured graph.
 
-    ``launch`` are rows of the capture's calls in order of capture; ``host`` is the innermost operation around
-    each (-1: none). ``kind`` is ``COPY``, ``FILL`` or a kernel; ``name`` the canonical name of the kernel
-    (empty: not stated). ``family`` numbers the groups of graphs that were captured one after another for the
-    same size; ``numbers`` are the numbers in the name of that size.
+    ``launch`` are rows of the capture's launch calls in order of capture; ``host`` is the innermost operation
+    around each (-1: none). ``kind`` is ``COPY``, ``FILL`` or a kernel; ``name`` is the canonical name of the
+    kernel (empty: not stated). Graphs with the same ``family`` were captured one after another for the same
+    batch size. ``numbers`` are the batch size, or all numbers in the name of the range around the capture.
     """
 
     launch: IntArray
@@ -92,7 +95,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Trace of captures. ``graphs`` are in order of time."""
+    """Trace in which graphs were captured; ``graphs`` are in order of time."""
 
     path: Path
     trace: KinetoTrace
@@ -152,7 +155,7 @@ class _CaptureDetail(msgspec.Struct):
 
 
 def read_captures(paths: Sequence[Path], max_bytes: int) -> list[Capture]:
-    """Read traces of captures; of a folder, all traces in it.
+    """Read traces in which graphs were captured. A path may be a folder of such traces.
 
     Raises what :func:`read_events` raises, and ``UsageError`` for a folder without a trace.
     """
@@ -240,7 +243,10 @@ def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
 
 
 def _listed_sizes(path: Path) -> frozenset[int]:
-    """Return the batch sizes that the serving engine lists for a trace in the same folder, if it does."""
+    """Return the batch sizes that ``execution_details.json`` in the folder of a trace lists for the trace.
+
+    The result is empty without such a file, which a serving engine writes.
+    """
     details = path.parent / _DETAILS_FILE
     if not details.is_file() or details.stat().st_size > _MAX_DETAILS_BYTES:
         return frozenset()
@@ -291,7 +297,7 @@ def begins_captures(trace: KinetoTrace) -> bool:
 
 
 def _matching_calls(trace: KinetoTrace, pattern: re.Pattern[str]) -> BoolArray:
-    """Return True for each launch call whose name begins with a pattern."""
+    """Return a mask of the launch calls whose name begins with a pattern."""
 
     def matches(row: int) -> bool:
         return pattern.match(trace.strings[row]) is not None
@@ -300,7 +306,7 @@ def _matching_calls(trace: KinetoTrace, pattern: re.Pattern[str]) -> BoolArray:
 
 
 def _call_kinds(trace: KinetoTrace) -> IntArray:
-    """Return the kind of each launch call, by its name."""
+    """Return the kind of each launch call: ``COPY``, ``FILL``, ``_KERNEL`` or ``_OTHER``, by its name."""
 
     def kind_of(row: int) -> int:
         return _call_kind(trace.strings[row])
@@ -417,11 +423,11 @@ def function_name(name: str) -> tuple[str, ...]:
 
 
 def kernel_symbols(replayed: Iterable[str], captured: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return a number for each canonical name of both sides; equal numbers are the same kernel.
+    """Return the symbols of the replayed and of the captured kernels, by name.
 
-    A text that both sides have is compared as it is. A text that only one side has is compared by its
-    function name, and only with texts that are mangled if it is not, or the reverse: two different texts of
-    the same form are two kernels. The empty name is ``UNNAMED``.
+    Equal symbols mean the same kernel. A name that both sides have is compared as it is. A name that only one
+    side has is compared by its function name, and only if exactly one of the two is mangled: two different
+    names of the same form are two kernels. The empty name is ``UNNAMED``.
     """
     sides = [dict.fromkeys(replayed), dict.fromkeys(captured)]
     one_sided = [{name for name in sides[side] if name not in sides[1 - side]} for side in (0, 1)]

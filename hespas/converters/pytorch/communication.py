@@ -470,7 +470,9 @@ def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
 
 
 def merged(facts: TraceCommunication, others: TraceCommunication | None) -> TraceCommunication:
-    """Return ``facts`` completed by those that only ``others`` state about the same communication."""
+    """Return ``facts`` with unknown facts completed from ``others``, a second record of the same
+    communication.
+    """
     if others is None:
         return facts
     return replace(

@@ -39,11 +39,11 @@ _MAX_HISTORY = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeviceNodes:
-    """Device events and communications without a device event, in order of start, then of stream.
+    """Nodes of a device graph: device events, and communications without a device event.
 
-    ``event`` is the row of the device event (-1: none), ``host`` the host operation that caused it. ``queue``
-    numbers device and stream (-1 without a device event); a node that overlaps the one before it on its
-    stream has a queue of its own, numbered after those in ``queues``.
+    Nodes are in order of start, then of stream. ``event`` is the row of the device event (-1: none), ``host``
+    the host operation that caused it. ``queue`` numbers device and stream (-1 without a device event). A node
+    that overlaps the one before it on its stream has a queue of its own, numbered after those in ``queues``.
     """
 
     event: IntArray
@@ -56,7 +56,9 @@ class _DeviceNodes:
 
     @classmethod
     def of(cls, linked: LinkedTrace, hidden: list[int]) -> _DeviceNodes:
-        """Return the nodes of all device events and of ``hidden``, the host operations without one."""
+        """Return the nodes of all device events, and of ``hidden``, host operations without a device
+        event.
+        """
         device, host = linked.kineto.device, linked.kineto.host
         extra = np.array(hidden, np.int64)
         event = np.concatenate([np.arange(len(device)), np.full(len(extra), -1)])
@@ -87,7 +89,10 @@ class _DeviceNodes:
         return (self.start_ns - self.first_ns).astype(np.float64)
 
     def possible(self, edges: NodeEdges, findings: Findings) -> NodeEdges:
-        """Drop dependencies that the measured times contradict; they come from a reused storage."""
+        """Return the dependencies that the measured times allow; report the others.
+
+        A dependency that the times contradict comes from a storage that was reused.
+        """
         fits = edges.possible(self.queue, self.start_ns, self.end_ns)
         message = "dependencies through a storage that the measured times contradict are dropped"
         findings.info("contradicted-dependency", message, int((~fits).sum()))
@@ -234,7 +239,9 @@ _SYNC_CALLS: MappingProxyType[str, _SyncCall] = MappingProxyType(
 
 
 class _StreamWait(NamedTuple):
-    """A wait with its streams: ``queue`` waits for the work of ``producer`` launched before ``record_ns``."""
+    """Wait of a stream: ``queue`` waits for the work that was launched into ``producer`` before
+    ``record_ns``.
+    """
 
     queue: int
     producer: int
@@ -242,7 +249,9 @@ class _StreamWait(NamedTuple):
 
     @classmethod
     def recorded(cls, trace: KinetoTrace, queues: dict[tuple[int, int], int]) -> dict[int, _StreamWait]:
-        """Return the recorded stream waits by the correlation of their call."""
+        """Return the recorded waits of streams, by the correlation id of the call that made the stream
+        wait.
+        """
         sync = trace.sync
         if not len(sync):
             return {}
@@ -261,7 +270,11 @@ class _StreamWait(NamedTuple):
 
 @dataclass(slots=True)
 class _HostBarrier:
-    """Nodes that a thread of the host has waited for, and the queues that already wait for them."""
+    """Device nodes for which a host thread has waited.
+
+    The next node that the thread launches into each queue depends on them. ``informed`` are the queues with
+    such a node.
+    """
 
     producers: list[int] = field(default_factory=list[int])
     informed: set[int] = field(default_factory=set[int])
@@ -269,12 +282,12 @@ class _HostBarrier:
 
 @dataclass(slots=True)
 class _LaunchOrder:
-    """Calls of the host in order of time, with the nodes that they launched.
+    """Processing of host calls in order of time, to find which device nodes wait for which.
 
-    ``last`` is the last node of each queue, ``history`` all with their launch times. ``by_thread`` and
-    ``by_queue`` are nodes for which the next launch of a thread or into a queue waits. ``pairs`` are the
-    waits of nodes for nodes; ``synced`` holds, per pair of queues, the last node waited for. ``released`` are
-    pairs of a launched node and a node whose end released the launching thread.
+    ``last`` is the last node of each queue, ``history`` all its nodes with their launch times. ``by_thread``
+    and ``by_queue`` are nodes for which the next launch of a thread, or into a queue, waits. ``pairs`` are
+    the waits of nodes for nodes; ``synced`` is, per pair of queues, the last node waited for. ``released``
+    are pairs of a launched node and a node whose end released the launching thread.
     """
 
     queue: list[int]
@@ -292,7 +305,7 @@ class _LaunchOrder:
     contradicted: int = 0
 
     def launch(self, node: int, thread: int, at_ns: int) -> None:
-        """Append a node to its queue."""
+        """Append a node to its queue, and add the waits that precede it."""
         queue = self.queue[node]
         self.released += [(node, producer) for producer in self.waited_for.pop(thread, ())]
         waiting = self.by_thread.pop(thread, [])
@@ -315,7 +328,10 @@ class _LaunchOrder:
         self.history.setdefault(queue, []).append((at_ns, node))
 
     def wait_on_host(self, thread: int, until_ns: int, *, all_queues: bool) -> None:
-        """Block a thread until ``until_ns``, when the work that it waits for has ended."""
+        """Record that a thread was blocked until ``until_ns``, when the device work that it waited for ended.
+
+        That work is the last node of every queue if ``all_queues``, else the node that ended last.
+        """
         ended = [node for node in self.last.values() if self.end_ns[node] <= until_ns + _COARSE_CLOCK_NS]
         if not all_queues and ended:
             ended = [max(ended, key=lambda node: self.end_ns[node])]
@@ -324,7 +340,9 @@ class _LaunchOrder:
             self.waited_for[thread] = ended
 
     def wait_on_stream(self, wait: _StreamWait) -> None:
-        """Make a queue wait for the last node of another one when the event was recorded there."""
+        """Make a queue wait for the last node that was launched into another queue before the event was
+        recorded.
+        """
         recent = self.history.get(wait.producer, [])[-_MAX_HISTORY:]
         before = [node for at_ns, node in recent if at_ns <= wait.record_ns]
         if before:

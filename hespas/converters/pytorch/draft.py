@@ -67,7 +67,9 @@ class NodeEdges(NamedTuple):
         return NodeEdges(self.consumer[mask], self.producer[mask])
 
     def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
-        """Return a mask of dependencies within a queue, or that the measured times allow."""
+        """Return a mask of the dependencies within a queue, and of those whose producer ended before the
+        consumer started.
+        """
         same_queue: BoolArray = queue[self.consumer] == queue[self.producer]
         return same_queue | (end_ns[self.producer] <= start_ns[self.consumer])
 
@@ -82,8 +84,10 @@ class NodeEdges(NamedTuple):
         return self.where(~np.isin(keys, others.consumer * max(nodes, 1) + others.producer))
 
     def latest(self, queue: IntArray) -> NodeEdges:
-        """Keep only the last producer in each queue, because nodes of a queue follow each other; queue -1 is
-        none.
+        """Return the dependencies on the last producer in each queue only.
+
+        A node that follows another on its queue waits for it anyway. Producers without a queue (-1) all
+        remain.
         """
         queue_of = queue[self.producer]
         without_queue = queue_of < 0

@@ -151,7 +151,9 @@ class _SyncEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Allocations(Events):
-    """Changes of memory in use, with the totals after them; ``device_type`` is PyTorch's (0: CPU)."""
+    """Allocations and releases of memory, with the totals after each; ``device_type`` is PyTorch's number
+    (0: CPU).
+    """
 
     bytes: IntArray
     allocated: IntArray
@@ -189,7 +191,7 @@ _Kind = TypeVar("_Kind", bound=Events)
 
 
 def is_text_column(column: str) -> bool:
-    """Return True if a column holds ids of texts, False for numbers such as the trace's own ids."""
+    """Return True if a column has string rows, False if it has numbers such as the trace's own ids."""
     return column in {"process", "thread"} or (
         column.endswith("_id") and column not in {"external_id", "record_id"}
     )
@@ -213,7 +215,7 @@ class _KinetoColumns:
         column.frombytes(np.asarray(values, column.typecode).tobytes())
 
     def add_numbers(self, args: Sequence[msgspec.Struct], *names: str) -> None:
-        """Append columns of the arguments with these names."""
+        """Append one column per field in ``names`` of the event arguments ``args``."""
         for name in names:
             self.add(name, integers(list(map(attrgetter(name), args))))
 
@@ -222,7 +224,7 @@ class _KinetoColumns:
         return np.frombuffer(column, column.typecode)
 
     def build(self, kind: type[_Kind]) -> _Kind:
-        """Return the columns that a kind of events has; rows of texts are 32 bits."""
+        """Return the columns as an object of class ``kind``. String rows have 32 bits, other numbers 64."""
         columns: dict[str, Any] = {}
         for column in fields(kind):
             columns[column.name] = self.column(column.name).astype(
@@ -533,8 +535,9 @@ class TextRows(dict[_Value, int]):
 
 
 def _differ(split: str | list[int] | None) -> bool:
-    """Return True if the parts of an exchange differ in size. Long lists are recorded truncated,
-    with dots.
+    """Return True if the parts of an exchange differ in size.
+
+    ``split`` are the sizes of the parts. A trace abbreviates a long list with dots.
     """
     if isinstance(split, str):
         split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]

@@ -37,7 +37,7 @@ _PRODUCERS = (
     OpClass.MOVE,
     OpClass.GATHER,
 )
-"""Classes that compute their elements one by one, so that the loop of a consumer can include them."""
+"""Classes that compute each element separately, so that the loop of their consumer can include them."""
 
 _CONSUMERS = (
     OpClass.ELEMENTWISE,
@@ -54,10 +54,10 @@ _CONSUMERS = (
 _PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION)
 
 _VIEWS = (OpClass.FREE, OpClass.BROADCAST, OpClass.SLICE)
-"""Classes that only change strides and offsets of a product's operand in its library call."""
+"""Classes of views that a library call of a product accepts as operands: only strides and offsets change."""
 
 _HOLDERS = (*_CONSUMERS, OpClass.GATHER, OpClass.BROADCAST)
-"""Classes whose loops compute elements of a broadcast or an iota on demand."""
+"""Classes whose loops can compute the elements of a broadcast or an iota instead of reading them."""
 
 _UPDATES = (OpClass.UPDATE, OpClass.SCATTER)
 
@@ -69,8 +69,10 @@ _CONVERTS = frozenset({"stablehlo.convert", "convert"})
 
 
 class _Absorbs(IntEnum):
-    """Nodes that the root of a group absorbs: elementwise work, views of a product's operands, or the product
-    whose result it transposes or converts.
+    """Kind of nodes that the root of a fusion group can absorb.
+
+    ``LOOPS`` are elementwise operations. ``VIEWS`` are views of a product's operands. ``PRODUCT`` is the
+    product whose result the root transposes or converts.
     """
 
     NOTHING = 0
@@ -81,7 +83,11 @@ class _Absorbs(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _FusionRoles:
-    """Flags of the groups that each node may join, and the nodes that it absorbs as the root of a group."""
+    """Roles that each node can have in a fusion group; columns of shape ``(nodes,)``.
+
+    ``loop``, ``view`` and ``product`` are True if a root that absorbs such nodes may absorb this node.
+    ``takes`` is the kind of nodes that this node absorbs as a root (:class:`_Absorbs`).
+    """
 
     loop: BoolArray
     view: BoolArray
@@ -135,9 +141,7 @@ def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
 
 
 def _is_buffer(graph: OpGraph) -> BoolArray:
-    """Return flags of the data dependencies that are buffers whose reader updates them partially and returns
-    them.
-    """
+    """Return a flag per data dependency: True for a buffer that its reader updates in part and returns."""
     deps = graph.data_deps
     sizes = graph.results.segment_sum(graph.types.bytes)
     in_place = np.isin(graph.op_class, _UPDATES) & (graph.bytes_written < sizes)
@@ -195,10 +199,10 @@ def _is_constant(graph: OpGraph) -> list[bool]:
 
 
 def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
-    """Return the graph with the traffic of broadcasts and iotas that their users compute.
+    """Return the graph in which the users of a broadcast or an iota compute it, with the traffic adjusted.
 
-    A broadcast inside a fusion reads its operand. One that is made of constants for several users, and is not
-    fused, is not read.
+    A broadcast inside a fusion reads its operand. A broadcast or an iota that is made of constants for
+    several users, and is not fused, is not read from memory.
     """
     joins = owner != np.arange(len(graph))
     broadcasts = graph.op_class == OpClass.BROADCAST

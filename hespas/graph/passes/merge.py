@@ -142,11 +142,11 @@ def _traffic(
 
 
 def _tensor_sources(graph: OpGraph, group: IntArray, groups: int) -> IntArray:
-    """Return, per node, the node whose memory readers in the same group read; -1 if the group makes the
-    tensor.
+    """Return, per node, the node that wrote the memory which readers in the same group read.
 
-    A view makes no tensor: it shows the output of a node outside of the group, or an argument, which has no
-    node (then the view itself).
+    The result is -1 if the group itself makes the tensor. A view makes no tensor: its memory is the output of
+    a node outside of the group, or an argument of the program. An argument has no node, so the result is then
+    the view itself.
     """
     unknown = np.full(len(graph), -1, np.int64)
     is_grouped = np.bincount(group, minlength=groups)[group] > 1

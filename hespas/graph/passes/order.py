@@ -61,8 +61,10 @@ def topological_order(graph: OpGraph) -> IntArray:
 
 
 def ready_order(deps: RaggedArray, rank: IntArray | None = None) -> IntArray:
-    """Return row numbers such that each row follows its dependencies, of the ready ones that of the lowest
-    ``rank`` first (None: the lowest number). Rows on a cycle and their dependants are missing. O((rows +
+    """Return the row numbers in an order in which each row follows its dependencies.
+
+    Of several rows whose dependencies are done, the row with the lowest ``rank`` comes first (None: the row
+    with the lowest number). Rows on a cycle, and rows that depend on them, are missing. O((rows +
     dependencies) log rows).
     """
     position: list[int] = list(range(len(deps))) if rank is None else rank.tolist()
@@ -105,7 +107,10 @@ def find_cycle(graph: OpGraph) -> tuple[int, ...]:
 
 
 def levels(graph: OpGraph, step: list[int]) -> list[int]:
-    """Return the longest path to each node of an acyclic graph; leaving node ``n`` adds ``step[n]``."""
+    """Return the length of the longest path to each node of an acyclic graph.
+
+    The length of a path is the sum of ``step[n]`` over its nodes ``n`` except the last one.
+    """
     deps = all_deps(graph)
     bounds: list[int] = deps.offsets.tolist()
     targets: list[int] = deps.values.tolist()

@@ -121,14 +121,16 @@ class InPrecision:
 
 
 _NARROW_BITS = 16
-"""Bits of activations between products of narrower operands."""
+"""Minimum width in bits of the types that a graph computes in, because activations between products of
+narrower operands have 16 bits.
+"""
 
 
 def _computed_in(graph: OpGraph) -> BoolArray:
     """Return flags of the element types that a graph computes in, shape ``(element types,)``.
 
-    These are floating-point types that are not wider than the operands of the most FLOPs of its products; all
-    of them without products.
+    These are the floating-point types that are not wider than the operands with the most FLOPs of matrix
+    products, or than 16 bits. In a graph without products they are all floating-point types.
     """
     floats: BoolArray = np.array([element.kind is DTypeKind.FLOAT for element in DTYPES])
     table = graph.contractions
@@ -150,8 +152,10 @@ def _stored_bits(element: DType) -> float:
 
 
 def _ratio(rows: RaggedArray, before: FloatArray, after: FloatArray, otherwise: FloatArray) -> FloatArray:
-    """Return the new bytes of a node's tensors divided by the old ones, ``otherwise`` if they are unknown or
-    0.
+    """Return the new bytes of each node's tensors divided by the old bytes.
+
+    ``rows`` are the tensor types of each node, ``before`` and ``after`` the bytes of each type. ``otherwise``
+    is the result of a node whose old bytes are unknown or 0.
     """
     old = np.bincount(rows.row_ids, before[rows.values], len(rows))
     new = np.bincount(rows.row_ids, after[rows.values], len(rows))

@@ -49,8 +49,8 @@ __all__ = [
 
 
 _MAX_BYPASS_EDGES = 256
-"""Limit of producers x consumers of a dropped node: a larger join is kept, because a bypass would multiply
-edges.
+"""Limit of producers times consumers of a dropped node, which is the number of edges that replace it. A
+node with more edges is not dropped.
 """
 
 
@@ -98,8 +98,9 @@ def take_nodes(graph: OpGraph, rows: IntArray, data_deps: RaggedArray, control_d
 
 
 def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, SmallIntArray]:
-    """Return the rows of a table with a sorted ``node`` column that belong to the new nodes, and the new
-    nodes.
+    """Return the rows of a side table that belong to new nodes, and the new node of each of these rows.
+
+    ``table_nodes`` is the sorted ``node`` column of the table. New node ``i`` is old node ``rows[i]``.
     """
     starts = np.searchsorted(table_nodes, rows, side="left")
     lengths = np.searchsorted(table_nodes, rows, side="right") - starts
@@ -127,8 +128,9 @@ def _take_extra(table: ExtraTable, rows: IntArray) -> ExtraTable:
 
 
 def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionTable:
-    """Return carried edges between remaining nodes in new numbers: from the last copy of a producer to every
-    copy of its consumer.
+    """Return the carried edges between the remaining nodes, with new node numbers.
+
+    If nodes were repeated, an edge goes from the last copy of its producer to every copy of its consumer.
     """
     if not len(table.carried_region):
         return table
@@ -150,11 +152,11 @@ def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionT
 def _resolve(
     graph: OpGraph, drop: list[bool], carried: _CarriedValues | None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return data and control dependencies of each node, with dropped nodes replaced by their own
-    dependencies.
+    """Return the data and the control dependencies of each node, without dropped nodes.
 
-    A dependency of both kinds is a data dependency. ``drop`` is corrected in place: a node is kept if its
-    bypass would multiply edges or lose an iteration of a carried value.
+    The dependencies of a dropped node replace it. A dependency of both kinds is a data dependency. ``drop``
+    is corrected in place: a node is not dropped if its bypass would multiply edges or lose an iteration of a
+    carried value.
     """
     fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
     data = graph.data_deps.to_lists()
@@ -265,7 +267,7 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
 def leaves_loop(graph: OpGraph) -> BoolArray:
     """Return flags of the carried edges with an end outside of their loop, shape ``(carried edges,)``.
 
-    Inputs of passes and simulators have none. O(regions + edges).
+    Graphs that passes and simulators accept have no such edge. O(regions + edges).
     """
     table = graph.regions
     parents: list[int] = table.parent.tolist()
@@ -356,7 +358,7 @@ class _CarriedValues:
     def bypass(
         self, table: RegionTable, drop: list[bool], data: list[list[int]], control: list[list[int]]
     ) -> RegionTable:
-        """Return the regions with carried edges led around dropped nodes.
+        """Return the regions with carried edges that bypass dropped nodes.
 
         A dropped producer is replaced by its dependencies, a dropped consumer by its dependants in the same
         loop.
@@ -376,7 +378,9 @@ class _CarriedValues:
         )
 
     def _live_consumers(self, node: int, row: int, drop: list[bool]) -> list[int]:
-        """Return the nearest kept nodes downstream of a node in a loop, or the node itself if it is kept."""
+        """Return the nearest nodes downstream of ``node`` in a loop that are not dropped, or the node
+        itself if it is not dropped.
+        """
         live: dict[int, None] = {}
         seen = {node}
         stack = [node]
@@ -425,7 +429,7 @@ _RUNTIME_COPY = re.compile(
 
 
 def is_runtime_copy(name: str) -> bool:
-    """Return True for a profiler's name of a copy or fill by the runtime, which computes nothing."""
+    """Return True if a profiler gives this name to a copy or fill by the runtime, which computes nothing."""
     return _RUNTIME_COPY.fullmatch(name[:200]) is not None
 
 

@@ -196,7 +196,7 @@ def _repeat(graph: OpGraph, region: int, trips: int, *, overlap: bool) -> OpGrap
 
 
 class _IterationWaits(NamedTuple):
-    """Nodes of a loop that wait for nodes of the previous iteration, pair by pair."""
+    """Pairs of nodes of a loop: the consumer waits for the producer of the previous iteration."""
 
     consumer: IntArray
     producer: IntArray
@@ -219,9 +219,11 @@ class _IterationWaits(NamedTuple):
 def _in_sequence(
     graph: OpGraph, region: int, inside: BoolArray
 ) -> tuple[OpGraph, BoolArray, _IterationWaits]:
-    """Return the waits that start an iteration after the previous one has ended.
+    """Return the waits that make the iterations of a loop run one after another.
 
-    If they would be many, the returned graph has one more node in the region, which waits for the iteration.
+    In each iteration, the nodes without dependencies in the loop wait for the nodes without dependants in the
+    previous iteration. If these pairs are many, the returned graph has one more node that joins them at the
+    end of an iteration. The flags of the nodes in the loop are returned too.
     """
     deps = all_deps(graph)
     within = inside[deps.row_ids] & inside[deps.values]
@@ -269,8 +271,10 @@ def _with_node(graph: OpGraph, position: int, region: int, waits_for: IntArray) 
 
 
 def _repeat_deps(deps: RaggedArray, copies: _LoopCopies) -> RaggedArray:
-    """Return the dependencies of the repeated nodes: on the same iteration inside, on the last one from
-    outside.
+    """Return the dependencies of the repeated nodes.
+
+    A copy depends on copies of the same iteration. A node outside of the loop depends on copies of the last
+    iteration.
     """
     if not len(deps.values):
         return RaggedArray.empty(len(copies.rows))
@@ -283,7 +287,10 @@ def _repeat_deps(deps: RaggedArray, copies: _LoopCopies) -> RaggedArray:
 
 
 def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolArray:
-    """Return flags of the nodes with one operand, a carried value, that depend only on its initial value."""
+    """Return flags of the nodes that need a value from outside of the loop in the first iteration only.
+
+    Their only operand is a value that the loop carries, and their data dependency is its initial value.
+    """
     flags = np.zeros(len(graph), np.bool_)
     made_inside = inside[graph.regions.carried_producer]
     flags[graph.regions.carried_consumer[carried & made_inside]] = True
@@ -295,7 +302,7 @@ def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolA
 
 
 def _add_waits(deps: RaggedArray, waits: _IterationWaits, copies: _LoopCopies) -> RaggedArray:
-    """Add dependencies on the previous iteration, for each iteration except the first."""
+    """Return ``deps`` with dependencies on the previous iteration added, in each iteration but the first."""
     to, of = waits
     if not len(to):
         return deps
