@@ -1,6 +1,6 @@
-"""Assembly of a program's graph from the template of its entry function.
+"""Assembly of a program's graph from the template of its entry function (:mod:`.template`).
 
-Columns are look-ups in the table of signatures; only one loop runs over nodes.
+Most columns are looked up in the table of distinct signatures (:mod:`.node_rows`), without a loop over nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Small = TypeVar("_Small", np.int64, np.int16, np.uint8)
 
 
 class DeviceCounts(NamedTuple):
-    """Number of replicas and partitions that run the program."""
+    """Numbers of replicas and partitions of a program."""
 
     num_replicas: int
     num_partitions: int
@@ -52,7 +52,9 @@ class DeviceCounts(NamedTuple):
 
     @property
     def single_mode(self) -> IdMode:
-        """Mode of ids without a stated mode: partition ids, unless there is only one partition."""
+        """Meaning of device ids in operations that do not state it: partition ids, or replica ids if there is
+        one partition.
+        """
         return IdMode.CROSS_PARTITION if self.num_partitions > 1 else IdMode.CROSS_REPLICA
 
 
@@ -63,7 +65,7 @@ def assemble(
     devices: DeviceCounts,
     attachments: Mapping[str, bytes],
 ) -> OpGraph:
-    """Return the graph of the entry function's template. O(nodes + edges)."""
+    """Build the graph of a program from the template of its entry function. O(nodes + edges)."""
     signatures, strings = shared.signatures.rows, shared.strings
     nodes = len(template)
     which = np.array(template.signature, np.int64)
@@ -137,7 +139,7 @@ def _ints(values: Sequence[int]) -> SmallIntArray:
 
 
 def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature]) -> ContractionTable:
-    """Return the matmul rows of the signatures, repeated for each node."""
+    """Return the contraction table. ``node_rows`` has the signature of each node."""
     flat = [part for row in signatures for part in row.cost.contractions]
     lengths = [len(row.cost.contractions) for row in signatures]
     index = RaggedArray.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(
@@ -169,7 +171,7 @@ def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSi
 def _mac_attributes(
     node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature], strings: StringTableBuilder
 ) -> ExtraTable:
-    """Return attributes of multiply-accumulate units as texts (tag 0) of the nodes that state them."""
+    """Return the attributes of multiply-accumulate units as rows of the ``extra`` table, as texts (tag 0)."""
     attributes = [
         {key: text for part in row.cost.contractions for key, text in part.attributes.items()}
         for row in signatures
@@ -189,7 +191,9 @@ def _mac_attributes(
 
 
 class _ProgramCommTables:
-    """Collectives and messages of the graph. Equal groups are converted to global ids once."""
+    """Builder of the tables of collectives and messages. Equal groups are converted to global device ids
+    once.
+    """
 
     def __init__(self, template: FunctionTemplate, shared: ModuleContext, devices: DeviceCounts) -> None:
         self.group_sets: dict[GroupSet, int] = {}
@@ -211,7 +215,7 @@ class _ProgramCommTables:
                 self._messages.append((node, communication, self._permutation(node, communication)))
 
     def _groups(self, node: int, collective: ProgramCollective) -> int:
-        """Return the row of a collective's groups in global ids."""
+        """Return the index of a collective's group set, in global device ids."""
         key, devices = (collective.groups, collective.mode), self._devices
         if key in self._known:
             return self._known[key]
@@ -251,7 +255,7 @@ class _ProgramCommTables:
         )
 
     def collectives(self) -> CollectiveTable:
-        """Return the collective table."""
+        """Build the collective table."""
         sets = list(self.group_sets)
         rows = self._collectives
         return CollectiveTable(
@@ -268,7 +272,7 @@ class _ProgramCommTables:
         )
 
     def messages(self) -> P2pTable:
-        """Return the point-to-point table."""
+        """Build the table of messages."""
         rows = self._messages
         return P2pTable(
             node=_ints([node for node, _, _ in rows]),

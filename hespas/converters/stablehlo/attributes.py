@@ -1,7 +1,8 @@
-"""Attributes and bodies of an operation, as inputs of its cost rule.
+"""Reader of an operation's attributes and regions, for the cost rules.
 
-Attributes of multiply-accumulate units (:mod:`hespas.costs.contraction`) belong to the operation, with or
-without the prefix ``hespas.``, or are texts in its ``mhlo.frontend_attributes``, which compilers preserve.
+Attributes of multiply-accumulate units (:mod:`hespas.costs.contraction`) are attributes of the operation,
+with or without the prefix ``hespas.``, or texts in its ``mhlo.frontend_attributes``, which compilers
+preserve.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
 class CostAttributeReader:
-    """Reader of attributes; equal attributes are decoded once if nothing else determines the result."""
+    """Reader of the attributes that cost rules need. Equal attributes are decoded once where the result
+    depends on nothing else.
+    """
 
     def __init__(
         self,
@@ -143,13 +146,15 @@ class CostAttributeReader:
         }
 
     def _plan(self, name: str) -> tuple[str, bool, bool]:
-        """Return the table's name of an operation, if its cost needs attributes, and if it communicates."""
+        """Return three properties of an operation name: its name in the cost table, True if its cost depends
+        on attributes, and True if it communicates.
+        """
         canonical = table_name(name)
         return canonical, canonical in self._readers, canonical in COMMUNICATION
 
     @property
     def advance(self) -> object:
-        """Value that a visitor of :meth:`MlirOperation.walk` returns to continue."""
+        """Constant that a visitor of :meth:`MlirOperation.walk` returns to continue the walk."""
         return cast("object", self._bindings.ir.WalkResult.ADVANCE)
 
     def read(self, canonical: str, op: MlirOperation) -> Attributes:
@@ -158,7 +163,9 @@ class CostAttributeReader:
         return None if reader is None else reader(op)
 
     def body(self, region: MlirRegion) -> Body:
-        """Return the cost of one application of a scalar computation, including its calls."""
+        """Return the cost of one application of a region with scalar operations, such as a reducer, including
+        functions that it calls.
+        """
         return self._block(region.blocks[0], 0) if len(region.blocks) else Body(nan, nan)
 
     def _block(self, block: MlirBlock, depth: int) -> Body:
@@ -197,8 +204,8 @@ class CostAttributeReader:
         return Body(flops, transcendentals, name, reads_first)
 
     def executed(self, op: MlirOperation, depth: int = 0) -> Cost:
-        """Return the cost of one operation with everything it runs: called functions, loops, its most
-        expensive branch.
+        """Return the cost of one operation and everything that it executes: called functions, loop
+        iterations, and the most expensive branch.
 
         Raises ``FormatError`` for endless recursion.
         """
@@ -243,7 +250,7 @@ class CostAttributeReader:
         return _summed([self.executed(op, depth) for op in operations if op.name not in _RETURNS])
 
     def cost(self, op: MlirOperation) -> Cost:
-        """Return the cost of one operation by itself."""
+        """Return the cost of one operation, without the functions and regions that it executes."""
         operands = list(op.operands)
         repeated = tuple(position for position, value in enumerate(operands) if value in operands[:position])
         described = CostInput(
@@ -258,7 +265,9 @@ class CostAttributeReader:
         return self._bindings.dialect_of(op.name)
 
     def _precision(self, op: MlirOperation) -> Precision:
-        """Return the precision of an operation's products, and its attributes beyond the specification."""
+        """Return the precision of the products in an operation, and its attributes of multiply-accumulate
+        units.
+        """
         own = op.attributes
         frontend = own.get(_FRONTEND)
         entries = None if frontend is None else cast("ir.DictAttr", frontend)
@@ -370,9 +379,10 @@ class CostAttributeReader:
 
 
 def _summed(costs: Sequence[Cost]) -> Cost:
-    """Return the sum of costs as the cost of one fusion.
+    """Return the sum of the costs as the cost of one fusion.
 
-    A caller replaces its bytes by the bytes of the fusion's operands.
+    The byte counts include values inside the fusion; callers replace them by the bytes of the fusion's
+    operands and results.
     """
     total = Cost(OpClass.FUSION)
     for cost in costs:
@@ -405,9 +415,10 @@ def _dot_attributes(
 def _window(
     op: MlirOperation, sizes: Sequence[int], strides: str, lhs: str, rhs: str
 ) -> tuple[WindowDim, ...]:
-    """Return the window of a convolution or windowed reduction; absent attributes mean 1, padding 0.
+    """Return the window of a convolution or windowed reduction. Absent strides and dilations are 1, absent
+    padding is 0.
 
-    MLIR checks that ``dynamic_conv`` has one value per dimension only if it knows the padding. Further values
+    MLIR checks that ``dynamic_conv`` has one value per dimension only if it knows the padding. Excess values
     are ignored.
     """
     pads = int_tuple(op, "padding")
@@ -430,7 +441,7 @@ _MAC_ATTRIBUTES: tuple[str, ...] = (*(name for names in _SPELLINGS.values() for 
 
 
 def _text(attribute: MlirAttribute) -> str:
-    """Return a number without its type (``12``, not ``12 : i64``), or a text."""
+    """Return the text of an attribute: a number without its type (``12``, not ``12 : i64``), or a string."""
     value = getattr(attribute, "value", None)
     return str(value) if isinstance(value, int | float) else string_in(attribute)
 
@@ -444,11 +455,11 @@ _FUNCTION = "func.func"
 
 
 class BufferLifetimes:
-    """Lifetimes of the buffers of one module, to decide if an update can happen in place.
+    """Analysis of a module that decides if an operation can update an operand in place.
 
-    An operand's buffer dies at an operation if the program produces the value (or a loop carries it, or it is
-    a donated argument) and nothing reads it later. An argument of a private function dies if it dies at every
-    call of the function. ``call_sites`` lists the call operations of each function.
+    It can if the operand's buffer dies at the operation: nothing reads the value later, and the program
+    produces it, a loop carries it, or it is a donated argument. An argument of a private function dies if it
+    dies at every call of the function. ``call_sites`` lists the call operations of each function.
     """
 
     def __init__(

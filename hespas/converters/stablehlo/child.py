@@ -21,11 +21,11 @@ __all__ = ["read_in_child"]
 
 
 def read_in_child(data: bytes, parser_bytes: int, settings_text: str) -> bytes:
-    """Return findings, refusal and packed workload of a program, for
-    :func:`.sandbox.read_in_sandbox`.
+    """Read a program and return the result as bytes for :func:`.sandbox.read_in_sandbox`: one line of JSON
+    with diagnostics and any error, then the packed workload.
 
-    The parser gets ``parser_bytes`` of memory. The answer is a line of JSON and the
-    workload; an attached program that equals the input is left out.
+    The parser may use ``parser_bytes`` of memory. The program is left out of the workload's attachments if it
+    equals the input.
     """
     settings: dict[str, Any] = json.loads(settings_text)
     options = ReadOptions(

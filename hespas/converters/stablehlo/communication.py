@@ -1,7 +1,8 @@
-"""Collectives and point-to-point operations: groups, pairs and payloads from attributes.
+"""Reader of collectives and point-to-point operations: device groups, pairs and payloads from attributes.
 
-Groups stay as the program states them, with their mode, until the numbers of replicas and partitions are
-known. Then :func:`hespas.converters.replica_groups.normalise_groups` converts them to global ids.
+Groups keep the kind of ids that the program uses (replicas or partitions) until the numbers of replicas and
+partitions are known. Then :func:`hespas.converters.replica_groups.normalise_groups` converts them to global
+device ids.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _PairList = tuple[tuple[int, int], ...]
 
 
 class ProgramCollective(NamedTuple):
-    """Collective as the program states it. ``groups`` None: one group of all devices."""
+    """Collective with the ids of the program. ``groups`` None means one group of all devices."""
 
     kind: CollectiveKind
     groups: GroupSet | None
@@ -75,15 +76,15 @@ class ProgramCollective(NamedTuple):
     result_bytes: float
 
     def comm_bytes(self, group_size: int) -> float:
-        """Return the payload size of the collective in a Chakra trace."""
+        """Return the size of the collective as Chakra traces define it [bytes]."""
         return payload(self.kind, self.operand_bytes, self.result_bytes, group_size).comm_bytes
 
 
 class ProgramMessage(NamedTuple):
-    """Permute, send or receive as the program states it. ``pairs`` None: the peer is not stated.
+    """Permute, send or receive with the ids of the program. ``pairs`` None means that the peer is not stated.
 
-    ``mode`` None: ids count partitions, or replicas if there is one partition, as XLA reads ``send`` and
-    ``recv``.
+    ``mode`` None means that ids are partitions, or replicas if there is one partition, as XLA interprets
+    ``send`` and ``recv``.
     """
 
     kind: NodeKind
@@ -122,7 +123,8 @@ class CommunicationReader:
         results: tuple[TypeInfo, ...],
         reduction: str,
     ) -> int:
-        """Return the row in ``rows`` for an operation's communication; equal ones share a row.
+        """Return the index in ``rows`` of an operation's communication. Operations with equal communication
+        have one row.
 
         Raises ``FormatError`` for contradictory attributes.
         """
@@ -199,7 +201,9 @@ class CommunicationReader:
         return tuple((int(source), int(target)) for source, target in rows.tolist())
 
     def _mesh_axes(self, attribute: MlirAttribute) -> GroupSet:
-        """Return the groups of ``replica_group_mesh_axes``: axes of a mesh that a group varies over."""
+        """Return the groups of a ``replica_group_mesh_axes`` attribute. It lists mesh axes; the devices of a
+        group differ only along these.
+        """
         dialect = self._bindings.stablehlo
         decoded = dialect.ReplicaGroupMeshAxesAttr(attribute)
         is_inline = not str(decoded.mesh).startswith("@")

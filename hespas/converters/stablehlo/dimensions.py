@@ -1,7 +1,8 @@
-"""Symbolic dimensions of a program: bind them to numbers and infer all other extents.
+"""Substitution of numbers for the symbolic dimensions of a program, and inference of all other shapes.
 
-``jax.export`` names the ``?`` extents of arguments in the messages of its shape assertions: ``args[0].shape =
-(b, s, 64)``. Unnamed ones are identified by position: dimension 1 of argument 0 is ``arg0.1``.
+Symbolic dimensions are ``?`` extents of arguments. ``jax.export`` names them in the messages of its shape
+assertions: ``args[0].shape = (b, s, 64)``. A dimension without a name is identified by position: dimension 1
+of argument 0 is ``arg0.1``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _MOST_LISTED = 12
 
 
 class _SymbolicDimension(NamedTuple):
-    """Dimension ``?`` of an argument, and the program's expression for it (may be empty)."""
+    """Dimension ``?`` of an argument, and the expression that the program gives for it, such as ``2*b`` (may
+    be empty).
+    """
 
     argument: int
     dim: int
@@ -44,14 +47,14 @@ class _SymbolicDimension(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Name by position: ``arg0.1``."""
+        """Name of the dimension by position: ``arg0.1``."""
         return f"arg{self.argument}.{self.dim}"
 
 
 def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -> MlirModule:
-    """Return the module with all symbolic dimensions of its arguments bound.
+    """Return the module with numbers for all symbolic dimensions of its arguments.
 
-    Raises ``UsageError`` if ``dims`` names an unknown dimension or omits one, ``UnsupportedError`` if the
+    Raises ``UsageError`` if ``dims`` has an unknown dimension or lacks one, ``UnsupportedError`` if the
     shapes cannot be inferred from ``dims``.
     """
     header = read_header(module, bindings, "")
@@ -91,7 +94,9 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
 
 
 def _specifications(block: MlirBlock) -> list[list[str]]:
-    """Return the shapes of polymorphic arguments in ``jax.export``'s spelling, each a list of expressions."""
+    """Return the shapes of arguments with symbolic dimensions from ``jax.export``'s shape assertions. A shape
+    is a list of expressions, one per dimension.
+    """
     for view in block.operations:
         op = view.operation
         if op.name == "stablehlo.custom_call" and "error_message" in op.attributes:
@@ -103,7 +108,9 @@ def _specifications(block: MlirBlock) -> list[list[str]]:
 
 
 def _dimensions(types: Sequence[str], specifications: Sequence[list[str]]) -> list[_SymbolicDimension]:
-    """Return the ``?`` of the arguments, with names if the specifications fit the arguments."""
+    """Return the symbolic dimensions of the arguments. They have expressions if the ``specifications`` match
+    the arguments.
+    """
     shapes = {number: _extents_of(text) for number, text in enumerate(types)}
     dynamic = {number: shape for number, shape in shapes.items() if "?" in shape}
     named = dict(zip(dynamic, specifications, strict=False))
@@ -126,7 +133,9 @@ def _extents_of(text: str) -> list[str]:
 
 
 def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
-    """Return the extent of a dimension. Raises ``UsageError`` if it is unbound or out of range."""
+    """Return the number for a dimension. Raises ``UsageError`` if ``dims`` has none for it, or one that is
+    out of range.
+    """
     position, expression = dimension.place, dimension.expression
     if position in dims:
         return dims[position]

@@ -1,4 +1,4 @@
-"""Functions of a module as templates: each is read once, when it is first called."""
+"""Templates of a module's functions. A function is read when it is first called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _FEW_NODES = 1 << 16
 
 
 class FunctionLibrary:
-    """Templates of one module. The reader sets ``context`` after creating it."""
+    """Templates of the functions of one module. The reader sets ``context`` after it has created the
+    library.
+    """
 
     def __init__(self, header: ModuleHeader, bindings: Bindings) -> None:
         self.context: ModuleContext | None = None
@@ -75,9 +77,10 @@ class FunctionLibrary:
         return template
 
     def _check_inlined(self) -> None:
-        """Raise ``UnsupportedError``, before more is copied, if inlined calls make the entry too large.
+        """Raise ``UnsupportedError`` if the entry function would become too large through inlined calls,
+        before they are copied.
 
-        The sizes of templates that exist are multiplied by the number of their calls.
+        The size is computed from the templates read so far and the number of calls of each.
         """
         sizes: dict[str, int] = {}
         for name in self._callees_first(self._header.entry):

@@ -122,7 +122,7 @@ class MlirBlock(Protocol):
 
 
 class MlirView(Protocol):
-    """Operation as seen by its dialect, around the operation itself."""
+    """Operation as the Python class of its dialect; ``operation`` is the generic operation."""
 
     @property
     def operation(self) -> MlirOperation: ...
@@ -197,13 +197,15 @@ _IN_INPUT = re.compile(r'loc\("-":(\d+):(\d+)\)')
 
 
 def quoted(text: str, limit: int = MAX_QUOTE) -> str:
-    """Return at most ``limit`` characters of an input text, unprintable ones escaped."""
+    """Return a text from the input for a message: at most ``limit`` characters, unprintable ones escaped."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in cut)
 
 
 def place_of(location: str) -> str:
-    """Return a printed MLIR location as a position: line and column of the input, or the shortened text."""
+    """Convert a printed MLIR location to a position for messages: line and column of the input, or the
+    shortened text.
+    """
     match = _IN_INPUT.fullmatch(location)
     return f"line {match[1]}:{match[2]}" if match else quoted(location)
 
@@ -310,7 +312,7 @@ _DIALECTS = ("stablehlo.", "mhlo.")
 
 
 def short_name(op_name: str) -> str:
-    """Return an operation of StableHLO or MHLO without its dialect, ``""`` for any other."""
+    """Return the name of a StableHLO or MHLO operation without its dialect, ``""`` for other dialects."""
     return op_name.partition(".")[2] if op_name.startswith(_DIALECTS) else ""
 
 
@@ -323,10 +325,11 @@ _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
 
 
 class ParseFailure(Exception):  # noqa: N818 - the reader converts it to a FormatError with the path
-    """Error of the parser about its input.
+    """Error that MLIR's parser reports about its input.
 
-    ``line`` and ``column`` count from 1; 0 if MLIR does not know them. Then ``place`` is MLIR's text of the
-    location, if there is one. ``is_verdict``: the input was parsed, but an operation in it is invalid.
+    ``line`` and ``column`` count from 1 and are 0 if MLIR does not report them; ``place`` is then the text of
+    MLIR's location, if there is one. ``is_verdict`` is True if the input was parsed but contains an invalid
+    operation.
     """
 
     def __init__(
@@ -341,7 +344,7 @@ class ParseFailure(Exception):  # noqa: N818 - the reader converts it to a Forma
 
 
 class Bindings(NamedTuple):
-    """Modules of jaxlib in use. Attribute look-ups on them are untyped; callers cast the results."""
+    """Python modules of jaxlib's MLIR bindings. They are untyped; callers cast what they look up."""
 
     ir: ModuleType
     stablehlo: ModuleType
@@ -374,8 +377,8 @@ class Bindings(NamedTuple):
     def parse(self, program: str | bytes, *, quantised: bool = False) -> MlirModule:
         """Parse text or bytecode. Raises :class:`ParseFailure`.
 
-        ``quantised``: the program has types of the ``quant`` dialect. jaxlib does not register it; a pass
-        that depends on it, run on an empty module, loads it.
+        Set ``quantised`` for a program with types of the ``quant`` dialect, which jaxlib does not register. A
+        pass that depends on the dialect is then run on an empty module, which loads it.
         """
 
         def build(context: Context) -> MlirModule:
@@ -403,7 +406,8 @@ class Bindings(NamedTuple):
         return self._caught(convert)
 
     def refined(self, module: MlirModule, arguments: Sequence[str]) -> MlirModule:
-        """Return the module with ``arguments`` as types of its entry and all other types inferred from them.
+        """Return the module with ``arguments`` as argument types of its entry function, and all other types
+        inferred from them.
 
         Raises :class:`ParseFailure` if the other types cannot be inferred.
         """
@@ -426,7 +430,9 @@ class Bindings(NamedTuple):
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
     def _caught(self, build: Callable[[Context], MlirModule]) -> MlirModule:
-        """Run a parser in a new context and collect its diagnostics. A ``MemoryError`` passes."""
+        """Run a parser in a new context. Its diagnostics become a :class:`ParseFailure`; a ``MemoryError`` is
+        raised unchanged.
+        """
         context = self.context()
         failures: list[ParseFailure] = []
 

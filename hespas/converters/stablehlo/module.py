@@ -1,4 +1,6 @@
-"""Module of a program without its operations: entry, functions, donated arguments, meshes, devices."""
+"""Properties of a module outside of its operations: entry function, functions, donated arguments, meshes,
+devices.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class ModuleHeader(NamedTuple):
         return function.regions[0].blocks[0]
 
     def program_bytes(self, types: TypeTable) -> str:
-        """Return bytes of the arguments, of the results and of arguments over which results are written."""
+        """Return the sizes [bytes] of the program's arguments, results, and arguments whose buffers results
+        may overwrite, as text.
+        """
         entry = self.functions[self.entry]
         signature = cast("ir.FunctionType", cast("ir.TypeAttr", entry.attributes["function_type"]).value)
         inputs, results = (

@@ -1,4 +1,4 @@
-"""Tables of distinct signatures and source locations that nodes refer to by row.
+"""Tables of the distinct operation signatures and source locations of a program; nodes refer to their rows.
 
 JAX nests locations: ``loc("jit(step)/mlp/dot_general"("model.py":12:8))``. The outermost name is the
 framework's name of the operation, the first file position is the source. Equal locations are decoded once.
@@ -21,9 +21,10 @@ __all__ = ["LocationTable", "SignatureTable", "StablehloSignature", "has_rule", 
 
 
 def table_name(op_name: str) -> str:
-    """Return the name in the cost table (any name if the table has none), ``""`` without a dialect.
+    """Return the name under which the cost table would have an operation, ``""`` for a name without a
+    dialect.
 
-    An operation without a dialect may have a name of the table, but it is not a StableHLO operation.
+    An operation without a dialect is not a StableHLO operation, even if the table has its name.
     """
     return canonical_name(op_name) if "." in op_name else ""
 
@@ -34,15 +35,19 @@ def has_rule(op_name: str) -> bool:
 
 
 def price(op_name: str, described: CostInput) -> Cost:
-    """Return the cost of one operation: of class UNKNOWN if the table does not have it."""
+    """Return the cost of one operation. The class is UNKNOWN if the cost table does not have the
+    operation.
+    """
     return cost_of(op_name, described) if "." in op_name else unknown_cost(described)
 
 
 class StablehloSignature(NamedTuple):
-    """Full name of an operation, rows of its types, and the cost of one execution.
+    """Properties that many nodes have in common: full operation name, rows of the types, and cost of one
+    execution.
 
-    ``is_bounded``: extents are upper bounds; ``is_dynamic``: some are unknown. ``needs_report``: figures are
-    unknown or bounds. ``label`` names nodes: the operation without its dialect, or a custom call's target.
+    ``is_bounded`` is True if extents are upper bounds, ``is_dynamic`` if some are unknown, and
+    ``needs_report`` if costs are unknown or bounds. ``label`` is the name for nodes: the operation without
+    its dialect, or the target of a custom call.
     """
 
     op_name: str
@@ -61,7 +66,9 @@ _SignatureKey = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int
 
 
 class SignatureTable:
-    """Table of the signatures of one program: ``known[key]`` is a row of ``rows``."""
+    """Table of the signatures of one program. ``known[key]`` is the row in ``rows`` for an operation with its
+    types and attributes.
+    """
 
     def __init__(self) -> None:
         self.rows: list[StablehloSignature] = []
@@ -69,11 +76,13 @@ class SignatureTable:
         self._unknown: dict[tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...]], int] = {}
 
     def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
-        """Return the row of an operation whose cost follows from its name and types."""
+        """Return the row of an operation whose cost depends only on its name and types."""
         return self.known[name, operands, results, (), None]
 
     def unknown(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
-        """Return the row of an operation of unknown FLOPs, whatever its name."""
+        """Return the row of an operation that counts as one of unknown FLOPs, even if the cost table has its
+        name.
+        """
         described = CostInput(
             tuple(tensor for info in operands for tensor in info.tensors),
             tuple(tensor for info in results for tensor in info.tensors),
@@ -131,9 +140,10 @@ _UNKNOWN_FILE = "-"
 
 
 class LocationTable:
-    """Interned locations. ``rows[i]`` is (source string row, framework string row); row 0 is empty.
+    """Table of distinct locations. ``rows[i]`` is (string row of the source position, string row of the
+    framework's name); row 0 is empty.
 
-    ``path`` is the input itself, whose own lines are locations if the program has no others; ``""`` for an
+    ``path`` is the input file. Its own lines serve as locations if the program has no others; ``""`` for an
     input without lines.
     """
 
@@ -147,7 +157,7 @@ class LocationTable:
         self._within: dict[tuple[int, int], int] = {}
 
     def row(self, location: MlirLocation) -> int:
-        """Return the row of a location, 0 for an empty one. Call it only if locations are ``enabled``."""
+        """Return the row of a location, 0 for an empty one. Call this only if locations are ``enabled``."""
         row = self._rows_by_location.get(location)
         if row is None:
             source, name = self.describe(location)
@@ -170,10 +180,10 @@ class LocationTable:
         return " ".join(filter(None, (f"line {line}" if line != source else source, name)))
 
     def within(self, call: int, rows: list[int]) -> list[int]:
-        """Return the rows of a function's operations for the call at row ``call``.
+        """Return the rows of a called function's locations, prefixed by the name of the call at row ``call``.
 
-        Frameworks name the operations of a function from its own start (``select_n``). XLA prepends the name
-        of the call when it inlines a function, so that profiles show ``jit(step)/jit(_where)/select_n``.
+        Frameworks name the operations of a function relative to it (``select_n``). XLA prepends the name of
+        the call when it inlines a function, so that profiles have ``jit(step)/jit(_where)/select_n``.
         """
         if not call or not self._names[call]:
             return rows

@@ -1,7 +1,8 @@
-"""Storage forms of a StableHLO program: recognise, parse and write them.
+"""File forms of a StableHLO program: detection, parsing and conversion.
 
-Text (pretty or generic), MLIR bytecode, VHLO portable artifact, and the file that ``jax.export`` writes: a
-flatbuffer that holds a portable artifact as a byte vector (its u32 length directly precedes the magic).
+The forms are text (pretty or generic), MLIR bytecode, VHLO portable artifact, and the file that
+``jax.export`` writes: a flatbuffer with a portable artifact as a byte vector (its u32 length directly
+precedes the magic).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_STRUCTURE)))
 
 
 class ProgramForm(Enum):
-    """Storage form of a program."""
+    """File form of a program."""
 
     TEXT = "text"
     BYTECODE = "bytecode"
@@ -81,7 +82,7 @@ class ProgramForm(Enum):
 
 
 class ParsedProgram(NamedTuple):
-    """Parsed program, its storage form, its producer and whether it has source locations."""
+    """Parsed program, its file form, its producer, and True if it has source locations."""
 
     module: MlirModule
     form: ProgramForm
@@ -90,7 +91,7 @@ class ParsedProgram(NamedTuple):
 
 
 def nesting_depth(text: bytes) -> int:
-    """Return the deepest nesting of brackets outside strings and comments.
+    """Return the deepest nesting of brackets, not counting strings and comments.
 
     O(length), vectorised in blocks.
     """
@@ -98,7 +99,9 @@ def nesting_depth(text: bytes) -> int:
 
 
 def _depths(text: bytes) -> tuple[int, int]:
-    """Return the largest number of open brackets, and the number open at the end (-1 without brackets)."""
+    """Return the largest number of open brackets, and the number of brackets open at the end (-1 for a text
+    without brackets).
+    """
     if b"\\" in text:
         text = _ESCAPE.sub(b"", text)
     residue = _QUIET.sub(b"", text.replace(b"->", b"").translate(None, _OTHERS))
@@ -120,7 +123,7 @@ def _running(residue: bytes) -> NDArray[np.int64]:
 def _deep_position(text: bytes, limit: int) -> str:
     """Return the position of the first bracket that nests deeper than ``limit``.
 
-    This is the scan of :func:`nesting_depth` with positions, over as much of the start as needed.
+    This repeats the scan of :func:`nesting_depth` with positions, up to that bracket.
     """
     length = min(_BLOCK, len(text))
     while length < len(text) and nesting_depth(text[:length]) <= limit:
@@ -135,7 +138,7 @@ def _deep_position(text: bytes, limit: int) -> str:
 
 
 def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
-    """Parse a program in any form. Raises ``FormatError`` with the position."""
+    """Parse a program in any form. Raises ``FormatError`` with the position of the fault."""
     start = data.find(BYTECODE_MAGIC)
     if start < 0:
         return _parse_text(data, bindings)
@@ -173,7 +176,7 @@ def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
 
 
 def _embedded(data: bytes, start: int) -> bytes:
-    """Return the byte vector of an export file that holds the program."""
+    """Return the program in a ``jax.export`` file, the content of its byte vector."""
     length = int.from_bytes(data[start - _LENGTH_BYTES : start], "little") if start >= _LENGTH_BYTES else 0
     if not 0 < length <= len(data) - start:
         raise FormatError(
@@ -189,7 +192,8 @@ def _embedded(data: bytes, start: int) -> bytes:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Return True if the function's name, at the very end of a ``jax.export`` file, is incomplete.
+    """Return True if a ``jax.export`` file is cut off: the name of the function, at the very end of the file,
+    is incomplete.
 
     The second field of the flatbuffer's root table is that string (jax/_src/export/serialization.fbs).
     """
@@ -291,7 +295,9 @@ def misnamed_op_place(text: bytes) -> str:
 
 
 def _undecodable(text: bytes) -> Iterator[re.Match[bytes]]:
-    """Yield the literals that are not UTF-8. Literals do not span lines, and few lines have such bytes."""
+    """Yield the string literals that are not UTF-8. Literals do not span lines, so only lines with such bytes
+    are searched.
+    """
     high = _HIGH.search(text)
     while high is not None:
         start = text.rfind(_NEWLINE, 0, high.start()) + 1
@@ -323,7 +329,8 @@ def shortened(message: str) -> str:
 
 
 def excerpt(line: str, column: int) -> str:
-    """Return a line of the input, a long one from shortly before its ``column``.
+    """Return a line of the input for a message. A long line is cut so that it starts shortly before
+    ``column``.
 
     ``column`` counts from 1.
     """
@@ -343,10 +350,10 @@ _KNOWN_PLACE = re.compile(r'loc\((?!unknown\)|#loc|"-":\d)')
 
 
 def form_of_name(name: str, version: str) -> ProgramForm:
-    """Return the form for a file name; text for a name without a known suffix.
+    """Return the form that a file name implies; text for a name without a known suffix.
 
-    Bytecode has no version: with one, a portable artifact is written. Raises ``UsageError`` for text with a
-    version.
+    Only portable artifacts have a version, so bytecode with a ``version`` becomes an artifact. Raises
+    ``UsageError`` for text with a version.
     """
     suffixes = [suffix for suffix in PurePath(name).suffixes if suffix != ".gz"]
     last = suffixes[-1] if suffixes else ""
@@ -366,9 +373,9 @@ def form_of_name(name: str, version: str) -> ProgramForm:
 
 
 def in_form(data: bytes, own: ProgramForm, form: ProgramForm, version: str, bindings: Bindings) -> bytes:
-    """Convert a valid program to a form; return it unchanged if ``own`` is that form.
+    """Convert a valid program from form ``own`` to ``form``; equal forms leave it unchanged.
 
-    Raises ``UnsupportedError`` if the program has no such form.
+    Raises ``UnsupportedError`` if the program cannot have that form.
     """
     if form is own and not version:
         return data

@@ -61,7 +61,9 @@ def read_parsed(
 
 @contextmanager
 def parsing(data: bytes, path: str) -> Generator[None]:
-    """Convert errors of jaxlib's bindings in the block to a ``FormatError`` with a position if possible."""
+    """Convert errors of jaxlib's bindings in the ``with`` block to a ``FormatError``, with a position if
+    possible.
+    """
     try:
         yield
     except (RecursionError, RuntimeError, MemoryError, UnicodeDecodeError, TypeError) as error:
@@ -76,7 +78,9 @@ def parsing(data: bytes, path: str) -> Generator[None]:
 
 
 def _stopped(error: Exception, data: bytes) -> FormatError | None:
-    """Return the error for a failure of jaxlib's bindings or of the walk; None for a bug in Hespas."""
+    """Return the ``FormatError`` for a failure of jaxlib's bindings or of the conversion; None if the failure
+    is a bug in Hespas.
+    """
     whole = f"within {len(data):,} bytes"
     is_text = BYTECODE_MAGIC not in data
     if isinstance(error, RecursionError):
@@ -228,7 +232,7 @@ def _devices(
 
 
 def _named_devices(communications: list[Communication]) -> int:
-    """Return one more than the largest id in groups and pairs."""
+    """Return the number of devices that the ids in groups and pairs imply: the largest id plus one."""
     highest = 0
     for communication in communications:
         if not isinstance(communication, ProgramCollective):
@@ -241,9 +245,11 @@ def _named_devices(communications: list[Communication]) -> int:
 def _warn_if_global(
     data: bytes, header: ModuleHeader, entry: FunctionTemplate, context: ModuleContext, devices: DeviceCounts
 ) -> int:
-    """Warn about a sharded but unpartitioned program, whose shapes are the shapes of the whole job.
+    """Warn about a program with shardings that is not partitioned, so that its shapes cover all devices of
+    the job.
 
-    Return the largest number of parts that such work splits into, 0 without such work.
+    Return the largest number of shards that an operation would be split into, 0 if there is no such
+    operation.
     """
     if _SHARDING not in data:
         return 0

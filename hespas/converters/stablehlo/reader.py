@@ -1,7 +1,7 @@
-"""Reader of a StableHLO program, which all devices run, or of a folder of programs of rank classes.
+"""Reader of StableHLO: one program that all devices run, or a folder with one program per rank class.
 
-A folder holds replays ``NAME.{class}.mlir`` of one job. Each states its ranks as text: ``0-3,8-14/2`` is 0,
-1, 2, 3, 8, 10, 12, 14.
+A folder holds replays (:mod:`.replay`) ``NAME.{class}.mlir`` of one job. Each states its ranks as text:
+``0-3,8-14/2`` is 0, 1, 2, 3, 8, 10, 12, 14.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 
 
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a program from memory after a child process has read it; ``path`` appears in messages."""
+    """Read a program from memory, in a child process. ``path`` appears in messages."""
     check_installation()  # fail before a child process starts
     return read_in_sandbox(data, path, options, diagnostics)
 
@@ -80,7 +80,7 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
 
 
 def _rank_class(path: Path, programs: Mapping[str, Workload]) -> SmallIntArray:
-    """Return the class of each rank; one past the last for ranks without a program."""
+    """Return the class of each rank. Ranks without a program get the class after the last one."""
     num_ranks = max(program.num_ranks for program in programs.values())
     rank_class = np.full(num_ranks, len(programs), np.int32)
     for number, (name, program) in enumerate(programs.items()):
@@ -116,7 +116,7 @@ _SHORTEST = 3
 
 
 def ranks_text(ranks: IntArray) -> str:
-    """Return ascending ranks as text of runs with equal steps. O(ranks)."""
+    """Return ascending ranks as text: ranges, each with a step. O(ranks)."""
     runs: list[str] = []
     listed: list[int] = ranks.tolist()
     start = 0
@@ -134,7 +134,9 @@ def ranks_text(ranks: IntArray) -> str:
 
 
 def parsed_ranks(text: str) -> IntArray:
-    """Return the ranks of a text. Raises ``ValueError`` for an invalid text or more than 2**24 ranks."""
+    """Parse the text of :func:`ranks_text`. Raises ``ValueError`` for an invalid text or more than 2**24
+    ranks.
+    """
     parts: list[IntArray] = []
     left = MAX_DEVICES
     for run in text.split(","):

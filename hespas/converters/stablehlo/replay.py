@@ -1,9 +1,9 @@
-"""Replay of a graph as a StableHLO program that does the same work in the same order.
+"""Conversion of a graph to a StableHLO program that does the same work in the same order (a *replay*).
 
 A replay is not the graph's original program. Every node becomes operations on tensors of its types. Its
-dependencies become data dependencies of its operands (:mod:`.replay_emit`), FLOPs are added up to the graph's
-figure (:mod:`.replay_recipes`), and unused results are results of ``@main``. The graph is flat. All ranks run
-the program as replicas.
+dependencies become data dependencies of its operands (:mod:`.replay_emit`), and operations are added until
+the FLOPs reach those of the graph (:mod:`.replay_recipes`). Values that nothing uses are results of
+``@main``, so that no compiler removes them. The graph has no loops. All ranks run the program as replicas.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ _WHOLE_GRAPH = "the graph as a whole"
 
 @dataclass(slots=True)
 class ProgramReplay:
-    """Body of a replay, and its differences from the graph: by code, examples with their number of nodes."""
+    """Body of a replay, and its differences from the graph. ``changes`` has by code of the difference
+    examples and their number of nodes.
+    """
 
     emitter: ReplayEmitter
     outputs: list[Value]
@@ -77,15 +79,16 @@ class ProgramReplay:
     changes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
 
     def note(self, code: str, what: str = "") -> None:
-        """Count a node with a property that is not kept; ``what`` is an example."""
+        """Count a node with a property that the replay does not have. ``what`` describes an example."""
         self.changes.setdefault(code, Counter())[what] += 1
 
 
 def replay(graph: OpGraph, num_ranks: int) -> ProgramReplay:
-    """Emit a flat graph for ``num_ranks`` replicas, or for as many as it names. O(nodes + edges).
+    """Convert a graph without loops to a program for ``num_ranks`` replicas, or for more if it refers to
+    higher ranks. O(nodes + edges).
 
-    Raises ``FormatError`` for a cycle or for groups that do not fit the job, ``UnsupportedError`` for a graph
-    that is too large: before anything is emitted if its nodes and edges alone are too many.
+    Raises ``FormatError`` for a cycle or for groups that do not fit the job, and ``UnsupportedError`` for a
+    graph that is too large. The numbers of nodes and edges are checked first.
     """
     most = limits()
     if len(graph) > most.replayed_operations:
@@ -115,7 +118,7 @@ def replay(graph: OpGraph, num_ranks: int) -> ProgramReplay:
 
 
 class _ReplayWriter:
-    """Writer of a graph node by node; keeps the values of each node until the end."""
+    """Writer of a graph, node by node. The values of each node are stored for its users."""
 
     def __init__(self, graph: OpGraph, num_ranks: int) -> None:
         self.graph = graph
@@ -146,7 +149,7 @@ class _ReplayWriter:
         self.sent: dict[tuple[int, float, int], list[tuple[NodeKind, list[Value]]]] = {}
 
     def emit(self, number: int) -> None:
-        """Emit one node, after its producers."""
+        """Emit the operations of one node; the nodes that it depends on come first."""
         emitter = self.emitter
         graph = self.graph
         names = (graph.node_name(number), graph.strings[int(graph.framework_id[number])])
@@ -188,7 +191,7 @@ class _ReplayWriter:
         self.values[number] = made
 
     def finish(self) -> ProgramReplay:
-        """Return the replay, with unused values as results."""
+        """Return the replay. Values that no operation uses completely become its results."""
         whole = self.binder.whole
         loose = {value.name: value for made in self.values for value in made if value.name not in whole}
         self.replay.outputs = list(loose.values())
@@ -246,13 +249,17 @@ class _ReplayWriter:
         return _viewed(node, made)
 
     def _note_bytes(self, what: str, expected: float, made: float) -> None:
-        """Record a payload that differs from the graph's."""
+        """Record a message or collective whose size (``made``) differs from the size in the graph
+        (``expected``).
+        """
         if made != expected:
             before = "unknown" if isnan(expected) else f"{expected:,.15g} B"
             self.replay.note("comm-bytes", f"{what} of {before} as {made:,.15g} B")
 
     def _message(self, node: ReplayNode, row: int, kind: NodeKind) -> list[Value]:
-        """Emit a permute; of a send and receive pair the first is the permute, the second waits for it."""
+        """Emit a permute, send or receive. The first of a matching send and receive becomes a permute; the
+        second waits for it.
+        """
         table = self.graph.p2p
         number = int(table.permutation[row])
         if number < 0:
@@ -276,16 +283,20 @@ class _ReplayWriter:
 
 
 def _viewed(node: ReplayNode, made: list[Value]) -> list[Value]:
-    """Return the values of a node, preceded by views of them in the node's types if these differ."""
+    """Return the values ``made`` for a node. If their types differ from the node's result types, views of
+    them with those types come first.
+    """
     if [value.type for value in made] == list(node.results):
         return made
     return [*made_from(node, made, node.results, copies=False), *made]
 
 
 def _row(moved: float, flops: float) -> Tensor:
-    """Return the tensor for a node without types, which reads and writes as many bytes as the graph states.
+    """Return a one-dimensional tensor for a node without types, so that reading and writing it moves as many
+    bytes as the graph states.
 
-    One number for a matmul, since that has more work than elements.
+    The tensor has one element if the node's FLOPs are too many for operations on its elements; they become a
+    matmul.
     """
     elements = 0.0 if isnan(moved) else moved / (2 * F32.storage_bytes(1))
     is_product = flops > MOST_PASSES * elements
@@ -297,7 +308,9 @@ _BYTES_TOLERANCE = 0.01
 
 
 def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostics: Diagnostics) -> None:
-    """Report if ``written``, the graph of a replay, has noticeably more or less work than ``flat``."""
+    """Report if ``written``, the graph that a reader gets from the replay, has noticeably more or less work
+    than ``flat``.
+    """
     flops = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
     wanted = known_sum(flops)
     if not abs(replayed.flops - wanted) <= _FLOPS_TOLERANCE * wanted and (replayed.flops or wanted > 0):
@@ -327,9 +340,9 @@ def compare(flat: OpGraph, replayed: ProgramReplay, written: OpGraph, diagnostic
 
 
 def _local_bytes(graph: OpGraph) -> FloatArray:
-    """Return bytes moved per step by other operations than collectives and messages.
+    """Return the bytes that each node moves per step, 0 for collectives and messages.
 
-    Payloads are compared separately.
+    The payloads of communication are compared separately.
     """
     moved = np.array(graph.bytes_moved * graph.executions)
     moved[graph.collectives.node] = 0.0
@@ -338,7 +351,7 @@ def _local_bytes(graph: OpGraph) -> FloatArray:
 
 
 def _sum(column: FloatArray) -> str:
-    """Return the sum of a column as text, with the number of unknown values."""
+    """Return the sum of a column as text, with the number of nodes whose value is unknown."""
     unknown = int(np.isnan(column).sum())
     if unknown == len(column):
         return f"unknown figures of {unknown:,} operations"

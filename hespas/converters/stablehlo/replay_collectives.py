@@ -1,7 +1,7 @@
-"""Recipes of collectives and messages in a replay: same kind, groups and bytes.
+"""Collectives and messages of a replay, with the kind, groups and bytes of the graph.
 
 Every rank is a replica of the program. Group members and peers are global device ids, which equal replica ids
-for one partition.
+if there is one partition.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ _BYTE = dtype("ui8")
 
 
 class ReplayGroups(NamedTuple):
-    """Groups in StableHLO's spelling. ``size`` is the largest group size; ``even``: all groups have it."""
+    """Device groups as a StableHLO attribute. ``size`` is the largest group size; ``even`` is True if all
+    groups have it.
+    """
 
     attribute: str
     size: int
@@ -73,7 +75,7 @@ class ReplayGroups(NamedTuple):
 
 
 class ReplayCollective(NamedTuple):
-    """Attributes of a collective; unknown ``comm_bytes`` are NaN, an unknown ``channel`` is -1."""
+    """Properties of a collective in the graph. ``comm_bytes`` is NaN and ``channel`` -1 if unknown."""
 
     kind: CollectiveKind
     groups: ReplayGroups
@@ -83,10 +85,11 @@ class ReplayCollective(NamedTuple):
 
 
 def devices_for(graph: OpGraph, num_ranks: int) -> int:
-    """Return the number of devices of a replay: the job's ranks, or as many as groups and messages name.
+    """Return the number of devices of a replay: the ranks of the job, or more if groups or messages contain
+    higher ranks.
 
-    A trace of one rank names other ranks. Raises ``UnsupportedError`` if the lists of groups and messages
-    would take more than 2**24 ids.
+    The trace of one rank, for example, contains other ranks. Raises ``UnsupportedError`` if the lists of
+    groups and messages would have more than 2**24 ids.
     """
     named = [1 + highest_id(groups) for groups in graph.group_sets]
     devices = max([num_ranks, *named, *(way.num_ranks for way in graph.permutations)])
@@ -101,7 +104,7 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
 
 
 def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: ReplayEmitter) -> ReplayGroups:
-    """Return a group set that covers all ranks: omitted ranks form groups of their own.
+    """Return groups that cover all ranks. Ranks that ``groups`` omits form additional groups.
 
     Raises ``ValueError`` if a rank is outside the job or in two groups.
     """
@@ -129,7 +132,9 @@ def _dense(table: IntArray) -> str:
 
 
 def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
-    """Emit a collective of the node's own types if they fit its kind, else of a row of its size."""
+    """Emit a collective on tensors of the node's types if these are valid for its kind, else on a
+    one-dimensional tensor of its size.
+    """
     if link.kind is CollectiveKind.BARRIER:
         return _all_reduce(node, link, (Tensor(F32, ()),)) or []
     operands = node.operands[: len(node.results)] if node.results else node.operands
@@ -138,7 +143,7 @@ def collective(node: ReplayNode, link: ReplayCollective) -> list[Value]:
 
 
 def _typed(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    """Emit a collective of the given operands; return None if the node's types do not fit its kind."""
+    """Emit a collective on the given operands; return None if the node's types are not valid for its kind."""
     results = node.results
     if link.kind is CollectiveKind.ALL_REDUCE:
         return _all_reduce(node, link, operands) if results == operands else None
@@ -156,7 +161,9 @@ def _typed(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...
 
 
 def _single(node: ReplayNode, link: ReplayCollective, operand: Tensor, result: Tensor) -> list[Value] | None:
-    """Emit a collective of one operand and one result; return None if they do not fit."""
+    """Emit a collective with one operand and one result; return None if their types are not valid for its
+    kind.
+    """
     if link.kind is CollectiveKind.ALL_TO_ALL:
         return _all_to_all(node, link, operand, result)
     if link.kind is CollectiveKind.REDUCE_SCATTER:
@@ -175,7 +182,7 @@ def _written(
     results: Sequence[Tensor],
     *attributes: str,
 ) -> list[Value]:
-    """Emit one collective of the given types."""
+    """Emit one collective operation with the given operand and result types."""
     bound = node.bound(operands)
     reducer = ""
     if op in {"all_reduce", "reduce_scatter"}:
@@ -198,7 +205,9 @@ def _written(
 
 
 def payload_bytes(link: ReplayCollective, made: Sequence[Value]) -> float:
-    """Return the payload of a written collective: the bytes of its operands."""
+    """Return the payload size of a written collective: the bytes of its operands, derived from its
+    results.
+    """
     results = float(sum(value.type.size_bytes for value in made))
     if not link.groups.even:  # written as an all-reduce
         return results
@@ -210,9 +219,9 @@ def payload_bytes(link: ReplayCollective, made: Sequence[Value]) -> float:
 
 
 def applied_reduction(link: ReplayCollective, made: Sequence[Value]) -> str:
-    """Return the change of a reduction, empty for an unchanged one.
+    """Return a description of how the replay changes the reduction of a collective, empty if it does not.
 
-    Sums replace an unknown reduction and one that the type does not support.
+    An unknown reduction, or one that the type does not support, is replaced by a sum.
     """
     if link.kind not in _REDUCING or not made:
         return ""
@@ -232,7 +241,9 @@ def _reduction(link: ReplayCollective, element: Tensor) -> str:
 
 
 def _all_reduce(node: ReplayNode, link: ReplayCollective, operands: tuple[Tensor, ...]) -> list[Value] | None:
-    """Emit an all-reduce; return None for tensors of several element types, which cannot share a reducer."""
+    """Emit an all-reduce; return None for tensors of several element types, because they would need several
+    reducers.
+    """
     if len({tensor.element for tensor in operands}) > 1:
         return None
     return _written(node, link, "all_reduce", operands, operands)
@@ -260,7 +271,9 @@ def _all_to_all(
 
 
 def _sized(node: ReplayNode, link: ReplayCollective) -> list[Value]:
-    """Emit a collective of a row of ``comm_bytes`` or of the operands' size; the results are views of it."""
+    """Emit a collective on a one-dimensional tensor of ``comm_bytes`` or, if that is unknown, of the
+    operands' size.
+    """
     size = link.groups.size
     operand_bytes = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
     count = int(link.comm_bytes) if link.comm_bytes > 0 else operand_bytes
@@ -282,13 +295,15 @@ def _sized(node: ReplayNode, link: ReplayCollective) -> list[Value]:
 
 
 def pairs_of(permutation: Permutation, emitter: ReplayEmitter) -> str:
-    """Return the attribute with the pairs of a permutation."""
+    """Return the source-target pairs of a permutation as an attribute."""
     pairs = np.array(list(permutation), np.int64).reshape(-1, 2)
     return emitter.alias("pairs", _dense(pairs) if len(pairs) else "dense<> : tensor<0x2xi64>")
 
 
 def permute(node: ReplayNode, pairs: str, comm_bytes: float) -> list[Value]:
-    """Emit a message along a permutation: of the node's own type if it has one, else of a row of bytes."""
+    """Emit a permute on the node's tensor if it has one operand of its result type, else on a tensor of
+    ``comm_bytes``.
+    """
     operand = node.operands[0] if len(node.operands) == 1 and node.operands == node.results else None
     if operand is None:
         count = max(1, int(comm_bytes)) if comm_bytes > 0 else 1

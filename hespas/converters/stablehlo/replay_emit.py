@@ -1,7 +1,8 @@
-"""Building blocks of a replay: emitter of operations, binder of operands, nodes and their tensor types.
+"""Building blocks of a replay: the writer of operations, the binding of operands, and the nodes with their
+types.
 
-``ReplayEmitter.flops`` and ``ReplayEmitter.transcendentals`` count as XLA's HLO cost analysis does, so that
-recipes know the remaining work of a node.
+``ReplayEmitter.flops`` and ``ReplayEmitter.transcendentals`` count the written operations as XLA's HLO cost
+analysis does. The difference from the node's costs is the work that still has to be added.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
 def too_large(what: str, position: str | None = None) -> UnsupportedError:
-    """Return the error for a graph whose replay would have ``what``."""
+    """Return the error for a graph that is too large for a replay; ``what`` describes the excess."""
     return UnsupportedError(
         f"a StableHLO replay of it has {what}",
         position=position,
@@ -47,18 +48,18 @@ def too_large(what: str, position: str | None = None) -> UnsupportedError:
 
 
 def quoted_text(text: str) -> str:
-    """Return a string literal of MLIR for a text with any bytes."""
+    """Return a text as an MLIR string literal, with escapes for bytes that are not printable."""
     encoded = text.encode("utf-8", "surrogatepass")
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in encoded)
     return f'"{"".join(plain)}"'
 
 
 class ReplayEmitter:
-    """Emitter of the body of ``@main``, line by line.
+    """Writer of the body of ``@main``, line by line.
 
-    ``location`` is appended to each operation; ``unknown_work`` is the name of the operation of unknown FLOPs
-    to mark the next copy with. XLA merges operations that differ only in location, so :meth:`add` never
-    writes two of them.
+    ``location`` is appended to each operation. ``unknown_work`` is the name of an operation of unknown FLOPs,
+    with which the next copy is marked. XLA merges equal operations even if their locations differ, so
+    :meth:`add` never writes the same operation twice.
     """
 
     def __init__(self) -> None:
@@ -82,18 +83,21 @@ class ReplayEmitter:
         self.unknown_work = name
 
     def argument(self, tensor: Tensor) -> Value:
-        """Add an argument of the function."""
+        """Add an argument to the function and return its value."""
         self.arguments.append(tensor)
         return self._known(Value(f"%arg{len(self.arguments) - 1}", tensor))
 
     def alias(self, prefix: str, attribute: str) -> str:
-        """Return the name of an attribute that is written once for the whole module."""
+        """Return an alias such as ``#groups0`` for an attribute, which is then written once for the whole
+        module.
+        """
         return self.aliases.setdefault(attribute, f"#{prefix}{len(self.aliases)}")
 
     def add(self, text: str, result: Tensor) -> Value:
-        """Add one operation with one result; ``text`` is the right-hand side.
+        """Add one operation with one result. ``text`` is the part after ``=``.
 
-        A repeated operation gets an operand that differs in one element.
+        If the same operation exists already, one element of an operand is changed, so that XLA does not merge
+        the two.
         """
         text = self._unlike(text)
         value = self._known(Value(f"%{self._next}", result))
@@ -113,8 +117,8 @@ class ReplayEmitter:
         return values
 
     def share(self, text: str, result: Tensor, *, flops: float = 0.0) -> Value:
-        """Return an earlier equal operation or a new one, for operations such as views that are not a node's
-        work.
+        """Return the result of an earlier equal operation, or add the operation. This is for operations such
+        as views that are not part of a node's work.
         """
         if text not in self._written:
             self.work(flops=flops)
@@ -135,7 +139,9 @@ class ReplayEmitter:
         return value
 
     def _unlike(self, text: str) -> str:
-        """Return ``text``, or for a repeated operation the same text with a unique operand."""
+        """Return ``text`` if no earlier operation equals it, else the same operation with one element of an
+        operand changed.
+        """
         if text not in self._written:
             return text
         named = (self._values.get(name) for name in dict.fromkeys(_NAME.findall(text)))
@@ -147,12 +153,14 @@ class ReplayEmitter:
         return _NAME.sub(lambda name: new.name if name[0] == old.name else name[0], text)
 
     def work(self, *, flops: float = 0.0, transcendentals: float = 0.0) -> None:
-        """Add XLA's count of the latest operations."""
+        """Add to the counts of FLOPs and transcendentals, for the operations just written."""
         self.flops += flops
         self.transcendentals += transcendentals
 
     def seed(self) -> Value:
-        """Return a number that no compiler can prove equal to another value, to make twins differ."""
+        """Return a scalar that no compiler can prove equal to another value, to make equal operations
+        differ.
+        """
         position = self._seeds % _SEEDS
         if self._seed_argument is None or position == 0:
             self._seed_argument = self.argument(Tensor(F32, (_SEEDS,)))
@@ -169,7 +177,7 @@ class ReplayEmitter:
         return self.share(pretty("reshape", [value], result), result)
 
     def front(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the leading part of each dimension."""
+        """Return the leading part of a value with the extents ``shape``."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
@@ -177,7 +185,8 @@ class ReplayEmitter:
         return self.share(pretty("slice", [value], result, f" [{ranges}]"), result)
 
     def stretched(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
-        """Return the elements, repeated to fill a shape whose size is a multiple of theirs.
+        """Return a tensor of ``shape`` that repeats the elements of the value. Its size must be a multiple of
+        the value's size.
 
         With ``shared`` an earlier equal operation may be used.
         """
@@ -208,16 +217,16 @@ class ReplayEmitter:
         return self.share(pretty("convert", [value], result), result, flops=count)
 
     def unary(self, op: str, value: Value) -> Value:
-        """Add an operation of one operand that keeps its type."""
+        """Add an operation with one operand; the result has its type."""
         return self.add(f"stablehlo.{op} {value} : {value.type}", value.type)
 
     def binary(self, op: str, left: Value, right: Value) -> Value:
-        """Add an operation of two operands of one type that keeps it."""
+        """Add an operation with two operands of one type; the result has that type."""
         return self.add(f"stablehlo.{op} {left}, {right} : {left.type}", left.type)
 
     def put(self, target: Value, number: Value) -> Value:
-        """Return ``target`` with one element overwritten, in place if possible, so that it waits for
-        ``number``.
+        """Return ``target`` with one element replaced by ``number``, in place if possible. The result thus
+        depends on ``number``.
 
         ``number`` is a scalar of any type. A target without elements is returned unchanged.
         """
@@ -232,13 +241,13 @@ class ReplayEmitter:
         return self.overwrite(target, update)
 
     def overwrite(self, target: Value, update: Value) -> Value:
-        """Return ``target`` with its leading part replaced."""
+        """Return ``target`` with its leading part replaced by ``update``."""
         positions = [Value("%zero", Tensor(dtype("i32"), ()))] * target.type.rank
         text = pretty("dynamic_update_slice", [target, update, *positions], target.type)
         return self.share(text, target.type)
 
     def largest(self, value: Value) -> Value:
-        """Return a scalar that depends on all elements of a real, non-empty value."""
+        """Return the largest element of a real, non-empty value: a scalar that depends on all elements."""
         count = value.type.elements
         flat = self.reshape(value, (count,))
         if count == 1:
@@ -248,7 +257,7 @@ class ReplayEmitter:
         return self.share(reduction("maximum", flat, start, [0], scalar), scalar, flops=count - 1)
 
     def joined(self, scalars: Iterable[Value], element: DType) -> Value:
-        """Return one scalar that waits for all of ``scalars``."""
+        """Return one scalar that depends on all ``scalars``."""
         parts = [self.converted(scalar, element) for scalar in scalars]
         if len(parts) == 1:
             return parts[0]
@@ -258,7 +267,9 @@ class ReplayEmitter:
 
 
 class MatmulShape(NamedTuple):
-    """Product ``batch x (m x k by k x n)`` of element types ``lhs`` and ``rhs`` (codes, -1 unknown)."""
+    """Matrix product ``batch x (m x k by k x n)``. ``lhs`` and ``rhs`` are codes of element types (-1:
+    unknown).
+    """
 
     batch: int
     m: int
@@ -274,9 +285,9 @@ class MatmulShape(NamedTuple):
 
 
 class ReplayNode(NamedTuple):
-    """Operation to replay. ``op`` is its name without dialect; unknown costs are NaN.
+    """Graph node to replay. ``op`` is its operation without dialect; unknown costs are NaN.
 
-    ``producers`` holds the values of each operation that this one waits for.
+    ``producers`` has the values of each node that this one waits for.
     """
 
     op: str
@@ -292,12 +303,14 @@ class ReplayNode(NamedTuple):
 
     @property
     def emitter(self) -> ReplayEmitter:
-        """Emitter of the operations."""
+        """Writer of the node's operations."""
         return self.binder.emitter
 
     @property
     def target_flops(self) -> float:
-        """FLOPs as XLA counts them: without padding and dilation zeros, if known."""
+        """FLOPs that the replay must reach as XLA counts them: without products with padding and dilation
+        zeros, if known.
+        """
         return self.flops if isnan(self.useful_flops) else self.useful_flops
 
     @property
@@ -306,7 +319,9 @@ class ReplayNode(NamedTuple):
         return self.results[0] if len(self.results) == 1 else None
 
     def bound(self, wanted: Sequence[Tensor] | None = None, *, stretch: bool = False) -> list[Value]:
-        """Return operands of the node's own types, or of ``wanted`` types, that wait for all producers."""
+        """Return operand values that together depend on all producers. They have the node's operand types, or
+        the ``wanted`` types.
+        """
         tensors = self.operands if wanted is None else wanted
         return self.binder.bind(self.op, self.producers, tensors, stretch=stretch)
 
@@ -325,12 +340,12 @@ _POOL = 16
 
 
 class OperandBinder:
-    """Binder of operands: makes an operation wait for its producers through data, which compilers may not
+    """Choice of operands so that an operation depends on its producers through data, which compilers may not
     reorder.
 
-    A result of the operand's type becomes the operand, and a result with as many elements is reshaped. For
-    any other result, one element is written into an operand or argument. XLA drops barriers, twins and dead
-    code, but it keeps such a write. ``whole`` holds the names of values whose elements are all used.
+    A producer's result becomes an operand if it has the same type, possibly after a reshape. Otherwise one
+    element of the result is written into another operand. XLA removes barriers, duplicate operations and dead
+    code, but it preserves such writes. ``whole`` has the names of values whose elements are all used.
     """
 
     def __init__(self, emitter: ReplayEmitter) -> None:
@@ -342,7 +357,9 @@ class OperandBinder:
         self._twins: dict[tuple[object, ...], int] = {}
 
     def filler(self, tensor: Tensor, position: int = 0) -> Value:
-        """Return an argument of the given type; different positions are different arguments."""
+        """Return an argument of the program with the given type, for an operand without a producer. Different
+        positions give different arguments.
+        """
         pool = self._pools.setdefault(tensor, [])
         while len(pool) <= position:
             pool.append(self.emitter.argument(tensor))
@@ -356,11 +373,11 @@ class OperandBinder:
         *,
         stretch: bool = False,
     ) -> list[Value]:
-        """Return operands of the ``wanted`` types that together wait for every producer.
+        """Return operands of the ``wanted`` types that together depend on every producer.
 
-        Two operations of one ``op`` never get the same operands, nor do any two with a choice. With
-        ``stretch`` smaller results are repeated to fill some operands, but not all: XLA removes work on
-        copies of one number. ``wanted`` must not be empty if there are producers.
+        Two equal operations ``op`` never get the same operands, nor do any two operations that have a choice.
+        With ``stretch`` smaller results are repeated to the size of some operands, but not of all: XLA
+        removes arithmetic on copies of one number. ``wanted`` must not be empty if there are producers.
         """
         slots: list[Value | None] = [None] * len(wanted)
         waiting = [producer for producer in producers if producer]
@@ -411,7 +428,7 @@ class OperandBinder:
         return bound
 
     def tie(self, value: Value, scalars: Sequence[Value]) -> Value:
-        """Return ``value``, waiting for ``scalars``."""
+        """Make ``value`` depend on ``scalars``; return the new value."""
         if not scalars:
             return value
         kinds = {scalar.type for scalar in scalars}
@@ -420,7 +437,9 @@ class OperandBinder:
         return self.emitter.put(value, self.emitter.joined(scalars, element))
 
     def release(self, values: Sequence[Value]) -> list[Value]:
-        """Mark operands as not used whole, and return an element of each operand that a producer made."""
+        """Record that the operands ``values`` are not used completely. Return one element of each that comes
+        from a producer.
+        """
         made = [value for value in values if value.name in self._origins]
         self.whole.difference_update(self._origins[value.name] for value in made)
         return [self.emitter.first(value) for value in made if value.type.elements]
@@ -432,7 +451,9 @@ class OperandBinder:
         wanted: Sequence[Tensor],
         positions: tuple[dict[Hashable, list[int]], _MatchKey],
     ) -> bool:
-        """Put results of one producer into free slots of the same key; return True if any fits."""
+        """Use results of one producer as operands in free ``slots`` with an equal key; return True if any
+        fits.
+        """
         free, key = positions
         fits = False
         for value in producer:
@@ -446,7 +467,9 @@ class OperandBinder:
     def _stretch(
         self, producer: Sequence[Value], slots: list[Value | None], wanted: Sequence[Tensor]
     ) -> bool:
-        """Put one smaller result into a slot if another operand stays unstretched; return True if it fits."""
+        """Repeat one smaller result to the size of an operand, if another operand stays unrepeated. Return
+        True if this was possible.
+        """
         if slots.count(None) < 2 and all(slot is None or slot.name in self._wide for slot in slots):
             return False
         for value in producer:
@@ -462,7 +485,7 @@ class OperandBinder:
         return False
 
     def _taken(self, value: Value, adapted: Value) -> Value:
-        """Record that all of ``value`` is used."""
+        """Record that all elements of ``value`` are used, through ``adapted``."""
         self.whole.add(value.name)
         self._origins[adapted.name] = value.name
         return adapted
@@ -491,7 +514,9 @@ _VALUELESS = {DTypeKind.TOKEN, DTypeKind.OPAQUE}
 
 
 class ReplayTypes:
-    """Types of a graph by row, as StableHLO can state them. ``changed`` counts uses of changed types."""
+    """Tensor types of a graph by row, changed where StableHLO cannot express them. ``changed`` counts the
+    uses of changed types.
+    """
 
     def __init__(self, graph: OpGraph) -> None:
         self.changed: Counter[str] = Counter()
@@ -499,7 +524,9 @@ class ReplayTypes:
         self._rows: dict[int, tuple[Tensor | None, tuple[str, ...]]] = {}
 
     def of(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the types of rows, without tokens. Raises ``UnsupportedError`` for one beyond all memory."""
+        """Return the types in the given rows; tokens are left out. Raises ``UnsupportedError`` for a type
+        that is larger than any memory.
+        """
         tensors: list[Tensor] = []
         for row in rows:
             if row not in self._rows:
@@ -535,7 +562,9 @@ class ReplayTypes:
 
 
 def supported_dtype(code: int) -> DType:
-    """Return the element type of the program for a hub type: itself if XLA compiles it."""
+    """Return the element type that a replay uses for a type of the graph: the same if XLA compiles it, else a
+    similar one.
+    """
     if code < 0:
         return F32
     return dtype(_DTYPE_REPLACEMENTS.get(DTYPES[code].name, DTYPES[code].name))

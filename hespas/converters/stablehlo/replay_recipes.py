@@ -1,9 +1,10 @@
-"""Recipes: operations of a replay for each operation of a graph, and extra work up to the graph's counts.
+"""Recipes of a replay: the operations written for each operation of a graph, and extra work up to the costs
+in the graph.
 
-Attributes follow from types (:mod:`hespas.programs`). An operation whose types do not determine its
-attributes becomes a copy, without arithmetic. A few missing FLOPs per element become passes over the result.
-More become a separate matmul, which uses one element of the result and then changes one. The matmul is
-therefore on the same path, and no compiler can remove it.
+Attributes are derived from types (:mod:`hespas.programs`). An operation whose types do not determine its
+attributes becomes a copy, without arithmetic. If a few FLOPs per element are missing, elementwise operations
+on the result are added. If more are missing, a separate matmul is added. It reads one element of the result
+and then changes one, so that it is on the same path and no compiler can remove it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ __all__ = [
 
 
 def _moved(node: ReplayNode) -> list[Value] | None:
-    """Emit an operation whose attributes follow from its types; return None for one that is a view."""
+    """Emit an operation that moves data; its attributes follow from its types. Return None if it is only a
+    view.
+    """
     write = operator(node.op, node.operands, node.results)
     if write is None or (node.op == "slice" and node.operands == node.results):
         return None
@@ -65,9 +68,9 @@ def _reverse(node: ReplayNode) -> list[Value] | None:
 
 
 def _turned(emitter: ReplayEmitter, value: Value) -> Value:
-    """Return a copy that no compiler can remove: the longest dimension reversed.
+    """Return a copy of a value with its longest dimension reversed, which no compiler can remove.
 
-    The first copy of an operation of unknown FLOPs is marked for the reader.
+    The first copy of an operation of unknown FLOPs is marked, so that a reader recognizes it.
     """
     if emitter.unknown_work is not None and value.type.elements:
         axes = f"[{longest_axis(value.type)}]" if value.type.rank else "[]"
@@ -79,7 +82,9 @@ def _turned(emitter: ReplayEmitter, value: Value) -> Value:
 
 
 def passed_on(node: ReplayNode) -> list[Value]:
-    """Emit a view, constant or join: results are views of operands, or arguments, one per constant."""
+    """Emit a view, constant or join, which do no work. Its results are views of operands, or arguments of the
+    program for constants.
+    """
     node = node._replace(op="")
     if not node.results:
         return node.bound(node.operands or _smallest_types(node))
@@ -87,7 +92,7 @@ def passed_on(node: ReplayNode) -> list[Value]:
 
 
 def unknown_work(node: ReplayNode, name: str) -> list[Value]:
-    """Emit an operation of unknown FLOPs: its known products, and a copy marked with its name."""
+    """Emit an operation of unknown FLOPs: its known matrix products, and a copy marked with ``name``."""
     node.emitter.mark(name)
     made = fused_matmuls(node) or synthesised(node)
     position = next((position for position, value in enumerate(made) if value.type.elements), None)
@@ -98,7 +103,9 @@ def unknown_work(node: ReplayNode, name: str) -> list[Value]:
 
 
 def synthesised(node: ReplayNode) -> list[Value]:
-    """Emit any other operation: read its operands and copy them to results of the right types."""
+    """Emit an operation without a recipe: it reads its operands and copies them to results of the right
+    types.
+    """
     if not node.results:
         bound = node.bound(node.operands or _smallest_types(node))
         return [_turned(node.emitter, bound[0]), *bound[1:]]
@@ -106,7 +113,7 @@ def synthesised(node: ReplayNode) -> list[Value]:
 
 
 def _smallest_types(node: ReplayNode) -> list[Tensor]:
-    """Return the type of the first producer of a node without types."""
+    """Return a type for the operand of a node without types: the type of its first producer."""
     return [producer[0].type for producer in node.producers if producer][:1]
 
 
@@ -123,10 +130,11 @@ def made_from(
     copies: bool,
     used: Iterable[Value] = (),
 ) -> list[Value]:
-    """Return values of the given types, made of a node's operands; views of them unless ``copies``.
+    """Return values of the ``results`` types, made of the operands ``bound``: copies, or views if not
+    ``copies``.
 
-    The first waits for all operands that are neither ``used`` nor part of a result; copies wait for the
-    first.
+    The first value depends on all operands that are neither ``used`` elsewhere nor part of a result. Copies
+    depend on the first value.
     """
     made: list[Value] = []
     names = {value.name for value in used}
@@ -159,7 +167,7 @@ def made_from(
 
 
 class _SourceValues:
-    """Values that results can be made of, by element type and size."""
+    """Operands from which results can be made, by element type and size."""
 
     def __init__(self, bound: Sequence[Value]) -> None:
         self._equal: dict[tuple[int, int], list[Value]] = {}
@@ -173,8 +181,8 @@ class _SourceValues:
             values.sort(key=lambda value: -value.type.elements)
 
     def nearest(self, result: Tensor, position: int) -> Value | None:
-        """Return a value of the same element type and size, in turn; else the largest that can be cut or
-        repeated.
+        """Return the operand from which to make result number ``position``. Operands of equal element type
+        and size are used in turn; otherwise it is the largest one that can be cut or repeated to the size.
         """
         if not result.elements:
             return None
@@ -217,7 +225,7 @@ _ANY = _NUMBER | {DTypeKind.BOOL}
 
 
 def _counted(node: ReplayNode, *, transcendental: bool = False, stretch: bool = True) -> list[Value] | None:
-    """Emit an operation of one FLOP, or transcendental, per element of its result."""
+    """Emit an operation for which XLA counts one FLOP (or transcendental) per element of the result."""
     write = operator(node.op, node.operands, node.results)
     if write is None:
         return None
@@ -228,7 +236,7 @@ def _counted(node: ReplayNode, *, transcendental: bool = False, stretch: bool = 
 
 
 def _elementwise(arity: int, kinds: _Kinds, transcendental: bool, node: ReplayNode) -> list[Value] | None:
-    """Emit an operation whose operands have the type of the result."""
+    """Emit an operation whose operands have the type of the result; return None for other types."""
     result = node.result
     if result is None or node.operands != (result,) * arity or result.element.kind not in kinds:
         return None
@@ -245,13 +253,15 @@ def _square(node: ReplayNode) -> list[Value] | None:
 
 
 def _checked(kinds: _Kinds, stretch: bool, node: ReplayNode) -> list[Value] | None:
-    """Emit an operation whose operands differ in type from the result."""
+    """Emit an operation whose operand types differ from the result type; return None if an element type is
+    not in ``kinds``.
+    """
     able = all(tensor.element.kind in kinds for tensor in (*node.operands, *node.results))
     return _counted(node, stretch=stretch) if able else None
 
 
 def _reduce(node: ReplayNode) -> list[Value] | None:
-    """Emit a reduction of each input; the reducer is unknown, so sums are used."""
+    """Emit a reduction of each input. A graph does not have the reducer, so sums are used."""
     count = len(node.results)
     if len(node.operands) != 2 * count or any(tensor.element.kind not in _ANY for tensor in node.operands):
         return None
@@ -309,7 +319,7 @@ _MOST_EXCESS = 1.001
 
 
 def single_matmul(node: ReplayNode) -> list[Value] | None:
-    """Emit a product of the first two operands with one result."""
+    """Emit a matrix product of the first two operands that has one result."""
     result = node.result
     if result is None or len(node.contractions) != 1 or len(node.operands) != 2:
         return None
@@ -340,7 +350,7 @@ def _multipliable(left: Tensor, right: Tensor, result: Tensor) -> bool:
 
 
 def _canonical(node: ReplayNode, left: Value, right: Value, element: DType, row: MatmulShape) -> Value:
-    """Emit the product in its simplest shape, ``B x M x K`` by ``B x K x N``."""
+    """Emit a matrix product in its simplest shape, ``B x M x K`` by ``B x K x N``."""
     one = node.emitter.reshape(left, (row.batch, row.m, row.k))
     two = node.emitter.reshape(right, (row.batch, row.k, row.n))
     result = Tensor(element, (row.batch, row.m, row.n))
@@ -348,7 +358,7 @@ def _canonical(node: ReplayNode, left: Value, right: Value, element: DType, row:
 
 
 def fused_matmuls(node: ReplayNode) -> list[Value] | None:
-    """Emit products inside a larger operation, of its operands if these have the right sizes."""
+    """Emit the matrix products of a fused operation. Operands of the right size are used for them."""
     rows = [row for row in node.contractions if min(row[:4]) > 0]
     if not rows or not _affordable(node, rows):
         return None
@@ -392,10 +402,10 @@ def fused_matmuls(node: ReplayNode) -> list[Value] | None:
 
 
 def _affordable(node: ReplayNode, rows: Sequence[MatmulShape]) -> bool:
-    """Return True if a node may be replayed as these products: they have no more FLOPs than the node, and
-    their operands need at most :data:`_MOST_EXPANSION` times the bytes that it moves.
+    """Return True if a node may be replayed as these products. They must not have more FLOPs than the node,
+    and their operands need at most :data:`_MOST_EXPANSION` times the bytes that it moves.
 
-    Convolutions written as products of unfolded inputs need more memory, and are not replayed as products.
+    Convolutions expressed as products of unfolded inputs need more memory, and are not replayed as products.
     """
     if sum(row.flops for row in rows) > node.target_flops * _MOST_EXCESS:
         return False
@@ -412,7 +422,9 @@ def _bytes_of(code: int) -> int:
 
 
 def _operand(node: ReplayNode, bound: Sequence[Value], count: int, code: int) -> Value:
-    """Return an operand of ``count`` elements, or an argument that waits for the operands."""
+    """Return an operand of ``count`` elements. If there is none, return an argument of the program that
+    depends on the operands.
+    """
     fitting = [value for value in bound if value.type.elements == count and not value.type.is_bool]
     same_type = [value for value in fitting if value.type.element.code == code]
     if same_type or fitting:
@@ -436,9 +448,9 @@ _MULTIPLY, _LOGISTIC = "multiply", "logistic"
 
 
 def complete(node: ReplayNode, made: list[Value], flops: float, transcendentals: float) -> list[Value]:
-    """Add work to the results until the node reaches its counts.
+    """Add work to the results until XLA counts the node's FLOPs and transcendentals.
 
-    ``flops`` and ``transcendentals`` are XLA's counts of the operations added so far.
+    ``flops`` and ``transcendentals`` are XLA's counts of the operations written so far.
     """
     made = _extended(node, made, _LOGISTIC, node.transcendentals - transcendentals)
     return _extended(node, made, _MULTIPLY, node.target_flops - flops)
@@ -463,7 +475,9 @@ def _extended(node: ReplayNode, made: list[Value], op: str, missing: float) -> l
 
 
 def _worked(node: ReplayNode, value: Value, op: str, count: int) -> Value:
-    """Return ``value`` after ``count`` operations on its elements: whole passes, then one over a part."""
+    """Apply ``count`` elementwise operations to ``value``: ``op`` on all elements several times, then on a
+    part of them.
+    """
     passes, rest = divmod(count, value.type.elements)
     for _ in range(passes):
         value = _pass(node, value, op)
@@ -485,7 +499,9 @@ def _pass(node: ReplayNode, value: Value, op: str) -> Value:
 
 
 def _with_extra_work(node: ReplayNode, made: list[Value], op: str, count: int) -> list[Value]:
-    """Add a row of operations, or a matmul, that waits for the first result and that the result waits for."""
+    """Add ``count`` operations on a separate tensor, elementwise or as a matmul. They depend on the first
+    result, and the result depends on them.
+    """
     position = next((position for position, value in enumerate(made) if value.type.elements), None)
     if position is None:
         return made
@@ -504,9 +520,10 @@ def _with_extra_work(node: ReplayNode, made: list[Value], op: str, count: int) -
 
 
 def _extra_matmul(node: ReplayNode, start: Value, count: int) -> tuple[Value, int]:
-    """Return a product ``s x k by k x s`` of about ``count`` FLOPs that waits for ``start``, and the rest.
+    """Return a product ``s x k by k x s`` of about ``count`` FLOPs that depends on ``start``, and the number
+    of FLOPs still missing.
 
-    It moves as many bytes as the node moves beyond its own tensors.
+    Its shape is chosen so that it moves the bytes that the node moves beyond its own tensors.
     """
     typed = sum(tensor.size_bytes for tensor in (*node.operands, *node.results))
     spare = node.bytes_moved - typed if not isnan(node.bytes_moved) else 0.0

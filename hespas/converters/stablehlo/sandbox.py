@@ -1,8 +1,8 @@
-"""Child process that reads a program, so that no byte of the input reaches a parser of this process.
+"""Reading of a program in a child process, so that no parser in this process reads the input.
 
-jaxlib's parsers crash on some damaged bytes and reserve gigabytes for others, and a few hundred bytes may
+jaxlib's parsers crash on some damaged files and reserve gigabytes for others, and a few hundred bytes may
 represent types, locations or numbers that take forever to print. A crash, an endless loop or a lack of memory
-in the child becomes an error message here. The graph of an accepted program returns as columns.
+in the child becomes an error message here. The child returns the graph of a valid program as columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, Usa
 
 
 def read_in_sandbox(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a program in a child process; its findings are added to ``diagnostics``.
+    """Read a program in a child process; its diagnostics are added to ``diagnostics``.
 
     Raises the reader's error, ``FormatError`` if the child crashes, hangs or needs too much memory,
     ``UnsupportedError`` if it does not start, ``MissingExtraError`` if a binding of jaxlib is absent.

@@ -1,10 +1,11 @@
-"""Shardings of a program, and the operations whose shapes still span the whole job.
+"""Shardings of a program, and the operations whose shapes are those of the whole job instead of one device.
 
-Shardings state over which mesh axes data is split. Within manual computations (``shard_map``) the shapes are
-per device along the manual axes. An operation is global if an axis in use is not manual. There are two
-spellings: Shardy names axes, and GSPMD states tiles without names. A manual part of a GSPMD sharding is
-identified by its number of devices (:data:`EVERY_AXIS` for all). A partitioned program may keep its
-shardings, but it communicates outside of manual computations.
+A sharding states over which mesh axes data is split. Inside a manual computation (``shard_map``) shapes are
+per device along its manual axes. An operation has global shapes if the program splits data over an axis that
+is not manual there. Shardings have two notations: Shardy names axes, and GSPMD states tiles without names.
+The manual part of a GSPMD sharding is identified by its number of devices (:data:`EVERY_AXIS` for all). A
+partitioned program may still contain shardings; it is recognized by communication outside of manual
+computations.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ _TILES = re.compile(
 
 
 def manual_axes(op: MlirOperation) -> frozenset[str]:
-    """Return the axes over which a ``sdy.manual_computation`` has the shapes of one device."""
+    """Return the manual axes of a ``sdy.manual_computation``, along which its shapes are per device."""
     return frozenset(_NAME.findall(str(op.attributes.get("manual_axes"))))
 
 
 def entered_axes(call: MlirOperation) -> frozenset[str]:
-    """Return the manual axes of a function called on shards; empty for a call on whole values."""
+    """Return the manual axes of a function that is called on shards; empty for a call on whole arrays."""
     for value in call.operands:
         maker = defining_op(value)
         if maker is None or text_of(maker, "call_target_name") not in _SHARDING_CALLS:
@@ -73,7 +74,9 @@ def entered_axes(call: MlirOperation) -> frozenset[str]:
 
 
 def _tiles(sharding: str) -> tuple[int, int] | None:
-    """Return (number of data parts, number of manual parts) of a GSPMD sharding; None without tiles."""
+    """Return (number of shards of the data, number of manual shards) of a GSPMD sharding; None for one
+    without tiles.
+    """
     tiles = _TILES.search(sharding)
     if tiles is None:
         return None
@@ -88,7 +91,7 @@ def _tiles(sharding: str) -> tuple[int, int] | None:
 
 
 class Shardings:
-    """Shardings that the operations of a module state."""
+    """Mesh axes and tiles that occur in the shardings of a module."""
 
     def __init__(self, meshes: Mapping[str, DeviceMesh]) -> None:
         self._extents: dict[str, int] = {
@@ -116,7 +119,9 @@ class Shardings:
                         self.tiles = max(self.tiles, tiles[0] * tiles[1])
 
     def split_within(self, manual: frozenset[str]) -> int:
-        """Return the number of parts that data must still be split into in ``manual`` axes, 1 for none."""
+        """Return the number of shards that data must still be split into where the axes ``manual`` are
+        manual; 1 for none.
+        """
         if EVERY_AXIS in manual:
             return 1
         num_parts = prod(self._extents.get(name, 2) for name in self.axes - manual)
@@ -132,10 +137,11 @@ def global_nodes(
     communications: list[Communication],
     shardings: Shardings,
 ) -> tuple[list[int], int]:
-    """Return the nodes with shapes of the whole job, and the largest number of parts that this work splits
-    into.
+    """Return the nodes with shapes of the whole job, and the largest number of shards that they would be
+    split into.
 
-    Return no nodes for a program that communicates outside of manual computations. O(nodes + regions).
+    Return no nodes for a program that communicates outside of manual computations, because it is partitioned.
+    O(nodes + regions).
     """
     within: list[frozenset[str]] = []
     for entry in template.regions:  # parents first

@@ -1,10 +1,10 @@
-"""Template of a function: flat lists of its nodes, which are copied into every caller.
+"""Template of a function: its nodes as flat lists, which are copied into every caller.
 
-A dependency of a node is a node number of the template, or ``-1 - i`` for argument ``i``, which a copy
-replaces by the value that the caller passes. Loop-carried values are *slots*: numbers below ``-1 -
-arguments`` while a function is read. Each dependency on a slot is replaced by the initial producers of the
-slot, and recorded as a carried edge. A value is therefore a tuple of integers (a :data:`Flow`), or a
-:class:`TupleFlow` of them if its type is a tuple.
+A value is represented by the nodes that produce it, as a tuple of integers (a :data:`Flow`), or as a
+:class:`TupleFlow` if its type is a tuple. The integer ``-1 - i`` stands for argument ``i``; a copy replaces
+it by the value that the caller passes. Integers below ``-1 - arguments`` stand for values that a loop carries
+(*slots*) while a function is read. A dependency on a slot becomes a dependency on the producers of its
+initial value, and a carried edge from the previous iteration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Flow = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class TupleFlow:
-    """Value of tuple type: the flows of its elements. Not a tuple itself, to differ from a flow."""
+    """Value of tuple type: the flows of its elements. This is not a Python tuple, so that it differs from a
+    flow.
+    """
 
     elements: tuple[FlowValue, ...]
 
@@ -44,7 +46,7 @@ FlowValue = Flow | TupleFlow
 
 
 def flatten(value: FlowValue) -> Flow:
-    """Return all producers of a value, however nested, each once and in order."""
+    """Return all producers of a value, without duplicates, in order."""
     if isinstance(value, tuple):
         return value
     pending, producers = list(reversed(value.elements)), dict[int, None]()
@@ -58,12 +60,12 @@ def flatten(value: FlowValue) -> Flow:
 
 
 class TemplateRegion(NamedTuple):
-    """Region of a template; ``parent`` is a row of the same template, -1 for the top level.
+    """Region of a template. ``parent`` is a row of the same template, -1 for the top level.
 
-    ``header`` is the node of the operation that owns the region (-1: none). With it, ``while`` becomes the
-    label ``while.17``, which condition and body of a loop share. ``branch`` numbers the branches of a header
-    (-1: none). ``manual`` lists mesh axes over which the region has the shapes of one device (see
-    :mod:`.sharding`), in addition to the axes of its parents.
+    ``header`` is the node of the operation that owns the region (-1: none). Its number is part of the label:
+    condition and body of a loop have the label ``while.17``. ``branch`` is the number of a branch (-1: none).
+    ``manual`` lists mesh axes along which shapes in the region are per device (see :mod:`.sharding`), in
+    addition to those of its parents.
     """
 
     kind: RegionKind
@@ -76,7 +78,7 @@ class TemplateRegion(NamedTuple):
 
     @property
     def full_label(self) -> str:
-        """Label with the numbers of header and branch."""
+        """Label with the numbers of the header node and the branch, such as ``while.17``."""
         return ".".join([self.label, *(str(number) for number in (self.header, self.branch) if number >= 0)])
 
 
@@ -89,11 +91,11 @@ class LoopSlot(NamedTuple):
 
 
 class FunctionTemplate:
-    """Nodes of one function in program order; columns have one entry per node.
+    """Nodes of one function in program order. The columns have one entry per node.
 
-    ``signature`` is a row of the signature table. ``control`` lists the control dependencies of the few nodes
-    that have any. ``links`` are pairs (node, row in the reader's list) of communicating nodes. ``results``
-    are the values that the function returns.
+    ``signature`` is a row of the signature table. ``control`` has the control dependencies of the few nodes
+    with any. ``links`` are pairs (node, row in :attr:`CommunicationReader.rows`) of communicating nodes.
+    ``results`` are the values that the function returns.
     """
 
     def __init__(self, name: str, num_arguments: int) -> None:
@@ -120,7 +122,7 @@ copy is refused before it is made.
 
 
 def check_size(function: str, nodes: int) -> None:
-    """Raise ``UnsupportedError`` for a function of too many operations after inlining."""
+    """Raise ``UnsupportedError`` if a function has too many nodes after inlining."""
     if nodes > MAX_NODES:
         raise UnsupportedError(
             f"function @{function} has over {MAX_NODES:,} operations once calls are inlined",
@@ -152,7 +154,9 @@ class TemplateBuilder:
         deps[node] = tuple(dict.fromkeys((*deps[node], *self._deps(inputs, node))))
 
     def _deps(self, inputs: Sequence[FlowValue], node: int) -> Flow:
-        """Return the nodes and arguments behind ``inputs``; record ``node`` as user of slots."""
+        """Return the nodes and arguments that produce ``inputs``. If a loop carries one of them, record
+        ``node`` as its user.
+        """
         if len(inputs) == 1 and not self._slots:
             return flatten(inputs[0])
         flat: list[int] = []
@@ -169,7 +173,9 @@ class TemplateBuilder:
         return tuple(dict.fromkeys(flat))
 
     def _expand(self, number: int, node: int, merged: dict[int, None]) -> None:
-        """Follow a slot to the initial values of its loop and of the enclosing loops. O(loop depth)."""
+        """Add to ``merged`` the producers of a slot's initial value, through enclosing loops. O(loop
+        depth).
+        """
         pending = [number]
         seen: set[int] = set()
         while pending:
@@ -183,16 +189,16 @@ class TemplateBuilder:
                 pending.extend(flatten(slot.initial))
 
     def new_slots(self, initial: Sequence[FlowValue], region: int) -> list[Flow]:
-        """Return the flows of the values that a loop carries, starting from ``initial``."""
+        """Create the slots of a loop with the values ``initial``; return the flows that stand for them."""
         first = self._first_slot - len(self._slots)
         self._slots.extend(LoopSlot(value, region, []) for value in initial)
         return [(first - position,) for position in range(len(initial))]
 
     def handed_on(self, slots: Sequence[Flow], yielded: Sequence[FlowValue], first_node: int) -> list[int]:
-        """Return the positions of yielded values that an iteration does not compute itself.
+        """Return the positions of yielded values that the loop body passes on without computing them.
 
-        Such a value is another slot or comes from outside of the loop, which begins at ``first_node``. A slot
-        that keeps its value is not included.
+        Such a value is another slot or comes from outside of the loop, whose first node is ``first_node``. A
+        slot that keeps its value is not included.
         """
         return [
             position
@@ -203,10 +209,11 @@ class TemplateBuilder:
     def close_loop(
         self, slots: Sequence[Flow], yielded: Sequence[FlowValue], first_node: int
     ) -> list[FlowValue]:
-        """Record the carried edges of a loop whose body yields ``yielded``; return the flows of its results.
+        """Record the carried edges of a loop whose body yields the values ``yielded``; return the flows of
+        its results.
 
-        ``first_node`` is the first node of an iteration. Values that are :meth:`handed_on` have a node of
-        their own by now. A slot that keeps its value has no edge, and its result is the initial value.
+        ``first_node`` is the first node of the loop. Values that :meth:`handed_on` returns must have nodes by
+        now. A slot that keeps its value has no edge, and its result is the initial value.
         """
         for (number,), value in zip(slots, yielded, strict=True):
             slot = self._slots[self._first_slot - number]
@@ -233,7 +240,8 @@ class TemplateBuilder:
         self.template.regions[region] = self.template.regions[region]._replace(trips=trips)
 
     def guard(self, first: int, decision: FlowValue) -> None:
-        """Make the nodes from ``first`` on wait for ``decision``, directly or through one another.
+        """Make all nodes from ``first`` on wait for ``decision``, such as the condition of a loop. Nodes that
+        depend on another of these nodes need no dependency of their own.
 
         If a loop carries the decision, nodes wait for the decision of the previous iteration.
         """
@@ -278,7 +286,9 @@ class TemplateBuilder:
 
 
 def _moved(value: FlowValue, base: int, flows: Sequence[Flow]) -> FlowValue:
-    """Translate a result of a callee into flows of the caller. Recursion is bounded by the type's nesting."""
+    """Convert a result of a called function to the flows of its caller. Recursion is bounded by the nesting
+    of the type.
+    """
     if isinstance(value, TupleFlow):
         return TupleFlow(tuple(_moved(element, base, flows) for element in value.elements))
     producers: dict[int, None] = {}

@@ -1,8 +1,9 @@
-"""Trip counts of ``while`` loops, inferred from their counters.
+"""Trip counts of ``while`` loops, derived from their counters.
 
-The condition compares a carried counter with a limit; the body adds a constant to it. Start, step and limit
-may be constants of any enclosing scope, carried unchanged, or pass through calls. Sums wrap like integers of
-their type. Any other loop has an unknown trip count (NaN), never 1, as has a loop that does not end.
+The condition compares a carried counter with a limit, and the body adds a constant to the counter. Start,
+step and limit may be constants of any enclosing scope, loop-carried values that do not change, or arguments
+of calls. Sums wrap like integers of their type. The trip count of any other loop, and of a loop that does not
+end, is unknown (NaN).
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def count_trips(direction: str, start: int, limit: int, step: int, values: range
 
 
 def _first_multiple(step: int, size: int, first: int, last: int) -> int | None:
-    """Return the least ``n >= 0`` with ``first <= n * step % size <= last``, or None without such an n.
+    """Return the least ``n >= 0`` with ``first <= n * step % size <= last``, or None if there is no such
+    ``n``.
 
     As in Euclid's algorithm, either a multiple lies in the interval before the first wrap, or the number of
     wraps follows from the same question about remainders. ``size`` falls fast: 64 bits take at most 92 calls.
@@ -97,12 +99,12 @@ class _IntegerType(NamedTuple):
 
     @property
     def values(self) -> range:
-        """Range of its values."""
+        """Range of the values of the type."""
         low = -(1 << self.bits - 1) if self.is_signed else 0
         return range(low, low + (1 << self.bits))
 
     def wrapped(self, value: int) -> int:
-        """Return the value that represents a number outside of the range."""
+        """Return the value to which the type wraps a number outside of its range."""
         low = self.values.start
         return low + (value - low) % (1 << self.bits)
 
@@ -112,9 +114,10 @@ _WIDEST = _IntegerType(128, is_signed=True)
 
 
 class _AffineValue(NamedTuple):
-    """Value ``slot + offset``, or the constant ``offset`` without a slot (None).
+    """Integer of the form ``slot + offset``, where ``slot`` is the position of a loop-carried value; ``slot``
+    None means the constant ``offset``.
 
-    ``types`` are its types along the path, the last first.
+    ``types`` are the types of the intermediate values, the last one first.
     """
 
     slot: int | None
@@ -122,7 +125,9 @@ class _AffineValue(NamedTuple):
     types: tuple[_IntegerType, ...]
 
     def settled(self) -> int | None:
-        """Return a constant as its type holds it; None if it does not fit a type along its path."""
+        """Return the constant, wrapped to its type. Return None if the value depends on a slot, or if an
+        intermediate type of another width cannot hold it.
+        """
         if self.slot is not None:
             return None
         if _is_one_width(self.types):
@@ -131,21 +136,25 @@ class _AffineValue(NamedTuple):
 
 
 class _ShiftedValue(NamedTuple):
-    """Value ``value + added``."""
+    """Sum of an SSA value and the constant ``added``, one step in the search for the origin of a value."""
 
     value: MlirValue
     added: int
 
 
 class _ValuePath(NamedTuple):
-    """Path from a value back to its origin: the enclosing calls, and its types, the last first."""
+    """Path from a value back to its origin: the calls that it passed through, and the types on the way, the
+    last one first.
+    """
 
     calls: list[MlirOperation]
     types: list[_IntegerType]
 
 
 class TripCounter:
-    """Trip counts of one module; ``function_body`` returns the entry block of a private function."""
+    """Trip counts of the loops of one module. ``function_body`` returns the entry block of a private
+    function.
+    """
 
     def __init__(
         self,
@@ -192,7 +201,9 @@ class TripCounter:
         return trips if reached and all(value in kind.values for value in shifted for kind in types) else nan
 
     def _constant(self, loop: MlirOperation, body: MlirBlock, side: _AffineValue) -> int | None:
-        """Return a side that does not change: a constant, or a slot that starts with one and keeps it."""
+        """Return the value of one side of a comparison if it is a constant, or a slot that starts with a
+        constant and does not change; else None.
+        """
         if side.slot is None:
             return side.settled()
         step = self._step(body, side.slot)
@@ -203,7 +214,9 @@ class TripCounter:
         return _AffineValue(start.slot, start.offset + side.offset, types).settled()
 
     def _step(self, body: MlirBlock, slot: int) -> _AffineValue | None:
-        """Return the increment of a slot by the body, None if the body does anything else."""
+        """Return the constant that the body adds to a slot; None if the body computes the slot in another
+        way.
+        """
         returned = terminator(body)
         if returned is None or slot >= len(returned.operands):
             return None
@@ -211,7 +224,9 @@ class TripCounter:
         return after if after is not None and after.slot == slot else None
 
     def _affine(self, value: MlirValue, block: MlirBlock | None = None) -> _AffineValue | None:
-        """Return a value as slot of ``block`` plus offset; follows constants, additions, views and calls."""
+        """Express a value as a slot of ``block`` plus a constant; None if that is impossible. Constants,
+        additions, views and calls are followed.
+        """
         trail = _ValuePath([], [])
         offset = 0
         for _ in range(_MAX_STEPS):
@@ -234,7 +249,9 @@ class TripCounter:
     def _from_argument(
         self, value: MlirValue, trail: _ValuePath, block: MlirBlock | None
     ) -> _AffineValue | _ShiftedValue | None:
-        """Return a slot of ``block``, or the operand of the call that passes an argument."""
+        """Follow a block argument: return a slot of ``block``, or the operand that the call passes for the
+        argument.
+        """
         number = cast("ir.BlockArgument[ir.Type]", value).arg_number
         owner = argument_block(value)
         if not trail.calls:
@@ -255,7 +272,9 @@ class TripCounter:
     def _onward(
         self, op: MlirOperation, value: MlirValue, trail: _ValuePath
     ) -> _AffineValue | _ShiftedValue | None:
-        """Return a constant, or the operand behind a call, a view or a sum."""
+        """Follow the result of an operation: return a constant, or the operand of a view, a sum or a called
+        function's return.
+        """
         short = short_name(op.name)
         if short == "constant" or short in _FOLDED:
             constant = self._literal(value)
@@ -277,7 +296,9 @@ class TripCounter:
         return None if added is None else _ShiftedValue(augend, added if short == "add" else -added)
 
     def _literal(self, value: MlirValue, depth: int = 0) -> int | None:
-        """Return the constant behind a value, seen through views and products of constants."""
+        """Return the constant that a value has, through views and arithmetic on constants; None if it is not
+        constant.
+        """
         types: list[_IntegerType] = []
         for _ in range(_MAX_STEPS):
             op, kind = defining_op(value), _integer(value)
@@ -309,7 +330,7 @@ def _is_one_width(types: Sequence[_IntegerType]) -> bool:
 
 
 def _integer(value: MlirValue) -> _IntegerType | None:
-    """Return the element type of a value if its sums wrap like integers."""
+    """Return the element type of a value if it is an integer type, whose sums wrap; else None."""
     if not hasattr(value.type, "element_type"):
         return None
     element = find_dtype(str(cast("ir.ShapedType", value.type).element_type))

@@ -1,4 +1,4 @@
-"""MLIR types as rows of the graph's type table and as tensors of the cost rules.
+"""Conversion of MLIR types to rows of the graph's type table and to tensors for the cost rules.
 
 Each distinct type is decoded once.
 """
@@ -33,10 +33,11 @@ _V = TypeVar("_V")
 
 @dataclass(slots=True, eq=False)
 class TypeInfo:
-    """Rows of the type table and tensors of one MLIR type: one each, several for a tuple.
+    """Decoded MLIR type: its rows in the type table and its tensors. There is one of each, or several for a
+    tuple type.
 
-    There is one object per type, compared by identity. ``elements`` are the types of a tuple or future, None
-    for any other type.
+    Equal types are one object, so they are compared by identity. ``elements`` are the types in a tuple or
+    future, None for any other type.
     """
 
     rows: tuple[int, ...]
@@ -46,7 +47,7 @@ class TypeInfo:
 
 
 class Memo(dict[_K, _V]):
-    """Dictionary that makes a missing value from its key."""
+    """Dictionary that computes a missing value from its key and stores it."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Memo(dict[_K, _V]):
 
 
 class TypeTable:
-    """Table of decoded types: ``known[type]``."""
+    """Table of decoded types: ``known[type]`` is its :class:`TypeInfo`."""
 
     def __init__(self, bindings: Bindings, strings: StringTableBuilder) -> None:
         self._ir = bindings.ir
@@ -91,7 +92,9 @@ class TypeTable:
         return TypeInfo((row,), (Tensor(None, (DYNAMIC,)),))
 
     def _ranked(self, kind: ir.RankedTensorType) -> TypeInfo:
-        """Decode a tensor type; bounds of dynamic dimensions replace them and are marked as bounds."""
+        """Decode a tensor type. If a dynamic dimension has a bound, the bound is its extent and is marked as
+        such.
+        """
         unknown = int(self._ir.ShapedType.get_dynamic_size())
         shape = [DYNAMIC if extent == unknown else extent for extent in kind.shape]
         name = str(kind.element_type)
@@ -124,7 +127,9 @@ class TypeTable:
 
 
 def _joined(parts: Sequence[TypeInfo]) -> TypeInfo:
-    """Return the type of a tuple. Raises ``UnsupportedError`` for one of more than a million values."""
+    """Return the tuple type of the given parts. Raises ``UnsupportedError`` for more than a million
+    values.
+    """
     count = sum(len(part.rows) for part in parts)
     if count > _MAX_PARTS:
         raise UnsupportedError(
@@ -145,8 +150,8 @@ _ANY = re.compile(r"!quant\.any<(\w+)(?:<[^<>]*>)?(?::(\w+))?>")
 class _QuantisedType(NamedTuple):
     """Quantised element type.
 
-    ``element`` is the storage type, None if unknown; ``extra_bytes`` are scales and zero points;
-    ``expressed`` is the type of the represented values, None if unknown.
+    ``element`` is the storage type, None if unknown. ``extra_bytes`` is the size of scales and zero points.
+    ``expressed`` is the type of the represented numbers, None if unknown.
     """
 
     element: DType | None
@@ -158,10 +163,11 @@ def read_quantised(text: str) -> _QuantisedType | None:
     """Decode a printed element type of the ``quant`` dialect; return None for any other type.
 
     https://mlir.llvm.org/docs/Dialects/QuantDialect/: ``!quant.uniform<i8<-127:127>:f32:1, {1.0e-02:3,
-    2.0e-02}>`` stores i8 for f32, with a scale and a zero point for each index of dimension 1. Elements count
-    at the width of the storage type. A scale counts at the width of the expressed type and a zero point at
-    the width of the storage type, stored or not: one of each per tensor, n per axis, one for each block of a
-    sub-channel type. The bindings have no accessors, so the printed type is parsed.
+    2.0e-02}>`` stores i8 for f32, with a scale and a zero point for each index of dimension 1. Elements have
+    the width of the storage type, scales that of the expressed type, and zero points that of the storage
+    type. Scales and zero points count even if the program does not store them: one of each per tensor, n per
+    axis, one for each block of a sub-channel type. The bindings have no accessors, so the printed type is
+    parsed.
     """
     if not text.startswith("!quant."):
         return None

@@ -1,12 +1,13 @@
-"""Walk over the operations of one function into a template: one visit each, in program order.
+"""Conversion of one function to a template, with one visit of each operation in program order.
 
-Operations without regions or special data flow share one path: types, attributes, signature, node. The others
-have handlers.
+Most operations take one path: decode types and attributes, find the signature, add a node. Operations with
+regions or special data flow have handlers of their own.
 
 A ``while`` is one region. An iteration is its condition, then its body, whose nodes wait for the predicate;
-the final evaluation of the condition is omitted. An unknown trip count is NaN with a diagnostic. Of a
-``case`` or ``if`` the most expensive branch counts once and the others not at all, by their approximate time
-on an accelerator (:func:`~hespas.costs.operation.branch_ns`); unknown costs count as zero.
+the final evaluation of the condition is omitted. An unknown trip count is NaN with a diagnostic. The most
+expensive branch of a ``case`` or ``if`` counts once and the others not at all. Branches are compared by their
+approximate time on an accelerator (:func:`~hespas.costs.operation.branch_ns`), where unknown costs count as
+zero.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
 
 
 class ModuleContext(NamedTuple):
-    """State that the functions of one module share while they are read."""
+    """Objects that the readers of all functions of a module use: tables, diagnostics and options."""
 
     path: str
     strings: StringTableBuilder
@@ -81,7 +82,9 @@ Handler = Callable[["Walker", MlirOperation, int, int], None]
 
 
 class Walker:
-    """Reader of one function. ``environment`` maps each SSA value to its flow and type."""
+    """Reader of one function. ``environment`` maps each SSA value to its flow (see :mod:`.template`) and
+    type.
+    """
 
     def __init__(self, context: ModuleContext, template: FunctionTemplate) -> None:
         self.context = context
@@ -96,9 +99,9 @@ class Walker:
         self._keeps_locations = context.locations.enabled
 
     def read(self, block: MlirBlock, *, is_entry: bool = False) -> None:
-        """Read the entry block of the function. Arguments beyond the template's count depend on nothing.
+        """Read the function from its entry block. Arguments beyond the template's count have no producer.
 
-        The return of the program's entry is a node: a use of the results of the program.
+        The return of the program's entry function becomes a node that uses the results of the program.
         """
         count = self.scope.template.num_arguments
         self.bind(block.arguments, [(-1 - number,) for number in range(count)])
@@ -111,7 +114,7 @@ class Walker:
             self.scope.add(row, results, -1, location)
 
     def bind(self, values: Sequence[MlirValue], flows: Sequence[FlowValue]) -> None:
-        """Assign flows to values; missing flows are constants."""
+        """Assign flows to values. Values without a flow count as constants."""
         for position, value in enumerate(values):
             flow = flows[position] if position < len(flows) else ()
             self.environment[value] = (flow, self.context.types.get(value.type))
@@ -143,11 +146,11 @@ class Walker:
         return self.flows(block.operations[count - 1].operation) if count else []
 
     def flow(self, value: MlirValue) -> FlowValue:
-        """Return the flow of a value."""
+        """Return the producers of a value."""
         return self.environment[value][0]
 
     def flows(self, op: MlirOperation) -> list[FlowValue]:
-        """Return the flows of an operation's operands."""
+        """Return the producers of each operand."""
         return [self.environment[value][0] for value in op.operands]
 
     def called(self, op: MlirOperation, callee: FunctionTemplate, region: int) -> list[FlowValue]:
@@ -190,7 +193,7 @@ class Walker:
         return node
 
     def add(self, row: int, inputs: Sequence[FlowValue], region: int, op: MlirOperation) -> int:
-        """Append a node, and report an unknown cost."""
+        """Append a node; report it if its cost is unknown."""
         location = self.context.locations.row(op.location) if self._keeps_locations else 0
         node = self.scope.add(row, inputs, region, location)
         if self._rows[row].needs_report:
@@ -209,7 +212,7 @@ class Walker:
         return node
 
     def _report(self, op: MlirOperation, row: int) -> None:
-        """Report why figures of a signature are unknown or bounds."""
+        """Report the reason why costs are unknown or upper bounds."""
         from hespas.costs.custom_calls import is_known_target
 
         context, signature = self.context, self.context.signatures.rows[row]
@@ -243,7 +246,9 @@ class Walker:
         context.diagnostics.warning(code, where, message, path=context.path)
 
     def visit_barrier(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Forward operands one by one: waiting for all of them would join independent chains."""
+        """Pass each operand on as the result of the same position. A common dependency on all operands would
+        join independent chains.
+        """
         del depth
         entries = [self.environment[value] for value in op.operands]
         self.plain(op, op.name, region)
@@ -251,7 +256,7 @@ class Walker:
             self.environment[value] = entry
 
     def visit_tuple(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Collect the operands' flows in a tuple."""
+        """Represent a tuple by the flows of its operands."""
         del depth
         flows = self.flows(op)
         self.plain(op, op.name, region)
@@ -259,7 +264,7 @@ class Walker:
         self.environment[op.results[0]] = (TupleFlow(tuple(flows)), info)
 
     def visit_get_tuple_element(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Forward one element of a tuple."""
+        """Pass on the flow of one element of a tuple."""
         del depth
         packed, info = self.environment[op.operands[0]]
         index = int_of(op, "index")
@@ -273,7 +278,7 @@ class Walker:
         self.environment[op.results[0]] = (flow, result_info)
 
     def visit_call(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Inline the nodes of a function; in a manual region if it is called on shards."""
+        """Inline the nodes of a called function, in a region with manual axes if it is called on shards."""
         del depth
         callee = self.context.function_template(text_of(op, "callee"))
         manual = entered_axes(op)
@@ -283,14 +288,16 @@ class Walker:
         self.bind(op.results, self.called(op, callee, region))
 
     def visit_composite(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Inline the decomposition in a region with the composite's name."""
+        """Inline the decomposition of a composite, in a region with the composite's name."""
         del depth
         row = self.scope.open_region(TemplateRegion(RegionKind.COMPOSITE, region, 1.0, text_of(op, "name")))
         callee = self.context.function_template(text_of(op, "decomposition"))
         self.bind(op.results, self.called(op, callee, row))
 
     def visit_region(self, op: MlirOperation, region: int, depth: int, kind: RegionKind, label: str) -> None:
-        """Inline the only region of an operation: a per-device, named or asynchronous part."""
+        """Inline the only region of an operation, such as a manual computation, a named scope or an
+        asynchronous computation.
+        """
         manual = manual_axes(op) if kind is RegionKind.MANUAL else frozenset[str]()
         named = TemplateRegion(kind, region, 1.0, text_of(op, "name") or label, manual=manual)
         row = self.scope.open_region(named)
@@ -306,7 +313,9 @@ class Walker:
         self.bind(op.results, yielded)
 
     def visit_fusion(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Add one node: the body's FLOPs, the bytes of operands and results, the rate of an inner matmul."""
+        """Add one node for a fusion. It has the FLOPs of the body, the bytes of operands and results, and the
+        precision of a matmul inside.
+        """
         total = self.context.attributes.executed(op, depth)
         entries = [self.environment[value] for value in op.operands]
         distinct = {value: self.environment[value][1] for value in op.operands}.values()
@@ -319,10 +328,10 @@ class Walker:
         self.bind(op.results, [(node,)] * len(infos))
 
     def visit_while(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Add a loop as one region of a condition and a body with carried values.
+        """Add a loop as one region with condition, body and loop-carried values.
 
-        A carried edge spans one iteration. A value that an iteration passes on without computing it (from
-        another slot, or from outside of the loop) gets a zero-cost node that represents that iteration.
+        A carried edge spans one iteration. A value that the body passes on without computing it (from another
+        slot, or from outside of the loop) gets a zero-cost node that represents that iteration.
         """
         context, scope = self.context, self.scope
         initial = self.flows(op)
@@ -363,7 +372,7 @@ class Walker:
         self.bind(op.results, initial if trips == 0 else results)
 
     def visit_branches(self, op: MlirOperation, region: int, depth: int) -> None:
-        """Add the branches as regions, and count the most expensive one once, the others never."""
+        """Add the branches as regions. The most expensive one runs once, the others never."""
         context, scope = self.context, self.scope
         header = self.plain(op, op.name, region)
         rows: list[int] = []
@@ -407,7 +416,7 @@ class Walker:
 
 
 def _repeated(entries: Sequence[tuple[FlowValue, TypeInfo]]) -> tuple[int, ...]:
-    """Return the positions of operands that repeat an earlier one (the same entry object)."""
+    """Return the positions of operands that repeat an earlier operand (the identical entry object)."""
     if len(entries) == 2:
         return (1,) if entries[0] is entries[1] else ()
     identities = list(map(id, entries))
@@ -424,7 +433,9 @@ _MAX_PRODUCERS = 32
 def _report_branches(
     context: ModuleContext, op: MlirOperation, chosen: int, exchanged: Sequence[tuple[object, ...]]
 ) -> None:
-    """Report the chosen branch, and branches whose communication would make devices disagree."""
+    """Report the branch that counts, and branches that communicate differently, which would make devices
+    hang.
+    """
     position = context.where(op)
     message = f"{op.name}: counts only the most expensive of {len(exchanged)} branches, number {chosen}"
     context.diagnostics.warning("stablehlo.branch-chosen", position, message, path=context.path)

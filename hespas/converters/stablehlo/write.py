@@ -1,6 +1,7 @@
-"""Writer of StableHLO: the original program if the graph still is one, else a replay (:mod:`.replay`).
+"""Writer of StableHLO: the original program if the graph is unchanged since it was read, else a replay
+(:mod:`.replay`).
 
-One file is the program of one rank class; several classes are a folder of ``NAME.{class}.mlir``.
+A file is the program of one rank class; several classes are a folder of ``NAME.{class}.mlir``.
 """
 
 from __future__ import annotations
@@ -108,14 +109,14 @@ def _put(path: Path, content: bytes, *, packed: bool) -> None:
 
 
 class _WrittenProgram(NamedTuple):
-    """Content of a file, and the metadata that its reader returns."""
+    """Content of a file, and the workload metadata that a reader of the file returns."""
 
     content: bytes
     metadata: Mapping[str, str]
 
 
 class _ProgramWriter(NamedTuple):
-    """Writer of one workload: form, version and bindings of its programs."""
+    """Writer of a workload's programs in one form and version."""
 
     workload: Workload
     form: ProgramForm
@@ -143,8 +144,8 @@ class _ProgramWriter(NamedTuple):
         return in_form(data, form, self.form, self.version, self.bindings)
 
     def _replay(self, index: int, reason: str) -> tuple[str, Mapping[str, str]]:
-        """Return the replay of one class and the metadata of its reader; report its losses and list them in
-        it.
+        """Return the replay of one class and the metadata that its reader returns. Losses are reported, and
+        listed in the replay.
         """
         graph, diagnostics = self.workload.classes[index], self.diagnostics
         flat = graph
@@ -199,7 +200,9 @@ class _ProgramWriter(NamedTuple):
 
 
 def _absent(graph: OpGraph) -> dict[str, int]:
-    """Return the number of values of a graph that no replay holds. Names are kept in locations."""
+    """Return counts by kind of the graph's values that a replay cannot hold, such as durations. Names become
+    locations.
+    """
     placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
     others = [name for name in graph.attachments if name != ATTACHMENT]
     several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
@@ -237,7 +240,9 @@ they belong to another file.
 
 
 class _OriginalProgram(NamedTuple):
-    """Stored program, the number of values by kind that the graph adds to it, and its reader's metadata."""
+    """Program that a graph was read from. ``beyond`` counts by kind the values in the graph that the program
+    does not state; ``metadata`` is what its reader returns.
+    """
 
     data: bytes
     form: ProgramForm
@@ -246,12 +251,13 @@ class _OriginalProgram(NamedTuple):
 
 
 def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | None, str]:
-    """Return the program of a graph that all ``num_ranks`` ranks run, or the reason for its absence.
+    """Return the original program of a graph that all ``num_ranks`` ranks run; without one, return None and
+    the reason.
 
-    The reason is empty if the graph never was a program. The program is read again and compared with the
-    graph, so that no mark can go stale. Values that a program does not state may differ: times, streams,
-    names, costs. Another structure, as passes produce, is another program. An unreadable attachment is
-    ignored.
+    The reason is empty if the graph was not read from a program. The program is read again and compared with
+    the graph, so that a changed graph is always detected. Values that a program does not state may differ:
+    times, streams, names, costs. If a pass has changed the structure, the graph is another program. An
+    unreadable attachment is ignored.
     """
     data = graph.attachments.get(ATTACHMENT)
     if data is None:
@@ -288,10 +294,10 @@ def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_OriginalProgram | Non
 def _module_text(
     replayed: ProgramReplay, flat: OpGraph, not_kept: Sequence[str], workload: Workload, index: int
 ) -> str:
-    """Return the program of rank class ``index`` as text.
+    """Return the replay of rank class ``index`` as text.
 
     The attribute ``hespas.replay`` holds the source format, the number of operations of the graph and the
-    ranks of the class. ``not_kept`` are lines like ``durations: 12``.
+    ranks of the class. ``not_kept`` are lines about losses, such as ``durations: 12``.
     """
     emitter = replayed.emitter
     aliases = [f"{alias} = {attribute}" for attribute, alias in emitter.aliases.items()]
