@@ -158,7 +158,7 @@ def enclosing(thread: IntArray, start: IntArray, duration: IntArray) -> tuple[In
 def nearest(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
     """Return, for each event in ``start``, the nearest ``wanted`` event among itself and those around it.
 
-    The result is -1 if there is none. ``parent`` is the event directly around each event (-1: none).
+    The result is -1 if none of them is wanted. ``parent`` is the event directly around each event (-1: none).
     """
     outer = parent.copy()
     while True:

@@ -85,9 +85,9 @@ def load_format(name: str) -> Format:
 
 
 def usable_formats() -> Iterator[Format]:
-    """Yield all formats, plug-ins last: finding them takes longer than a small conversion.
+    """Yield all formats, except plug-ins that do not work.
 
-    Plug-ins that do not work are omitted.
+    Plug-ins come last, because finding them takes longer than a small conversion.
     """
     yield from map(load_format, BUILTIN)
     for name in sorted(_TABLE.plugins()):
@@ -176,9 +176,9 @@ def _best_by_content(head: Head) -> tuple[int, Format | None]:
 
 
 def is_recognised(path: Path) -> bool:
-    """Return True if an existing input has a known format by content, or by content and suffix.
+    """Return True if the format of an existing input is recognised by content, or by content and suffix.
 
-    It selects the files of a folder to read. A broken input is not recognised.
+    This decides which files of a folder are read. A broken input is not recognised.
     """
     try:
         head = _read_head(path)
@@ -266,10 +266,10 @@ _MOST_FILES = 200
 
 
 def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> None:
-    """Report workloads and profiles of other formats in a folder that is read as ``chosen``.
+    """Report the workloads and profiles of other formats in a folder that is read as ``chosen``.
 
-    Subfolders are included if the files of ``chosen`` are there. Reports nothing for a file, or for formats
-    whose folders hold files of another.
+    Subfolders are searched too, if the format ``chosen`` has its files there. Nothing is reported for an
+    input that is a file.
     """
     if not path.is_dir():
         return
@@ -288,7 +288,7 @@ def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> N
 
 
 def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, Format]]:
-    """Return the first files of a known format that are not rank files, with that format."""
+    """Return files of a known format, with their format, that are not rank files. The number is limited."""
     files = (
         entry
         for entry in sorted(entries)
@@ -298,7 +298,9 @@ def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, For
 
 
 def _is_same_tool(form: Format, chosen: Format) -> bool:
-    """Return True if files of a format belong to folders of the other: both are formats of one tool."""
+    """Return True if both formats are of the same tool, so that a folder of one may have files of the
+    other.
+    """
     module = BUILTIN.get(chosen.name, "").partition(":")[0]
     return form.name == chosen.name or (
         not chosen.flat and BUILTIN.get(form.name, "").startswith(f"{module}:")

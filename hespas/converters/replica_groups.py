@@ -120,9 +120,10 @@ def mesh_groups(
 def _cut_axes(
     axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]]
 ) -> tuple[list[int], dict[tuple[int, int], int]]:
-    """Cut the axes of a mesh at the ends of sub-axes.
+    """Cut the axes of a mesh at the ends of their sub-axes.
 
-    Returns the extents of the pieces and, for each (axis, size in front of the piece), the piece's position.
+    Return the extents of all pieces, and the index of each piece by (axis, product of the pieces of the axis
+    before it).
     """
     sizes: list[int] = []
     places: dict[tuple[int, int], int] = {}
@@ -167,7 +168,7 @@ def normalise_groups(
 
 
 def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
-    """Return listed groups in global ids, with members ordered by partition, then by replica."""
+    """Return listed groups as groups of global ids. Members are ordered by partition, then by replica."""
     _check_listed(groups.num_ranks * (num_replicas if mode is IdMode.CROSS_PARTITION else num_partitions))
     rows: list[list[int]] = []
     if mode is IdMode.CROSS_PARTITION:

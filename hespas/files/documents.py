@@ -243,7 +243,7 @@ def _too_deep_line(text: str) -> str:
 
 
 def _long_key_line(text: str) -> str:
-    """Return the line of the first key with too many parts, or an empty text if there is none.
+    """Return the line of the first key with too many parts, empty if no key has too many.
 
     tomllib takes hours to parse such a key. Each part is scanned once, so the time is O(length).
     """

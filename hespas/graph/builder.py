@@ -171,7 +171,7 @@ class GraphBuilder:
             self._sparse[column].values[node] = value
 
     def first_of_kind(self, kind: NodeKind, start: int) -> int:
-        """Return the first node of a kind from number ``start`` on, -1 if there is none."""
+        """Return the first node of a kind from number ``start`` on, -1 without one."""
         return next((node for node in range(start, len(self._kind)) if self._kind[node] == kind), -1)
 
     def set_id(self, node: int, value: int) -> None:

@@ -291,7 +291,7 @@ class RegionTable:
     def within(self, region: int) -> NDArray[np.bool_]:
         """Return flags of the regions that are ``region`` or nested in it, shape ``(regions + 1,)``.
 
-        The last flag stands for the top level of the program and is False.
+        The last flag is for the top level of the program and is False.
         """
         inside = np.zeros(len(self) + 1, np.bool_)
         inside[region] = True

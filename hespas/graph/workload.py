@@ -52,7 +52,7 @@ ABSENT = -1
 WHOLE_JOB = "whole_job_parts"
 """Metadata key of a sharded program that was not partitioned; the value is the number of parts.
 
-Shapes and costs of some or all of its operations are those of the whole job, not of one part.
+Shapes and costs of some or all of its operations describe the whole job, not one part.
 """
 
 ESTIMATED_ON = "estimated_on"

@@ -117,7 +117,7 @@ _HINT = "https://github.com/astra-sim/astra-sim/tree/ASTRA-sim-1.0/inputs/worklo
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase of a layer; ``kind`` is None if the phase has no collective."""
+    """One phase of a layer; ``kind`` is the collective (None: the phase has none)."""
 
     cycles: int
     kind: CollectiveKind | None

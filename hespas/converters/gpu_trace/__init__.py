@@ -3,7 +3,7 @@ host.
 
 Times are whole nanoseconds. Rows of texts are rows of ``strings``, whose row 0 is the empty text: unknown.
 Other columns hold -1 for unknown. Processes and threads are numbers of the profiler, whose low 24 bits are
-those of the operating system; a thread number occurs in one process only. :mod:`.profile` converts a
+the number of the operating system; a thread number occurs in one process only. :mod:`.profile` converts a
 recording to a :class:`~hespas.graph.Profile`.
 """
 

@@ -317,7 +317,8 @@ def with_delays_alone(graph: OpGraph) -> OpGraph:
 
     It is for formats that support neither. All waiting becomes delays, each after the work (except
     collectives) that ended last. So delays are short, and a device that runs one operation at a time is idle
-    during them. The times are those of the graph without limits on streams. O(n log n) for n nodes and edges.
+    during them. The times are the earliest ones in ``graph``, without limits on streams. O(n log n) for n
+    nodes and edges.
     """
     waits = is_recorded_wait(graph)
     if not waits.any():

@@ -150,7 +150,7 @@ class _TrackSlices(ColumnTable):
 
 def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
     """Convert device slices to events and the others to host operations, linked by flows. Raises
-    ``FormatError`` if there are no slices.
+    ``FormatError`` if the trace has no slices.
     """
     # Collect pairs of begin and end, complete events, and instant events (0 ns).
     kind, track = _column(facts.columns.kind), _column(facts.columns.track)

@@ -55,7 +55,7 @@ _NO_EXECUTION_TRACE = (
 
 
 class _RankFiles(NamedTuple):
-    """Files of one rank; at least one of profile and execution trace."""
+    """Files of one rank: a profile, an execution trace, or both, and captures of its CUDA graphs."""
 
     profile: Path | None
     trace: Path | None
@@ -63,7 +63,7 @@ class _RankFiles(NamedTuple):
 
 
 class _RankGraph(NamedTuple):
-    """Graph of a rank, metadata of the run, and facts that all ranks must share."""
+    """Graph of a rank with metadata of the run. ``facts`` must be equal on all ranks of a job."""
 
     graph: OpGraph
     metadata: Mapping[str, str]
@@ -329,10 +329,10 @@ def _read_unmeasured(
 
 
 def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: str) -> list[OpGraph]:
-    """Give each ragged exchange the largest payload of all ranks, because the largest part bounds them all.
+    """Return the graphs in which a ragged all-to-all has the largest payload of all its ranks.
 
-    The n-th all-to-all over a group set is the same exchange on every rank. The bytes that a rank really
-    sends stay in its ``operand_bytes``.
+    The largest part bounds the time of all ranks. The n-th all-to-all over a group set is the same exchange
+    on every rank. The bytes that a rank really sends stay in its ``operand_bytes``.
     """
     ragged = CollectiveKind.RAGGED_ALL_TO_ALL
     largest: dict[tuple[object, int], float] = {}

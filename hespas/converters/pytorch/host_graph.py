@@ -31,8 +31,11 @@ _WORK = "gloo:"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCalls:
-    """Communications: the work of each call (an event, or the call itself), and what it communicates. A work
-    without a call is its own call.
+    """Communications of a run without a device.
+
+    A call starts a communication; its work is the event that communicates. ``work`` is the work of each call
+    (the call itself if it has no work of its own; a work without a call is its own call). ``communications``
+    are by call.
     """
 
     work: dict[int, int]
@@ -40,7 +43,9 @@ class HostCalls:
 
     @classmethod
     def of(cls, linked: LinkedTrace, works: IntArray) -> HostCalls:
-        """Assign each work to the last call before it, in order of record ids (without those: of starts)."""
+        """Assign each work to the last call before it, in the order of record ids, or of starts if ids are
+        missing.
+        """
         comms = linked.host_communications()
         kineto, events = linked.kineto, linked.events
         calls = np.array(sorted(comms), np.int64)
@@ -71,9 +76,10 @@ class HostCalls:
 class CpuRun:
     """Events of a run without a device, in order of start.
 
-    ``order`` is the event of each node; ``node_of`` the node of each event (-1: none). ``merged_into`` is the
-    event that an event is part of, usually itself. By event: ``thread``; ``queue``, whose events follow each
-    other; and the time of its own in ``own_ns``, ``start_ns`` and ``end_ns``.
+    ``order`` is the event of each node; ``node_of`` is the node of each event (-1: none). ``merged_into`` is
+    the event with which an event was merged, usually itself. The other columns have one value per event:
+    ``thread``; ``queue``, whose events run one after another; ``own_ns``, the time without the events inside;
+    and ``start_ns`` and ``end_ns`` of that time.
     """
 
     calls: HostCalls
@@ -102,8 +108,9 @@ class CpuRun:
     def waits(self) -> NodeEdges:
         """Return the dependencies of communications.
 
-        A work waits for the last operation of the calling thread that ended before it, usually its call. The
-        caller of a blocking communication continues when the work has ended.
+        The work of a communication waits for the last operation of the calling thread that ended before it,
+        usually its call. After a blocking communication, the next operation of that thread waits for the
+        work.
         """
         calls = self.calls
         pairs: list[tuple[int, int]] = []
@@ -132,7 +139,7 @@ class CpuRun:
 
 
 def host_run(linked: LinkedTrace) -> CpuRun:
-    """Give each operation, and each work of a communication, its own time. O(events log events)."""
+    """Return the events of a run without a device, each with a time of its own. O(events log events)."""
     events = linked.events
     works = works_of(linked)
     calls = HostCalls.of(linked, works)
@@ -179,10 +186,9 @@ def host_run(linked: LinkedTrace) -> CpuRun:
 
 
 def _sequential_starts(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -> IntArray:
-    """Return starts at which the operations of a thread run one after another and cover the same time as
-    nested.
+    """Return starts at which the nested operations of a thread run one after another, in the same total time.
 
-    An operation inside another one starts when the outer one has had its own time.
+    An operation inside another one starts when the own time of the outer one has passed.
     """
     ends: dict[int, int] = {}
     starts: list[int] = []
@@ -201,10 +207,10 @@ def works_of(linked: LinkedTrace) -> IntArray:
 
 
 def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> GraphDraft:
-    """Return the nodes and dependencies of all operations. Times add up to the time of each thread, to the
-    ns.
+    """Return the nodes and dependencies of all operations.
 
-    The operation of a work is that of its call.
+    The times of the nodes of a thread add up to the time of the thread, to the ns. The node of a
+    communication's work has the operation name of its call.
     """
     run = host_run(linked)
     run.report(diagnostics.about(path, "pytorch"))

@@ -262,14 +262,17 @@ class _HostTraceBuilder:
 
 
 def _value_text(value: object) -> str:
-    """Return a number, a text or a flat list of numbers as the profiler writes it; empty for tensors."""
+    """Return a number, a text or a flat list of numbers as the profiler writes it; empty for other values."""
     if is_list(value):
         return str(value) if all(type(item) in _NUMBER_TYPES for item in value) else ""
     return "" if value == _NONE_TEXT or type(value) not in {*_NUMBER_TYPES, str} else str(value)
 
 
 def _parents(ids: IntArray, parent_ids: IntArray, path: str) -> tuple[SmallIntArray, int]:
-    """Return the row of each parent, and how many parents are missing. The process is its own parent: -1."""
+    """Return the row of each node's parent (-1: none), and the number of parents that are missing.
+
+    The node of the process is its own parent and gets -1. Raises ``FormatError`` for a cycle.
+    """
     if not len(ids):
         return np.empty(0, np.int32), 0
     row = np.minimum(np.searchsorted(ids, parent_ids), len(ids) - 1)
@@ -457,10 +460,10 @@ def ranks_of_one(
 def ranks_here(
     numbers: Sequence[int], graphs: Sequence[OpGraph], recorded: int, path: str
 ) -> NDArray[np.int32]:
-    """Return the class of each rank of a job of which some ranks were recorded, each one class.
+    """Return the class of each rank of a job of which some ranks were recorded, each in a class of its own.
 
-    The job has ``recorded`` ranks, or more if groups and messages name more. Raises ``FormatError`` for an
-    impossible number.
+    ``numbers`` are the recorded ranks. The job has ``recorded`` ranks, or more if groups and messages refer
+    to more. Raises ``FormatError`` for an impossible number.
     """
     groups = [1 + highest_id(group_set) for graph in graphs for group_set in graph.group_sets]
     peers = [permutation.num_ranks for graph in graphs for permutation in graph.permutations]
@@ -478,5 +481,7 @@ def ranks_here(
 
 
 def _represents_all(graph: OpGraph, world: int) -> bool:
-    """Return True if all ranks can do the same: no messages, and groups of all ranks only."""
+    """Return True if one graph can be that of all ranks: it has no messages, and all groups have all
+    ranks.
+    """
     return not len(graph.p2p) and all(groups.is_world(world) for groups in graph.group_sets)

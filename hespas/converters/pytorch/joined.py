@@ -42,9 +42,9 @@ _TEXT_COLUMNS = (
 
 
 class JoinedTrace(NamedTuple):
-    """A trace with its links. Host operations from ``own_host`` on are copies of captured ones.
+    """Trace joined with captures. Host operations from row ``own_host`` on are copies of captured ones.
 
-    ``facts`` are an account for the metadata.
+    ``facts`` are metadata: how many events were joined, by capture.
     """
 
     trace: KinetoTrace
@@ -91,10 +91,10 @@ def join_captures(
 
 
 class _CapturedOperations(NamedTuple):
-    """Captured operations of one alignment, outer ones first.
+    """Operations that launched the events of one replay when its graph was captured, outer ones first.
 
-    ``rows`` are rows of the capture's host operations, ``parent`` the index of the parent of each (-1: none),
-    ``of_event`` the index of the operation of each event (-1: none).
+    ``rows`` are rows of the capture's host operations. ``parent`` is the index of the parent of each (-1:
+    none). ``of_event`` is the index of the operation of each event (-1: none).
     """
 
     rows: IntArray
@@ -103,8 +103,9 @@ class _CapturedOperations(NamedTuple):
 
     @classmethod
     def of(cls, capture: Capture, host: IntArray) -> _CapturedOperations:
-        """Collect the operations of events, whose innermost operations in the capture are ``host`` (-1:
-        none).
+        """Collect the operations of the events of a replay, and all operations around them.
+
+        ``host`` is the innermost captured operation of each event (-1: none).
         """
         ops, strings, parents = capture.trace.host, capture.trace.strings, capture.nesting.parent
         rows = np.unique(host[host >= 0])
@@ -129,7 +130,7 @@ class _CapturedOperations(NamedTuple):
 
 
 class _ReplayOperations:
-    """Adds captured operations to a trace, replay by replay."""
+    """Builder that copies captured operations into a trace, once per replay."""
 
     def __init__(
         self, trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, captures: Sequence[Capture]
@@ -145,7 +146,7 @@ class _ReplayOperations:
         self.text_rows = [self._text_rows(capture) for capture in captures]
 
     def _text_rows(self, capture: Capture) -> TextRows[int]:
-        """Map rows of the capture's texts to rows of the trace's texts."""
+        """Return a cache that adds a text of the capture to the trace and gives its row there."""
         strings, add = capture.trace.strings, self.strings.add
         return TextRows[int](lambda row: add(strings[row]))
 
@@ -195,9 +196,9 @@ class _ReplayOperations:
 def _account(
     trace: KinetoTrace, captures: Sequence[Capture], alignments: Sequence[Alignment], findings: Findings
 ) -> dict[str, str]:
-    """Report the aligned events by capture, and those that are not aligned; return the same as facts.
+    """Report how many events of replays were aligned with each capture, and which were not.
 
-    Every event of a replay counts once.
+    Return the same numbers as metadata. Every event of a replay counts once.
     """
     ran_ns = np.maximum(trace.device.duration_ns, 0)
 

@@ -48,7 +48,7 @@ _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
 class _CollectiveFacts(msgspec.Struct, frozen=True, gc=False):
-    """Collective of a kernel, as :mod:`.events` encodes it."""
+    """Facts about a collective that a kernel states in its arguments, as :mod:`.events` encodes them."""
 
     collective: str
     in_elements: int
@@ -63,13 +63,13 @@ class _CollectiveFacts(msgspec.Struct, frozen=True, gc=False):
     target: int
 
     def bytes_of(self, elements: int) -> float:
-        """Return the bytes of these elements, NaN if number or type is unknown."""
+        """Return the bytes of this number of elements, NaN if the number or the element type is unknown."""
         dtype = find_dtype(self.dtype)
         return float(dtype.storage_bytes(elements)) if dtype and 0 <= elements < _MAX_ELEMENTS else nan
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Members of the group; empty if the list is missing or truncated."""
+        """Global ranks of the group; empty if the list is missing or truncated."""
         parts = [part.strip() for part in self.group_ranks.strip("[] ").split(",")]
         if not all(part.isdecimal() and len(part) < 10 for part in parts) or len(parts) > _MAX_RANKS:
             return ()
@@ -95,14 +95,16 @@ _FACTS = msgspec.json.Decoder(_CollectiveFacts)
 
 
 class _RangeCommunication(NamedTuple):
-    """Communication that a named range states (``nccl:all_to_all``), and the bytes of its inputs (or NaN)."""
+    """Communication in the name of a range (``nccl:all_to_all``), and the bytes of the range's inputs
+    (NaN: unknown).
+    """
 
     kind: CommunicationKind
     operand_bytes: float
 
 
 class KernelCommunications(NamedTuple):
-    """Communication of each kernel, by device event, and the host operations that issued it."""
+    """Communication of each kernel, by device event. ``used`` are the host operations that issued them."""
 
     of_event: dict[int, TraceCommunication]
     used: set[int]
@@ -132,8 +134,8 @@ def host_communications(
 ) -> dict[int, TraceCommunication]:
     """Return the communications that host operations start, by operation.
 
-    ``find`` returns the communication of an operation. An operation inside another one of the same kind
-    represents both.
+    ``find`` returns the communication of an operation. If an operation is inside another one of the same
+    kind, only the inner one is returned, completed with the facts of the outer one.
     """
     host = trace.host
     names = {row: trace.strings[row] for row in np.unique(host.name_id).tolist()}
@@ -210,7 +212,7 @@ def kernel_communications(
 def _ranges_around(
     trace: KinetoTrace, links: DeviceLinks, events: IntArray
 ) -> list[_RangeCommunication | None]:
-    """Return the communication of the named range around the launch of each device event."""
+    """Return the communication that the named range around the launch of each device event states."""
     note, calls = trace.annotation, trace.launch
     texts = {row: trace.strings[row] for row in np.unique(note.name_id).tolist()}
     kinds = {row: kind_of_word(text.partition(":")[2]) for row, text in texts.items() if _RANGE.match(text)}
@@ -268,6 +270,6 @@ def comm_columns(
 
 
 def collective_names(trace: KinetoTrace, events: Iterable[int]) -> dict[int, str]:
-    """Return the names of collectives that kernels state in their arguments, by event."""
+    """Return the names of the collectives in the arguments of kernels, by event."""
     rows = ((event, int(trace.device.collective_id[event])) for event in events)
     return {event: _FACTS.decode(trace.strings[row]).collective for event, row in rows if row}

@@ -122,7 +122,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
 
 
 def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> None:
-    """Report how devices become ranks, and a missing or impossible rank or number of ranks."""
+    """Report which devices are which ranks, and a missing or impossible rank or number of ranks."""
     num_devices = len(trace.device.devices)
     reading = "streams of different devices get different numbers"
     if not is_of_job(trace.header):
@@ -171,9 +171,9 @@ def copy_kineto(
 
 
 class _EventCopier:
-    """Copies the texts of events block by block, and counts what it skips.
+    """Copier of the JSON text of events, block by block, which counts the events that it skips.
 
-    Events that take time are unique, so a second one with the same text is a repetition.
+    An event that takes time and has the same text as an earlier one is a repetition. It is skipped.
     """
 
     def __init__(self, stream: EventStream, path: str) -> None:

@@ -55,7 +55,7 @@ class HostColumns(NamedTuple):
 
 
 class TraceJoin(NamedTuple):
-    """Row of the execution trace for each event (-1: none), and the number of matches by each rule."""
+    """Row of the execution trace for each host event (-1: none), and the number of matches by each rule."""
 
     row: IntArray
     by_record_id: int
@@ -113,7 +113,11 @@ def match_operations(events: HostColumns, trace: HostTrace) -> TraceJoin:
 
 
 def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, matched: IntArray) -> IntArray:
-    """Return new matches by an id, none if the id does not count like the record ids of the trace."""
+    """Return further matches of events with the trace by an id, -1 for none.
+
+    ``ids`` are ids of the events; ``matched`` are the matches so far. Nothing matches if most names of
+    events with equal ids differ, because ``ids`` then count something else than the trace's record ids.
+    """
     row = np.full(len(ids), -1, np.int64)
     order = np.argsort(trace.record_id, kind="stable")
     trace_ids = trace.record_id[order]

@@ -1,8 +1,8 @@
-"""Links from device events to the host: the launch, the operation and the training step of each event.
+"""Links from device events to the host: the launch call, the operation and the training step of each event.
 
-The rules apply in order. The correlation id names the launch call in the same trace. The innermost operation
-around the launch on the same thread is the cause. Without a launch record, the ``External id`` names the
-operation. Events without any of these stay unlinked.
+The rules apply in order. The correlation id identifies the launch call in the same trace. The innermost
+operation around the launch on the same thread is the cause. Without a launch record, the ``External id``
+identifies the operation. Events to which no rule applies stay unlinked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class LinkedBy(IntEnum):
-    """Rule that linked a device event to its operation."""
+    """Rule by which a device event was linked to its operation."""
 
     NOTHING = 0
     CORRELATION = 1
@@ -78,7 +78,10 @@ def link_device_events(trace: KinetoTrace, nesting: EventNesting) -> DeviceLinks
 
 
 def owner_with_shapes(host: HostEvents, nesting: EventNesting, of: IntArray) -> IntArray:
-    """Return the innermost operation with recorded input shapes around each operation (-1: none)."""
+    """Return, for each operation ``of``, the innermost operation with recorded input shapes around it.
+
+    The operation itself is included. The result is -1 if none has recorded shapes.
+    """
     return nearest(host.dims_id > 0, nesting.parent, of)
 
 
@@ -125,7 +128,9 @@ def batches_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
 
 
 def _running_range(trace: KinetoTrace, numbers: SmallIntArray, start_ns: IntArray) -> IntArray:
-    """Return the numbered annotation (number >= 0) that runs at each time, -1 for none."""
+    """Return the named range with a number of 0 or more in ``numbers`` that runs at each time, -1 for
+    none.
+    """
     note = trace.annotation
     rows = np.flatnonzero(numbers >= 0)
     rows = rows[np.lexsort((numbers[rows], note.end_ns[rows], note.start_ns[rows]))]

@@ -162,8 +162,9 @@ def host_ops(host: HostEvents, nesting: EventNesting, base_ns: int) -> HostOps:
 
 
 def is_of_job(header: KinetoHeader) -> bool:
-    """Return True if the trace is of one of several processes, which is one rank. Else each device
-    is a rank.
+    """Return True if the trace belongs to a job of several processes; it is then one rank of the job.
+
+    Otherwise each device in the trace is a rank.
     """
     distributed = header.distributed
     return distributed is not None and (

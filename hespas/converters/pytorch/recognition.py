@@ -1,4 +1,4 @@
-"""Recognition of PyTorch's trace files, by their first bytes and by their names."""
+"""Return the start of the first event, which is time 0 of the profile."""
 
 from __future__ import annotations
 

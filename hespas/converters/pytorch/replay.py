@@ -44,11 +44,12 @@ _MIN_EVENTS_OF_CUT = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphReplay:
-    """Work of one graph launch.
+    """Device work of one replay of a captured graph.
 
-    ``events`` are rows of device events. ``streams`` are their indices in the order of each stream, or of the
-    graph's nodes if the trace states those. ``symbols`` are the kernels. ``launch`` is the row of the call
-    (-1: before the window).
+    ``events`` are rows of device events. ``streams`` are lists of indices into ``events``: one per stream, in
+    the order of the stream; or a single one in the order of the graph's nodes, if the trace states those.
+    ``symbols`` are the numbers of the kernels (:func:`~hespas.converters.pytorch.captured.kernel_symbols`).
+    ``launch`` is the row of the call (-1: it was before the recording).
     """
 
     launch: int
@@ -59,21 +60,22 @@ class GraphReplay:
 
     @property
     def on_several_streams(self) -> BoolArray:
-        """Mask of the events whose kernel runs on several streams of this replay."""
+        """Mask of the events whose kernel occurs on several streams of this replay."""
         streams = Counter(symbol for part in self.signature for symbol in set(part))
         return np.isin(self.symbols, [symbol for symbol, count in streams.items() if count > 1])
 
     @property
     def signature(self) -> tuple[tuple[int, ...], ...]:
-        """Kernels in order, stream by stream; replays with equal signatures align equally."""
+        """Kernels in order, stream by stream. Replays with equal signatures have the same alignments."""
         return tuple(tuple(self.symbols[index] for index in stream) for stream in self.streams)
 
 
 class Alignment(NamedTuple):
-    """One replay and its captured graph (-1: none; ``ambiguous``: several graphs of different shapes fit).
+    """Alignment of one replay with a captured graph.
 
-    ``place`` is the launch of the graph for each event of the replay (-1: none). ``checked`` marks the events
-    whose names were compared.
+    ``capture`` and ``graph`` are the numbers of the capture and of the graph (-1: none). ``place`` is the
+    launch of the graph for each event of the replay (-1: none). ``checked`` marks the events whose names were
+    compared. ``ambiguous`` is True if several graphs of different shapes fit equally.
     """
 
     replay: GraphReplay
@@ -85,7 +87,7 @@ class Alignment(NamedTuple):
 
 
 def replays_of(trace: KinetoTrace, links: DeviceLinks) -> list[GraphReplay]:
-    """Return the replays of graphs in a trace, in order; their symbols are still rows of names.
+    """Return the replays of graphs in a trace, in order. Their symbols are rows of names until numbered.
 
     Streams with most events come first. If every event states its node, all streams are one. A single event
     without a launch record is not a replay.
@@ -180,7 +182,10 @@ def aligned_replays(
 def _with_symbols(
     trace: KinetoTrace, replays: Sequence[GraphReplay], graphs: Sequence[CapturedGraph]
 ) -> tuple[list[GraphReplay], list[tuple[int, ...]]]:
-    """Return the replays, and the launches of the graphs, with one numbering of kernels for both."""
+    """Return the replays, and the kernels that each graph launches, as symbols.
+
+    Equal symbols on both sides mean the same kernel.
+    """
     names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
     replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
     symbol_of_category: dict[int, int] = {}
@@ -257,7 +262,10 @@ class _GraphMatcher:
         self.counts = {symbols: Counter(symbols) for symbols in self.equal_graphs}
 
     def launches(self, replay: GraphReplay, launched: tuple[int, ...]) -> tuple[IntArray, ...]:
-        """Return the launch of each event, by stream (-1: none). Each launch is used at most once."""
+        """Return the launch that corresponds to each event, stream by stream (-1: none).
+
+        ``launched`` are the kernels that a captured graph launches. Each launch is used at most once.
+        """
         streams = replay.signature
         key = (streams, launched)
         if key not in self.matched:
@@ -276,7 +284,9 @@ class _GraphMatcher:
         return self.matched[key]
 
     def candidates(self, replay: GraphReplay) -> IntArray:
-        """Return the numbers of the graphs that fit best, in order; none if no graph fits."""
+        """Return the numbers of the captured graphs that fit a replay best, in ascending order; none if no
+        graph fits.
+        """
         is_cut = replay.launch < 0
         key = (replay.signature, is_cut)
         if key not in self.best:
@@ -316,7 +326,7 @@ class _TieBreaker:
         self.description = np.full(len(graphs), -1, np.int64)
 
     def choose(self, replay: GraphReplay, tied: IntArray) -> int:
-        """Return the number of the graph, -1 if none fits or the choice is ambiguous."""
+        """Return the number of the chosen graph, -1 if none fits or several different graphs fit."""
         if not len(tied):
             return -1
         if self._are_equal(tied):
@@ -330,7 +340,7 @@ class _TieBreaker:
         return sized[0] if sized and self._are_equal(np.array(sized)) else -1
 
     def _are_equal(self, numbers: IntArray) -> bool:
-        """Return True if the operations of these graphs are recorded equally."""
+        """Return True if the operations of these graphs have the same names, shapes and types."""
         new: list[int] = numbers[self.description[numbers] < 0].tolist()
         for number in new:
             description = self.captures[self.owner[number]].described(self.graphs[number])

@@ -41,8 +41,9 @@ class _RuntimeHandle(msgspec.Struct, gc=False):
 
 
 class _CorrelationIds(msgspec.Struct, gc=False):
-    """Ids that join work to the call that enqueued it. ``external`` is the number of a text, or a set of
-    facts.
+    """Ids that join device work to the call that enqueued it.
+
+    ``external`` is the number of a text, or a dict of other facts.
     """
 
     internal: int = -1
@@ -79,7 +80,7 @@ class _DispatchRecord(msgspec.Struct, gc=False):
 
 
 class _CountedDispatch(msgspec.Struct, gc=False):
-    """A kernel with counters; the only record of kernels in a document of counters."""
+    """A kernel with performance counters. A document of counters records kernels in this form only."""
 
     dispatch_data: _DispatchRecord
 
@@ -130,14 +131,14 @@ class _KernelSymbol(msgspec.Struct, gc=False):
 
 
 class _RecordKind(msgspec.Struct, gc=False):
-    """Name of a kind of record, and names of its operations."""
+    """Name of a kind of API record (``HIP_RUNTIME_API``), and the names of its operations."""
 
     kind: str
     operations: list[str] = msgspec.field(default_factory=list[str])
 
 
 class _NumberedText(msgspec.Struct, gc=False):
-    """A text by number."""
+    """A text and its number, to which other records refer."""
 
     key: int
     value: str = ""
@@ -254,13 +255,13 @@ class _BlockColumns:
             self.parts.setdefault(name, []).append(np.array(values, np.int64))
 
     def table(self, kind: type[_Table]) -> _Table:
-        """Return the columns of a table; columns that were never added are unknown."""
+        """Return a table of class ``kind`` with the collected columns. Other columns are unknown."""
         columns = {name: np.concatenate(parts) for name, parts in self.parts.items()}
         return kind.of(**columns) if columns else kind.empty()
 
 
 class _RocprofReader:
-    """Reads one process."""
+    """Reader of one process in a document."""
 
     def __init__(self, process: _RocprofProcess, builder: RocmTraceBuilder, path: str, where: str) -> None:
         self.process, self.builder = process, builder
@@ -285,7 +286,7 @@ class _RocprofReader:
         return elements
 
     def _texts_by_number(self, raw: msgspec.Raw, store: Callable[[str], int], name: str) -> dict[int, int]:
-        """Return texts by number, as ``store`` stores them."""
+        """Return what ``store`` returns for each text of a list, by the number of the text."""
         blocks = self._blocks(raw, _ENTRIES, name)
         return {entry.key: store(entry.value) for block in blocks for entry in block}
 
@@ -347,9 +348,10 @@ class _RocprofReader:
         )
 
     def _kernels(self, names: _KernelNameRows, ranges: dict[int, int]) -> RocmWork:
-        """Return the kernels. Without records of kernels, those with counters are read.
+        """Return the kernels of the process.
 
-        ``ranges`` are the ranges that the profiler names as cause (``--kernel-rename``).
+        They come from the dispatch records, or from the counter records if there are none. ``ranges`` are
+        string rows of the ranges that the profiler states as causes (``--kernel-rename``), by number.
         """
         columns = _BlockColumns()
 
@@ -401,7 +403,10 @@ class _RocprofReader:
 
 @dataclass(slots=True)
 class _KernelNameRows:
-    """Rows of kernel names; only kernels that ran are added. Symbols are columns, because there are many."""
+    """Names of kernels by the id of the kernel. Only names of kernels that ran are added to ``strings``.
+
+    Ids and names are columns, because a document may have many kernels.
+    """
 
     ids: IntArray
     indices: IntArray

@@ -48,8 +48,8 @@ class RocmAgent:
 class RocmWork(ColumnTable):
     """Kernels or copies of one process, -1 for unknown.
 
-    ``target`` and ``source`` are agents; for a kernel both are the agent that runs it. ``range_id`` is the
-    range that rocprofv3 names as cause, ``grid_id`` the shape of the launch.
+    ``target`` and ``source`` are agents (devices); for a kernel both are the agent that runs it. ``range_id``
+    is the string row of the range that rocprofv3 states as cause, ``grid_id`` of the launch shape.
     """
 
     start_ns: IntArray
@@ -68,7 +68,7 @@ class RocmWork(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RocmCalls(ColumnTable):
-    """Calls and ranges on the host of one process; ``label`` and ``category`` are indices of its texts."""
+    """Calls and ranges on the host in one process; ``label`` and ``category`` are indices of its texts."""
 
     thread: IntArray
     start_ns: IntArray
@@ -80,7 +80,9 @@ class RocmCalls(ColumnTable):
 
 @dataclass(slots=True)
 class RocmAgents:
-    """Agents of one process by their number in the file. ``node`` is the number of the machine."""
+    """Agents (CPUs and GPUs) of one process by their number in the file. ``node`` is the number of the
+    machine.
+    """
 
     node: int
     by_number: dict[int, RocmAgent] = field(default_factory=dict[int, RocmAgent])
@@ -182,9 +184,9 @@ class RocmTraceBuilder:
             )
 
     def _devices_of(self, agents: RocmAgents, part: RocmWork) -> tuple[IntArray, IntArray, IntArray]:
-        """Return GPU, index of the device's name, and class of each copy, from the agents at both ends.
+        """Return, for each kernel or copy, its GPU, the index of the device's name, and its operation class.
 
-        If both ends are GPUs, the GPU is the target.
+        They follow from the agents at both ends. If both are GPUs, the work belongs to the target.
         """
         pairs, index = distinct_rows(part.target, part.source)
         rows: list[tuple[int, int, int]] = []
@@ -296,17 +298,17 @@ def _table_name(database: SqliteDatabase, name: str, suffix: str) -> str:
 
 
 def _values_at(column: IntArray, rows: IntArray) -> IntArray:
-    """Return a column by row, -1 for a missing row or NULL."""
+    """Return the value of a column at each row, -1 for row -1 or NULL."""
     return np.maximum(at_rows(column, rows, -1), -1)
 
 
 class _RocpdReader:
-    """Reads one set of tables."""
+    """Reader of one set of tables, those with the same suffix."""
 
     def __init__(
         self, database: SqliteDatabase, suffix: str, builder: RocmTraceBuilder, diagnostics: Diagnostics
     ) -> None:
-        """Read what events refer to."""
+        """Read the tables to which events refer: texts, clocks, tracks and agents."""
         self.database, self.suffix = database, suffix
         self.builder, self.diagnostics = builder, diagnostics
         strings = self._table("string", ("id",), ("string",))
@@ -323,8 +325,9 @@ class _RocpdReader:
         return self.database.read(_table_name(self.database, name, self.suffix), integers, texts)
 
     def _span(self, name: str, more: tuple[str, ...]) -> dict[str, IntArray]:
-        """Return rows of a table with their times, process, thread and track; rows without times
-        are dropped.
+        """Return the rows of a table with their times, process, thread and track, and the columns ``more``.
+
+        Rows without times are dropped and reported.
         """
         columns = self._table(name, (*_SPAN_COLUMNS, *more)).integers
         for end in ("start", "end"):
@@ -346,7 +349,7 @@ class _RocpdReader:
         return columns
 
     def add(self, nodes: dict[int, int]) -> None:
-        """Read all processes of the set; rocprofv3 writes one. ``nodes`` numbers machines."""
+        """Read all processes of this set of tables; rocprofv3 writes one. ``nodes`` numbers the machines."""
         kernels = self._span("kernel_dispatch", ("kernel_id", "event_id", "region_name_id", *_SHAPE_COLUMNS))
         names = ("name_id", "event_id", "dst_agent_id", "src_agent_id", "size", "region_name_id")
         copies = self._span("memory_copy", names)
@@ -424,7 +427,7 @@ class _RocpdReader:
         )
 
     def _rows(self, ids: IntArray, text_of: Mapping[int, str]) -> IntArray:
-        """Return the rows of texts in the profile by their numbers in the file."""
+        """Return the string row in the profile of each text, given the number of the text in the file."""
         return mapped(ids, lambda number: self.builder.strings.add(text_of.get(number, "")), np.int64)
 
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:

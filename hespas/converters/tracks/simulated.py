@@ -114,8 +114,9 @@ def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[Op
 
 
 def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
-    """Return the name of each span: of its node, else of its operation; of its loop for a block of
-    iterations.
+    """Return the name of each span: the name of its node, or the operation of a node without a name.
+
+    A span of several loop iterations is named after its loop.
     """
     node = timeline.node[spans]
     rows = at_rows(np.where(graph.name_id > 0, graph.name_id, graph.op_id), node, 0)
@@ -138,11 +139,11 @@ _Arrows = tuple[str, IntArray, IntArray]
 def _dependency_arrows(
     timeline: Timeline, deps: RaggedArray, spans: IntArray
 ) -> tuple[IntArray, IntArray, int]:
-    """Return source and target, as indices of ``spans``, of each dependency between nodes that ran on one
-    rank.
+    """Return the dependencies between the nodes of each rank as arrows between their spans.
 
-    If nodes ran several times, the last runs of both belong together, then the runs before them, and so on.
-    The third result counts dependencies of spans on nodes without a span. O(spans log spans + edges).
+    The results are the source and the target of each arrow, as indices of ``spans``, and the number of
+    dependencies on nodes without a span. If nodes ran several times, the last runs of both are joined, then
+    the runs before them, and so on. O(spans log spans + edges).
     """
     if not len(spans) or not len(deps.values):
         return np.empty(0, np.int64), np.empty(0, np.int64), 0
@@ -166,8 +167,9 @@ def _dependency_arrows(
 class _NodeRuns:
     """Spans sorted by rank, node and start.
 
-    ``place`` is the original index of each span, ``from_last`` the number of later runs of the same node on
-    the same rank. ``keys`` are the distinct pairs of rank and node, with ``counts`` and ``ends``.
+    ``place`` is the original index of each span. ``from_last`` is the number of later runs of the same node
+    on the same rank. ``keys`` are the distinct pairs of rank and node; their spans are the ``counts`` ones
+    before ``ends``.
     """
 
     nodes: int
@@ -193,7 +195,7 @@ class _NodeRuns:
         return cls(nodes, own[place], rank[place], node[place], from_last, keys, counts, ends)
 
     def key_of(self, rank: IntArray, node: IntArray) -> IntArray:
-        """Return the key of pairs of rank and node, -1 for nodes that no span has."""
+        """Return the key that identifies a rank and a node, -1 for nodes without a span."""
         return np.where(node < self.nodes, rank * self.nodes + node, -1)
 
 
@@ -241,10 +243,11 @@ def _communication_arrows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GraphCommunication:
-    """Participants of the communication of one graph, by node.
+    """Communication of one graph, with the ranks that take part in it.
 
-    ``numbers`` numbers the groups of all graphs by their members. ``group_of`` caches the group of a rank by
-    group set, because a lookup may take as long as the group set.
+    ``collective`` and ``message`` are table rows by node. ``numbers`` identifies a group in all graphs by its
+    members. ``group_of`` caches that number by group set and rank, because a lookup may take as long as the
+    group set.
     """
 
     graph: OpGraph
@@ -261,14 +264,17 @@ class _GraphCommunication:
         return cls(graph, num_ranks, collective, message, numbers)
 
     def places(self, timeline: Timeline, ordered: IntArray) -> list[int]:
-        """Return the indices of communication spans, in the order in which they ran."""
+        """Return the indices of the spans in ``ordered`` that communicate, in order of start."""
         nodes = np.concatenate([self.graph.collectives.node, self.graph.p2p.node])
         index = np.flatnonzero(np.isin(timeline.node[ordered], nodes))
         by_start: list[int] = index[np.argsort(timeline.start_ns[ordered[index]], kind="stable")].tolist()
         return by_start
 
     def keys(self, rank: int, node: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Return the roles of a rank in a node, and the keys that its counterparts share."""
+        """Yield the role of a rank in the communication of a node, and the key of that communication.
+
+        All ranks that take part in the communication have the same key. A node may be sender and receiver.
+        """
         row = self.collective.get(node)
         if row is not None:
             kind, group_set = (

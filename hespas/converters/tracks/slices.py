@@ -86,7 +86,8 @@ class Tracks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flows:
-    """Arrows of shape ``(flows,)`` between slices, which are numbered through all parts of a track set.
+    """Arrows between slices, as columns of shape ``(flows,)``. Slices are numbered over all parts of a track
+    set.
 
     ``kind`` indexes ``kinds`` (``launch``, ``data``, ``control``, ``collective``, ``message``).
     """
@@ -103,7 +104,7 @@ class Flows:
 
     @classmethod
     def of(cls, ends: Sequence[tuple[str, IntArray, IntArray]]) -> Flows:
-        """Return arrows from sources and targets by kind."""
+        """Return arrows from a list of (kind, source slices, target slices)."""
         if not ends:
             return cls.none()
         kinds = tuple(dict.fromkeys(kind for kind, _, _ in ends))
@@ -132,8 +133,8 @@ class SliceLabel(NamedTuple):
 class SliceChunk:
     """Consecutive slices of one part, with labels that are built once per distinct combination.
 
-    ``first`` is the number of the first slice in the track set, ``index`` the number of the part, ``part``
-    the slice of its columns; ``label`` is the index of each slice's label in ``labels``.
+    ``first`` is the number of the first slice in the track set. ``index`` is the number of the part, and
+    ``part`` selects the chunk in its columns. ``label`` is the index of each slice's label in ``labels``.
     """
 
     first: int
@@ -172,7 +173,7 @@ class TrackSet:
         return list(accumulate((len(part.processes) for part in self.parts), initial=0))[:-1]
 
     def chunks(self, rows: int) -> Iterator[SliceChunk]:
-        """Yield all slices, at most ``rows`` at a time; memory is that of one chunk."""
+        """Yield all slices in chunks of at most ``rows``, so that memory is needed for one chunk only."""
         for index, (first, tracks) in enumerate(zip(self.first_slice, self.parts, strict=True)):
             for start in range(0, len(tracks), rows):
                 part = slice(start, min(start + rows, len(tracks)))
@@ -216,9 +217,9 @@ def shown(text: str) -> str:
 def join_track_sets(
     track_sets: Sequence[tuple[str, TrackSet]], between: Sequence[tuple[str, IntArray, IntArray]] = ()
 ) -> TrackSet:
-    """Join several track sets into one. Each label is a prefix of the names of its processes.
+    """Join several track sets into one. Each label becomes a prefix of the names of its processes.
 
-    Arrows ``between`` them are kinds, and the slices that they join, numbered through all sets.
+    ``between`` are arrows between the sets: (kind, source slices, target slices), numbered over all sets.
     """
     parts: list[Tracks] = []
     ends: list[tuple[str, IntArray, IntArray]] = []
@@ -240,13 +241,15 @@ def join_track_sets(
 
 
 SliceEnd = tuple[int, int, int]
-"""End of a slice, its track, and its lane on the track."""
+"""A slice that has ended: its end [ns], its track, and its lane on the track."""
 
 _MAX_LANES = 128
-"""Maximum number of lanes that are searched for a free place; later slices open lanes of their own."""
+"""Maximum number of lanes that are searched for a free one. Beyond it, a slice without a free lane opens a
+new one.
+"""
 _PS = 1000.0
 _WHOLE_NS = 2.0**52
-"""Floats from here on are whole numbers."""
+"""Floats of this size or larger are whole numbers."""
 
 
 @dataclass(slots=True)
@@ -259,7 +262,7 @@ class LaneAssigner:
     def assign(
         self, tracks: Sequence[int], starts: Sequence[float], ends: Sequence[float]
     ) -> Iterator[tuple[int, list[SliceEnd]]]:
-        """Yield the lane of each slice, and the slices that end before it begins there."""
+        """Yield, for each slice, its lane and the slices that end at or before its start."""
         for track, start, end in zip(tracks, starts, ends, strict=True):
             ended: list[SliceEnd] = []
             if track != self._track:
@@ -277,7 +280,7 @@ class LaneAssigner:
             yield lane, ended
 
     def rest(self) -> list[SliceEnd]:
-        """Return the ends of the slices that are still open on the last track, inner slices first."""
+        """Return the slices that are still open on the last track, inner slices first."""
         ended = [
             (int(end), self._track, lane)
             for lane, opened in enumerate(self._opened)
@@ -308,7 +311,11 @@ def shown_ns(start_ns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray,
 
 
 def _floor(times_ns: FloatArray) -> FloatArray:
-    """Round down, ignoring the last bits of sums. The order of two times never changes."""
+    """Round times down to whole ns; a time just below a whole number, as sums of floats give, becomes that
+    number.
+
+    Times stay in the same order.
+    """
     whole_ns = np.floor(times_ns)
     partial_ns = np.where(whole_ns == times_ns, 0.0, times_ns)
     return np.where(whole_ns == times_ns, whole_ns, np.floor(np.rint(partial_ns * _PS) / _PS))
@@ -339,7 +346,7 @@ _NO_SLICE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SortedSlices:
-    """Slices in the order of a track set: ``event`` is the original row of each, ``track`` its track."""
+    """Slices in the order of a track set. ``event`` is the original row of each slice."""
 
     event: IntArray
     track: SmallIntArray
@@ -353,7 +360,7 @@ class _SortedSlices:
         return cls(event, track[event].astype(np.int32))
 
     def slice_of(self, rows: int) -> IntArray:
-        """Return the slice of each original row, -1 for a dropped one."""
+        """Return the slice of each of ``rows`` original rows, -1 for a dropped row."""
         number = np.full(rows, _NO_SLICE, np.int64)
         number[self.event] = np.arange(len(self.event))
         return number
@@ -412,10 +419,10 @@ def tracks_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: boo
 
 
 def _device_tracks(profile: Profile) -> tuple[Tracks, _SortedSlices]:
-    """Return one track per stream. A slice is named after the kernel, else the operation, else the category.
+    """Return one track per stream of a device, and the order of its slices.
 
-    The argument ``kernel`` is set only if the operation has the same name, because the name shows it
-    otherwise.
+    A slice is named after its kernel, else its operation, else its category. It has an argument ``kernel``
+    only if the operation has the same name as the kernel.
     """
     processes, process = _processes(profile)
     tracks, track = distinct_rows(process, profile.stream)

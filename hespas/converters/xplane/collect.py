@@ -40,9 +40,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeviceTable:
-    """Device events; ``line`` indexes the lines. ``duration_ps`` is a span, ``exclusive_ps`` the span without
-    the events inside, ``is_wrapper`` is True where there are such events. ``host`` is a row of the host table
-    (-1: none). ``stats`` has every column of :data:`NUMBERS` and :data:`TEXTS`.
+    """Device events. ``line`` is the line of each event.
+
+    ``duration_ps`` is the time from start to end, ``exclusive_ps`` the time without the events inside.
+    ``is_wrapper`` is True for events with others inside. ``host`` is a row of the host table (-1: none).
+    ``stats`` has every column of :data:`NUMBERS` and :data:`TEXTS`.
     """
 
     line: IntArray
@@ -92,7 +94,7 @@ class ModuleRuns:
     program_id: IntArray
 
     def at(self, moment_ps: IntArray) -> IntArray:
-        """Return the run at each moment, -1 for none."""
+        """Return the program run that is active at each moment, -1 for none."""
         index = np.searchsorted(self.start_ps, moment_ps, side="right") - 1
         inside = (index >= 0) & (moment_ps <= self.end_ps[np.maximum(index, 0)])
         return np.where(inside, index, -1)
@@ -119,7 +121,7 @@ class CollectedTrace:
 
 
 class _ColumnParts:
-    """Columns under construction, one part per line."""
+    """Builder of columns to which each line appends a part."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[IntArray]] = {}
@@ -217,7 +219,8 @@ def _module_runs(parts: list[LineEvents]) -> ModuleRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nesting:
-    """Innermost host operation and innermost device event around each event of a line (-1: none).
+    """Events around each event of a line: the innermost host operation and the innermost device event (-1:
+    none).
 
     ``exclusive_ps`` is the duration without the device events inside; for host operations it is the whole
     duration. ``overlapping`` counts device events that end after the event in which they start.
@@ -253,9 +256,10 @@ _ADDED = ("bytes_accessed", "bytes_transferred", "model_flops", "flops")
 class Ranked:
     """Device events with the rank of each.
 
-    ``merged`` events of second cores, with a time of ``merged_ps``, were merged into events of first cores.
-    ``alone`` operations of such cores have no counterpart and stay; transfers are often recorded by one core
-    only. ``undecided`` counts pairs of cores that ran the same programs and may or may not be one device.
+    In a megacore, ``merged`` events of second cores, with a total time of ``merged_ps``, were merged into
+    events of first cores. ``alone`` operations of second cores have no counterpart and remain; transfers are
+    often recorded by one core only. ``undecided`` is the number of pairs of cores that ran the same programs
+    and may or may not be one device.
     """
 
     device: DeviceTable
@@ -393,7 +397,7 @@ _COLLECTIVE = re.compile(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventLabels:
-    """Columns of a profile; rows are rows of the string table."""
+    """Labels of device events as columns of string rows, in the form of a profile."""
 
     op_id: IntArray
     kernel_id: IntArray
@@ -447,7 +451,7 @@ def _instruction(text: str) -> str:
 
 
 def _copied(details: str) -> float:
-    """Return the size in ``kind:Unknown size:655360 dest:2 async:1``, NaN where there is none."""
+    """Return the size in ``kind:Unknown size:655360 dest:2 async:1``, NaN without a size."""
     match = _BYTES.search(details[:1024])
     return float(match[1]) if match else np.nan
 

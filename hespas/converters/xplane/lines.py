@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 ABSENT = -(1 << 63)
-"""Value of a number that the trace does not contain."""
+"""Value of a number that is missing in the trace."""
 
 NUMBERS = (
     "program_id",
@@ -112,7 +112,9 @@ class LineKind(IntEnum):
 
 
 class Truth(Enum):
-    """Lines of a device plane that are counted, because several lines record the same work."""
+    """Choice of the lines of a device plane whose events count, because several lines record the same
+    work.
+    """
 
     STREAMS = "streams"
     OPERATIONS = "operations"
@@ -189,12 +191,15 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
 
 
 def has_devices(planes: Iterable[str]) -> bool:
-    """Return True if the file has device planes, so that operations named on host threads are launches."""
+    """Return True if the file has device planes.
+
+    Events on host threads that name a device operation are then launches; otherwise they are the work itself.
+    """
     return any(plane.startswith(DEVICE_PREFIX) for plane in planes)
 
 
 def device_rows(line: TraceLine, columns: dict[str, IntArray], count: int, *, has_devices: bool) -> IntArray:
-    """Return the rows of a line that are device work."""
+    """Return the rows of the events of a line that are device work."""
     if line.kind is not LineKind.HOST:
         return np.arange(count, dtype=np.int64)
     if line.plane != CPU_PLANE or has_devices or "hlo_op" not in columns:
@@ -209,9 +214,10 @@ def device_clock(
     shifts_ps: dict[str, int],
     plane: str,
 ) -> tuple[IntArray, IntArray]:
-    """Return start and duration by the device's own clock where every event of the line has them.
+    """Return start and duration by the clock of the device, if every event of the line has them.
 
-    ``shifts_ps`` holds, by plane, the offset that converts the device clock to the clock of the trace.
+    Otherwise return the given times. ``shifts_ps`` has, by plane, the offset from the device clock to the
+    clock of the trace. The first line of a plane sets it.
     """
     offset, length = (columns.get(name) for name in CLOCK)
     if offset is None or length is None or not len(offset):
@@ -222,8 +228,9 @@ def device_clock(
 
 
 def split_module_name(text: str) -> tuple[str, int]:
-    """Split ``jit_step(42)`` into name and id; the id is -1 where there is none. Ids are 64-bit numbers,
-    written with or without sign.
+    """Split ``jit_step(42)`` into name and id; the id is -1 if the text has none.
+
+    Ids are 64-bit numbers, written with or without sign.
     """
     name, opened, rest = text.rpartition("(")
     digits = rest.removesuffix(")")

@@ -83,7 +83,7 @@ _NUMBER_FACTS = ("model_flops", "flops", "bytes_accessed")
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Labels of programs: the name, with the id where several programs share the name."""
+    """Labels of programs: the name, followed by the id if several programs have the same name."""
 
     ids: Mapping[str, frozenset[int]]
 
@@ -106,7 +106,9 @@ class Modules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ProgramMembership:
-    """Programs of the device events: string row of the label (0: unknown) and id of the run
+    """Program to which each device event belongs.
+
+    ``label_id`` is the string row of the program's label (0: unknown), ``run_id`` the id of the run
     (:data:`ABSENT`: unknown).
     """
 
@@ -154,7 +156,7 @@ def _membership(
 
 @dataclass(slots=True, eq=False)
 class _NamedPrograms:
-    """Name of the program, id of the program (-1: none) and run of each event, filled in step by step."""
+    """Name and id of the program (-1: none) of each event, and id of its run. Several steps complete them."""
 
     name_id: IntArray
     program_id: IntArray
@@ -175,8 +177,9 @@ def _stated(collected: CollectedTrace, strings: StringTableBuilder) -> _NamedPro
 def run_numbers(
     label_id: IntArray, op_id: IntArray, rank: IntArray, run_id: IntArray, start_ps: IntArray
 ) -> IntArray:
-    """Number the runs of each program from 0; -1 for events without a program. A run id that several ranks
-    share gets the same number on all of them.
+    """Number the runs of each program from 0; -1 for events without a program.
+
+    If several ranks share run ids, a run has the same number on all of them.
     """
     numbers = np.full(len(label_id), -1, np.int64)
     with_id = np.flatnonzero((label_id > 0) & (run_id != ABSENT))
@@ -207,7 +210,10 @@ def run_numbers(
 
 
 def _counted(op_id: IntArray, start_ps: IntArray) -> IntArray:
-    """Number runs by the repetitions of one operation. Events before its first occurrence are a run too."""
+    """Number runs by the repetitions of one of the rarest operations: each repetition begins a run.
+
+    Events before its first occurrence are a run too.
+    """
     _, code, counts = np.unique(op_id, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(counts[code] == counts.min())
     anchor = code[rare[int(start_ps[rare].argmin())]]
@@ -389,8 +395,9 @@ def _built(name: str, recorded: RecordedTrace, trace: _ReportInputs, member: _Pr
 
 
 def _streams(lines: tuple[TraceLine, ...]) -> IntArray:
-    """Return the stream number of each line: the profiler's number if it is below 2**31, else the line's
-    index on the plane.
+    """Return the stream number of each line.
+
+    It is the profiler's number if that is below 2**31, else the index of the line on its plane.
     """
     seen: dict[str, int] = {}
     numbers: list[int] = []
@@ -439,7 +446,7 @@ def _op_facts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ReportInputs:
-    """Inputs of the report; columns have one value per device event of ``on``."""
+    """Values that the report about a profile needs. Columns have one value per device event."""
 
     collected: CollectedTrace
     on: Ranked

@@ -52,21 +52,21 @@ _NAMES = {name.lower().encode(): name for name in (*NUMBERS, *TEXTS, *CLOCK)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdMap:
-    """Map from the ids of a plane's metadata to rows: sorted ids, and the row of each."""
+    """Map from ids to rows, as two columns: sorted ids, and the row of each."""
 
     ids: IntArray
     rows: IntArray
 
     @classmethod
     def of(cls, ids: IntArray) -> _IdMap:
-        """Build the map from ids by row; of equal ids the last counts."""
+        """Build the map from the id of each row. If an id occurs several times, the last row is used."""
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         last = np.append(ordered[1:] != ordered[:-1], True) if len(ids) else np.empty(0, np.bool_)
         return cls(ordered[last], order[last])
 
     def find(self, ids: IntArray) -> IntArray:
-        """Return the row of each id, -1 where there is none."""
+        """Return the row of each id, -1 for an unknown id."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
         index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -74,7 +74,10 @@ class _IdMap:
 
 
 def _map_entries(data: Bytes, entries: ProtoFields) -> tuple[_IdMap, ProtoFields, int]:
-    """Split a map of messages into its keys, the fields of its values, and the number of entries."""
+    """Decode the entries of a protobuf map from ids to messages.
+
+    Return the map from ids to entries, the fields of the messages, and the number of entries.
+    """
     count = len(entries.start)
     inner = split(data, entries.start, entries.value)
     ids = _IdMap.of(inner.numbers(MapField.KEY, count))
@@ -120,7 +123,10 @@ class _StatReader:
         return cls(data, strings, ids, start, size, wanted)
 
     def read(self, stats: ProtoFields, count: int) -> dict[str, IntArray]:
-        """Read the ``stats`` of ``count`` owners into columns; of repeated stats the last counts."""
+        """Return the ``stats`` of ``count`` owners (events or their metadata) as columns by name.
+
+        If an owner has a stat several times, the last one is used.
+        """
         number = len(stats.start)
         if not number or not self.wanted:
             return {}
@@ -186,7 +192,7 @@ class _StatReader:
         return row
 
     def named(self, stats: ProtoFields) -> dict[str, str]:
-        """Return all stats of one owner (a plane, which has few) as texts by name."""
+        """Return all stats of one owner as a dict of texts. The owner is a plane, which has few."""
         number = len(stats.start)
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
@@ -253,7 +259,7 @@ class _EventMetadata:
 
 
 class SpaceReader:
-    """Reader of one document. Raises :class:`WireError` with the position of the malformed byte."""
+    """Reader of one XSpace. Raises :class:`WireError` with the position of a malformed byte."""
 
     def __init__(self, raw: bytes, strings: StringTableBuilder, recover: bool) -> None:
         """Prepare to read ``raw``; nothing is read before :meth:`lines`."""
@@ -419,7 +425,7 @@ class SpaceReader:
         )
 
     def _programs(self, entries: ProtoFields, stats: _StatReader) -> None:
-        """Collect the HLO of each program, a stat in the metadata of an event that never occurs."""
+        """Collect the HLO of each program. It is a stat in the metadata of an event that never occurs."""
         _, fields, count = _map_entries(self.data, entries)
         start, size = fields.spans(EventMetadataField.NAME, count)
         stats_of_programs = fields.messages(EventMetadataField.STATS)
@@ -439,6 +445,6 @@ class SpaceReader:
 
 
 def _is_beyond(times_ps: IntArray) -> BoolArray:
-    """Mark impossible times. (``abs`` does not work for the least 64-bit integer.)"""
+    """Return a mask of impossible times. (``abs`` does not work for the least 64-bit integer.)"""
     beyond: BoolArray = (times_ps > LARGEST_PS) | (times_ps < -LARGEST_PS)
     return beyond

@@ -20,7 +20,7 @@ from hespas.graph.columns import BoolArray, IntArray
 __all__ = ["Bytes", "ProtoFields", "split"]
 
 _IN_STEP = 64
-"""Smallest number of messages that are decoded in parallel."""
+"""Minimum number of messages that are decoded in parallel; fewer are decoded in a loop."""
 _PADDING = 16
 _MAX_VARINT_BYTES = 10
 _LARGEST_NUMBER = 1 << 30
@@ -28,7 +28,9 @@ _LARGEST_NUMBER = 1 << 30
 
 
 class Bytes:
-    """Document as bytes, and as an array that may be read a little past its end."""
+    """Document as bytes, and as an array with some zero bytes appended, so that reads past the end are
+    safe.
+    """
 
     __slots__ = ("padded", "raw")
 
@@ -46,9 +48,10 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProtoFields:
-    """Fields of messages, message by message: the message, the field's number, and its value.
+    """Fields of several messages as columns, message by message.
 
-    ``value`` is the 64 bits of a number, or the length of bytes that begin at ``start``.
+    ``owner`` is the message of each field, ``number`` its field number. ``value`` is the 64 bits of a number,
+    or the length of bytes that begin at ``start``.
     """
 
     owner: IntArray
@@ -58,7 +61,7 @@ class ProtoFields:
     start: IntArray
 
     def where(self, chosen: BoolArray) -> ProtoFields:
-        """Return the chosen fields."""
+        """Return the fields that a mask selects."""
         return ProtoFields(
             self.owner[chosen],
             self.number[chosen],
@@ -68,7 +71,7 @@ class ProtoFields:
         )
 
     def of(self, owner: int) -> ProtoFields:
-        """Return the fields of one message, with owner 0."""
+        """Return the fields of the message ``owner``, renumbered as message 0."""
         first, last = (int(np.searchsorted(self.owner, bound)) for bound in (owner, owner + 1))
         rows = slice(first, last)
         return ProtoFields(
@@ -84,7 +87,10 @@ class ProtoFields:
         return self.where((self.number == number) & self.is_bytes)
 
     def numbers(self, number: int, count: int, missing: int = 0) -> IntArray:
-        """Return the value of a numeric field for each of ``count`` messages; the last occurrence counts."""
+        """Return the value of a numeric field for each of ``count`` messages, ``missing`` where it is absent.
+
+        If a message has the field several times, the last value is used.
+        """
         column = np.full(count, missing, np.int64)
         chosen = (self.number == number) & ~self.is_bytes
         column[self.owner[chosen]] = self.value[chosen]
@@ -126,7 +132,7 @@ def split(data: Bytes, start: IntArray, size: IntArray) -> ProtoFields:
 
 
 def _varints(data: Bytes, at: IntArray, end: IntArray) -> tuple[NDArray[np.uint64], IntArray]:
-    """Decode the varints at ``at``; return the values and their ends."""
+    """Decode the varints that begin at ``at``; return their values and the positions after them."""
     padded = data.padded
     byte = padded[at]
     value = (byte & 0x7F).astype(np.uint64)
@@ -152,7 +158,9 @@ def _inside(after: IntArray, end: IntArray, at: IntArray) -> None:
 
 
 def _step(data: Bytes, owner: IntArray, at: IntArray, end: IntArray) -> tuple[ProtoFields, IntArray]:
-    """Decode the next field of each message; return the fields and their ends."""
+    """Decode the next field of each message, at byte ``at``; return the fields and the positions after
+    them.
+    """
     tag, start = _varints(data, at, end)
     wire = (tag & np.uint64(7)).astype(np.int64)
     number = np.minimum(tag >> np.uint64(3), np.uint64(_LARGEST_NUMBER)).astype(np.int64)

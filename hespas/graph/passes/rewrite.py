@@ -191,8 +191,8 @@ def _control_deps(
     drop: list[bool],
     resolved: tuple[list[list[int]], list[list[int]]],
 ) -> list[int]:
-    """Return the control dependencies of one node: its own, and those of the dropped nodes among its
-    producers.
+    """Return the control dependencies of one node: its own, and the control dependencies
+    of the dropped nodes among its producers.
     """
     data, control = resolved
     awaited = dict.fromkeys(source for dep in dropped for source in control[dep])

@@ -38,10 +38,10 @@ class UnrollLoops:
 
     Nodes after the loop wait for its last iteration. A node whose only operand is a carried value depends on
     the initial value in the first iteration only; nodes with more operands keep that dependency in every
-    iteration, because the graph does not say which operand is carried. ``unknown_trips`` replaces an unknown
-    count (None: an error). Exact in FLOPs, bytes and collectives; ids are new if a node is repeated. Raises
-    ``UnsupportedError`` beyond ``max_nodes``, and if a dependency leaves a loop and returns. O(nodes out),
-    and O(nodes) for each loop.
+    iteration, because the graph does not state which operand is carried. ``unknown_trips`` replaces an
+    unknown count (None: an error). Exact in FLOPs, bytes and collectives; ids are new if a node is repeated.
+    Raises ``UnsupportedError`` beyond ``max_nodes``, and if a dependency leaves a loop and returns. O(nodes
+    out), and O(nodes) for each loop.
     """
 
     max_nodes: int = 5_000_000
