@@ -57,9 +57,8 @@ REDUCES = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, C
 
 
 def cuts_of(kind: CollectiveKind, members: int) -> tuple[int, int]:
-    """Return the number of parts of the whole buffer, of which a rank has one as its operand, and the same
-    number for its result. A rank contributes one part to an all-gather, and receives one part of a
-    reduce-scatter.
+    """Return two divisors of the whole buffer of a collective: for the operand and for the result of a rank.
+    A rank contributes one part to an all-gather, and receives one part of a reduce-scatter.
     """
     operand_parts = members if kind is CollectiveKind.ALL_GATHER else 1
     result_parts = members if kind is CollectiveKind.REDUCE_SCATTER else 1

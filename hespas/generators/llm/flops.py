@@ -64,7 +64,7 @@ def _pairs(block: Attention | LatentAttention, seq: int, convention: Convention)
 
 def attention_flops(block: Block, seq: int, convention: Convention = Convention.HALF) -> float:
     """Return the forward FLOPs of one sequence in attention scores and weighted sums. For a Mamba-2 block,
-    return those of its scan.
+    return the FLOPs of its scan.
     """
     match block:
         case Attention(heads=heads, head_dim=head):

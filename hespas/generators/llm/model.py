@@ -97,7 +97,7 @@ class Mlp(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Bounded):
-    """Mixture of ``experts`` feed-forward blocks of width ``ffn``, of which a token uses ``topk``, and a
+    """Mixture of ``experts`` feed-forward blocks of width ``ffn``; a token uses ``topk`` of them, and a
     shared expert of width ``shared_ffn`` (0: none). ``latent``: width of the experts' input and output
     between two projections (0: the hidden width).
     """

@@ -3,7 +3,7 @@
 Inside tensor-parallel regions a micro-batch has ``tokens`` tokens. Outside, a rank has ``rows`` of them: with
 sequence parallelism one part in ``tp``, otherwise all (arXiv 2205.05198). A column-parallel product follows
 an all-gather of its input, and a row-parallel product precedes a reduce-scatter of its output. Without
-sequence parallelism there is no all-gather, and the reduce-scatter is an all-reduce. The backward pass
+sequence parallelism the all-gather is omitted, and the reduce-scatter is an all-reduce. The backward pass
 mirrors this, and gathers the input once more for the gradient of weights.
 
 Methods that take a ``KernelWriter`` add kernels to it.

@@ -108,7 +108,7 @@ def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction
     """Return the order of passes of every stage, from a simulation in which each pass takes one time unit.
 
     A stage runs a forward pass if it may: it is at most as far ahead as in 1F1B, and has fewer than
-    ``stages`` micro-batches in flight. Otherwise it runs a backward pass, and if there is none, a weight
+    ``stages`` micro-batches in flight. Otherwise it runs a backward pass, or as a last choice a weight
     gradient.
     """
     done_forward, done_backward = [0] * stages, [0] * stages

@@ -56,7 +56,7 @@ def parse_mesh(text: str, num_ranks: int) -> Mesh:
 
 def find_mesh(workload: Workload) -> Mesh:
     """Return the mesh that all groups and permutations of a job follow; axes are named ``axis0``, ... from
-    the outermost. Raises ``UnsupportedError`` if there is none.
+    the outermost. Raises ``UnsupportedError`` if no mesh fits.
     """
     strides = {1, workload.num_ranks}
     for groups in workload.group_sets:

@@ -403,8 +403,8 @@ _RANK_ATTRIBUTES = frozenset({"sharding", "num_partitions", "replica_count", "en
 
 
 def _size_free_attributes(graph: OpGraph, stale: BoolArray) -> ExtraTable:
-    """Return the attributes that stay valid: all of unchanged operations, and those of changed ones that do
-    not depend on sizes.
+    """Return the attributes that stay valid: all attributes of unchanged operations, and size-independent
+    attributes of changed ones.
     """
     table = graph.extra
     if not len(table):

@@ -291,7 +291,7 @@ class _ShardFlow:
             raise self._refusal(node, "two collectives contradict each other")
 
     def run(self) -> None:
-        """Propagate marks until there is no new one. O(marked nodes x their tensors)."""
+        """Propagate marks until nothing changes. O(marked nodes x their tensors)."""
         while self._queue:
             node = self._queue.pop()
             self._mark_inside(node)

@@ -148,7 +148,7 @@ def _view(name: str, label: str, header: Sequence[Column], rows: Iterable[Sequen
 
 
 def _error_views(league: League) -> list[Block]:
-    """Return the errors by group, and those of the naive baselines."""
+    """Return the errors by group, and the errors of the naive baselines."""
     groups = (
         (group.by, group.value, group.n, group.mean_ape, group.median_ape, group.p90_ape, group.bias,
          group.interval_coverage)
