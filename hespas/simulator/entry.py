@@ -46,14 +46,14 @@ def simulate(
 ) -> Simulation:
     """Simulate one step of every rank in the workload, from time 0; ``workload`` is not changed.
 
-    A node takes its time from ``estimates`` (one per rank class), else from the graph; zero-cost nodes take
-    0. With estimates of a device, results count the nodes that keep a time of the graph, because that time
-    belongs to another device.
+    A node takes its time from ``estimates`` (one per rank class), otherwise from the graph; zero-cost nodes
+    take 0. If the estimates are for a device, the results count the nodes that use a time of the graph,
+    because that time belongs to another device.
 
-    With ``device`` (the device of the estimates), communication and kernels that overlap slow each other down
-    (:mod:`hespas.simulator.interference`), and kernels wait for a host that launches them, both according to
-    ``configuration``. Without ``estimates`` the times of the graphs count as estimates for that device,
-    except for recorded waits.
+    With ``device`` (the device of the estimates), two effects are added according to ``configuration``:
+    communication and kernels that overlap slow each other down (:mod:`hespas.simulator.interference`), and
+    kernels wait for a host that launches them. Without ``estimates`` the times of the graphs count as
+    estimates for that device, except for recorded waits.
 
     ``missing`` selects the handling of unknown times and trip counts: ``error`` raises ``UnsupportedError``;
     ``warn`` counts an unknown time as 0 and an unknown loop as one iteration and marks the result as a lower
@@ -99,7 +99,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceJob:
-    """Job with times of a device, and the effects that slow its kernels down: contention and host
+    """Job with kernel times of a device, and the two effects that slow kernels down: contention and host
     launches.
     """
 
@@ -112,7 +112,9 @@ class _DeviceJob:
     def with_host_launches(
         self, workload: Workload, simulator: JobScheduler | ListScheduler
     ) -> tuple[Workload, Workload, Sequence[Pressure] | None]:
-        """Return the workload and the job with host launches, and the pressures of their nodes."""
+        """Return the workload and the timed job, both with nodes for host launches, and the contention
+        factors (:class:`Pressure`) of the nodes.
+        """
         pressures: Sequence[Pressure] | None = None
         if simulator.interference and isnan(self.configuration.beside):
             pressures = pressures_of(self.job, self.estimates, self.device, self.diagnostics)
@@ -174,9 +176,11 @@ def _launched(workload: Workload, launches: Sequence[Launches | None]) -> Worklo
 def _complete_options(
     simulator: Simulator | None, workload: Workload, estimates: Sequence[Estimate] | None
 ) -> Simulator:
-    """Return the simulator with its open options set. If collectives have times of the graphs, which may
-    include waiting, all members take the shortest time, measured on the last arrival. If all times come from
-    the graphs and include recorded waits, ranks start when their recordings started.
+    """Return the simulator with defaults for options that are not set.
+
+    If collectives take their times from the graphs, these may include waiting. Then all members take the
+    shortest time, counted from the last arrival. If all times come from the graphs and include recorded
+    waits, ranks start when their recordings started.
     """
     if simulator is not None and not isinstance(simulator, JobScheduler):
         return simulator
@@ -194,10 +198,10 @@ def _complete_options(
 
 
 def _on_one_queue(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph without the streams of its device. An estimate assumes that an operation has the
-    device to itself, so two operations of one kind do not overlap. Threads of the host are kept, and also the
-    queues of communicators if no other node names a stream: these belong to a generated step, not to a
-    recording.
+    """Return the graph without device streams, so that operations of one kind run one at a time.
+
+    An estimate assumes that an operation runs alone on the device. Host threads stay separate. Streams of
+    communicators stay too if no other node has a stream: the graph then is a generated step, not a recording.
     """
     communicates = np.isin(graph.kind, COMMUNICATION_KINDS)
     if (graph.stream[~communicates] < 0).all():
@@ -221,8 +225,10 @@ def _interval(
     estimates: Sequence[Estimate] | None,
     factors: tuple[float, float],
 ) -> tuple[float, float]:
-    """Return the bounds of the step time by the factors of its kind of step. Recorded times of the rank class
-    that ends last have no error, so the factors apply to the estimated share of its work.
+    """Return the interval of the step time, from the interval ``factors`` of this kind of step.
+
+    Recorded times have no error, so the factors apply only to the estimated share of the work of the rank
+    class that ends last.
     """
     if estimates is None or not done.classes or isnan(factors[0]):
         return nan, nan
@@ -239,7 +245,9 @@ def _interval(
 
 
 def _blank_estimate(graph: OpGraph) -> Estimate:
-    """Return an estimate with a time only for zero-cost nodes, so that the graph's own times are used."""
+    """Return an estimate that leaves all nodes unknown except zero-cost nodes, so that the times of the graph
+    are used.
+    """
     nodes = len(graph)
     free = is_free(graph) | (graph.kind == int(NodeKind.METADATA))
     no_estimator = np.broadcast_to(np.int8(-1), (nodes,))
@@ -269,8 +277,8 @@ def _durations_as_estimate(graph: OpGraph, device: Device) -> Estimate:
 
 
 class _TimedClass(NamedTuple):
-    """Rank class with times and trip counts, the number of unknown ones, and the number of times kept from
-    the graph although there are estimates.
+    """Rank class with a time for each node and whole trip counts. Also has the number of unknown times, and
+    the number of times from the graph that are used although there are estimates.
     """
 
     graph: OpGraph
@@ -281,7 +289,7 @@ class _TimedClass(NamedTuple):
 def _ready_classes(
     workload: Workload, estimates: Sequence[Estimate] | None, missing: MissingPolicy, diagnostics: Diagnostics
 ) -> list[_TimedClass]:
-    """Return the rank classes with times; classes without ranks stay unchanged."""
+    """Return the rank classes with a time for each node. Classes without ranks are not changed."""
     classes: list[_TimedClass] = []
     for index, (graph, size) in enumerate(zip(workload.classes, workload.class_sizes, strict=True)):
         if not size:
@@ -312,7 +320,7 @@ def _ready_classes(
 
 
 def _settle_trips(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> tuple[OpGraph, int]:
-    """Return the graph with whole trip counts, and the number of unknown ones that count as 1."""
+    """Return the graph with whole trip counts, and the number of unknown ones, which are set to 1."""
     table = graph.regions
     trips = np.rint(table.trips)
     unknown = np.isnan(trips)

@@ -1,13 +1,14 @@
-"""Event loop of the engine: tasks of one rank or of all ranks of a job on their streams.
+"""Event loop of the scheduler: tasks of one rank or of all ranks of a job on their streams.
 
 A task is ready when all its dependencies have ended. An idle stream runs the first of its ready tasks; tasks
-are not interrupted. A task without a stream takes no time: it ends when it is ready. A delay ends its
-duration after it is ready and occupies no stream. At one moment all ends are processed first, then idle
-streams start work. Some tasks end by a communication event, which ends when the last of its arrivals is over.
+are not interrupted. A task without a stream takes no time: it ends when it is ready. A delay occupies no
+stream, and ends its duration after it is ready. At the same time, all ends are processed first, then idle
+streams start tasks. Some tasks end by a communication event, which ends when the last of its arrivals is
+over.
 
-Tasks run at a pace. Under contention (:class:`ContentionPace`), whenever an operation of a rank begins or
-ends, the remaining work of the running operations is rescaled; a collective progresses at the pace of its
-slowest member.
+The pace of a task is its speed relative to running alone. Under contention (:class:`ContentionPace`), the
+remaining work of running operations is rescaled whenever an operation of their rank begins or ends. A
+collective progresses at the pace of its slowest member.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ _Ends = list[tuple[float, int]]
 
 
 class ConstantPace:
-    """Constant pace, for tasks without contention."""
+    """Pace of tasks without contention: each task takes its duration."""
 
     def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
-        """Start a task that waits for no other rank."""
+        """Start a task that does not wait for other ranks; its end is added to ``ends``."""
         heappush(ends, (now + work_ns, task))
 
     def wait(self, task: int) -> None:
         """Start a communication task, which may have to wait for other ranks."""
 
     def move(self, task: int, now: float, over_ns: float, ends: _Ends) -> None:
-        """Start the transfer of a communication task after its last arrival: it ends at ``over_ns``."""
+        """Start the transfer of a communication task after its last arrival. It ends at ``over_ns``."""
         heappush(ends, (over_ns, task))
 
     def end(self, task: int, now: float) -> bool:
-        """Return True if the task ends now; False if its end has moved to another time."""
+        """Return True if the task really ends now; False if contention has moved its end to another time."""
         return True
 
     def settle(self, now: float, ends: _Ends) -> None:
-        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
+        """Recompute the ends of tasks whose pace changed. Called after all events of the same time."""
 
 
 @dataclass(slots=True)
 class ContentionPace(ConstantPace):
-    """Pace that changes with contention. ``owner`` is the rank of each task, ``event`` the communication
-    event that ends it (-1: none).
+    """Pace of tasks that depends on contention.
 
-    ``ended`` and ``moved`` are the times at which paced tasks ended and began to transfer (NaN: other tasks).
+    ``owner`` is the rank of each task, ``event`` the communication event that ends it (-1: none). ``ended``
+    and ``moved`` are the times at which tasks ended and began to transfer (NaN for tasks without contention).
     """
 
     owner: list[int]
@@ -91,7 +92,7 @@ class ContentionPace(ConstantPace):
         owner: IntArray,
         ended_by: IntArray,
     ) -> ContentionPace:
-        """Return the initial state; tasks without a stream are not paced."""
+        """Return the initial state. Tasks without a stream are not affected by contention."""
         held = stream >= 0
         slowed = (pressure.by_units > 0) | (pressure.by_memory > 0)
         presses = ((pressure.holds > 0) | (pressure.moves > 0)) & held
@@ -121,7 +122,7 @@ class ContentionPace(ConstantPace):
         )
 
     def begin(self, task: int, now: float, work_ns: float, ends: _Ends) -> None:
-        """Start a task that waits for no other rank."""
+        """Start a task that does not wait for other ranks; its end is added to ``ends``."""
         if self.presses[task]:
             self.wait(task)
             self.move(task, now, now + work_ns, ends)
@@ -159,7 +160,7 @@ class ContentionPace(ConstantPace):
             self.event_members.setdefault(self.event[task], []).append(task)
 
     def end(self, task: int, now: float) -> bool:
-        """Return True if the task ends now; False if its end has moved to another time."""
+        """Return True if the task really ends now; False if contention has moved its end to another time."""
         if self.paced[task]:
             if self.due[task] != now:
                 return False
@@ -180,7 +181,7 @@ class ContentionPace(ConstantPace):
         return True
 
     def settle(self, now: float, ends: _Ends) -> None:
-        """Recompute the ends of all tasks whose pace changed, after the last event of a moment."""
+        """Recompute the ends of tasks whose pace changed. Called after all events of the same time."""
         if not self.changed or (ends and ends[0][0] == now):
             return
         events: set[int] = set()
@@ -228,8 +229,11 @@ class ContentionPace(ConstantPace):
 
 @dataclass(slots=True, kw_only=True)
 class PendingEvents:
-    """Unfinished communication events: missing arrivals of each, end of its last arrival so far, and the
-    tasks it ends. ``first`` and ``at`` are the arrivals of each task, ``lags`` has one entry per arrival.
+    """Unfinished communication events. Each has the number of missing arrivals, the end of its last arrival
+    so far, and the tasks that it ends.
+
+    ``first`` and ``at`` list the arrivals of each task: task ``i`` has ``at[first[i]:first[i + 1]]``.
+    ``lags`` has one entry per arrival.
     """
 
     left: list[int]
@@ -240,7 +244,9 @@ class PendingEvents:
     lags: list[float]
 
     def arrive(self, task: int, now: float, pace: ConstantPace, ends: _Ends) -> None:
-        """Record the start of a task at its events, and end the events without missing arrivals."""
+        """Record the start of a task as an arrival at its events, and end the events that have no missing
+        arrival.
+        """
         for index in range(self.first[task], self.first[task + 1]):
             event = self.at[index]
             self.over_ns[event] = max(self.over_ns[event], now + self.lags[index])
@@ -261,11 +267,12 @@ class TaskTimes(NamedTuple):
 
 
 class EventLoop:
-    """Run of tasks; see the module. ``rank`` is the position of each task among ready tasks (None: their
-    order), ``ended_by`` the event that ends each task (-1: none).
+    """Run of all tasks through the event loop.
 
-    Its state is the ``waiting`` dependencies of each task, ``fresh`` tasks that became ready now, ``ready``
-    tasks of each stream, and the ``ends`` of running tasks.
+    ``rank`` is the priority of each task among ready tasks (None: task order), ``ended_by`` the event that
+    ends each task (-1: none). The state of the loop is the number of ``waiting`` dependencies of each task,
+    the ``fresh`` tasks that just became ready, the ``ready`` tasks of each stream, and the ``ends`` of
+    running tasks.
     """
 
     def __init__(
@@ -299,8 +306,8 @@ class EventLoop:
         self.ends: _Ends = []
 
     def run(self, begin_ns: FloatArray | None = None) -> TaskTimes:
-        """Process all events. Tasks without dependencies are ready at ``begin_ns`` (None: 0). O((tasks +
-        dependencies + arrivals) log tasks).
+        """Process all events and return the times of tasks. Tasks without dependencies are ready at
+        ``begin_ns`` (None: 0). O((tasks + dependencies + arrivals) log tasks).
         """
         ends, now = self.ends, 0.0
         if begin_ns is not None:
@@ -331,7 +338,7 @@ class EventLoop:
         return TaskTimes(start_ns, end_ns, np.array(self.ran, np.int64))
 
     def _queue_fresh(self, now: float) -> None:
-        """Queue the tasks that became ready for their streams; begin those without a stream."""
+        """Add tasks that became ready to the queues of their streams, and begin tasks without a stream."""
         streams, first = self.streams, self.first
         while self.fresh:
             task = self.fresh.pop()

@@ -1,10 +1,10 @@
 """Contention between communication and kernels of one rank: slow-down factors.
 
-A collective occupies units of a GPU (channels) from its start to its end, also while it waits for other
-ranks: a compute-bound kernel has the other units. While a collective transfers, each byte is read from and
-written to memory: a memory-bound kernel has the rest of the bandwidth, and the collective loses the same
-share. :mod:`hespas.hardware.kernel_shares` converts shares to slow-down factors. Recorded times already
-include these effects.
+A collective kernel occupies some compute units of a GPU (channels) from its start to its end, also while it
+waits for other ranks. A compute-bound kernel runs on the other units. While a collective transfers data, it
+reads and writes each byte in memory. A memory-bound kernel has the rest of the bandwidth, and the collective
+loses the same share. :mod:`hespas.hardware.kernel_shares` converts shares to slow-down factors. Recorded
+times already include these effects.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Pressure", "pressures_of", "uniform_pressures"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pressure:
-    """Factors by which nodes slow each other down, without a unit, shape ``(nodes,)`` or ``(tasks,)``; 0: no
-    effect.
+    """Contention factors by which overlapping nodes slow each other down; columns of shape ``(nodes,)`` or
+    ``(tasks,)``, 0 for no effect.
 
     Computation during communication takes ``1 + by_units x (sum of holds) + by_memory x (sum of moves)``
-    times as long: ``holds`` counts from the start of a communication task, also while it waits for other
-    ranks, ``moves`` while its bytes move. Communication that ``stretches`` takes ``1 + moves x (sum of
-    by_memory, at most 1)`` times as long during computation.
+    times as long. ``holds`` of a communication task counts from its start, also while it waits for other
+    ranks; ``moves`` counts while its bytes are transferred. Communication that ``stretches`` takes ``1 +
+    moves x (sum of by_memory, at most 1)`` times as long during computation.
     """
 
     holds: FloatArray
@@ -52,7 +52,7 @@ class Pressure:
         return bool(communicating.any()) and bool(((self.by_units > 0) | (self.by_memory > 0)).any())
 
     def take(self, rows: IntArray | SmallIntArray, valid: BoolArray | None = None) -> Pressure:
-        """Return the pressure of some rows; rows that are not ``valid`` have none."""
+        """Return the factors of some rows. Rows that are not ``valid`` get factors without effect."""
         mask = np.ones(len(rows), np.bool_) if valid is None else valid
         rows = np.where(mask, rows, 0)
         if not len(self):
@@ -61,7 +61,7 @@ class Pressure:
 
     @classmethod
     def none(cls, count: int) -> Pressure:
-        """Return a pressure without effect."""
+        """Return factors without effect for ``count`` nodes."""
         nothing = np.zeros(count)
         return cls(
             holds=nothing,
@@ -73,7 +73,7 @@ class Pressure:
 
     @classmethod
     def joined(cls, parts: Sequence[Pressure]) -> Pressure:
-        """Return the concatenation of several pressures."""
+        """Return the concatenated factors of several parts."""
         parts = [cls.none(0), *parts]
         names = [column.name for column in fields(cls)]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -98,8 +98,8 @@ kinds.
 def pressures_of(
     workload: Workload, estimates: Sequence[Estimate], device: Device, diagnostics: Diagnostics
 ) -> tuple[Pressure, ...] | None:
-    """Return the pressure of the nodes of each rank class; None if communication takes no resources of the
-    device's kernels.
+    """Return the contention factors of the nodes of each rank class. None if communication uses no resources
+    that kernels of the device need.
     """
     held = held_units(device)
     if held is None:
@@ -125,7 +125,9 @@ def pressures_of(
 def uniform_pressures(
     workload: Workload, estimates: Sequence[Estimate], share: float
 ) -> tuple[Pressure, ...]:
-    """Return pressures that slow all estimated kernels down by one ``share`` during communication."""
+    """Return contention factors that make every estimated kernel slower by the same ``share`` during
+    communication.
+    """
     pressures: list[Pressure] = []
     for graph, estimate in zip(workload.classes, estimates, strict=True):
         computes, communicates = _sides(graph, estimate)
@@ -144,7 +146,7 @@ def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
 
 
 def _from(source: str, distance: str) -> str:
-    """Return the source of a figure, and its distance from the device."""
+    """Return the source of a figure as text, and its distance if it comes from a reference device."""
     return f"{source}: {distance}" if distance else source
 
 
@@ -168,7 +170,9 @@ def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) ->
 
 
 def _bandwidth_share(graph: OpGraph, duration_ns: FloatArray, device: Device) -> FloatArray:
-    """Return the share of memory bandwidth that a node's network traffic uses; 0 if unknown."""
+    """Return the share of the memory bandwidth that each communication node uses for its transfer; 0 if
+    unknown.
+    """
     sent = np.zeros(len(graph))
     table = graph.collectives
     times = np.array([_TIMES.get(kind, 1.0) for kind in sorted(CollectiveKind)])[table.kind]

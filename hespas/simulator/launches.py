@@ -1,9 +1,9 @@
-"""Host launches of kernels: host nodes that device work waits for.
+"""Host launches of kernels, as host nodes for which device work waits.
 
 A host that launches kernels one by one runs ahead of the device until it has to read a result. Each kernel
-starts when the host has launched it. The launches are nodes on the host's stream, so that timelines and
+starts when the host has launched it, or later. Launches are nodes on the host's stream, so that timelines and
 critical paths show them. A launch that cannot delay its kernel, because earlier work on the device takes
-longer than all launches before it, has no node of its own: its time is part of the next node's time.
+longer than all launches before it, does not get a node. Its time is added to the node of the next launch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _COUNTED = "moe_permute"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Launches:
-    """Launches of a graph, in program order: ``kernel`` is the node that each launch precedes,
-    ``duration_ns`` the host's time since the previous launch, ``reads`` the node whose result the host reads
-    first (-1: none). ``follows`` is False for the first launch of a loop that was entered before. ``last`` is
-    the latest launch before each node of the graph (-1: none), shape ``(nodes,)``.
+    """Host launches of a graph, in program order.
+
+    ``kernel`` is the node that a launch starts, ``duration_ns`` the host time since the previous launch.
+    ``reads`` is the node whose result the host reads before (-1: none). ``follows`` is False for the first
+    launch of a loop that was entered before. ``last`` is the latest launch before each node of the graph (-1:
+    none), shape ``(nodes,)``.
     """
 
     kernel: IntArray
@@ -52,8 +54,8 @@ class Launches:
         return len(self.kernel)
 
     def rows(self) -> IntArray:
-        """Return the graph node behind each node of the graph with launches; rows from ``nodes`` on are
-        launches.
+        """Return the order of nodes in the graph with launches: numbers of the original nodes, and ``nodes +
+        i`` for launch ``i``.
         """
         nodes = len(self.last)
         return np.insert(np.arange(nodes), self.kernel, nodes + np.arange(len(self)))
@@ -91,11 +93,11 @@ class Launches:
 
 
 def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray] | None:
-    """Return the graph without loops and, per node, its node in ``graph`` (-1: end of an iteration, takes no
-    time).
+    """Return the graph without loops, and for each of its nodes the node in ``graph`` (-1: end of an
+    iteration, which takes no time).
 
-    A host runs ahead of the device across iterations, so launches depend on more than one iteration. Returns
-    None if the graph has no loops, too many operations or loops that cannot be unrolled.
+    Launches may depend on more than one iteration, because the host runs ahead of the device across
+    iterations. Returns None if the graph has no loops, too many operations, or loops that cannot be unrolled.
     """
     if not len(graph.regions):
         return None
@@ -109,17 +111,19 @@ def unrolled(graph: OpGraph, *, overlap_trips: bool) -> tuple[OpGraph, IntArray]
 
 
 def _moved(deps: RaggedArray, number: IntArray, consumers: IntArray, producers: IntArray) -> RaggedArray:
-    """Return dependencies with new numbers, and more of them."""
+    """Return dependencies with nodes renumbered by ``number``, and with additional pairs of consumer and
+    producer.
+    """
     rows = np.concatenate([number[deps.row_ids], consumers])
     return RaggedArray.from_pairs(rows, np.concatenate([number[deps.values], producers]), len(number))
 
 
 @dataclass(slots=True)
 class _Host:
-    """Host that launches nodes in program order, and the earliest times at which the device can run them.
+    """Host that launches nodes in program order, with the earliest times at which the device can run them.
 
     Times count from the start of the step, or from the start of a loop iteration whose launches take longer
-    than its work.
+    than its device work.
     """
 
     issue_ns: float
@@ -132,15 +136,15 @@ class _Host:
     last: list[int] = field(default_factory=list[int])
 
     def enter(self, *, anew: bool, follows: bool) -> None:
-        """Begin a region: ``anew`` if the host has stopped being ahead of the device."""
+        """Begin a region. ``anew``: the host is not ahead of the device, so times start from 0 again."""
         self.follows = follows
         if anew:
             self.issued_ns = self.noted_ns = 0.0
             self.free = {}
 
     def launch(self, node: int, ready_ns: float, stream: int, duration_ns: float, *, alone: bool) -> float:
-        """Launch a node that is ready at a time; return the earliest time at which it ends. A node that is
-        not launched ``alone`` is launched with the previous one.
+        """Launch a node whose inputs are ready at ``ready_ns``, and return the earliest time at which it
+        ends. A node that is not launched ``alone`` shares the launch of the previous one.
         """
         self.issued_ns += self.issue_ns * alone
         start_ns = max(ready_ns, self.free.get(stream, 0.0)) if stream >= 0 else ready_ns
@@ -155,16 +159,17 @@ class _Host:
         return end_ns
 
     def wait(self, node: int, end_ns: float) -> None:
-        """Read the result of a node before the next launch."""
+        """Make the host read the result of a node before its next launch."""
         self.read = node
         self.issued_ns = self.noted_ns = max(self.issued_ns, end_ns)
 
 
 def launches_of(graph: OpGraph, issue_ns: float, *, reads_counts: bool) -> Launches:
-    """Return the launches of a graph with times: one of ``issue_ns`` per node, in program order. A receive is
-    launched with its send, as one NCCL group, and so are the halves of a permute in a trace.
+    """Return the launches of a graph whose nodes have times. Each node is one launch of ``issue_ns``, in
+    program order.
 
-    ``reads_counts``: the host reads the number of tokens for each expert. O(nodes + dependencies).
+    A receive shares the launch of its send, as in one NCCL group, and so do the two halves of a permute in a
+    trace. ``reads_counts``: the host reads the number of tokens for each expert. O(nodes + dependencies).
     """
     deps, host = all_deps(graph), _Host(issue_ns)
     bounds: list[int] = deps.offsets.tolist()

@@ -1,8 +1,8 @@
-"""List scheduler: one rank at a time on its streams, without a network and without other ranks.
+"""List scheduler: schedules one rank at a time on its streams, without a network and without other ranks.
 
 Communication takes its estimated time (latency and bandwidth, :mod:`hespas.estimators.rates`). Ranks of one
 class do the same at the same time, so each class is scheduled once. Ranks of different classes do not wait
-for each other; :class:`hespas.simulator.job.JobScheduler` models that.
+for each other; use :class:`hespas.simulator.job.JobScheduler` to model that.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ListScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """Simulate the step of each rank; see the module. ``pressures`` belong to the rank classes.
-        O(executions log executions) per class.
+        """Simulate the step of each rank; see the module. ``pressures`` are the contention factors of the
+        rank classes. O(executions log executions) per class.
         """
         counts = workload.class_sizes
         used = [index for index, count in enumerate(counts) if count]
@@ -84,7 +84,7 @@ class ListScheduler:
         pressure: Pressure | None,
         diagnostics: Diagnostics,
     ) -> ScheduledRank:
-        """Return the schedule of one class of ``ranks`` ranks that wait for no other rank."""
+        """Return the schedule of a rank class with ``ranks`` ranks, without waits for other ranks."""
         graph = workload.classes[index]
         program = expanded(
             graph,

@@ -1,19 +1,20 @@
 """Loops of a graph for scheduling: unroll them, or run their first iteration and extrapolate the others.
 
-A loop is unrolled (:class:`hespas.graph.passes.UnrollLoops`) if its executions fit the limit: the schedule is
-exact. Any other loop keeps its first iteration in the program. All later iterations become one block on every
-stream that the loop uses. The block starts after the first iteration, and everything after the loop waits for
-it. It takes T(n) - T(1), where T(k) is the time of k iterations of the loop alone on idle streams. Work
-outside the loop overlaps with its first iteration, and with the whole loop on streams that the loop does not
-use.
+A loop is unrolled (:class:`hespas.graph.passes.UnrollLoops`) if its executions fit the limit; its schedule is
+then exact. Any other loop keeps only its first iteration in the program. One block per stream of the loop
+replaces all later iterations. The block starts after the first iteration, and everything after the loop waits
+for it. Its duration is T(n) - T(1), where T(k) is the time of k iterations of the loop alone on idle streams.
+Work outside the loop overlaps with its first iteration, and with the whole loop on streams that the loop does
+not use.
 
 Iterations are equal and wait for each other and for streams, so T becomes periodic: it grows by the same
 amount every c iterations, for a small c. T is measured for some k until it grows twice by the same amount,
-and is extrapolated with that amount; the result is exact from the first periodic iteration on. The busiest
+and is extrapolated with that amount. The result is exact from the first periodic iteration on. The busiest
 stream bounds the growth from below.
 
-Passes copy the columns of a reduced graph with its nodes and do not read them: ``stream`` holds the stream
-code, ``source_id`` 1 + the node of the original graph, -1 - b for block b, or 0 for the end of an iteration.
+Graphs are reduced to the columns that scheduling needs. Graph passes copy these columns without reading them,
+so two of them have another meaning here: ``stream`` holds the stream code, and ``source_id`` is 1 + the node
+of the original graph, -1 - b for block b, or 0 for the end of an iteration.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ __all__ = [
 
 
 def prepared(graph: OpGraph) -> OpGraph:
-    """Return the graph without side tables and without branches that do not run."""
+    """Return the graph reduced for scheduling: without side tables, and without branches that do not run."""
     nodes, stream = len(graph), stream_codes(graph)
     reduced = replace(
         graph,
@@ -96,9 +97,10 @@ def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
 def flatten(
     graph: OpGraph, blocks: tuple[Block, ...], *, overlap_trips: bool, pressure: Pressure | None = None
 ) -> TaskProgram:
-    """Return the program with all loops unrolled, iteration after iteration (:class:`UnrollLoops`). ``graph``
-    comes from :func:`prepared`; ``pressure`` belongs to the nodes of the original graph. Times of blocks
-    include their contention.
+    """Return the program with all loops unrolled, iteration after iteration (:class:`UnrollLoops`).
+
+    ``graph`` comes from :func:`prepared`. ``pressure`` has the contention factors of the nodes of the
+    original graph; the times of ``blocks`` include contention already.
     """
     executions = region_executions(graph.regions, graph.region)  # the graph may state other counts
     unroll = UnrollLoops(max_nodes=int(executions.sum()) + 1, overlap_trips=overlap_trips)
@@ -127,10 +129,10 @@ def expanded(
     overlap_trips: bool,
     pressure: Pressure | None = None,
 ) -> TaskProgram:
-    """Return the program of a graph with at most about ``limit`` executions (at least its nodes), with the
-    contention of ``pressure``.
+    """Return the program of a graph with at most about ``limit`` executions, but at least one per node.
 
-    Its times and trip counts are known. O(executions), and O(nodes) per loop.
+    Long loops are extrapolated, with the contention factors ``pressure``. All times and trip counts must be
+    known. O(executions), and O(nodes) per loop.
     """
     reduced = prepared(graph)
     chosen = too_long(reduced, limit)
@@ -172,10 +174,10 @@ def _times_alone(program: TaskProgram, schedule: Schedule) -> IterationTimes:
 
 @dataclass(slots=True, kw_only=True)
 class LoopExtrapolation:
-    """Graphs of ranks, reduced by :func:`prepared`, in which blocks replace long loops, one by one.
+    """Graphs of ranks, reduced by :func:`prepared`, in which blocks replace long loops one by one.
 
-    ``pressures`` belong to the ranks. ``measure`` runs programs of some positions of ``reduced`` together on
-    idle streams. ``varies``: times differ between iterations.
+    ``pressures`` are the contention factors of the ranks. ``measure`` runs the programs of some of the graphs
+    (positions in ``reduced``) together on idle streams. ``varies``: times differ between iterations.
     """
 
     reduced: list[OpGraph]
@@ -187,11 +189,13 @@ class LoopExtrapolation:
     blocks: list[list[Block]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start without blocks."""
+        """Initialize the list of blocks as empty."""
         self.blocks = [[] for _ in self.reduced]
 
     def unrolled(self, position: int, graph: OpGraph | None = None) -> TaskProgram:
-        """Return the program of a rank's graph, or of a part of it, with the blocks so far."""
+        """Return the program of the graph at ``position``, or of a part of it, with the blocks that were
+        added so far.
+        """
         return flatten(
             self.reduced[position] if graph is None else graph,
             tuple(self.blocks[position]),
@@ -200,8 +204,8 @@ class LoopExtrapolation:
         )
 
     def extrapolate(self, loops: Sequence[tuple[int, int]]) -> None:
-        """Replace all iterations but the first of loops that run together (position and region) with blocks.
-        Their trip counts are equal.
+        """Replace the later iterations of loops that run together with blocks. Each loop is a position in
+        ``reduced`` and a region; their trip counts are equal.
         """
         inside = [_nodes_inside(self.reduced[position], region) for position, region in loops]
         alone = [
@@ -228,11 +232,11 @@ class LoopExtrapolation:
 
 
 def too_long(graph: OpGraph, limit: int) -> BoolArray:
-    """Return a mask of the loops that are not unrolled, shape ``(regions,)``: inner loops are extrapolated
-    last.
+    """Return a mask of the loops to extrapolate, shape ``(regions,)``. Outer loops are extrapolated before
+    inner ones.
 
-    The allowance per loop is halved until all unrolled executions fit ``limit`` and the search for the
-    periods of the other loops costs the same order. O(regions log limit).
+    The limit per loop is halved until all unrolled executions fit ``limit`` and the search for the periods of
+    the other loops costs about as much. O(regions log limit).
     """
     regions = graph.regions
     trips: list[float] = regions.trips.tolist()
@@ -267,7 +271,7 @@ def _nodes_inside(graph: OpGraph, region: int) -> BoolArray:
 
 
 def _loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
-    """Return only the nodes of a loop, in a program without other work; its inputs from outside are ready."""
+    """Return a graph with only the nodes of a loop. Inputs from outside the loop are ready at the start."""
     rows = np.flatnonzero(inside)
     number = np.cumsum(inside) - 1
     deps: list[RaggedArray] = []
@@ -280,24 +284,24 @@ def _loop_alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
 
 
 class _BlockTasks(NamedTuple):
-    """Tasks of a block: they follow the last node of their loop."""
+    """New nodes of a block, one per stream. They follow ``last``, the last node of their loop."""
 
     last: int
     streams: SmallIntArray
 
     @property
     def added(self) -> IntArray:
-        """Return their numbers in the new graph."""
+        """Return the numbers of the block's nodes in the new graph."""
         return np.arange(self.last + 1, self.last + 1 + len(self.streams), dtype=np.int64)
 
     def number(self, old: NDArray[np.integer]) -> IntArray:
-        """Return the new numbers of old nodes."""
+        """Return the numbers of old nodes in the new graph."""
         return old.astype(np.int64) + np.where(old > self.last, len(self.streams), 0)
 
 
 def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
-    """Return the graph with one iteration of a loop followed by ``block``, one node per stream that the loop
-    uses.
+    """Return the graph with one iteration of a loop, followed by ``block`` as one node per stream of the
+    loop.
     """
     streams = np.unique(graph.stream[inside & (graph.stream >= 0)]).astype(np.int32)
     trips = graph.regions.trips.copy()
@@ -363,8 +367,8 @@ def _changed(
 
 
 def _wired(graph: OpGraph, inside: BoolArray, block_tasks: _BlockTasks) -> tuple[RaggedArray, RaggedArray]:
-    """Return data and control dependencies: the block waits for the first iteration, consumers of the loop
-    for the block.
+    """Return the data and control dependencies of the new graph. The block waits for the first iteration, and
+    consumers of the loop wait for the block.
     """
     count, every = len(graph) + len(block_tasks.streams), all_deps(graph)
     consumers, producers = every.row_ids, every.values
@@ -405,7 +409,7 @@ _EQUAL = 1e-9
 
 
 class IterationTimes(NamedTuple):
-    """Times of some iterations of a loop on idle streams [ns], as in
+    """Times of some iterations of a loop that runs alone on idle streams [ns]. The fields are as in
     :class:`hespas.simulator.schedule.Block`.
     """
 
@@ -422,8 +426,8 @@ _Run = Callable[[int], IterationTimes]
 
 
 def _period(run: _Run, trips: int) -> int:
-    """Return the number of iterations after which T grows by the same amount again, from ``trips`` on; 0: not
-    found.
+    """Return the smallest number of iterations over which T (see the module) grows twice by the same amount,
+    starting at ``trips`` iterations; 0 if none is found.
     """
     for period in range(1, _LONGEST_PERIOD + 1):
         last = run(trips + 2 * period).time_ns
@@ -434,11 +438,11 @@ def _period(run: _Run, trips: int) -> int:
 
 
 def _rest_of_loop(run: _Run, loop: OpGraph, region: int, diagnostics: Diagnostics, *, varies: bool) -> Block:
-    """Return the block for all iterations of ``region`` but the first, from runs of a few iterations.
-    ``loop`` has only its nodes, reduced as by :func:`prepared`. If times vary between iterations,
-    there is no period, and the mean of more iterations is used.
+    """Return the block for all iterations of ``region`` after the first, from runs of a few iterations.
 
-    Warns in ``diagnostics`` if no period was found: then the mean growth of the measured iterations is used.
+    ``loop`` has only the nodes of the loop, reduced by :func:`prepared`. If times vary between iterations, T
+    has no period, and the mean of more iterations is used. If no period is found, the mean growth of the
+    measured iterations is used, with a warning in ``diagnostics``.
     """
     trips = int(loop.regions.trips[region])
     first = run(1)
@@ -486,8 +490,8 @@ def _minus(more: IterationTimes, less: IterationTimes) -> IterationTimes:
 def _block(
     region: int, trips: int, first: IterationTimes, whole: IterationTimes, growth: IterationTimes
 ) -> Block:
-    """Return the difference of ``whole`` and the first iteration; ``growth`` determines how the critical path
-    splits it.
+    """Return the block for the iterations after the first: ``whole`` minus ``first``. Its critical path is
+    divided over operation classes as in ``growth``.
     """
     rest = _minus(whole, first)
     duration_ns = max(rest.time_ns, 0.0)

@@ -135,8 +135,8 @@ def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> No
 
 
 def _peak(name: str, device: Device | None) -> tuple[str, float]:
-    """Return the element type whose peak applies to a type on a device, and the peak; NaN if there is none.
-    GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
+    """Return the element type whose peak applies to a type on a device, and that peak; NaN if the device has
+    no peak for it. GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
     """
     if device is None or find_dtype(name) is None:
         return name, nan

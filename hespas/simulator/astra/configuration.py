@@ -98,7 +98,7 @@ time, so chunks of different priority never wait in one queue.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """Contents of ``system.json``. A field is None if the file lacks its key.
+    """Contents of ``system.json``. Fields are None for keys that the file lacks.
 
     A collective of a ``custom`` kind runs a Chakra graph as its algorithm. ``unread`` lists keys that do not
     change a time.

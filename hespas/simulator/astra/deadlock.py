@@ -1,6 +1,6 @@
-"""Deadlocks: the nodes that never end, the ranks they wait for, and the violated rule.
+"""Deadlocks in ASTRA-sim: the nodes that never end, the ranks they wait for, and the violated rule.
 
-ASTRA-sim prints nothing about such ranks and exits with code 0.
+ASTRA-sim prints nothing about deadlocked ranks and exits with code 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _HINT = "run hespas-validate check DIR --profile astra-sim to list all violated 
 
 @dataclass(frozen=True, slots=True)
 class DeadlockedNode:
-    """Node that never ends: the violated rule (or a consequence of one), and what the node waits for."""
+    """Node that never ends. ``rule`` is the violated rule, or the rule whose violation elsewhere causes the
+    wait; ``reason`` is what the node waits for.
+    """
 
     rule: str
     rank: int
@@ -41,7 +43,9 @@ class DeadlockedNode:
 
 
 def check_finished(ranks: Sequence[AstraRank], diagnostics: Diagnostics) -> None:
-    """Raise ``CheckFailedError`` if a rank does not run all its nodes; diagnostics list what it waits for."""
+    """Raise ``CheckFailedError`` if a rank does not run all of its nodes; diagnostics list what it waits
+    for.
+    """
     unfinished = [rank for rank in ranks if rank.ended < len(rank.trace.trace)]
     if not unfinished:
         return
@@ -66,8 +70,8 @@ def check_finished(ranks: Sequence[AstraRank], diagnostics: Diagnostics) -> None
 
 
 def deadlocked_nodes(ranks: Sequence[AstraRank]) -> list[DeadlockedNode]:
-    """Return the nodes that wait without end: issued nodes, nodes whose slot these occupy, and one node of
-    each rank that issued none.
+    """Return the nodes that never end: nodes that were issued, nodes that wait for a slot occupied by an
+    issued node, and one node of each rank that has issued none.
     """
     by_rank = {rank.trace.rank: rank for rank in ranks}
     nodes: list[DeadlockedNode] = []
@@ -143,7 +147,9 @@ def _receive(rank: AstraRank, position: int, by_rank: dict[int, AstraRank]) -> D
 def _collective(
     rank: AstraRank, issued: IssuedCollective, by_rank: dict[int, AstraRank]
 ) -> Iterator[DeadlockedNode]:
-    """Yield one finding per reason: the activity of a member that is missing."""
+    """Yield one finding for each reason why an issued collective never ends: a member of its group that does
+    not take part.
+    """
     number = sum(
         1 for earlier in rank.issued if earlier.group == issued.group and earlier.position != issued.position
     )
@@ -176,8 +182,10 @@ def _describe_collective(issued: IssuedCollective) -> str:
 
 
 def _compare_with_member(issued: IssuedCollective, number: int, other: AstraRank) -> tuple[str, str] | None:
-    """Return the rule that is violated between a collective, the ``number``-th of its group, and a member;
-    None if the member takes part in it.
+    """Compare an issued collective, the ``number``-th of its group, with the collectives of the member
+    ``other``.
+
+    Return the violated rule and a description; None if the member takes part in the collective.
     """
     theirs = [collective for collective in other.issued if collective.group == issued.group]
     trace = other.trace.trace

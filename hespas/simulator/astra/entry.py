@@ -1,7 +1,7 @@
 """Mode ``astra``: the step of a job in ASTRA-sim's analytical simulator, exact to the nanosecond, and its
 results.
 
-Rules and units are those of ASTRA-sim 518bd51 (https://github.com/astra-sim/astra-sim) with its analytical
+Rules and units follow ASTRA-sim 518bd51 (https://github.com/astra-sim/astra-sim) with its analytical
 network 599a047.
 """
 
@@ -47,8 +47,8 @@ _RESOURCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraSimulation(Simulation):
-    """Simulation with ASTRA-sim's figures of each rank; ``backend`` is the network. ``external`` has the
-    figures of a user's own ASTRA-sim on the same files.
+    """Simulation with the figures that ASTRA-sim reports for each rank. ``backend`` is the network backend.
+    ``external`` has the figures of a user's own ASTRA-sim on the same files.
     """
 
     backend: Backend
@@ -58,7 +58,7 @@ class AstraSimulation(Simulation):
 
 
 def simulation_of(workload: Workload, options: AstraOptions, run: AstraRun) -> AstraSimulation:
-    """Return the simulation of a run. O(nodes of the simulated ranks + ranks)."""
+    """Return the results of a finished run. O(nodes of the simulated ranks + ranks)."""
     system = options.system
     with_roofline = system.roofline and not system.replays_only
     statistics = RankStatistics.of(
@@ -113,7 +113,9 @@ def simulation_of(workload: Workload, options: AstraOptions, run: AstraRun) -> A
 
 
 def _critical(rank: RankRun) -> list[int]:
-    """Return the nodes that led to the last end on a rank, each issued when the previous one ended."""
+    """Return the critical path of a rank: the nodes up to its last end, each issued when the previous one
+    ended.
+    """
     if not rank.end_ns:
         return []
     position = max(range(len(rank.end_ns)), key=rank.end_ns.__getitem__)
@@ -144,7 +146,9 @@ class _AstraSpans(NamedTuple):
 
 
 def _by_resource(rank: RankRun) -> BoolArray:
-    """Return a mask of the nodes that were issued at the end of a node on which they do not depend."""
+    """Return a mask of the nodes that were issued when a node ended on which they do not depend: they waited
+    for its slot.
+    """
     trace = rank.trace.trace
     nodes = len(trace)
     cause = np.array(rank.cause, np.int64)
@@ -157,7 +161,7 @@ def _by_resource(rank: RankRun) -> BoolArray:
 def _class_results(
     workload: Workload, run: AstraRun, paths: Sequence[list[int]], statistics: RankStatistics
 ) -> tuple[ClassResult, ...]:
-    """Return each rank class with its rank that finishes last."""
+    """Return the summary of each rank class, for its rank that finishes last."""
     columns = (
         statistics.compute_ns, statistics.comm_ns, statistics.remote_memory_ns, statistics.cpu_ns,
     )  # fmt: skip
@@ -207,11 +211,12 @@ def simulate_astra(
     group_number: GroupNames,
     diagnostics: Diagnostics,
 ) -> AstraSimulation:
-    """Simulate a workload from its Chakra traces. ``costs`` are the costs in the traces of each class;
-    ``group_number`` returns the number of a rank's process group.
+    """Simulate a workload as ASTRA-sim runs its Chakra traces.
 
-    Raises ``UsageError`` if network and workload have different numbers of ranks, ``UnsupportedError`` and
-    ``FormatError`` for inputs that ASTRA-sim does not run, ``CheckFailedError`` if ranks never finish.
+    ``costs`` are the costs in the traces of each rank class; ``group_number`` returns the number of a rank's
+    process group. Raises ``UsageError`` if network and workload have different numbers of ranks,
+    ``UnsupportedError`` and ``FormatError`` for inputs that ASTRA-sim does not run, ``CheckFailedError`` if
+    ranks never finish.
     """
     options = replace(options, network=checked(options.network, options.backend))
     there, wanted = workload.num_ranks, options.network.num_ranks

@@ -1,9 +1,9 @@
 """ASTRA-sim's order of events and its issue rule.
 
-Callbacks run in order of time [ns], and of entry at equal times. A rank issues its ready nodes in ascending
-order of ids, each if its slot is free. It runs one CPU operation, one device computation and one
-communication at a time; receives are not counted. Nodes that become ready while nodes are issued wait for the
-next node that ends.
+Callbacks run in order of time [ns]. Callbacks of the same time run in the order in which they were scheduled
+(entered). A rank issues its ready nodes in ascending order of ids, each if its slot is free. It runs one CPU
+operation, one device computation and one communication at a time; receives do not occupy a slot. Nodes that
+become ready while other nodes are issued wait until the next node ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Callback = Callable[[Any], None]
 
 
 class EventQueue:
-    """Callbacks in order of (time, entry)."""
+    """Callbacks, ordered by time and then by the order of entry."""
 
     __slots__ = ("_at", "_times", "now_ns")
 
@@ -30,7 +30,7 @@ class EventQueue:
         self._at: dict[int, list[tuple[Callback, object]]] = {}
 
     def enter(self, time_ns: int, callback: Callback, argument: object) -> None:
-        """Schedule a callback, now or later."""
+        """Schedule a callback for ``time_ns``, which is now or later."""
         entered = self._at.get(time_ns)
         if entered is None:
             self._at[time_ns] = [(callback, argument)]
@@ -44,7 +44,7 @@ class EventQueue:
         return self.now_ns in self._at
 
     def run(self) -> None:
-        """Run all callbacks, including those entered meanwhile."""
+        """Run all callbacks, including those that are scheduled meanwhile."""
         times, at = self._times, self._at
         while times:
             now_ns = self.now_ns = heappop(times)
@@ -54,9 +54,10 @@ class EventQueue:
 
 
 class Timers:
-    """Timers of one rank: timers of equal time share one event, in the order of the first entry.
+    """Timers of one rank. Timers that end at the same time share one event, which has the place of the first
+    of them in the event queue.
 
-    A timer without delay that is set while this event runs still runs within it.
+    A timer without delay that is set while this event runs still runs in it.
     """
 
     __slots__ = ("_at", "_queue")
@@ -86,7 +87,7 @@ NEVER = -1
 
 
 class Slot(IntEnum):
-    """Resource of a node: a rank runs one node of each of the first three at a time."""
+    """Slot of a node. A rank runs one node at a time in each of the first three slots."""
 
     CPU = 0
     COMPUTE = 1
@@ -96,10 +97,12 @@ class Slot(IntEnum):
 
 
 class IssuingRank:
-    """Ready nodes and busy slots of one rank; positions count its nodes in ascending order of ids.
+    """Ready nodes and busy slots of one rank. Nodes are numbered by position, in ascending order of their
+    ids.
 
-    ``waiting`` counts the dependencies of each node, which has the dependents
-    ``targets[bounds[position] : bounds[position + 1]]``. A subclass issues nodes and ends them.
+    ``waiting`` is the number of unfinished dependencies of each node. Its dependents are
+    ``targets[bounds[position] : bounds[position + 1]]``. Subclasses define how a node is issued and when it
+    ends.
     """
 
     __slots__ = ("_bounds", "_busy", "_ready", "_slot", "_targets", "_waiting")
@@ -120,7 +123,7 @@ class IssuingRank:
         self._issue_ready()
 
     def _release(self, position: int) -> None:
-        """Queue the nodes whose last dependency was a node that ended."""
+        """Mark as ready the nodes whose last unfinished dependency was the node that ended."""
         waiting, targets = self._waiting, self._targets
         for at in range(self._bounds[position], self._bounds[position + 1]):
             target = targets[at]

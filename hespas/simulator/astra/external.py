@@ -1,8 +1,8 @@
 """Run a user's own ASTRA-sim on traces and configuration files: https://github.com/astra-sim/astra-sim.
 
-Its exit code does not indicate success, because it is 0 also if ranks never finish. The result is read from
-the lines of each rank, ``sys[3] finished, 9240 cycles, exposed communication 9240 cycles.``, and from the
-statistics after it; a cycle is 1 ns.
+The exit code of ASTRA-sim does not indicate success: it is 0 even if ranks never finish. Results are read
+from the line of each rank, ``sys[3] finished, 9240 cycles, exposed communication 9240 cycles.``, and from the
+statistics after it. A cycle is 1 ns.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _NO_MEMORY = '{"memory-type": "NO_MEMORY_EXPANSION"}\n'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AstraBinary:
-    """Executable of ASTRA-sim's analytical simulator, for one backend of its network."""
+    """Executable of ASTRA-sim's analytical simulator, built for one network backend."""
 
     path: str
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Check the options. Raises ``UsageError`` for a file that is not executable."""
+        """Raise ``UsageError`` if the file is not executable."""
         if not Path(self.path).is_file() or not os.access(self.path, os.X_OK):
             raise UsageError(
                 "not an executable file", path=self.path,
@@ -72,8 +72,8 @@ class AstraBinary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRun:
-    """Figures of each rank; -1 (NaN among roofline averages) if not printed. ``exit_code`` is reported
-    only.
+    """Figures that ASTRA-sim printed for each rank; -1 if not printed (NaN for roofline averages).
+    ``exit_code`` is reported but not evaluated.
     """
 
     binary: str
@@ -84,10 +84,10 @@ class ExternalRun:
 def run_external(
     binary: AstraBinary, traces: Path, groups: Path | None, options: AstraOptions, num_ranks: int
 ) -> ExternalRun:
-    """Run it on ``traces``, a folder of files ``NAME.{rank}.et``, in a temporary folder.
+    """Run ASTRA-sim on the files ``NAME.{rank}.et`` in the folder ``traces``, in a temporary folder.
 
-    Raises ``CheckFailedError`` if some ranks do not finish, or not in time; ``UsageError`` if it cannot be
-    started.
+    Raises ``CheckFailedError`` if some ranks do not finish, or not in time; ``UsageError`` if the executable
+    cannot be started.
     """
     refuse_in_untrusted("`astra_bin` runs a program")
     with TemporaryDirectory(prefix="hespas-astra-sim-") as scratch:
@@ -134,7 +134,7 @@ def run_external(
 
 
 class _LogFigures:
-    """Figures of ranks, from lines of a log."""
+    """Figures of each rank, collected from the lines of ASTRA-sim's log."""
 
     def __init__(self, num_ranks: int) -> None:
         names = ("finish_ns", "exposed_comm_ns", *_COLUMNS.values())

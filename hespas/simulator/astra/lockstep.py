@@ -1,20 +1,22 @@
-"""Simulation of one rank per class of ranks that must behave alike.
+"""Simulation of one rank for each class of ranks that must behave alike.
 
 Ranks that start a collective at the same time and see the same network from their positions end it at the
-same time. Two ranks behave alike if they run the same graph and exchange messages with ranks that are alike
-and equally far. All ranks of each of their collectives must also be alike and see the same network from their
-positions. Classes of ranks are split until that holds (O(ranks x relations), in columns). One rank of each
+same time. Two ranks behave alike if they run the same graph, and exchange messages with ranks that are alike
+and equally far away. In addition, all ranks of each of their collectives must be alike and see the same
+network. Classes of ranks are split until this holds (O(ranks x relations), in columns). One rank of each
 class is run, and it determines the times of collective phases (:mod:`hespas.simulator.astra.phases`).
 
-A collective between ranks of several classes, such as the norm of all gradients after a pipeline, is a stop.
-Ranks of a class are alike up to their first stop. From there all ranks are run, each from the state of its
-class, and the times of rings follow from the starts of their ranks (:mod:`hespas.simulator.astra.watched`).
+A collective between ranks of several classes is called a stop; an example is the norm of all gradients after
+a pipeline. Ranks of a class are alike up to their first stop. From there all ranks are run, each from the
+state of its class. The times of rings then follow from the starts of their ranks
+(:mod:`hespas.simulator.astra.watched`).
 
 With congestion all ranks are run, except for rings in which no two messages share a link.
 
 Without congestion, ranks affect each other only through the times of messages. The order of events of one
-moment on one rank remains: they run in the order of entry. If two were also entered at the same moment, and
-one of them by a rank that is not run, the order is unknown and all ranks are run.
+rank at the same time still matters: they run in the order in which they were scheduled. If two were also
+scheduled at the same time, and one of them by a rank that is not run, then the order is unknown and all ranks
+are run.
 """
 
 from __future__ import annotations
@@ -53,19 +55,21 @@ __all__ = ["AlikeClasses", "alike", "run_alike"]
 
 
 class _NotAlike(Exception):  # noqa: N818 # not an error: all ranks are run
-    """Raised if ranks are not proved alike."""
+    """Raised if ranks cannot be proved to behave alike."""
 
 
 class _Relation(NamedTuple):
-    """Ranks and the other end of a message of each."""
+    """Ranks, and for each rank the rank at the other end of its message."""
 
     ranks: IntArray
     peers: IntArray
 
 
 class AlikeClasses(NamedTuple):
-    """Class of each rank, counted from 0, and the collectives whose ranks are not alike, as pairs of rank
-    class and position: ranks of a class behave alike until they start one of these.
+    """Classes of ranks that behave alike up to their first stop.
+
+    ``kinds`` is the class of each rank, counted from 0. ``stops`` are the collectives whose ranks are not
+    alike, as pairs of rank class and node position.
     """
 
     kinds: IntArray
@@ -75,7 +79,7 @@ class AlikeClasses(NamedTuple):
 def alike(
     traces: AstraTraces, options: AstraOptions, planner: Planner, wires: UnawareNetwork
 ) -> AlikeClasses | None:
-    """Return the ranks that are proved to behave alike; None if there are none."""
+    """Return the classes of ranks that are proved to behave alike; None if no two ranks are."""
     is_aware = options.backend == "aware"
     if is_aware:  # ranks must have one chunk in flight, and no other messages
         is_single = options.queues_per_dim == options.system.active_chunks_per_dimension == 1
@@ -106,7 +110,8 @@ class _AlikeRanks:
                 return AlikeClasses(rank_kinds, frozenset(self._stops))
 
     def _refine(self) -> IntArray:
-        """Return the classes that follow from messages, and from collectives that are not stops.
+        """Split classes of ranks until messages and collectives connect only ranks that are alike, and return
+        the class of each rank.
 
         Collectives between ranks of several classes become stops.
         """
@@ -151,9 +156,10 @@ class _AlikeRanks:
     def _groups(
         self, trace: ClassTrace, ranks: IntArray
     ) -> Iterator[tuple[tuple[IntArray, IntArray], list[int]]]:
-        """Yield the groups of communicating ranks, ``(groups, size)``, with per rank a number for its view of
-        the network, -1 for others, and the positions of their collectives. Collectives whose ranks differ in
-        their views become stops.
+        """Yield the groups in which a rank class runs collectives, and the positions of these collectives.
+
+        Groups have shape ``(groups, size)``. Each rank has a number for its view of the network (-1: in no
+        group). Collectives whose ranks have different views become stops.
         """
         places: dict[tuple[int, str, bool], list[int]] = {}
         for position, collective in trace.collectives.items():
@@ -217,8 +223,8 @@ class _AlikeRanks:
         return self.traces.workload.num_ranks
 
     def _views(self, table: IntArray, family: str) -> IntArray:
-        """Return a number per group for the views of its ranks: the path to each rank they send to, which is
-        equal for all of them.
+        """Return a number for each group that identifies the view of its ranks: the paths to the ranks to
+        which they send. Raises :class:`_NotAlike` if the ranks of a group have different paths.
         """
         size = table.shape[1]
         if family == "halving" and size & (size - 1):
@@ -238,7 +244,7 @@ class _AlikeRanks:
         return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
     def _paths(self, ranks: IntArray, peers: IntArray) -> IntArray:
-        """Return a number for the dimension and hops between ranks."""
+        """Return a number that identifies the path from each rank to its peer: the dimension and the hops."""
         if (ranks == peers).any():
             raise _NotAlike
         return self.wires.paths(ranks, peers)
@@ -253,7 +259,9 @@ class _AlikeRanks:
         return peers
 
     def _listed(self, *, sends: bool) -> IntArray:
-        """Return distinct rows of (source, target, tag, size)."""
+        """Return the messages that ranks send (or receive), as distinct rows of (source, target, tag,
+        size).
+        """
         wanted = Action.SEND if sends else Action.RECEIVE
         parts: list[IntArray] = [np.empty((0, 4), np.int64)]
         for index, trace in self.traces.classes.items():
@@ -271,12 +279,14 @@ class _AlikeRanks:
 
 
 def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:
-    """Run a job without the messages of its collectives: one rank of each class until it starts a collective
-    with ranks of other classes, then all ranks, whose collectives must be rings without congestion.
+    """Run a job without simulating the messages of its collectives.
 
-    All ranks are run from the beginning if something else happens on a rank that starts such a collective.
-    Return None if the order of events of one moment matters, and if a rank does not finish: then all messages
-    must be run.
+    One rank of each class is run until it starts a collective with ranks of other classes. Then all ranks are
+    run; their collectives must be rings without congestion. All ranks are run from the beginning if something
+    else happens on a rank when it starts such a collective.
+
+    Return None if the order of events at the same time matters, or if a rank does not finish. All messages
+    must then be simulated.
     """
     own_memory = {"NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION"}
     if options.memory is not None and options.memory.memory_type not in own_memory:
@@ -302,7 +312,7 @@ def run_alike(traces: AstraTraces, options: AstraOptions) -> AstraRun | None:
 
 
 class _PartialRun:
-    """Run of some ranks with an event queue of their own."""
+    """Run of some of the ranks of a job, with a separate event queue."""
 
     def __init__(self, traces: AstraTraces, options: AstraOptions, planner: Planner) -> None:
         self._traces, self._options, self._planner = traces, options, planner
@@ -316,7 +326,7 @@ class _PartialRun:
         return np.arange(self._traces.workload.num_ranks, dtype=np.int64)
 
     def begun_alike(self, ranks: list[int], found: AlikeClasses) -> list[AstraRank]:
-        """Run one rank of each class to its end, or to its first collective with unlike ranks."""
+        """Run one rank of each class to its end, or to its first stop."""
         self.mailbox = _ClassMailbox(self.wires, self._queue, found.kinds)
         times = PhaseTimes(self.wires)
         context = self._context(lambda start: _Lockstep(self._queue, start, times.of(start)))
@@ -331,13 +341,15 @@ class _PartialRun:
         )
 
     def begun_alone(self) -> list[AstraRank]:
-        """Run all ranks to their ends."""
+        """Run all ranks from the beginning to their ends."""
         context = self._context(RingMeetings(self._queue, self.wires).machine)
         ranks = self._traces.of_ranks(self._every_rank.tolist())
         return self._run([AstraRank(trace, context, self._timers(trace)) for trace in ranks])
 
     def continued(self, alike_ranks: list[AstraRank]) -> list[AstraRank]:
-        """Run all ranks to their ends, each from the state of a rank that behaves alike."""
+        """Run all ranks to their ends, each from the state of the rank that represents it in
+        ``alike_ranks``.
+        """
         context = self._context(RingMeetings(self._queue, self.wires).machine)
         traces = self._traces.of_ranks(self._every_rank.tolist())
         ranks = [
@@ -348,8 +360,8 @@ class _PartialRun:
         return ranks
 
     def finished(self, ranks: list[AstraRank], kinds: IntArray | None = None) -> AstraRun | None:
-        """Return the run, with the class of each rank (None: all ranks are run); None if a rank has not
-        finished.
+        """Return the finished run; None if a rank has not finished. ``kinds`` is the class of each rank
+        (None: all ranks were run).
         """
         if any(rank.ended < len(rank.trace.trace) for rank in ranks) or self.mailbox.unreceived():
             return None
@@ -378,7 +390,7 @@ class _PartialRun:
 
 
 class _ClassMailbox(Mailbox):
-    """Messages between classes of ranks."""
+    """Mailbox in which the ranks of a class share one address, because only one of them is run."""
 
     __slots__ = ("_kinds", "_watched")
 
@@ -388,7 +400,7 @@ class _ClassMailbox(Mailbox):
         self._watched: dict[int, WatchedTimers] = {}
 
     def watch(self, rank: int, timers: WatchedTimers) -> None:
-        """Report arrivals for a class to the timers of its rank."""
+        """Report messages from and to the class of ``rank`` to its timers."""
         self._watched[self._kinds[rank]] = timers
 
     def _channel(self, key: tuple[int, int, int, int]) -> MessageChannel:
@@ -411,7 +423,7 @@ class _ClassMailbox(Mailbox):
 
 
 class _Lockstep(WatchedPhase):
-    """Phase whose ranks all do the same."""
+    """Collective phase whose ranks all start at the same time and behave alike."""
 
     __slots__ = ("_lead_ns",)
 
@@ -420,6 +432,6 @@ class _Lockstep(WatchedPhase):
         self._lead_ns = time.lead_ns
 
     def start(self) -> None:
-        """Wait until the last packet has arrived."""
+        """Start the phase, and schedule the arrival of its last packet."""
         self.begin()
         self.arrive_at(self._queue.now_ns + self._lead_ns)

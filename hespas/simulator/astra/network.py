@@ -41,8 +41,8 @@ _LONGEST_NS = float(1 << 62)
 
 
 def checked(network: NetworkConfig, backend: Backend) -> NetworkConfig:
-    """Return the network if ASTRA-sim's backend can run on it. Raises ``FormatError`` for a dimension without
-    ranks or bandwidth, and ``UnsupportedError`` for a shape on which the backend aborts.
+    """Return the network. Raises ``FormatError`` for a dimension without ranks or bandwidth, and
+    ``UnsupportedError`` for a shape on which ASTRA-sim's ``backend`` aborts.
     """
     for key, values, least in (
         ("npus_count", network.npus, 2),
@@ -81,7 +81,7 @@ def hops_between(topology: Topology, ranks: int, source: int, target: int) -> in
 
 
 class MessageNetwork(Protocol):
-    """Network that carries messages: ``arrived`` is called with ``argument`` on arrival of the last byte."""
+    """Network that carries messages. It calls ``arrived`` with ``argument`` when the last byte arrives."""
 
     def send(self, source: int, target: int, size: int, arrived: Callback, argument: object) -> None:
         """Send a message now."""
@@ -89,9 +89,10 @@ class MessageNetwork(Protocol):
 
 
 class UnawareNetwork:
-    """Network without congestion: floor(hops x latency + size / B), independent of other messages.
+    """Network without congestion. A message takes floor(hops x latency + size / B), whatever other messages
+    are sent.
 
-    Of several dimensions, only the first in which the ends differ is charged.
+    Only the first dimension in which source and target differ is charged.
     """
 
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
@@ -102,7 +103,7 @@ class UnawareNetwork:
         self._delays: dict[tuple[int, int, int], int] = {}
 
     def path(self, source: int, target: int) -> tuple[int, int]:
-        """Return the charged dimension and the number of hops."""
+        """Return the dimension that is charged for a message, and its number of hops."""
         for dim, (size, stride) in enumerate(zip(self._network.npus, self._strides, strict=True)):
             here, there = source // stride % size, target // stride % size
             if here != there:
@@ -110,8 +111,8 @@ class UnawareNetwork:
         raise _to_itself(source)
 
     def paths(self, sources: IntArray, targets: IntArray) -> IntArray:
-        """Return a number for the path of each message, by its dimension and hops; -1 for one to its own
-        rank.
+        """Return a number for the dimension and hops of each message; -1 for a message from a rank to
+        itself.
         """
         path = np.full(len(sources), -1, np.int64)
         for dim in reversed(range(len(self._strides))):
@@ -134,7 +135,7 @@ class UnawareNetwork:
         return delay_ns
 
     def delay_ns(self, source: int, target: int, size: int) -> int:
-        """Return the time from sending to arrival."""
+        """Return the time from the send of a message to its arrival."""
         return self.along(self.path(source, target), size)
 
     def send(self, source: int, target: int, size: int, arrived: Callback, argument: object) -> None:
@@ -160,7 +161,9 @@ def _whole(time_ns: float, size: int) -> int:
 
 
 class EmptyNetwork(UnawareNetwork):
-    """Network with congestion whose links are always free: each hop takes floor(latency + size / B)."""
+    """Network with congestion in which every link is free. A message takes floor(latency + size / B) per
+    hop.
+    """
 
     def along(self, path: tuple[int, int], size: int) -> int:
         """Return the time of a message on a path [ns]."""
@@ -169,7 +172,7 @@ class EmptyNetwork(UnawareNetwork):
 
 
 class _MessageInFlight:
-    """Message in flight: ``route`` are its remaining links, the next one last."""
+    """Message that is being sent. ``route`` lists its remaining links; the next link is last."""
 
     __slots__ = ("argument", "arrived", "route", "size")
 
@@ -178,8 +181,8 @@ class _MessageInFlight:
 
 
 class _DirectedLink:
-    """Directed link: a message occupies it for floor(size / B) and reaches its end after floor(latency + size
-    / B); others wait in order.
+    """Link in one direction. A message occupies it for floor(size / B), and arrives at its end after
+    floor(latency + size / B). Other messages wait in order.
     """
 
     __slots__ = ("_busy", "_bytes_per_ns", "_latency_ns", "_queue", "_waiting")
@@ -190,7 +193,7 @@ class _DirectedLink:
         self._busy = False
 
     def carry(self, message: _MessageInFlight) -> None:
-        """Transmit a message after the waiting ones."""
+        """Send a message over the link, after the messages that wait already."""
         if self._busy:
             self._waiting.append(message)
         else:
@@ -218,10 +221,11 @@ def _at_next_device(message: _MessageInFlight) -> None:
 
 
 class AwareNetwork:
-    """Network with congestion: store and forward over directed links, first come first served, one dimension.
+    """Network of one dimension with congestion: store and forward over directed links, first come first
+    served.
 
-    A ring sends along the shorter direction (ascending if both are equal); a switch is a device with a link
-    from and to each rank, so that a message passes two links.
+    A ring sends along the shorter direction (ascending if both are equal). A switch is a device with a link
+    from and to each rank, so a message passes two links.
     """
 
     def __init__(self, network: NetworkConfig, queue: EventQueue) -> None:
@@ -241,7 +245,7 @@ class AwareNetwork:
         return link
 
     def _route(self, source: int, target: int) -> list[_DirectedLink]:
-        """Return the links from one rank to another, the first one last."""
+        """Return the links from one rank to another in reverse order: the first link is last."""
         if self._topology == "Switch":  # the only network with messages to the own rank
             switch = self._ranks
             return [self._link(switch, target), self._link(source, switch)]
@@ -270,14 +274,14 @@ COLLECTIVE_TAGS = TAG_SPACE
 
 
 def tag_of_stream(stream_id: int) -> int:
-    """Return the tag of the messages of one chunk of a collective. Ids are integers of 32 bits there."""
+    """Return the message tag of one chunk of a collective. In ASTRA-sim, stream ids are 32-bit integers."""
     wrapped = (stream_id + (1 << 31)) % (1 << 32) - (1 << 31)
     remainder = abs(wrapped) % TAG_SPACE
     return COLLECTIVE_TAGS + (remainder if wrapped >= 0 else -remainder)
 
 
 class MessageKey(NamedTuple):
-    """Properties that both ends of a message must share."""
+    """Properties by which the send and the receive of a message are matched."""
 
     tag: int
     source: int
@@ -286,7 +290,9 @@ class MessageKey(NamedTuple):
 
 
 class MessageChannel:
-    """Messages of one key: ``arrived`` counts those before their receive, ``waiting`` are receives."""
+    """Messages with equal keys. ``arrived`` is the number of messages that arrived before their receive;
+    ``waiting`` are receives before their message.
+    """
 
     __slots__ = ("arrived", "waiting")
 
@@ -296,8 +302,8 @@ class MessageChannel:
 
 
 class Mailbox:
-    """Messages of a run, matched as in ASTRA-sim: the k-th send of a tag, source, target and size with the
-    k-th receive.
+    """Messages of a run, matched as in ASTRA-sim: the k-th send with the k-th receive of the same tag,
+    source, target and size.
     """
 
     __slots__ = ("_channels", "_network", "_queue")
@@ -315,7 +321,7 @@ class Mailbox:
     def send(
         self, key: tuple[int, int, int, int], sent: Callback | None = None, argument: object = None
     ) -> None:
-        """Send a message; ``sent`` is called when it arrives, before its receive."""
+        """Send a message. ``sent`` is called when it arrives, before the callback of its receive."""
         channel = self._channel(key)
         self._network.send(key[1], key[2], key[3], self._arrive, (channel, sent, argument))
 
@@ -330,8 +336,8 @@ class Mailbox:
             received[0](received[1])
 
     def receive(self, key: tuple[int, int, int, int], received: Callback, argument: object) -> None:
-        """Receive a message; ``received`` is called when it arrives, or as an event of its own if it has
-        arrived.
+        """Receive a message. ``received`` is called when it arrives; if it has arrived already, as a new
+        event.
         """
         channel = self._channel(key)
         if channel.arrived:
@@ -349,8 +355,10 @@ _Request: TypeAlias = "tuple[Timers, int, Callback, object, int]"
 
 
 class RemoteMemory:
-    """Remote memories of a system: one per rank (``PER_NPU``), one per node (``PER_NODE``), or one pool. A
-    transaction takes the latency plus floor(bytes / bandwidth), one at a time per node or pool.
+    """Remote memories of a system: one per rank (``PER_NPU``), one per node (``PER_NODE``), or one pool.
+
+    A transaction takes the latency plus floor(bytes / bandwidth). Memories of nodes and pools serve one
+    transaction at a time.
     """
 
     __slots__ = ("_busy", "_config", "_waiting")
@@ -361,7 +369,8 @@ class RemoteMemory:
         self._waiting: dict[int, deque[_Request]] = {}
 
     def access(self, rank: int, timers: Timers, size: int, done: Callback, argument: object) -> None:
-        """Load or store ``size`` bytes for a rank, now or when its memory is free.
+        """Load or store ``size`` bytes for a rank as soon as its memory is free, and call ``done``
+        afterwards.
 
         Raises ``UnsupportedError`` if the system has no remote memory, ``FormatError`` if its file does not
         describe the rank's memory.

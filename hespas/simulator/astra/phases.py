@@ -1,9 +1,10 @@
-"""Phases of collectives on one rank: the machines of ring, direct, halving-doubling and double binary tree,
-and the time of a phase whose ranks all do the same.
+"""Phases of collectives on one rank: state machines of ring, direct, halving-doubling and double binary tree,
+and the time of a phase whose ranks all behave alike.
 
-A token machine inserts packets. ``delay_ns`` later (and after the reduction, if one is charged) a packet
-gives a token; a token and a packet together allow the machine to send one message and to receive one. It
-inserts received packets again. It is done when nothing is left to send and all its tokens are free.
+Ring, direct and halving-doubling use tokens. The machine inserts packets. ``delay_ns`` later (and after the
+reduction, if one is charged), a packet produces a token. A token and a packet together allow the machine to
+send one message and to receive one. Received packets are inserted again. The phase ends when nothing is left
+to send and all tokens are free.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NS_PER_S = 1e9
 
 
 class PhaseMachine(Protocol):
-    """Phase of one chunk on one rank."""
+    """Protocol of the state machine that runs one phase of a chunk on one rank."""
 
     def start(self) -> None:
         """Start the phase now."""
@@ -48,12 +49,11 @@ class PhaseMachine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PhaseStart:
-    """Inputs of a machine: its rank among the ranks of the phase, its mailbox and timers, and the callback at
-    its end.
+    """Inputs of a phase machine: its rank, its mailbox and timers, and the callback at its end.
 
-    ``ring`` are the ranks of the phase in order, ``position`` is the index of the rank in it. ``in_group``:
-    the ranks are a group smaller than the world. ``tree`` counts the earlier trees of this dimension, which
-    alternate. ``rest`` are the queues of the following phases.
+    ``ring`` lists the ranks of the phase in order; ``position`` is the index of the rank in it. ``in_group``:
+    the ranks are a group smaller than the world. ``tree`` is the number of earlier trees in this dimension,
+    whose two forms alternate. ``rest`` lists the queues of the following phases.
     """
 
     plan: PhasePlan
@@ -72,8 +72,8 @@ class PhaseStart:
     done: Callable[[], None]
 
     def reduction_ns(self, size: int) -> int:
-        """Return the time of two reads and a write of a message, each truncated; 0 without a memory
-        bandwidth.
+        """Return the time to reduce a message: two reads and one write, each rounded down; 0 if the memory
+        bandwidth is not given.
         """
         if not self.memory_bytes_per_s:
             return 0
@@ -85,7 +85,7 @@ PhaseMachineFactory = Callable[[PhaseStart], PhaseMachine]
 
 
 def machine_of(start: PhaseStart) -> PhaseMachine:
-    """Return the machine of a phase."""
+    """Return the state machine for the algorithm of a phase."""
     family = start.plan.algorithm.family
     if family == "tree":
         return _TreeMachine(start)
@@ -95,7 +95,7 @@ def machine_of(start: PhaseStart) -> PhaseMachine:
 
 
 class _TokenMachine:
-    """Common part of ring, direct and halving-doubling; peers and message size are those of the next
+    """Base class of ring, direct and halving-doubling. It stores the peers and the size of the next
     packet.
     """
 
@@ -142,7 +142,7 @@ class _TokenMachine:
         self._start.timers.after(reduction_ns, self._token, None)
 
     def _advance(self) -> None:
-        """Set peers and size of the following packet."""
+        """Set the peers and the size for the packet after the current one."""
 
     def _token(self, _: object) -> None:
         self._free += 1
@@ -169,7 +169,7 @@ class _TokenMachine:
 
 
 def _neighbours(start: PhaseStart) -> tuple[int, int]:
-    """Return the ranks that a rank sends to and receives from along its ring."""
+    """Return the ranks to which a rank sends and from which it receives along its ring."""
     ring, count = start.ring, len(start.ring)
     after, before = ring[(start.position + 1) % count], ring[(start.position - 1) % count]
     return (after, before) if start.is_clockwise else (before, after)
@@ -191,7 +191,7 @@ class _RingMachine(_TokenMachine):
 
 
 class _DirectMachine(_TokenMachine):
-    """Direct: a window of messages at a time, to one peer after the other."""
+    """Direct algorithm: a rank sends to one peer after the other, with a window of messages in flight."""
 
     __slots__ = ("_from", "_to")
 
@@ -232,10 +232,10 @@ class _DirectMachine(_TokenMachine):
 
 
 class _HalvingMachine(_TokenMachine):
-    """Halving-doubling: message sizes halve while distances double, then (for an all-reduce) the reverse.
+    """Halving-doubling: message sizes halve while distances double; for an all-reduce then the reverse.
 
-    Steps are truncated from log2 of the ranks, as in ASTRA-sim: most ranks deadlock unless their number is a
-    power of two.
+    The number of steps is log2 of the ranks, rounded down, as in ASTRA-sim. If the number of ranks is not a
+    power of two, most ranks deadlock.
     """
 
     __slots__ = ("_grows", "_offset")
@@ -250,7 +250,9 @@ class _HalvingMachine(_TokenMachine):
         self._set_partner()
 
     def _set_partner(self) -> None:
-        """Set the partner: forwards from even blocks of ``offset`` ranks, backwards from odd ones."""
+        """Set the partner at distance ``offset``: ascending from even blocks of ``offset`` ranks, descending
+        from odd ones.
+        """
         ring, position, offset = self._start.ring, self._start.position, self._offset
         forwards = not offset or position // offset % 2 == 0
         self._target = self._source = ring[(position + offset if forwards else position - offset) % len(ring)]
@@ -270,8 +272,8 @@ class _HalvingMachine(_TokenMachine):
 
 
 class _TreeMachine:
-    """Rank of a double binary tree: reduce towards the root, then broadcast; the whole chunk on each edge. A
-    reduction is also charged on the way down.
+    """One rank of a double binary tree: reduce towards the root, then broadcast. Each edge carries the whole
+    chunk. As in ASTRA-sim, a reduction is also charged on the way down.
     """
 
     __slots__ = ("_start", "_tree_node", "_up")
@@ -322,8 +324,8 @@ class _TreeMachine:
         self._bus(self._added, reduces=True)
 
     def _added(self, _: object) -> None:
-        """Handle a reduced child message: after the last one send to the parent, or, at the root,
-        broadcast.
+        """Handle the reduced message of a child. After the last child, send to the parent; the root starts
+        the broadcast.
         """
         self._up += 1
         if self._up < len(self._tree_node.children):
@@ -344,15 +346,15 @@ class _TreeMachine:
 
 
 class TreeNode(NamedTuple):
-    """Neighbours of a rank in a tree: -1 for no parent; children are left then right."""
+    """Neighbours of a rank in a tree: its parent (-1: none), and its children, left then right."""
 
     parent: int
     children: tuple[int, ...]
 
 
 def tree_node(ring: Sequence[int], position: int, number: int) -> TreeNode:
-    """Return the node of a rank in tree ``number`` of a double binary tree: even trees have the last rank as
-    root, odd ones the first.
+    """Return the neighbours of a rank in tree ``number`` of a double binary tree. The last rank is the root
+    of even trees, the first rank of odd trees.
 
     The root has one child, the head of a full binary tree of the other levels, numbered in order (left, node,
     right). ``ring`` has a power of two of ranks. The number of trailing ones of an in-order number is its
@@ -375,12 +377,12 @@ def tree_node(ring: Sequence[int], position: int, number: int) -> TreeNode:
 
 
 class Ambiguous(Exception):  # noqa: N818 # not an error: all ranks are run
-    """Raised if the order of two events of one moment matters and one rank alone does not determine it."""
+    """Raised if the order of two events at the same time matters and cannot be determined from one rank."""
 
 
 class PhaseTime(NamedTuple):
-    """Time of a phase: the last packet arrives ``lead_ns`` after its start; the phase ends when the timers
-    that this starts, one after the other, have run.
+    """Time of a phase. The last packet arrives ``lead_ns`` after the start. It starts timers of
+    ``delays_ns``, one after the other; the phase ends with the last of them.
     """
 
     lead_ns: int
@@ -388,8 +390,10 @@ class PhaseTime(NamedTuple):
 
 
 class RingTimes(NamedTuple):
-    """Sizes and times of the messages of a ring: each rank sends ``messages``, one at a time. The first
-    ``reduced`` received messages are reduced for ``reduction_ns`` before they are forwarded, or at the end.
+    """Sizes and times of the messages of a ring. Each rank sends ``messages``, one at a time.
+
+    The first ``reduced`` messages that a rank receives are reduced, which takes ``reduction_ns`` each, before
+    they are forwarded or the phase ends.
     """
 
     messages: int
@@ -400,7 +404,7 @@ class RingTimes(NamedTuple):
 
     @classmethod
     def of(cls, start: PhaseStart) -> RingTimes:
-        """Return the facts of a phase."""
+        """Return the sizes and times of a phase."""
         plan = start.plan
         peers = plan.ranks - 1
         messages = {
@@ -416,22 +420,24 @@ class RingTimes(NamedTuple):
 
     @property
     def delays_ns(self) -> tuple[int, ...]:
-        """Timers after the last message."""
+        """Durations of the timers that run after the last message."""
         at_end = self.reduced == self.messages and self.reduced > 0
         return (self.delay_ns, self.reduction_ns) if at_end else (self.delay_ns,)
 
     def together(self, link_ns: int) -> PhaseTime:
-        """Return the time of ranks that start together and whose messages take ``link_ns`` each."""
+        """Return the time of the phase if all ranks start at the same time and each message takes
+        ``link_ns``.
+        """
         before = self.reduced - (len(self.delays_ns) > 1)
         lead_ns = self.messages * (self.delay_ns + link_ns) + before * self.reduction_ns
         return PhaseTime(lead_ns, self.delays_ns)
 
     def arrivals(self, starts_ns: tuple[int, ...], links_ns: tuple[int, ...]) -> list[int]:
-        """Return when each rank has its last message. ``links_ns`` are the times of messages to each rank
-        from the rank before it. O(messages x ranks).
+        """Return the time at which each rank has received its last message. O(messages x ranks).
 
-        A rank sends its next message ``delay_ns`` after it has received one, and after the reduction. It
-        receives a message when it has arrived and the previous one is sent.
+        ``links_ns`` are the times of a message to each rank from the previous rank in the ring. A rank sends
+        its next message ``delay_ns`` after it has received one, and after the reduction. It receives a
+        message when the message has arrived and its own previous one is sent.
         """
         sent = np.array(starts_ns, np.int64) + self.delay_ns
         links = np.array(links_ns, np.int64)
@@ -447,10 +453,10 @@ class RingTimes(NamedTuple):
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Times of phases on one network whose ranks all do the same at the same time; equal phases are computed
+    """Times of phases whose ranks all behave alike and start at the same time; equal phases are computed
     once.
 
-    Such a rank receives the same messages that it sends, so it is enough to run one rank whose messages
+    Such a rank receives the same messages that it sends. So it is enough to run one rank whose messages
     return to it. Without congestion no other message matters.
     """
 
@@ -460,7 +466,7 @@ class PhaseTimes:
     )
 
     def of(self, start: PhaseStart) -> PhaseTime:
-        """Return the time of a phase. Raises :class:`Ambiguous` if one rank does not determine it."""
+        """Return the time of a phase. Raises :class:`Ambiguous` if running one rank does not determine it."""
         key = start.plan, id(start.ring) if start.in_group else 0  # lists of groups live throughout the run
         time = self._times.get(key)
         if time is None:
@@ -478,7 +484,7 @@ class PhaseTimes:
 
 
 def _run_machine(start: PhaseStart, network: UnawareNetwork) -> PhaseTime:
-    """Run the machine of the phase on one rank."""
+    """Run the state machine of a phase on one rank whose messages return to it, and return its time."""
     queue = EventQueue()
     timers = _TracedTimers(queue)
     gated = start.plan.algorithm.family == "direct" and start.plan.kind is CollectiveKind.ALL_REDUCE
@@ -497,7 +503,9 @@ def _run_machine(start: PhaseStart, network: UnawareNetwork) -> PhaseTime:
 
 
 class _TracedTimers(Timers):
-    """Timers that record their origin: ``since`` is the arrival, and the delays after it."""
+    """Timers that record which message arrival led to them: ``since`` is the time of the arrival and the
+    delays since then.
+    """
 
     __slots__ = ("ran_ns", "since")
 
@@ -518,8 +526,8 @@ class _TracedTimers(Timers):
 
 
 class _Echo(Mailbox):
-    """Mailbox that returns what is sent: the receive that a rank posts with a send ends when that send
-    would.
+    """Mailbox of a single rank that simulates its peers: each receive ends when the message that the rank
+    sent would arrive.
     """
 
     __slots__ = ("_arrived_ns", "_gated", "_sent_ns", "_timers", "_wires")
@@ -550,8 +558,8 @@ class _Echo(Mailbox):
         received(argument)
 
     def _check(self, other_ns: int) -> None:
-        """Raise :class:`Ambiguous` if a token and an arrival of one moment are ordered, because a second half
-        waits for the first.
+        """Raise :class:`Ambiguous` if a token and an arrival have the same time and their order matters,
+        because the second half of the phase waits for the first.
         """
         if self._gated and other_ns == self._queue.now_ns:
             raise Ambiguous

@@ -1,8 +1,9 @@
-"""Plans of collectives in ASTRA-sim: chunks, each a stream of phases, one phase per network dimension.
+"""Plans of collectives in ASTRA-sim. A collective is divided into chunks. Each chunk is a stream of phases,
+one phase per network dimension.
 
-A rank is a mixed-radix number over the dimensions, dimension 0 fastest; its line in a dimension consists of
-the ranks that differ only in that coordinate. A group smaller than the world is one ring of its own, in file
-order.
+A rank is a mixed-radix number over the dimensions; dimension 0 varies fastest. The line of a rank in a
+dimension consists of the ranks that differ only in that coordinate. A group smaller than the world is a
+separate ring, in the order of its file.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def collective_name(kind: CollectiveKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Collective algorithm. ``family`` is ``ring``, ``direct``, ``halving`` or ``tree``; ``window`` bounds
-    the messages that ``direct`` has in flight (0: all peers at once); ``flat`` treats all dimensions as one
-    ring.
+    """Collective algorithm. ``family`` is ``ring``, ``direct``, ``halving`` or ``tree``. ``window`` is the
+    maximum number of messages of ``direct`` in flight (0: to all peers at once). ``flat`` treats all
+    dimensions as one ring.
     """
 
     family: str
@@ -59,8 +60,8 @@ class Algorithm:
 
     @classmethod
     def named(cls, text: str, path: str, key: str) -> Algorithm:
-        """Return the algorithm with a name from a configuration file. Raises ``UnsupportedError`` for an
-        unknown one.
+        """Return the algorithm with the name ``text`` in a configuration file. Raises ``UnsupportedError``
+        for an unknown name.
         """
         match = _ALGORITHM.fullmatch(text)
         if match is None or len(match["window"] or "") > _LONGEST_WINDOW or match["window"] == "0":
@@ -81,8 +82,8 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """Phase of a chunk: ``size`` bytes go in, ``output`` come out. ``dimension`` selects the queues and,
-    without a group, the line of ranks.
+    """Phase of a chunk with an input of ``size`` bytes and a result of ``output`` bytes. ``dimension``
+    selects the queues and, for all ranks, the line of ranks that takes part.
     """
 
     kind: CollectiveKind
@@ -104,8 +105,8 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePlan:
-    """Plan of a collective: ``streams`` chunks go through ``phases``. ``group`` are the ranks of a group
-    smaller than the world.
+    """Plan of a collective: ``streams`` chunks, each of which runs all ``phases``. ``group`` lists the ranks
+    of a group smaller than the world.
     """
 
     kind: CollectiveKind
@@ -116,7 +117,7 @@ class CollectivePlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans of collectives on one system; equal ones are made once."""
+    """Plans of collectives on one system. Plans for equal arguments are cached."""
 
     system: SystemConfig
     network: NetworkConfig
@@ -136,8 +137,9 @@ class Planner:
     ) -> CollectivePlan:
         """Return the plan of a collective of ``size`` bytes per rank, as Chakra counts them.
 
-        ``group``: its ranks in ring order, None for all. ``involved``: the dimensions it is restricted to.
-        Raises ``UnsupportedError`` for collectives on which ASTRA-sim would crash or not end.
+        ``group`` lists its ranks in ring order (None: all ranks). ``involved`` marks the dimensions to which
+        it is restricted. Raises ``UnsupportedError`` for collectives on which ASTRA-sim would crash or never
+        end.
         """
         if group is not None and len(group) == self.network.num_ranks:
             group, involved = None, (True,) * len(self.network.npus)
@@ -160,7 +162,8 @@ class Planner:
         return plan if plan.group is group else CollectivePlan(kind, plan.streams, plan.phases, group)
 
     def check_files(self) -> None:
-        """Check the configured algorithms, used or not, because ASTRA-sim reads all of them before it starts.
+        """Check all configured algorithms, including unused ones, because ASTRA-sim reads all of them before
+        it starts.
 
         Raises ``UnsupportedError`` for an unknown algorithm and for more algorithms than dimensions.
         """
@@ -205,7 +208,9 @@ class Planner:
         return algorithms
 
     def _chunks(self, kind: CollectiveKind, size: int) -> tuple[int, int]:
-        """Return the number of streams and the bytes of each; a remainder adds a whole stream."""
+        """Return the number of streams (chunks) and the bytes of each. A remainder adds a stream of full
+        size.
+        """
         splits = self.system.dataset_splits
         if splits is None:
             raise UnsupportedError(
@@ -226,7 +231,9 @@ class Planner:
     def _of_group(
         self, kind: CollectiveKind, algorithms: tuple[Algorithm, ...], ranks: int, chunk: int
     ) -> tuple[PhasePlan, ...]:
-        """Return the phase of one ring; if several dimensions state algorithms, the algorithm is a ring."""
+        """Return the single phase of a group that is one ring. If several dimensions have an algorithm,
+        ASTRA-sim uses the ring algorithm.
+        """
         algorithm = algorithms[0] if len(algorithms) == 1 else Algorithm("ring")
         if ranks < 2:
             return ()
@@ -271,8 +278,8 @@ class Planner:
         return tuple(phases)
 
     def _extents(self, algorithms: Sequence[Algorithm]) -> list[int]:
-        """Return the ranks of each dimension that has an algorithm. A flat one spans all ranks and is the
-        last.
+        """Return the number of ranks in each dimension that has an algorithm. A flat algorithm spans all
+        ranks and is the last one.
         """
         extents: list[int] = []
         for algorithm, size in zip(algorithms, self.network.npus, strict=False):
@@ -295,7 +302,7 @@ class Planner:
             )  # fmt: skip
 
     def line(self, rank: int, phase: PhasePlan) -> Sequence[int]:
-        """Return the ranks of a phase of all ranks that includes ``rank``, in order of their coordinate."""
+        """Return the ranks that take part in a phase together with ``rank``, in order of their coordinate."""
         if phase.algorithm.flat:
             return range(self.network.num_ranks)
         stride = prod(self.network.npus[: phase.dimension])
@@ -304,7 +311,7 @@ class Planner:
 
 
 def _order(kind: CollectiveKind, active: Sequence[int], local: bool) -> list[tuple[CollectiveKind, int, int]]:
-    """Return the kind, dimension and queues of each phase."""
+    """Return the kind, the dimension and the queues of each phase of a collective."""
     if kind is CollectiveKind.ALL_REDUCE and local:
         *inner, last = active or (-1,)
         scattered = [(CollectiveKind.REDUCE_SCATTER, dim, FIRST_QUEUES) for dim in inner]

@@ -39,8 +39,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankRun:
-    """Times of the nodes of one rank [ns], in ascending order of their ids. ``cause`` is the node at whose
-    end a node was issued, ``NEVER`` at the start.
+    """Times of the nodes of one rank [ns], in ascending order of node ids. ``cause`` is the node whose end
+    allowed a node to be issued (``NEVER``: issued at the start).
     """
 
     trace: RankTrace
@@ -52,7 +52,9 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AstraRun:
-    """Runs of all ranks: ``shown_by`` is the index in ``ranks`` that represents each rank of the job."""
+    """Runs of the simulated ranks. ``shown_by`` is the index in ``ranks`` of the run that represents each
+    rank of the job.
+    """
 
     ranks: Sequence[RankRun]
     shown_by: IntArray
@@ -61,7 +63,7 @@ class AstraRun:
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """Objects that all ranks of a run share: event queue, mailbox, remote memory, and the planner of
-    collectives; ``machines`` makes the machine of a phase.
+    collectives. ``machines`` returns the state machine of a phase.
     """
 
     queue: EventQueue
@@ -83,7 +85,7 @@ _GIGA = 1_000_000_000
 
 @dataclass(slots=True)
 class _OpenCollective:
-    """Running collective: ``left`` unfinished chunks."""
+    """Collective that runs, with ``left`` unfinished chunks."""
 
     plan: CollectivePlan
     left: int
@@ -91,7 +93,7 @@ class _OpenCollective:
 
 
 class _ChunkStream:
-    """Chunk: ``phases`` are its remaining phases, the next one last."""
+    """Chunk of a collective. ``phases`` lists its remaining phases; the next phase is last."""
 
     __slots__ = ("machine", "number", "open", "phases", "queue")
 
@@ -104,8 +106,8 @@ class _ChunkStream:
 
 
 class _QueueAllocator:
-    """Assignment of phases to the queues of a dimension: all in turn, or those of the first or second
-    half.
+    """Assignment of phases to the queues of a dimension in turn. A phase may use all queues, or only the
+    first or second half of them.
     """
 
     __slots__ = ("_any", "_count", "_first", "_last", "_low", "_trees")
@@ -116,7 +118,7 @@ class _QueueAllocator:
         self._last = count // 2
 
     def next(self, queues: int) -> tuple[int, bool]:
-        """Return the queue, and True if messages go clockwise."""
+        """Return the queue for the next phase, and True if its messages go clockwise."""
         if queues == FIRST_QUEUES:
             taken, self._first = self._first, self._first + 1
             if self._first >= self._count // 2:
@@ -131,20 +133,21 @@ class _QueueAllocator:
         return self._low + taken, not (self._count > 1 and taken >= self._count // 2)
 
     def advanced_as(self, other: _QueueAllocator) -> None:
-        """Continue after the assignments of another allocator of the same dimension."""
+        """Copy the state of another allocator, so that assignment continues after it."""
         self._any, self._first, self._last = other._any, other._first, other._last
         self._trees = other._trees
 
     def next_tree(self) -> int:
-        """Return the number of earlier trees of this dimension."""
+        """Return the number of earlier trees in this dimension, and count one more."""
         self._trees += 1
         return self._trees - 1
 
 
 class RankQueues:
-    """Queues of one rank, ``queues_per_dimension`` for each dimension of the network. Each chunk of a
-    collective goes through its phases, and each phase through a queue of its dimension, which runs a limited
-    number of chunks at a time.
+    """Queues of one rank, ``queues_per_dimension`` for each network dimension.
+
+    Each chunk of a collective runs its phases one after the other. Each phase runs in a queue of its
+    dimension, which runs a limited number of chunks at a time.
     """
 
     __slots__ = (
@@ -176,16 +179,20 @@ class RankQueues:
 
     @property
     def are_empty(self) -> bool:
-        """Return True if no chunk waits or runs."""
+        """Return True if no chunk waits or runs in a queue."""
         return not any(self._queues)
 
     def advance_as(self, other: RankQueues) -> None:
-        """Continue after the chunks of the queues of a rank that behaves alike."""
+        """Copy the state of the queues of a rank that behaves alike, so that this rank continues after the
+        same chunks.
+        """
         for allocator, before in zip(self._allocators, other._allocators, strict=True):
             allocator.advanced_as(before)
 
     def open(self, plan: CollectivePlan, first_stream: int, done: Callable[[], None]) -> None:
-        """Start a collective whose chunks count from ``first_stream``; call ``done`` when all have ended."""
+        """Start a collective. Its chunks are numbered from ``first_stream``; ``done`` is called when all of
+        them have ended.
+        """
         opened = _OpenCollective(plan, plan.streams, done)
         for number in range(first_stream, first_stream + plan.streams):
             phases: list[tuple[PhasePlan, int, bool, int]] = []
@@ -197,7 +204,9 @@ class RankQueues:
             self._proceed(_ChunkStream(number, opened, phases[::-1]))
 
     def _proceed(self, stream: _ChunkStream) -> None:
-        """Move a chunk from its queue, if it is in one, to the queue of its next phase, if there is one."""
+        """Move a chunk to the queue of its next phase, and remove it from its current queue. After the last
+        phase the chunk ends.
+        """
         before = stream.queue
         if not stream.phases:
             self._count(stream.open)
@@ -240,7 +249,7 @@ class RankQueues:
             opened.done()
 
     def _fill(self, queue: int) -> None:
-        """Start waiting chunks up to the allowed number; running chunks come first."""
+        """Start chunks that wait in a queue, up to the allowed number of running chunks."""
         streams = self._queues[queue]
         position = self._running[queue]
         while position < len(streams) and self._running[queue] < self._most:
@@ -256,7 +265,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class IssuedCollective:
-    """Collective that was issued: its plan, the number of its group (0: all ranks), and its first chunk."""
+    """Issued collective: its plan, the number of its group (0: all ranks), and the number of its first
+    chunk.
+    """
 
     position: int
     plan: CollectivePlan
@@ -265,10 +276,10 @@ class IssuedCollective:
 
 
 class AstraRank(IssuingRank):
-    """State of one rank; times are ``NEVER`` until they happen, ``cause`` is the node whose end started a
-    node.
+    """State of one rank. Times are ``NEVER`` until the event happens. ``cause`` is the node whose end allowed
+    a node to start.
 
-    It stops before the collectives ``stops``: ``stopped`` is the first one that was issued.
+    The rank does not start collectives in ``stops``. ``stopped`` is the first of them that was issued.
     """
 
     __slots__ = (
@@ -327,15 +338,15 @@ class AstraRank(IssuingRank):
 
     @property
     def waits_alone(self) -> bool:
-        """Return True if the rank has ended, or has stopped and nothing else happens on it since then."""
+        """Return True if the rank has ended, or if it has stopped and no other node of it is running."""
         if self.stopped == NEVER:
             return self.ended == len(self.trace.trace)
         is_idle = self._flying == 1 and not any(self._ready) and self.queues.are_empty
         return is_idle and max(self.end_ns) <= self.start_ns[self.stopped]
 
     def continued(self, trace: RankTrace, context: RunContext, timers: Timers) -> AstraRank:
-        """Return a rank that behaves alike, in the state of this one, which :attr:`waits_alone`. It opens the
-        collective at which this one stopped.
+        """Return another rank of the same class in the state of this one, which must :attr:`waits_alone`. It
+        then starts the collective at which this rank stopped.
         """
         rank = AstraRank(trace, context, timers)
         rank.queues.advance_as(self.queues)
@@ -356,11 +367,11 @@ class AstraRank(IssuingRank):
         return RankRun(self.trace, self.start_ns, self.end_ns, self.cause, self.finish_ns)
 
     def ready(self) -> list[int]:
-        """Return the nodes that wait only for a slot, ascending."""
+        """Return the positions of nodes that wait only for a slot, ascending."""
         return sorted(position for heap in self._ready for position in heap)
 
     def flying(self) -> list[int]:
-        """Return the nodes that were issued and have not ended, ascending."""
+        """Return the positions of nodes that were issued and have not ended, ascending."""
         return [
             position
             for position, start in enumerate(self.start_ns)
@@ -368,8 +379,10 @@ class AstraRank(IssuingRank):
         ]
 
     def _end(self, position: int, *, is_caught: bool = True) -> None:
-        """End a node and issue the nodes that waited for it and for its slot. ``is_caught``: a timer of the
-        rank ends it, where ASTRA-sim continues after an error.
+        """End a node, and issue nodes that waited for it or for its slot.
+
+        ``is_caught``: a timer of the rank ends the node. In this case ASTRA-sim catches an error and
+        continues.
         """
         self._trigger = position
         self._close(position)
@@ -384,8 +397,8 @@ class AstraRank(IssuingRank):
         self._release(position)
 
     def _issue_ready(self) -> None:
-        """Issue ready nodes, then end the skipped ones: nodes that become ready by that wait for the next
-        node that ends.
+        """Issue ready nodes, then end those that ASTRA-sim skips. Nodes that become ready in this way are
+        issued when the next node ends.
         """
         before, self._skipped = self._skipped, []  # a node that ends at once issues nodes in between
         super()._issue_ready()
@@ -429,8 +442,8 @@ class AstraRank(IssuingRank):
         self._end(position, is_caught=False)
 
     def _open(self, position: int) -> None:
-        """Start a collective. Chunk numbers count per group, or per rank, which also counts the chunks of
-        groups.
+        """Start a collective. Its chunks are numbered per group; for collectives of all ranks, per rank,
+        where chunks of groups are counted too.
         """
         if position in self._stops:
             self.stopped = position
@@ -453,7 +466,9 @@ class AstraRank(IssuingRank):
         self.queues.open(plan, first, done)
 
     def _check_finish(self, *, is_caught: bool) -> None:
-        """Record the finish of the rank. Raises ``UnsupportedError`` if ASTRA-sim then ends all ranks."""
+        """Record the end of the rank if none of its nodes is running or ready. Raises ``UnsupportedError`` if
+        ASTRA-sim would abort all ranks at this point.
+        """
         if self.finish_ns != NEVER or self._flying or any(self._ready):
             return
         self.finish_ns = self._context.queue.now_ns
@@ -466,8 +481,9 @@ class AstraRank(IssuingRank):
 
 
 def run_all(traces: Sequence[RankTrace], options: AstraOptions) -> tuple[list[AstraRank], list[MessageKey]]:
-    """Run all ranks from time 0 until no event is left; some ranks may still wait. Also return the messages
-    that were never received.
+    """Run all ranks from time 0 until no event is left. Ranks that deadlock are returned unfinished.
+
+    Also return the keys of messages that were never received.
     """
     queue = EventQueue()
     wires: MessageNetwork = (AwareNetwork if options.backend == "aware" else UnawareNetwork)(

@@ -1,8 +1,8 @@
 """Statistics that ASTRA-sim reports for each rank, in whole ns: columns of shape ``(ranks,)``.
 
-Times of a class are the length of the union of its nodes' intervals [issue, end]; a receive counts from its
-issue, so waiting is communication. ``exposed_comm_ns`` is the finish minus all device computation, so idle
-waiting counts as communication.
+The time of a class of nodes is the union of their intervals from issue to end. A receive starts when it is
+issued, so waiting for a message counts as communication. ``exposed_comm_ns`` is the finish time minus all
+device computation, so idle waiting counts as communication.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ UNKNOWN = -1
 
 
 class RooflineAverages(NamedTuple):
-    """Averages weighted by time, over that time plus 1 ns; utilizations are shares of the peaks."""
+    """Roofline figures averaged over time. The divisor is that time plus 1 ns, as in ASTRA-sim; utilizations
+    are shares of the peaks.
+    """
 
     compute_bound: float
     compute_utilization: float
@@ -34,8 +36,8 @@ class RooflineAverages(NamedTuple):
 
 
 class RankFigures(NamedTuple):
-    """Figures of one rank [ns]. ``overlap_ns`` is ``UNKNOWN`` if a rank runs more than device computation and
-    communication: ASTRA-sim then ends with an error.
+    """Figures of one rank [ns]. ``overlap_ns`` is ``UNKNOWN`` if the rank runs nodes other than device
+    computation and communication, because ASTRA-sim then ends with an error.
     """
 
     finish_ns: int
@@ -66,8 +68,8 @@ class RankStatistics:
 
     @classmethod
     def of(cls, figures: Sequence[RankFigures], shown_by: IntArray) -> RankStatistics:
-        """Return the figures of all ranks from the figures of representatives: ``shown_by`` indexes
-        ``figures``.
+        """Return the figures of all ranks. ``figures`` are the figures of simulated ranks; ``shown_by`` is
+        the index of the one that represents each rank.
         """
         columns = np.array([row[:8] for row in figures], np.int64).T[:, shown_by]
         averages = [row.roofline for row in figures if row.roofline is not None]
@@ -96,7 +98,7 @@ def union_ns(start_ns: IntArray, end_ns: IntArray) -> int:
 
 
 def figures_of(rank: RankRun, *, with_roofline: bool) -> RankFigures:
-    """Return the figures of one rank, with averages of roofline mode if it was in use."""
+    """Return the figures of one rank, with roofline averages if ASTRA-sim ran in roofline mode."""
     trace, finish_ns = rank.trace.trace, rank.finish_ns
     start_ns, end_ns = np.array(rank.start_ns, np.int64), np.array(rank.end_ns, np.int64)
     statistic = np.array(trace.statistic, np.int64)

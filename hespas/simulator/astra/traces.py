@@ -39,8 +39,8 @@ _INVOLVED = "involved_dim"
 
 
 class StatedCosts(NamedTuple):
-    """Costs in the traces of a rank class: durations in whole microseconds [ns], and the operations and bytes
-    of roofline mode. NaN if a trace states none.
+    """Costs in the traces of a rank class: durations [ns] in whole microseconds, and operations and bytes for
+    roofline mode. NaN if a trace does not have a cost.
     """
 
     duration_ns: FloatArray
@@ -49,7 +49,7 @@ class StatedCosts(NamedTuple):
 
 
 class Action(IntEnum):
-    """Effect of issuing a node."""
+    """Action of ASTRA-sim when it issues a node."""
 
     WAIT = 0
     """Takes a known time."""
@@ -62,7 +62,7 @@ class Action(IntEnum):
 
 
 class Statistic(IntEnum):
-    """Class to which the time of a node counts."""
+    """Statistic of ASTRA-sim to which the time of a node is added."""
 
     CPU = 0
     GPU = 1
@@ -72,7 +72,7 @@ class Statistic(IntEnum):
 
 
 class TraceCollective(NamedTuple):
-    """Collective as stated; ``row`` is the graph's group set (-1: all ranks)."""
+    """Collective in a trace. ``row`` is the number of its group set in the graph (-1: all ranks)."""
 
     kind: CollectiveKind
     size: int
@@ -81,7 +81,7 @@ class TraceCollective(NamedTuple):
 
 
 class TraceMessage(NamedTuple):
-    """Send or receive as stated; ``row`` is the graph's permutation."""
+    """Send or receive in a trace. ``row`` is the number of its permutation in the graph."""
 
     row: int
     size: int
@@ -90,7 +90,7 @@ class TraceMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeRoofline:
-    """Roofline of one node: utilizations are shares of the peaks, 0..1."""
+    """Roofline figures of one node. Utilizations are shares of the peaks, 0..1."""
 
     intensity: float
     compute_utilization: float
@@ -100,10 +100,11 @@ class NodeRoofline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassTrace:
-    """Trace of one rank class. Columns have an entry per node, in ascending order of ids; ``node`` is its
-    number in the graph. ``waiting`` counts dependencies; ``bounds`` and ``targets`` list dependents.
+    """Trace of one rank class, as columns with an entry per node in ascending order of ids.
 
-    ``delay_ns`` is the own time of a node; ``counted`` are the nodes whose delay is device computation.
+    ``node`` is the node's number in the graph. ``waiting`` is its number of dependencies; ``bounds`` and
+    ``targets`` list its dependents. ``delay_ns`` is the time that the node itself takes. ``counted`` marks
+    nodes whose delay is device computation.
     """
 
     rank_class: int
@@ -127,15 +128,17 @@ class ClassTrace:
 
     @property
     def is_summed(self) -> bool:
-        """Return True if ASTRA-sim sums up a rank's times: device computation and communication only."""
+        """Return True if ASTRA-sim computes the overlap of the rank: it has device computation and
+        communication only.
+        """
         return {Statistic.GPU, Statistic.COMMUNICATION}.issuperset(self.statistic)
 
     def group_rows(self) -> list[int]:
-        """Return the group sets that its collectives use, ascending."""
+        """Return the numbers of the group sets that its collectives use, ascending."""
         return sorted({collective.row for collective in self.collectives.values() if collective.row >= 0})
 
     def label(self, position: int) -> str:
-        """Return the id and the name of a node for messages."""
+        """Return the id and the name of a node, for messages."""
         node = self.node[position]
         name = self.graph.node_name(node) or self.graph.op_name(node)
         return f"node {int(self.graph.id[node])} ({name})" if name else f"node {int(self.graph.id[node])}"
@@ -155,7 +158,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AstraTraces:
-    """Traces of a job: one per rank class that has ranks. ``group_number`` returns the number of a rank's
+    """Traces of a job, one per rank class that has ranks. ``group_number`` returns the number of a rank's
     process group.
     """
 
@@ -184,8 +187,10 @@ class AstraTraces:
         return cls(workload, traces, group_number)
 
     def of_ranks(self, ranks: Iterable[int]) -> list[RankTrace]:
-        """Return the traces of some ranks. Raises ``FormatError`` for a rank outside a group that it uses, or
-        with a message without another end.
+        """Return the traces of some ranks.
+
+        Raises ``FormatError`` for a rank that is in no group of a collective it runs, and for a message
+        without a peer.
         """
         peers, members = _MessagePeers(), _GroupMembers(self.group_number)
         rank_class = self.workload.rank_class.tolist()
@@ -199,14 +204,16 @@ class AstraTraces:
 
 
 class _GroupMembers:
-    """Members of groups, each listed once."""
+    """Cache of the members of groups."""
 
     def __init__(self, number: GroupNames) -> None:
         self._number = number
         self._groups: dict[tuple[GroupSet, int], tuple[int, tuple[int, ...]]] = {}
 
     def of(self, groups: GroupSet, rank: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number and the ranks of a rank's group. Raises ``FormatError`` if it has none."""
+        """Return the number and the ranks of the group of ``rank``. Raises ``FormatError`` if the rank is in
+        no group.
+        """
         position = groups.group_of(rank)
         if position < 0:
             raise FormatError(
@@ -221,14 +228,14 @@ class _GroupMembers:
 
 
 class _MessagePeers:
-    """Sources and targets of permutations, each looked up once."""
+    """Cache of the sources and targets of permutations."""
 
     def __init__(self) -> None:
         self._targets: dict[Permutation, dict[int, int]] = {}
         self._sources: dict[Permutation, dict[int, int]] = {}
 
     def of(self, trace: ClassTrace, position: int, rank: int) -> int:
-        """Return the other end of a message. Raises ``FormatError`` if it is not stated."""
+        """Return the peer of ``rank`` in a message. Raises ``FormatError`` if the trace has none."""
         row = trace.messages[position].row
         sends = trace.action[position] == Action.SEND
         peer = -1
@@ -333,7 +340,7 @@ def _statistic(action: int, on_cpu: bool) -> int:
 
 
 def _describe(trace: ClassTrace, position: IntArray, on_cpu: list[bool]) -> None:
-    """Fill in the properties of collectives, messages and memory nodes."""
+    """Fill in the properties of collectives, messages and memory nodes of a trace."""
     graph = trace.graph
     involved = _involved(graph)
     table = graph.collectives
@@ -389,7 +396,9 @@ def _size(trace: ClassTrace, at: int, size: float) -> int:
 
 
 def _involved(graph: OpGraph) -> dict[int, tuple[bool, ...]]:
-    """Return the dimensions that nodes state as involved: lists of booleans, stored as their message."""
+    """Return the network dimensions to which nodes restrict their collectives. They are lists of booleans,
+    stored in the graph as a serialized message.
+    """
     key = graph.strings.find(_INVOLVED)
     if key < 0:
         return {}
@@ -405,7 +414,7 @@ def _involved(graph: OpGraph) -> dict[int, tuple[bool, ...]]:
 
 
 def _apply_roofline(trace: ClassTrace, system: SystemConfig, costs: StatedCosts, on_cpu: list[bool]) -> None:
-    """Set the times of device computation from its operations and bytes."""
+    """Set the times of device computation by the roofline of the system, from operations and bytes."""
     bandwidth = (system.local_memory_gb_per_s or 0.0) * _BYTES_PER_GIGA
     peak = system.peak_tflops * _FLOPS_PER_TERA
     if not bandwidth or not peak:

@@ -1,11 +1,12 @@
-"""Timers and phases of ranks whose messages of collectives are not run.
+"""Timers and phases of ranks whose collectives are simulated without their messages.
 
-Ranks affect each other only through the times of messages. The order of events of one moment on one rank
-remains: they run in the order of entry. If it is unknown, the run is :class:`Ambiguous`.
+Ranks affect each other only through the times of messages. The order of events of one rank at the same time
+still matters: they run in the order in which they were scheduled. If this order is unknown,
+:class:`Ambiguous` is raised.
 
-Without congestion, the times of all messages of a ring whose ranks start at different times follow from their
-starts, and no rank ends before the last one has started. So the last rank that starts determines when each
-rank has its last message.
+The ranks of a ring may start at different times. Without congestion, the times of all messages follow from
+the starts, and no rank ends before the last one has started. So the messages are computed when the last rank
+starts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["RingMeetings", "WatchedPhase", "WatchedTimers"]
 
 
 class WatchedTimers(Timers):
-    """Timers that detect an unknown order of events of their rank at one moment."""
+    """Timers that raise :class:`Ambiguous` if two events of their rank have the same time and an unknown
+    order.
+    """
 
     __slots__ = ("_active", "_active_ns", "_entered", "_first", "_has_arrival", "_now_ns", "_phases")
 
@@ -46,7 +49,7 @@ class WatchedTimers(Timers):
         super().after(delay_ns, callback, argument)
 
     def end_after(self, delay_ns: int, callback: Callback, argument: object, rest: tuple[int, ...]) -> None:
-        """Set the last timer of a phase; ``rest`` are the remaining queues of its chunk."""
+        """Set the last timer of a phase. ``rest`` lists the remaining queues of its chunk."""
         self._note_end(delay_ns, rest)
         super().after(delay_ns, callback, argument)
 
@@ -63,12 +66,14 @@ class WatchedTimers(Timers):
         super()._ring(time_ns)
 
     def arrive(self, entered_ns: int) -> None:
-        """Record the arrival of a message from or to this rank that was sent at ``entered_ns``."""
+        """Record the arrival of a message from or to this rank, which was sent at ``entered_ns``."""
         self._note_event(entered_ns, is_arrival=True)
 
     def _note_event(self, entered_ns: int, *, is_arrival: bool) -> None:
-        """Record an event. Events of a moment are ordered if they were entered at different times and no
-        timers of a collective, which would be among them, are omitted.
+        """Record an event, and check its order against other events at the same time.
+
+        The order is known if the events were scheduled at different times, and no collective whose timers are
+        not simulated runs on the rank.
         """
         now_ns = self._queue.now_ns
         if self._now_ns != now_ns:
@@ -82,9 +87,10 @@ class WatchedTimers(Timers):
 
 
 def _commute(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
-    """Return True if two ends at one moment may come in either order: ends of chunks that do the same from
-    there, or that enter different queues. ``None`` is the end of a node: it must keep its order with the end
-    of a collective.
+    """Return True if two ends at the same time may come in either order.
+
+    This holds for ends of chunks that have the same remaining phases, or that enter different queues.
+    ``None`` is the end of a node, whose order relative to the end of a collective matters.
     """
     if one is None or other is None:
         return one == other or bool(one or other)
@@ -92,8 +98,8 @@ def _commute(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool
 
 
 class WatchedPhase:
-    """Phase on one rank whose messages are not run: the last packet arrives, then the timers that this starts
-    run one after the other.
+    """Phase on one rank whose messages are not simulated. The last packet arrives; then its timers run one
+    after the other.
     """
 
     __slots__ = ("_delays_ns", "_queue", "_start", "_timers")
@@ -107,7 +113,7 @@ class WatchedPhase:
         self._timers.begin_phase()
 
     def arrive_at(self, time_ns: int) -> None:
-        """Let the last packet arrive at a time."""
+        """Schedule the arrival of the last packet."""
         self._queue.enter(time_ns, self._wait, 0)
 
     def _wait(self, step: object) -> None:
@@ -123,7 +129,7 @@ class WatchedPhase:
 
 
 class RingMeetings:
-    """Rings of a run that have begun, and the patterns of starts that were computed."""
+    """Rings whose ranks start at different times. Results for patterns of start times are cached."""
 
     def __init__(self, queue: EventQueue, network: UnawareNetwork) -> None:
         self._queue, self._network = queue, network
@@ -132,13 +138,13 @@ class RingMeetings:
         self._links: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def machine(self, start: PhaseStart) -> PhaseMachine:
-        """Return the machine of a phase. Raises :class:`Ambiguous` for other algorithms than rings."""
+        """Return the state machine of a phase. Raises :class:`Ambiguous` if its algorithm is not a ring."""
         if start.plan.algorithm.family != "ring":
             raise Ambiguous
         return _RingMember(self._queue, start, self)
 
     def join(self, member: _RingMember) -> None:
-        """Add a rank that starts now; the last one to start sets the arrivals of all."""
+        """Add a rank that starts now. With the last rank, compute the arrivals of all ranks of the ring."""
         start = member.start_of
         key = (start.tag, start.plan, start.in_group, start.ring[0], start.is_clockwise)
         members = self._begun.setdefault(key, [])
@@ -165,7 +171,9 @@ class RingMeetings:
             entry.arrive_at(base_ns + arrival_ns)
 
     def _links_of(self, start: PhaseStart) -> tuple[int, ...]:
-        """Return the time of a message to each rank from the rank before it [ns], in the order of sending."""
+        """Return the time of a message to each rank from the previous rank in the ring [ns], in the order of
+        sending.
+        """
         ring = start.ring if start.is_clockwise else start.ring[::-1]
         plan: PhasePlan = start.plan
         key = (plan, start.in_group, ring if start.in_group else ring[0], start.is_clockwise)

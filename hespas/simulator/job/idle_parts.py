@@ -1,8 +1,8 @@
-"""Idle communication of ranks: the parts of the program of a class in which some of its ranks take no part.
+"""Idle communication: nodes in the program of a rank class in which some of its ranks take no part.
 
-All ranks of a class run one program. A collective whose group set has no group for a rank, a message without
-a peer, and a permute from and to no rank or from and to the rank itself are skipped on that rank, as they are
-in traces; they take no time there.
+All ranks of a class run one program. A rank skips a collective whose group set has no group for it, a message
+without a peer, and a permute without source and target or with the rank itself as peer. As in traces, skipped
+nodes take no time on that rank.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SIDES = (NodeKind.SEND, NodeKind.RECV)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleParts:
-    """Patterns of idle communication of the ranks of a job.
+    """Idle communication of the ranks of a job. Ranks that skip the same nodes have the same pattern.
 
-    ``pattern`` has shape ``(ranks,)``: the row of ``patterns``, 0 without idle communication. A row marks
-    group sets without a group, permutations without a target, and permutations without a source, in that
-    order.
+    ``pattern`` is the row of ``patterns`` of each rank, shape ``(ranks,)``; row 0 has no idle communication.
+    A row of ``patterns`` has a flag for each group set in which the rank has no group, then for each
+    permutation in which it has no target, then for each permutation in which it has no source.
     """
 
     pattern: IntArray
@@ -36,11 +36,11 @@ class IdleParts:
 
     @property
     def any(self) -> bool:
-        """Return True if some rank skips some communication of its class."""
+        """Return True if some rank skips communication of its class."""
         return len(self.patterns) > 1
 
     def without_idle_time(self, graph: OpGraph, relations: Relations, pattern: int) -> OpGraph:
-        """Return the graph with a duration of 0 for the communication that is idle in a pattern."""
+        """Return the graph with a duration of 0 for the communication that ranks with a pattern skip."""
         if not pattern:
             return graph
         sets, ways = len(relations.group), len(relations.target)
@@ -57,7 +57,7 @@ class IdleParts:
 
 
 def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
-    """Return the idle patterns of all ranks; O(ranks x (sets + permutations))."""
+    """Return the idle communication of all ranks. O(ranks x (sets + permutations))."""
     rank_class, present = relations.rank_class, relations.rank_class != ABSENT
     calls = np.zeros((len(workload.classes), len(relations.group)), np.bool_)
     for index, graph in enumerate(workload.classes):
@@ -85,7 +85,7 @@ def idle_parts(workload: Workload, relations: Relations) -> IdleParts:
 
 
 def _one_sided(workload: Workload, relations: Relations, kind: NodeKind) -> BoolArray:
-    """Return a mask of the permutations along which each class has messages of one kind, ``(classes,
+    """Return a mask of the permutations for which each rank class has nodes of one kind, shape ``(classes,
     permutations)``.
     """
     table = np.zeros((len(workload.classes), len(relations.target)), np.bool_)

@@ -1,4 +1,6 @@
-"""Results of a joint schedule: spans and summary of each rank, and the critical path across ranks."""
+"""Results of a joint schedule (:mod:`hespas.simulator.job.joint_schedule`): spans and summary of each rank,
+and the critical path across ranks.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def schedules_of(job: JobTasks, events: CommunicationEvents, done: JointSchedule
 
 
 def job_columns(job: JobTasks, done: JointSchedule, parts: Sequence[ScheduledRank], first: int) -> JobColumns:
-    """Return the columns across ranks; ``first`` spans precede the spans of ``parts``, the simulated
-    ranks.
+    """Return the timeline columns that refer to other ranks. ``parts`` are the schedules of the simulated
+    ranks; ``first`` is the number of spans before theirs in the timeline.
     """
     span_of = np.full(len(job.duration_ns) + 1, -1, np.int64)
     tasks = [part.tasks + offset for part, offset in zip(parts, job.first.tolist(), strict=False)]
@@ -52,15 +54,15 @@ def job_columns(job: JobTasks, done: JointSchedule, parts: Sequence[ScheduledRan
 
 
 class _TaskPath(NamedTuple):
-    """Tasks of a critical path, first to last, and the time it spends in each."""
+    """Critical path: its tasks, first to last, and the time that it spends in each task."""
 
     task: IntArray
     spent_ns: FloatArray
 
 
 def _path(done: JointSchedule, last: int) -> _TaskPath:
-    """Return the path backwards from a task, cause by cause; after a wait for another rank it continues
-    there.
+    """Return the path that ends with the task ``last``, walked backwards from cause to cause. After a wait
+    for another rank the path continues on that rank.
     """
     cause, awaited = done.schedule.cause, done.awaited
     start, end = done.schedule.start_ns, done.schedule.end_ns
@@ -77,8 +79,8 @@ def _path(done: JointSchedule, last: int) -> _TaskPath:
 
 
 class _RankSchedule(NamedTuple):
-    """Schedule of one rank: its program with the working time of its tasks, start and end of each task, and
-    the times from which tasks worked.
+    """Schedule of one rank: its program, and the start and end of each task. ``working`` is the same schedule
+    without the time in which tasks wait for other ranks.
     """
 
     program: TaskProgram
@@ -149,7 +151,7 @@ def _schedule_of_rank(
 def iteration_times(
     job: JobTasks, events: CommunicationEvents, done: JointSchedule, position: int
 ) -> IterationTimes:
-    """Return the times of one rank in a loop."""
+    """Return the times of one simulated rank in a loop, for the extrapolation of its iterations."""
     own = _rank_schedule(job, events, done, position)
     return IterationTimes(
         time_ns=own.schedule.finish_ns,
@@ -162,8 +164,11 @@ def iteration_times(
 
 
 def _exposed_wait_ns(own: _RankSchedule) -> FloatArray:
-    """Return the time in which communication waits and nothing of the rank computes, copies or communicates,
-    by cause; overlapping waits of both causes count for collectives. Blocks include theirs.
+    """Return the time in which communication waits for other ranks while the rank does nothing else, by
+    cause.
+
+    Overlapping waits of both causes count as waits in collectives. Waits in loop iterations that were not
+    simulated are included.
     """
     program, working, wait_ns = own.program, own.working, own.wait_ns
     total = np.zeros(len(WAITS))
@@ -187,7 +192,9 @@ def _exposed_wait_ns(own: _RankSchedule) -> FloatArray:
 
 
 def _spent_ns(job: JobTasks, path: _TaskPath) -> FloatArray:
-    """Return the time that a path spends by operation class and kind of stream, ``(CLASSES, STREAMS)``."""
+    """Return the time that a path spends in each operation class and kind of stream, shape ``(CLASSES,
+    STREAMS)``.
+    """
     spent = np.zeros((_CLASSES, len(STREAMS)))
     kinds = kinds_of(job.stream[path.task])
     kinds = np.where(kinds == FREE, COMMUNICATION, kinds)

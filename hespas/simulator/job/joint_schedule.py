@@ -1,8 +1,9 @@
-"""Joint schedule of the programs of several ranks: communication events end for all members at once.
+"""Joint schedule of the programs of several ranks: a communication event ends for all of its members at once.
 
-Each rank runs as in :mod:`hespas.simulator.schedule`. A task that a communication event ends holds its stream
-from its start until the last arrival is over; a task without a stream starts when it is ready. Ranks can
-start together or as far apart as their recordings. A deadlock raises an error that names the waiting nodes.
+Each rank runs as in :mod:`hespas.simulator.schedule`. A task that a communication event ends occupies its
+stream from its start until the last arrival is over. A task without a stream starts when it is ready. Ranks
+start at the same time, or with the offsets of their recordings. A deadlock raises an error that names the
+waiting nodes.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ __all__ = [
 class JointSchedule:
     """Start and end of each task of all simulated ranks.
 
-    ``wait_ns`` is the time that a task waited for other ranks after its start; ``awaited`` is the task with
-    the last arrival (the task itself if it was last; -1 without an event).
+    ``wait_ns`` is the time for which a task waited for other ranks after its start. ``awaited`` is the task
+    that arrived last at the same event (the task itself if it was last; -1 without an event).
     """
 
     schedule: Schedule
@@ -76,8 +77,10 @@ def joint_schedule(
     queued: RaggedArray,
     begin_ns: FloatArray | None = None,
 ) -> JointSchedule:
-    """Return the schedule; ``rank`` is the position of each task among ready tasks of its rank (None: program
-    order), ``queued`` as in :func:`hespas.simulator.schedule.list_schedule`, ``begin_ns`` the start of each
+    """Return the schedule of all simulated ranks.
+
+    ``rank`` is the priority of each task among ready tasks of its rank (None: program order). ``queued`` are
+    dependencies as in :func:`hespas.simulator.schedule.list_schedule`. ``begin_ns`` is the start of each
     rank.
 
     Times of tasks that never start or end are NaN. Raises ``FormatError`` if times overflow. O((tasks +
@@ -123,7 +126,9 @@ def joint_schedule(
 
 
 def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
-    """Return the last arrival of the event that ends each task: the task itself if it is one of the last."""
+    """Return for each task the task that arrived last at the event that ends it: the task itself if it is one
+    of the last.
+    """
     task, event = events.arrivals.row_ids, events.arrivals.values
     over_ns = start_ns[task] + events.lag_ns
     order = np.lexsort((-task, over_ns, event))
@@ -137,12 +142,11 @@ def _awaited(events: CommunicationEvents, start_ns: FloatArray) -> IntArray:
 
 
 def recorded_starts(job: JobTasks, events: CommunicationEvents, priority: Priority) -> FloatArray:
-    """Return the start of each simulated rank after the first one [ns], shape ``(ranks,)``.
+    """Return the offset of the start of each simulated rank from the first one [ns], shape ``(ranks,)``.
 
-    Alone and with recorded times, which include waits for other ranks, each rank repeats its recording from
-    its own start. Members of a collective end it together: starts are chosen so that they do, in the median
-    over the collectives that a rank shares with earlier ranks. 0 without shared collectives. O(tasks log
-    tasks).
+    Recorded times include waits for other ranks, so each rank alone repeats its recording from its own start.
+    The members of a collective end it at the same time. Starts are chosen so that they do, in the median over
+    the collectives that a rank shares with earlier ranks; 0 without shared collectives. O(tasks log tasks).
     """
     starts = np.zeros(len(job.sim_ranks))
     ended = np.full(events.count, np.nan)
@@ -174,8 +178,10 @@ _DEADLOCK_HINT = (
 def check_finished(
     job: JobTasks, events: CommunicationEvents, done: JointSchedule, diagnostics: Diagnostics
 ) -> None:
-    """Raise ``CheckFailedError`` if ranks deadlock and ``FormatError`` if nodes of one rank form a cycle;
-    diagnostics list the waiting nodes with the ranks they wait for.
+    """Raise an error if some tasks never end: ``CheckFailedError`` if ranks deadlock, ``FormatError`` if
+    nodes of one rank form a cycle.
+
+    Diagnostics list the waiting nodes and the ranks for which they wait.
     """
     deadlocked = done.is_deadlocked
     if not deadlocked.any():
@@ -217,9 +223,7 @@ def _describe_wait(
     task: int,
     members: SmallIntArray,
 ) -> str:
-    """Describe what a task waits for: the member that never arrives, and the task in which that member
-    waits.
-    """
+    """Return a text that says for which member a task waits, and in which task that member itself waits."""
     missing = members[np.isnan(done.schedule.start_ns[members])]
     late = int(missing[0])
     sim_rank = job.rank_of(late)
@@ -237,7 +241,7 @@ def _name(job: JobTasks, task: int) -> str:
 
 
 class JointResult(NamedTuple):
-    """Simulated ranks with their communication events and their joint schedule."""
+    """Simulated ranks, their communication events and their joint schedule."""
 
     job: JobTasks
     events: CommunicationEvents
@@ -246,10 +250,11 @@ class JointResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointSimulator:
-    """Matching rules of a job, and the joint simulation of its ranks.
+    """Joint simulation of the ranks of a job, with the rules by which their communication is matched.
 
-    ``are_different``: ranks run different programs or speeds, so that their communication needs one order.
-    ``common_ns`` are the durations of the one program that all run (None: several programs).
+    ``are_different``: ranks run different programs or at different speeds, so their communication must follow
+    one order. ``common_ns`` are the node durations of the one program that all ranks run (None: several
+    programs).
     """
 
     relations: Relations
@@ -263,7 +268,7 @@ class JointSimulator:
     def matched(
         self, sim_ranks: Sequence[RankProgram], diagnostics: Diagnostics
     ) -> tuple[JobTasks, CommunicationEvents]:
-        """Return the tasks and communication events; raises as
+        """Return the tasks and the communication events of simulated ranks. Raises the errors of
         :func:`hespas.simulator.job.matching.match_communication`.
         """
         by_program: dict[int, CommunicationOrder] = {}
@@ -293,8 +298,8 @@ class JointSimulator:
     def run(
         self, sim_ranks: Sequence[RankProgram], diagnostics: Diagnostics, *, as_recorded: bool = False
     ) -> JointResult:
-        """Return the schedule of simulated ranks; ``as_recorded``: they start as far apart as their
-        recordings. Raises ``CheckFailedError`` if they deadlock.
+        """Simulate ranks jointly. With ``as_recorded``, ranks start with the offsets of their recordings.
+        Raises ``CheckFailedError`` if they deadlock.
         """
         job, events = self.matched(sim_ranks, diagnostics)
         common = self._common_order(sim_ranks[0])
@@ -329,8 +334,8 @@ class JointSimulator:
         return JointResult(job, events, done)
 
     def _common_order(self, sim_rank: RankProgram) -> IntArray | None:
-        """Return the tasks of the common program in order of their starts without differences between ranks;
-        None for different programs.
+        """Return the order in which the tasks of the common program start if all ranks are equally fast; None
+        if ranks run different programs.
         """
         if self.common_ns is None:
             return None
@@ -344,7 +349,7 @@ class JointSimulator:
 
 
 def _ready_positions(job: JobTasks, priority: Priority) -> IntArray | None:
-    """Return the position of each task among ready tasks of its rank; None for program order."""
+    """Return the priority of each task among ready tasks of its rank; None for program order."""
     if priority == "program":
         return None
     positions: list[IntArray] = []

@@ -1,9 +1,9 @@
-"""Loops in which ranks communicate: simulated iteration by iteration on all ranks, and extrapolated above a
-limit.
+"""Loops in which ranks communicate. Short loops are simulated iteration by iteration on all ranks; longer
+ones are extrapolated.
 
-Loops are extrapolated as for one rank (:mod:`hespas.simulator.loop_extrapolation`). Loops of different ranks
-that communicate with each other must have equal trip counts; they are simulated together for a few
-iterations, and the block of each rank takes the time of its own iterations.
+A loop is extrapolated as for one rank (:mod:`hespas.simulator.loop_extrapolation`). Loops of different ranks
+that communicate with each other must have equal trip counts. They are simulated together for a few
+iterations; the extrapolated block of each rank takes the time of its own iterations.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def with_loops(
     pressures: Sequence[Pressure] | None = None,
 ) -> list[RankProgram] | None:
     """Return the simulated ranks with their programs, of at most about ``limit`` executions each; the given
-    ranks have no programs yet. ``pressures`` belong to the rank classes. ``vary`` gives a program the times
-    of one rank, if they differ.
+    ranks have no programs yet.
 
-    Returns None if loops in which ranks communicate have different trip counts and are too long to be
-    unrolled.
+    ``pressures`` are the contention factors of the rank classes. ``vary`` gives a program the times of one
+    rank, if ranks differ. Returns None if loops in which ranks communicate have different trip counts and are
+    too long to be unrolled.
     """
 
     def varied(positions: Sequence[int], programs: Sequence[TaskProgram]) -> list[RankProgram]:
@@ -103,7 +103,9 @@ def _linked(
     *,
     overlap_trips: bool,
 ) -> list[list[_Loop]] | None:
-    """Return the sets of loops that run together, inner loops first; None if their trip counts differ."""
+    """Return sets of loops that run together because their ranks communicate inside them; inner loops are
+    first. None if trip counts differ within a set.
+    """
     once: dict[int, TaskProgram] = {}
     single: list[RankProgram] = []
     for sim_rank, graph in zip(sim_ranks, reduced, strict=True):
@@ -142,8 +144,8 @@ def _root(leader: dict[_Loop, _Loop], loop: _Loop) -> _Loop:
 
 
 def _chains(graph: OpGraph) -> list[list[int]]:
-    """Return per region the loops around it, itself included, outermost first; the last entry is for the top
-    level.
+    """Return for each region the loops around it, outermost first, including the region itself if it is a
+    loop. The last entry is for nodes outside all regions.
     """
     chains: list[list[int]] = []
     trips: list[float] = graph.regions.trips.tolist()

@@ -1,7 +1,8 @@
-"""Communication events: matching of the collectives and messages of the ranks of a job.
+"""Communication events: matching of collectives and messages between the ranks of a job.
 
-The k-th collective of a rank in a group matches the k-th one of each other member. The k-th message from one
-rank to another with a tag matches the k-th receive of that source and tag. Order is program order.
+The k-th collective of a rank in a group matches the k-th collective of every other member. The k-th message
+from one rank to another with a tag matches the k-th receive from that source with that tag. They are counted
+in program order.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ STARTS: tuple[Starts, ...] = ("together", "recorded")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommunicationEvents:
-    """Communication events between tasks. An event ends when its last arrival is over; each arrival takes
-    ``lag_ns`` after the start of its task.
+    """Communication events between tasks of different ranks. An event ends when its last arrival is over. An
+    arrival is over ``lag_ns`` after its task starts.
 
-    ``arrivals`` has, per task, the events at which it arrives, ``lag_ns`` one entry for each of these.
-    ``ended_by`` is the event that a task waits for (-1: none), shape ``(tasks,)``. ``duration_ns`` is the
-    time of each task without waiting, ``is_message`` is True for messages.
+    ``arrivals`` lists for each task the events at which it arrives; ``lag_ns`` has one entry per arrival.
+    ``ended_by`` is the event for which a task waits (-1: none), shape ``(tasks,)``. ``duration_ns`` is the
+    time of each task without waiting. ``is_message`` is True for messages.
     """
 
     arrivals: RaggedArray
@@ -80,10 +81,10 @@ _HINT = "run the same collectives in one order on all members, or simulate ranks
 class Calls:
     """Collective calls of all simulated ranks; columns of shape ``(calls,)``.
 
-    ``sim_rank`` and ``task`` identify the call, ``row`` is the row of the graph's collectives, ``group`` the
-    group and ``group_class`` its class of groups with equal behaviour, ``label`` the group set of the call,
-    ``number`` its position among the calls of its group; ``states_group`` is True if the program names the
-    group; ``comm_bytes`` is NaN if unknown.
+    ``sim_rank`` and ``task`` identify the call. ``row`` is its row in the graph's table of collectives.
+    ``group`` is its group, ``group_class`` a number that groups with equal behaviour share. ``label`` is its
+    group set, ``number`` its position among the calls of its group. ``states_group`` is True if the program
+    names the group. ``comm_bytes`` is NaN if unknown.
     """
 
     sim_rank: IntArray
@@ -101,7 +102,7 @@ class Calls:
         return len(self.task)
 
     def where(self, rows: BoolArray | IntArray) -> Calls:
-        """Return some of the calls."""
+        """Return the selected calls; ``rows`` are numbers or a mask."""
         return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
@@ -112,11 +113,11 @@ def matched_calls(
     behaviours: BehaviourClasses,
     diagnostics: Diagnostics,
 ) -> tuple[Calls, IntArray]:
-    """Match the k-th call of a group on each rank with the k-th call of each other member. Return the calls
-    that several ranks, or one rank several times, have in common, and the communication event of each.
+    """Match the k-th call of a group on each rank with the k-th call of every other member.
 
-    Raises ``CheckFailedError`` if members of a group run different collectives in it. If no program states
-    the group, its members do not wait for each other, with a warning in ``diagnostics``.
+    Return the calls that match another call, of other ranks or of the same rank, and the communication event
+    of each. Raises ``CheckFailedError`` if members of a group run different collectives in it. If no program
+    states the group, its members do not wait for each other, with a warning in ``diagnostics``.
     """
     parts: list[tuple[IntArray | BoolArray | FloatArray, ...]] = []
     for position, (sim_rank, communication) in enumerate(zip(job.sim_ranks, communications, strict=True)):
@@ -220,7 +221,7 @@ def _group_mismatches(
 
 
 def _unlike(calls: Calls, column: IntArray | FloatArray) -> Iterator[tuple[int, int]]:
-    """Yield pairs of calls of one collective that differ in a column."""
+    """Yield pairs of calls of the same collective that have different values in ``column``."""
     order = np.lexsort((calls.number, calls.group_class))
     one, two = order[:-1], order[1:]
     same_call = (calls.group_class[one] == calls.group_class[two]) & (calls.number[one] == calls.number[two])
@@ -255,7 +256,7 @@ def _mismatches_of_count(job: JobTasks, calls: Calls) -> Iterator[_GroupMismatch
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Arrivals and event columns under construction."""
+    """Columns of communication events and arrivals while they are collected."""
 
     duration_ns: FloatArray
     ended_by: IntArray
@@ -291,9 +292,10 @@ def match_communication(
     differing: Differing,
     diagnostics: Diagnostics,
 ) -> CommunicationEvents:
-    """Return the communication events of simulated ranks with the given ``communications``. Raises
-    ``CheckFailedError`` if members of a group run different collectives in it, and if a received message is
-    never sent.
+    """Return the communication events of the simulated ranks, which issue ``communications``.
+
+    Raises ``CheckFailedError`` if members of a group run different collectives in it, and if a received
+    message is never sent.
     """
     tasks = len(job.duration_ns)
     draft = _Arrivals(job.duration_ns.copy(), np.full(tasks, -1, np.int64), np.zeros(tasks, np.bool_))
@@ -343,11 +345,12 @@ def match_communication(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MessagePairs:
-    """Messages and the tasks they wait for: ``task`` receives what ``peer`` sends (``by_sender``: the
-    reverse).
+    """Matched messages. ``task`` waits for ``peer``: it receives what ``peer`` sends, or the reverse if
+    ``by_sender``.
 
-    ``receives_only`` is True for tasks that do not also send. ``unmatched`` are tasks with the rank that is
-    present and lacks the matching task, and whether they send; ``absent`` counts messages of absent ranks.
+    ``receives_only`` is True for tasks that do not also send. ``unmatched`` lists tasks without a match: the
+    task, the rank that lacks the matching task, and True if the task sends. ``absent`` is the number of
+    messages from or to ranks that are not in the job.
     """
 
     task: IntArray
@@ -405,7 +408,9 @@ def _pairs(
 
 
 def _matched(mine: IntArray, theirs: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the positions of equal tags in two columns: the k-th of one matches the k-th of the other."""
+    """Return the positions of equal tags in two columns. The k-th occurrence in one matches the k-th in the
+    other.
+    """
     codes = np.unique(np.concatenate([mine, theirs]), return_inverse=True)[1].reshape(-1)
     most = max(len(mine), len(theirs)) + 1
     left, right = (code * most + occurrences(code) for code in (codes[: len(mine)], codes[len(mine) :]))
@@ -416,7 +421,9 @@ def _matched(mine: IntArray, theirs: IntArray) -> tuple[IntArray, IntArray]:
 def _add_messages(
     draft: _Arrivals, pairs: _MessagePairs, protocol: Protocol, differing: Differing, first: int
 ) -> None:
-    """Add one event per message that waits, with its sender and with the receivers of what it sends."""
+    """Add one event for each task that waits for messages: receivers, and with rendezvous also senders. The
+    arrivals of the event are the task and its peers.
+    """
     waits = np.ones(len(pairs.task), np.bool_) if protocol == "rendezvous" else ~pairs.by_sender
     task, peer, only = pairs.task[waits], pairs.peer[waits], pairs.receives_only[waits]
     waiting, event_of = np.unique(task, return_inverse=True)

@@ -19,8 +19,8 @@ __all__ = ["CommunicationOrder", "JobTasks", "RankProgram", "communication_of", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankProgram:
-    """Rank that represents the ``count`` ranks of a behaviour class; ``program`` is its ``graph``
-    unrolled.
+    """Simulated rank, which represents the ``count`` ranks of a behaviour class. ``program`` is its ``graph``
+    with loops unrolled.
     """
 
     behaviour: int
@@ -33,10 +33,11 @@ class RankProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTasks:
-    """Simulated ranks with consecutive task numbers: rank ``i`` has ``first[i]:first[i + 1]``.
+    """Tasks of all simulated ranks with consecutive numbers: rank ``i`` has the tasks ``first[i]:first[i +
+    1]``.
 
     ``duration_ns``, ``stream`` and ``deps`` are the columns of :class:`hespas.simulator.schedule.Tasks`, over
-    all ranks; ``owner`` is the simulated rank of each task.
+    all ranks. ``owner`` is the simulated rank of each task.
     """
 
     sim_ranks: tuple[RankProgram, ...]
@@ -52,7 +53,7 @@ class JobTasks:
         return self.sim_ranks[int(self.owner[task])]
 
     def local(self, task: int) -> int:
-        """Return the number of a task in the program of its rank."""
+        """Return the number of a task within the program of its rank."""
         return task - int(self.first[int(self.owner[task])])
 
 
@@ -81,12 +82,13 @@ def join_tasks(sim_ranks: tuple[RankProgram, ...]) -> JobTasks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommunicationOrder:
-    """Communication tasks of one program in order of issue; ``calls`` are collectives, ``messages`` are
-    messages; ``call_position`` and ``message_position`` are their positions in that order.
+    """Communication tasks of one program in order of issue: ``calls`` are collectives, ``messages`` are
+    sends, receives and permutes.
 
-    ``call_row`` is the row of the graph's collectives, ``call_set`` the number of the group set,
-    ``states_group`` whether the program states the group. ``message_row`` is the row of the graph's messages,
-    ``permutation`` its number; ``sends`` and ``receives`` are the sides of a message that the task has.
+    ``call_position`` and ``message_position`` are their positions in that order. ``call_row`` is the row in
+    the graph's table of collectives, ``call_set`` the number of the group set; ``states_group`` is True if
+    the program states the group. ``message_row`` is the row in the graph's table of messages, ``permutation``
+    the number of its permutation. ``sends`` and ``receives`` are the sides of the message that the task has.
     """
 
     calls: IntArray
@@ -104,7 +106,7 @@ class CommunicationOrder:
 
 
 def communication_of(graph: OpGraph, program: TaskProgram, relations: Relations) -> CommunicationOrder:
-    """Return the communication of a program of ``graph``. O(tasks)."""
+    """Return the communication tasks of a program of ``graph`` in order of issue. O(tasks)."""
     order = issue_order(program.tasks.deps)
     node = program.node[order]
     call_row = _rows(graph.collectives.node, len(graph))[node]
@@ -130,8 +132,8 @@ def communication_of(graph: OpGraph, program: TaskProgram, relations: Relations)
 
 
 def _rows(nodes: IntArray | np.ndarray[tuple[int], np.dtype[np.int32]], count: int) -> IntArray:
-    """Return the row of each node in a table, -1 if it has none; the last entry is for tasks without a
-    node.
+    """Return a table that maps each node to its index in ``nodes`` (-1: not in it). The last entry is for
+    tasks without a node.
     """
     rows = np.full(count + 1, -1, np.int64)
     rows[nodes] = np.arange(len(nodes))
@@ -139,7 +141,7 @@ def _rows(nodes: IntArray | np.ndarray[tuple[int], np.dtype[np.int32]], count: i
 
 
 def occurrences(column: IntArray) -> IntArray:
-    """Return for each entry the number of equal values before it. O(n log n)."""
+    """Return for each entry the number of equal values before it in the column. O(n log n)."""
     order = np.argsort(column, kind="stable")
     grouped = column[order]
     starts = np.flatnonzero(np.append(True, grouped[1:] != grouped[:-1])[: len(grouped)])

@@ -66,13 +66,15 @@ class JobScheduler:
 
     ``priority``, ``max_executions``, ``overlap_trips``, ``interference`` and ``launches`` are as in
     :class:`hespas.simulator.ListScheduler`; ``max_executions`` covers all ranks that are simulated together.
-    ``protocol``: a send completes at once (eager) or on receipt (rendezvous). ``differing``: time of a
-    collective whose members state different times. ``starts``: ranks start together or, if all times were
-    recorded, as far apart as their recordings. ``jitter`` is the standard deviation, over the mean, of the
-    time of each computation and copy on each rank (log-normal, mean 1), drawn with ``seed``; ``stragglers``
-    are ranks and the factors on their own work. Without ``symmetry`` every rank is simulated. The defaults of
-    ``differing`` and ``starts`` depend on the source of the times (:func:`hespas.simulator.simulate`):
-    "longest" and "together", except for recorded times.
+    ``protocol``: a send completes at once (eager) or on receipt (rendezvous). ``differing`` selects the time
+    of a collective whose members state different times. ``starts``: ranks start together or, if all times
+    were recorded, with the offsets of their recordings.
+
+    ``jitter`` is the standard deviation / mean of the time of each computation and copy on each rank
+    (log-normal, mean 1), drawn with ``seed``. ``stragglers`` maps ranks to factors on the time of their
+    computation and copies. Without ``symmetry`` every rank is simulated. The defaults of ``differing`` and
+    ``starts`` depend on the source of the times (:func:`hespas.simulator.simulate`): "longest" and
+    "together", except for recorded times.
     """
 
     priority: Priority = "program"
@@ -106,8 +108,8 @@ class JobScheduler:
     def run(
         self, workload: Workload, diagnostics: Diagnostics, pressures: Sequence[Pressure] | None = None
     ) -> Simulation:
-        """Simulate the step of each rank; see the module. ``pressures`` belong to the rank classes.
-        O(executions log executions) of the ranks simulated.
+        """Simulate the step of each rank; see the module. ``pressures`` are the contention factors of the
+        rank classes. O(executions log executions) of the simulated ranks.
         """
         pressures = pressures if self.interference else None
         if self.symmetry and not self.jitter and not self.stragglers and _in_step(workload):
@@ -146,7 +148,7 @@ _RankKey = tuple[int, float, int]
 
 @dataclass(slots=True)
 class _JobSimulation:
-    """One simulation of a job, with graphs shared by ranks of equal behaviour."""
+    """One simulation of a job. Ranks of equal behaviour share a graph."""
 
     options: JobScheduler
     workload: Workload
@@ -159,7 +161,7 @@ class _JobSimulation:
     graphs: dict[_RankKey, OpGraph] = field(default_factory=dict[_RankKey, OpGraph])
 
     def run(self) -> Simulation:
-        """Schedule ranks without common communication alone, and all others together."""
+        """Schedule each rank without communication with other ranks alone, and all others together."""
         behaviours, name = self.behaviours, self.options.name
         self.diagnostics.info(
             "simulate.absent-members", self.workload.name,
@@ -212,7 +214,7 @@ class _JobSimulation:
 
     @property
     def _common_ns(self) -> FloatArray | None:
-        """Return the durations of the program that all ranks run at once; None if there are several."""
+        """Return the node durations of the program that all ranks run; None if ranks run several programs."""
         first = next(index for index, count in enumerate(self.workload.class_sizes) if count)
         if not self._is_one_program or self.idle.any or _has_one_sided(self.workload.classes[first]):
             return None
@@ -220,7 +222,7 @@ class _JobSimulation:
 
     @property
     def _is_one_program(self) -> bool:
-        """Return True if the programs of all rank classes differ at most in groups, peers and names."""
+        """Return True if the programs of all rank classes are equal except for groups, peers and names."""
         used = [index for index, count in enumerate(self.workload.class_sizes) if count]
         first, *others = [self.workload.classes[index] for index in used]
         return all(_are_equal_programs(first, other) for other in others)
@@ -274,8 +276,8 @@ class _JobSimulation:
         return schedule_alone(graph, program, options.priority, whose, order)
 
     def _sim_ranks(self, chosen: IntArray) -> list[RankProgram]:
-        """Return the simulated ranks of some classes with their programs; empty if they cannot be simulated
-        together.
+        """Return the simulated ranks that represent some behaviour classes, with their programs. Empty if
+        they cannot be simulated together.
         """
         if not len(chosen):
             return []
@@ -314,8 +316,8 @@ class _JobSimulation:
 
 
 def _in_step(workload: Workload) -> bool:
-    """Return True if all ranks are present and do the same at the same time: one rank class without one-sided
-    messages and without idle communication on some ranks.
+    """Return True if all ranks do the same at the same time: all are present, there is one rank class, it has
+    no one-sided messages, and no rank skips communication.
     """
     used = [index for index, count in enumerate(workload.class_sizes) if count]
     if len(used) > 1 or not workload.is_complete:

@@ -1,10 +1,11 @@
-"""Buffer assignment: order of execution, lifetimes of values, and the memory they share.
+"""Buffer assignment: order of execution, lifetimes of values, and the memory that values share.
 
-Values that are one buffer by construction are joined first: updates in place, the state of a loop between
-iterations, results written over donated parameters. Results and donated parameters have memory of their own
-from the beginning; as in XLA's buffer assignment, temporaries are placed into it, largest first, if no other
-value occupies it during their lifetime. The other values share memory as in a heap: at each moment it holds
-the live values, and a value that overwrites another one takes its memory.
+Values that must be in one buffer are joined first: updates in place, the state of a loop between iterations,
+and results written over donated parameters. Buffers of results and of donated parameters exist from the
+beginning (they are reserved). As in XLA's buffer assignment, temporaries are placed into reserved buffers,
+largest first, if no other value occupies them during the lifetime of the temporary. The other values share
+memory as in a heap: at each moment it holds the live values, and a value that overwrites another one takes
+its memory.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ __all__ = ["Buffer", "Lifetimes", "Moments", "buffers_of", "in_order", "in_time"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Starts and ends of nodes as positions in one order of all of them; columns of shape ``(nodes,)``.
+    """Start and end of each node, as positions in the order of all starts and ends; columns of shape
+    ``(nodes,)``.
 
-    ``start`` and ``end`` belong to a node's first execution, ``last`` is the end of its last one. ``time_ns``
-    is the time of each position (empty: unknown).
+    ``start`` and ``end`` are for the first execution of a node, ``last`` is the end of its last execution.
+    ``time_ns`` is the time of each position (empty: unknown).
     """
 
     start: IntArray
@@ -39,8 +41,8 @@ class Moments:
 
 
 def in_order(graph: OpGraph) -> Moments:
-    """Return the order of one node after the other, in program order: that of a compiler's schedule. O(nodes
-    + edges).
+    """Return starts and ends for execution in program order, one node after the other, as a compiler
+    schedules them. O(nodes + edges).
     """
     position = _places(topological_order(graph))
     return Moments(2 * position, 2 * position + 1, 2 * position + 1, np.empty(0))
@@ -49,9 +51,11 @@ def in_order(graph: OpGraph) -> Moments:
 def in_time(
     graph: OpGraph, node: SmallIntArray, start_ns: FloatArray, end_ns: FloatArray, blocks: Mapping[int, float]
 ) -> Moments:
-    """Return the order of the spans of one rank: ``node`` of each (-1: none), its start and end [ns].
-    ``blocks`` are the ends [ns] of loops whose later iterations have no spans. A node without a span takes no
-    time and runs when all its dependencies have ended. O((nodes + spans) log spans).
+    """Return starts and ends in the order of the simulated spans of one rank.
+
+    ``node`` is the node of each span (-1: none); ``start_ns`` and ``end_ns`` are its times. ``blocks`` are
+    the ends [ns] of loops whose later iterations have no spans. A node without a span takes no time and runs
+    when all its dependencies have ended. O((nodes + spans) log spans).
     """
     count = len(graph)
     first_ns, until_ns, last_ns = np.full(count, inf), np.full(count, inf), np.full(count, -inf)
@@ -98,12 +102,12 @@ def _fill_ready(graph: OpGraph, order: IntArray, first_ns: FloatArray, until_ns:
 
 
 class Lifetimes:
-    """Lifetimes of values for one graph and one order of its nodes. An interval has positions in that order,
-    both ends included.
+    """Lifetimes of values in one graph and one order of its nodes. A lifetime is an interval of positions in
+    that order, both ends included.
     """
 
     def __init__(self, graph: OpGraph, when: Moments) -> None:
-        """Precompute the bounds of loops."""
+        """Compute the first and last position of each loop."""
         table = graph.regions
         self.start: list[int] = when.start.tolist()
         self.end: list[int] = when.end.tolist()
@@ -116,8 +120,10 @@ class Lifetimes:
         self._beyond: dict[tuple[int, int], int] = {}
 
     def of(self, value: MemoryValue, *, donated: bool = False) -> tuple[int, int]:
-        """Return the interval from the start of a value's producer to the end of its last use. Parameters and
-        constants live throughout, ``donated`` parameters to their last use, and results to the end.
+        """Return the lifetime of a value: from the start of its producer to the end of its last reader.
+
+        Parameters and constants live throughout; ``donated`` parameters live to their last reader, and
+        results to the end.
         """
         if value.kind is not ValueKind.TEMPORARY and value.kind is not ValueKind.OUTPUT and not donated:
             return self.whole
@@ -138,8 +144,8 @@ class Lifetimes:
         return 0 if donated else start, end
 
     def reached(self) -> list[int]:
-        """Return the position of each node in post-order from the last node back: XLA's tie-breaker.
-        Unreached nodes follow the others. O(nodes + edges).
+        """Return the position of each node in a post-order traversal from the last node backwards, which XLA
+        uses to break ties. Nodes that are not reached follow the others. O(nodes + edges).
         """
         count = len(self.start)
         position = list(range(count, 2 * count))
@@ -161,15 +167,19 @@ class Lifetimes:
         return position
 
     def born(self, value: MemoryValue) -> int:
-        """Return the start of a value's producer; for a slot, the start of its loop."""
+        """Return the start of a value's producer; for the value that a loop carries, the start of the
+        loop.
+        """
         return self._bounds[value.slot][0] if value.slot >= 0 else self.start[value.node]
 
     def replaces_until(self, value: MemoryValue) -> int:
-        """Return the last position at which an overwritten value may live."""
+        """Return the last position up to which a value that this one overwrites may live."""
         return self._bounds[value.slot][0] if value.slot >= 0 else self.end[value.node]
 
     def _outermost(self, region: int, of_user: int) -> int:
-        """Return the outermost loop around a user that is not around the region of a value; -1: none."""
+        """Return the outermost loop that contains a reader (in region ``of_user``) but not the value (in
+        ``region``); -1 if no loop does.
+        """
         key = (region, of_user)
         outermost = self._beyond.get(key)
         if outermost is None:
@@ -187,7 +197,7 @@ class Lifetimes:
 
 
 def _bounds(graph: OpGraph, when: Moments) -> list[tuple[int, int]]:
-    """Return per region the first start and the last end of the nodes that run in it. O(nodes + regions)."""
+    """Return for each region the first start and the last end of its nodes. O(nodes + regions)."""
     regions = len(graph.regions)
     runs = (graph.executions != 0) & (graph.region >= 0)
     first = np.full(regions, np.iinfo(np.int64).max)
@@ -216,8 +226,10 @@ _Interval = tuple[int, int]
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory for ``values`` that do not need it at the same time. ``lives`` are its intervals, disjoint and
-    in order. ``reserved``: it exists throughout; ``inside``: it is placed in a reserved buffer.
+    """Memory shared by ``values`` that do not need it at the same time.
+
+    ``lives`` are the intervals in which it is used, disjoint and in order. ``reserved``: it exists
+    throughout. ``inside``: it is placed in a reserved buffer.
     """
 
     values: list[int]
@@ -250,7 +262,9 @@ class _Assignment:
         self.order: list[int] = np.argsort(starts, kind="stable").tolist()
 
     def run(self) -> list[Buffer]:
-        """Join values, place temporaries in reserved buffers, share the rest."""
+        """Join values that must share a buffer, place temporaries into reserved buffers, and return all
+        buffers.
+        """
         self._join()
         members: dict[int, list[int]] = {}
         for number, value in enumerate(self.values):
@@ -302,8 +316,8 @@ class _Assignment:
         return Buffer(members, size, kind, lives, reserved=reserves and kind is not ValueKind.TEMPORARY)
 
     def _join(self) -> None:
-        """Join values that are updated in place, carried by a loop or written over a parameter with the
-        previous value, if that has ended.
+        """Put a value into the buffer of the previous value if it updates that value in place, is carried by
+        a loop, or is written over a donated parameter. The previous value must have ended.
         """
         state = {value: slot for slot, value in self.graph_values.handed}
         for number in self.order:
@@ -320,7 +334,9 @@ class _Assignment:
                 self._joined(number, state[number])
 
     def _joined(self, number: int, other: int) -> bool:
-        """Add a value to another value's buffer if nothing in it is still needed."""
+        """Add a value to the buffer of another value if nothing in that buffer is still needed. Return True
+        if it was added.
+        """
         owner, value = self.owner[other], self.values[number]
         may_touch = other in value.over
         born = self.lifetimes.replaces_until(value) if may_touch else self.spans[number][0] - 1
@@ -331,7 +347,9 @@ class _Assignment:
         return True
 
     def _place(self, buffers: list[Buffer]) -> None:
-        """Place temporaries into reserved buffers; parameters that are not donated are excluded."""
+        """Place temporaries into reserved buffers. Buffers of parameters that are not donated are
+        excluded.
+        """
         reserved = [
             _ReservedBuffer(buffer)
             for buffer in buffers
@@ -367,7 +385,7 @@ class _Assignment:
 
 @dataclass(slots=True)
 class _ReservedBuffer:
-    """Reserved buffer and the intervals occupied in it."""
+    """Reserved buffer with the intervals in which it is occupied."""
 
     buffer: Buffer
     taken: list[_Interval] = field(default_factory=list[_Interval])
@@ -376,7 +394,9 @@ class _ReservedBuffer:
         self.taken = list(self.buffer.lives)
 
     def admits(self, lives: list[_Interval], shares: set[tuple[int, int]]) -> bool:
-        """Return True if no interval in the buffer overlaps, apart from harmless overlaps."""
+        """Return True if no interval in ``lives`` overlaps an occupied one. Overlaps in ``shares`` are
+        allowed, because one value overwrites the other there.
+        """
         for start, end in lives:
             at = bisect_left(self.taken, (start, start))
             for index in range(max(at - 2, 0), len(self.taken)):  # earlier intervals only touch
@@ -389,6 +409,6 @@ class _ReservedBuffer:
         return True
 
     def add(self, lives: list[_Interval]) -> None:
-        """Occupy intervals."""
+        """Mark intervals as occupied."""
         for interval in lives:
             insort(self.taken, interval)

@@ -232,8 +232,8 @@ def _named(graph: OpGraph, values: ProgramValues, buffer: Buffer) -> LiveValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Memory of the ranks of one class. ``is_whole_job``: its tensors are those of all ranks together,
-    because the program is not partitioned; ``capacity_bytes`` is NaN without a device.
+    """Memory of the ranks of one class. ``is_whole_job``: the program is not partitioned, so its tensors
+    belong to all ranks together. ``capacity_bytes`` is the memory of a device (NaN: no device).
     """
 
     rank_class: int

@@ -353,7 +353,7 @@ class _PrefillChunk:
 
 
 class _ServerRun:
-    """State of a run. Rows of requests are those of :class:`Requests`."""
+    """State of a run. Requests are numbered as in :class:`Requests`."""
 
     def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
         count = len(requests)
