@@ -34,7 +34,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Destination of the faults of one file. ``rank`` is None for faults of a whole directory."""
+    """Destination of the faults of one file, or of a whole directory, for which ``rank`` has the value
+    None.
+    """
 
     path: str
     rank: int | None

@@ -89,8 +89,9 @@ def _is_id(name: str) -> bool:
 def read_groups(
     folder: Path, name: str, faults: Faults, chosen: Path | None = None, *, trace: Path | None = None
 ) -> tuple[NamedGroups, bytes]:
-    """Return the groups of a folder of traces called ``name`` and the content of their file, both empty if
-    there is no such file. ``chosen`` is the file that the user named, ``trace`` the one that is read.
+    """Return the process groups for traces called ``name`` in a folder, and the content of their file. Both
+    are empty without such a file. ``chosen`` is the file that the user named, ``trace`` the trace that is
+    read.
     """
     usual = folder / FILE_NAME
     path = chosen

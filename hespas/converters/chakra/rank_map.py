@@ -213,7 +213,7 @@ def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...
 
 
 def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
-    """Return the document in a folder with the files of ``ranks``, None if there is none.
+    """Return the rank map of a folder with the files of ``ranks``, or None if the folder has none.
 
     Raises :class:`FormatError` for an inconsistent document. O(ranks).
     """

@@ -64,7 +64,7 @@ __all__ = ["read_chakra", "read_traces"]
 
 @dataclass(slots=True, eq=False)
 class _ChakraClass:
-    """Ranks with equal files except for groups and peers; ``columns`` and ``facts`` are those of the first
+    """Ranks with equal files except for groups and peers; ``columns`` and ``facts`` belong to the first
     rank.
     """
 
@@ -74,7 +74,7 @@ class _ChakraClass:
     ranks: list[RankPeers]
     faults: Faults
     renumbered: int = 0
-    """Number of ranks whose ids start at another number than those of the first rank."""
+    """Number of ranks whose node ids start at another number than in the first rank."""
 
 
 @dataclass(slots=True, eq=False)

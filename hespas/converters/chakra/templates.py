@@ -60,8 +60,8 @@ class _ValueSpans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FileTemplate:
-    """Decoded file, to compare other files with. The spans of ``names`` are process group names, those of
-    ``others`` are ranks of message peers, and those of ``own`` the rank of the file itself. ``peers`` has the
+    """Decoded file, to compare other files with. ``names`` are the spans of process group names, ``others``
+    the spans of message peers, and ``own`` the spans of the rank of the file itself. ``peers`` has the
     decoded values. ``fixed`` marks the bytes outside of all these spans.
     """
 

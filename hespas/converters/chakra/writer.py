@@ -125,8 +125,8 @@ class _WriteRequest:
         return self.options.name.endswith(".gz") or self.path.suffix == ".gz"
 
     def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> RankTraces:
-        """Return the traces to write, with the given metadata attributes (integers and texts) and those of
-        the job.
+        """Return the traces to write, with the given metadata attributes (integers and texts) in addition to
+        the metadata of the job.
         """
         texts = texts_of_job(self.workload) | texts
         change = partial(with_metadata, numbers=numbers, texts=texts)
@@ -243,7 +243,7 @@ class _MappedClasses:
         self.permutations: dict[Permutation, int] = {}
 
     def first(self, runs: RankVariant, members: Longs) -> int:
-        """Return the rank whose file represents these ranks; write its file if there is none yet."""
+        """Return the rank whose file represents these ranks; write its file if it does not exist yet."""
         key = (runs.of_class, runs.pattern)
         if key in self._first:
             return self._first[key]

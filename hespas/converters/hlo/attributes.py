@@ -1,7 +1,7 @@
-"""Attribute values of HLO instructions, from their text: lists, windows, dimension labels, metadata,
-configuration.
+"""Parsers of attribute values in HLO text: lists, windows, dimension labels, metadata, backend
+configurations.
 
-Every function raises ``ValueError`` naming what was expected; callers add file and line.
+Every function raises ``ValueError`` that states the expected text; callers add file and line.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def integer(text: str) -> int:
 
 
 def _inside(value: str) -> str:
-    """Return the text between the braces, without comments."""
+    """Return the text between the braces of ``{...}``, without comments."""
     clean = strip_comments(value).strip()
     if not (clean.startswith("{") and clean.endswith("}")):
         raise ValueError(f"expected a list in braces, found {value[:40]!r}")
@@ -118,7 +118,7 @@ def names(value: str | None) -> tuple[str, ...]:
 
 
 def callee_names(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return all computations that an instruction names, in the order of :data:`CALLEE_KEYS`."""
+    """Return the computations that an instruction refers to, in the order of :data:`CALLEE_KEYS`."""
     if _CALLEES.isdisjoint(attributes):
         return ()
     return tuple(name for key in CALLEE_KEYS if key in attributes for name in names(attributes[key]))
@@ -130,7 +130,9 @@ def fields(value: str) -> dict[str, str]:
 
 
 def frontend_pairs(attributes: Mapping[str, str]) -> str | None:
-    """Return the text of the source-target pairs of a send or receive, None if missing."""
+    """Return the source-target pairs in the frontend attributes of a send or receive as text, None if
+    missing.
+    """
     text = attributes.get("frontend_attributes", "")
     start = text.find(PAIRS_KEY)
     if start < 0:
@@ -143,12 +145,12 @@ def frontend_pairs(attributes: Mapping[str, str]) -> str | None:
 
 
 def is_true(value: str | None) -> bool:
-    """Return True if a flag is set."""
+    """Return True if a boolean attribute is ``true``."""
     return value in {"true", "1"}
 
 
 def _by(value: str, rank: int, name: str) -> list[list[int]]:
-    """Parse ``1_1x0_2`` to [[1, 1], [0, 2]], one entry per dimension."""
+    """Parse a list of numbers per dimension: ``1_1x0_2`` gives [[1, 1], [0, 2]]."""
     parts = [[integer(item) for item in part.split("_")] for part in value.split("x")]
     if len(parts) != rank:
         raise ValueError(f"expected {rank} window dimensions in {name}, found {value[:40]!r}")
@@ -205,8 +207,8 @@ def donated_parameters(header: Mapping[str, str]) -> frozenset[int]:
 
 
 def written_over(header: Mapping[str, str]) -> dict[int, int]:
-    """Return, by entry parameter, the index of the result that overwrites it. Tuple parameters and nested
-    tuples of results are left out.
+    """Return the entry parameters whose buffer a result overwrites, each with the index of that result.
+    Parameters of tuple type and results in nested tuples are left out.
     """
     result_of: dict[int, int] = {}
     for result, number, part in _ALIAS.findall(header.get("input_output_alias", "")):
@@ -225,7 +227,7 @@ class _CollectiveConfig(msgspec.Struct, frozen=True):
 
 
 class HloBackendConfig(msgspec.Struct, frozen=True):
-    """Fields of a JSON backend configuration that the reader uses; numbers may be strings."""
+    """Fields of a backend configuration in JSON that the reader uses; numbers may be strings."""
 
     known_trip_count: _TripCountConfig | None = None
     is_sync: bool = False
@@ -247,7 +249,9 @@ _NO_CONFIG = HloBackendConfig()
 
 
 def backend_config(attributes: Mapping[str, str]) -> HloBackendConfig:
-    """Return the backend configuration of one instruction; one in another syntax is empty."""
+    """Return the backend configuration of one instruction. A configuration that is not JSON counts as
+    empty.
+    """
     text = attributes.get("backend_config")
     if text is None:
         return _NO_CONFIG
@@ -274,7 +278,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _axes(text: str) -> Mesh:
-    """Parse ``'a'=2,'b'=4`` to extents by name."""
+    """Parse the axes of a mesh, ``'a'=2,'b'=4``, to extents by name."""
     axes: Mesh = {}
     position = 0
     while position < len(text):
@@ -342,7 +346,9 @@ def _bound(named: int, num_devices: int) -> None:
 
 
 def _references(text: str, axes: Mesh) -> list[tuple[int, int, int]]:
-    """Parse ``{'a', 'b':(1)2}`` to (axis, pre-size, size) in the order of the text."""
+    """Parse mesh axes and parts of axes, ``{'a', 'b':(1)2}``, to (axis, pre-size, size) in the order of the
+    text.
+    """
     if not (text.startswith("{") and text.endswith("}")):
         raise ValueError(f"expected the axes of a group such as {{'a'}}, found {text[:60]!r}")
     order = list(axes)
@@ -360,7 +366,9 @@ def _references(text: str, axes: Mesh) -> list[tuple[int, int, int]]:
 
 
 def _device_ids(text: str, num_devices: int) -> IntArray:
-    """Parse ``[4,4]T(1,0)`` or ``0,2,1,3`` to the devices of a mesh in row-major order."""
+    """Parse the device ids of a mesh, ``[4,4]T(1,0)`` or ``0,2,1,3``, to an array in row-major order of the
+    mesh.
+    """
     match = _DEVICE_IOTA.fullmatch(text.strip())
     if match is None:
         return np.array(_numbers(text), np.int64)

@@ -1,14 +1,15 @@
-"""Costs of one run of a computation (fusion, reducer, comparator, branch), and trip counts of loops.
+"""Cost of one run of a computation (fusion, reducer, comparator, branch), and trip counts of loops.
 
-Arithmetic is the sum over the body with nested fusions; a loop is multiplied by its trip count, a conditional
-has the cost of its most expensive branch. A fusion reads only the parts of its operands that it needs. The
-need is propagated from the root to the parameters, so that a table read through ``gather`` or ``slice``
-counts the selected elements. A root ``dynamic-update-slice`` or ``scatter`` of a parameter that may be
-overwritten counts the elements that it touches.
+FLOPs are the sum over the computation and nested fusions. A loop counts times its trip count, and a
+conditional has the cost of its most expensive branch. A fusion reads only the parts of its operands that its
+result needs. These parts are derived from the root back to the parameters, so that only the selected elements
+of a table count if it is read through ``gather`` or ``slice``. If the root is a ``dynamic-update-slice`` or
+``scatter`` into a parameter that may be overwritten, only the changed elements count.
 
-The trip count comes from the compiler, or from the condition and the body: the condition compares (``LT LE GT
-GE NE``) an element of the state with a constant or with an element that the loop does not change, the element
-starts at a constant, and the body adds a constant. Views, copies, conversions and fusions are followed.
+The trip count is recorded by the compiler or derived from condition and body. The condition must compare
+(``LT LE GT GE NE``) an element of the loop state with a constant or with an element that the loop does not
+change; the element must start at a constant, and the body must add a constant to it. Views, copies,
+conversions and fusions on the way are followed.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ _WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while",
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Result ``leaf`` that is parameter ``parameter`` with a part replaced. In place, ``read_bytes`` of the
-    parameter are read and ``written_bytes`` of the result are written.
+    """Result number ``leaf`` of a fusion that is parameter ``parameter`` with a part replaced. If the buffer
+    is updated in place, only ``read_bytes`` of the parameter are read and ``written_bytes`` of the result are
+    written.
     """
 
     parameter: int
@@ -71,8 +73,8 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 def _body_needs(
     program: HloProgram, computation: Computation, inner: InnerNeeds, carried: frozenset[int]
 ) -> tuple[float, ...]:
-    """Return the fraction (0 .. 1) of each parameter that the root needs, without ``carried`` results.
-    O(nodes).
+    """Return for each parameter the fraction (0..1) of its elements that the root needs. Results in
+    ``carried``, which the body passes on without use, count as not needed. O(nodes).
 
     Raises ``FormatError`` if parameters are not numbered 0, 1, 2, ....
     """
@@ -103,7 +105,9 @@ def _body_needs(
 def _need(
     program: HloProgram, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
 ) -> float:
-    """Return the fraction of one operand for the whole result; NaN if any part of the result needs it all."""
+    """Return the fraction of the operand at position ``place`` that an instruction reads for its whole
+    result; NaN if any part of the result requires the whole operand.
+    """
     opcode = computation.opcodes[index]
     if hands_on(computation, index):
         return 0.0
@@ -125,7 +129,7 @@ def _elements(program: HloProgram, computation: Computation, index: int) -> floa
 def _alias(
     program: HloProgram, computation: Computation, leaf: int, index: int, readers: list[int]
 ) -> Alias | None:
-    """Follow updates and views from one result to the parameter that they change."""
+    """Return the parameter that a result is made from by updates and views, as an :class:`Alias`, or None."""
     written, read, current = 0.0, 0.0, index
     while computation.opcodes[current] in UPDATING or computation.opcodes[current] in _RESHAPES:
         if (current != index and readers[current] > 1) or not computation.operands[current]:
@@ -164,9 +168,9 @@ def fusion_bytes(
     body: BodyCost,
 ) -> tuple[float, float]:
     """Return the bytes that the fusion at ``index`` reads from and writes to main memory. An operand that is
-    passed twice is read once.
+    passed twice counts once.
 
-    Arrays in on-chip memory do not count, unless the fusion does nothing else.
+    Arrays in on-chip memory do not count, unless the fusion only moves such arrays.
     """
     away = _fusion_bytes(program, computation, index, body, program.main_bytes)
     return (
@@ -183,7 +187,9 @@ def _fusion_bytes(
     body: BodyCost,
     bytes_of: Callable[[int], tuple[float, ...]],
 ) -> tuple[float, float]:
-    """Return the bytes read and written; ``bytes_of`` counts the arrays of a shape."""
+    """Return the bytes that a fusion reads and writes. ``bytes_of`` returns the sizes that count for the
+    arrays of a shape.
+    """
     operands = computation.operands[index]
     in_place = {
         alias.leaf: alias
@@ -221,7 +227,7 @@ _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, slots=True)
 class LoopTrips:
-    """Trip count of a loop, NaN if unknown; ``stated`` is True if the compiler recorded it."""
+    """Trip count of a loop, NaN if unknown. ``stated`` is True if the compiler recorded it in the program."""
 
     count: float
     stated: bool = False
@@ -229,7 +235,9 @@ class LoopTrips:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """Integer: element ``element`` of the loop state plus ``offset``, or a constant (``element`` is None)."""
+    """Integer of the form ``element`` of the loop state plus ``offset``; ``element`` None means the constant
+    ``offset``.
+    """
 
     element: int | None
     offset: int
@@ -240,7 +248,7 @@ _Frame = tuple[Computation, "_Frame | None", tuple[int, ...]]
 
 
 class _LoopTermReader:
-    """Reader of integer terms in one computation of a loop."""
+    """Analysis of integer values in the condition or body of a loop."""
 
     __slots__ = ("module", "steps")
 
@@ -249,7 +257,9 @@ class _LoopTermReader:
         self.steps = 0
 
     def settle(self, frame: _Frame, index: int) -> tuple[_Frame, int] | None:
-        """Follow views and fusion boundaries to the instruction that computes a value."""
+        """Follow views, and boundaries of fusions and calls, back to the instruction that computes a
+        value.
+        """
         while self.steps < _MAX_STEPS:
             self.steps += 1
             computation, caller, arguments = frame
@@ -273,7 +283,9 @@ class _LoopTermReader:
         return None
 
     def term(self, frame: _Frame, index: int) -> _Term | None:
-        """Return the integer that an instruction makes, None if it is not constant or state plus constant."""
+        """Return an integer value as a :class:`_Term`; None if it is neither a constant nor an element of the
+        loop state plus a constant.
+        """
         settled = self.settle(frame, index)
         if settled is None:
             return None
@@ -382,7 +394,9 @@ def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> 
 
 
 def _step(module: HloModule, body: Computation, element: int) -> int | None:
-    """Return the constant that the body adds to an element of the state, None for other updates."""
+    """Return the constant that the body adds to an element of the loop state, None if it changes the element
+    in another way.
+    """
     term = _element(_LoopTermReader(module), (body, None, ()), body.root, element)
     return term.offset if term is not None and term.element == element else None
 
@@ -397,7 +411,7 @@ def _limit(module: HloModule, loop: tuple[Computation, int], body: Computation, 
 
 
 def _element(reader: _LoopTermReader, frame: _Frame, index: int, element: int) -> _Term | None:
-    """Return one element of a tuple value (-1: the value itself)."""
+    """Return element ``element`` of a tuple value as a :class:`_Term` (-1: the value itself)."""
     if element < 0:
         return reader.term(frame, index)
     settled = reader.settle(frame, index)
@@ -419,11 +433,11 @@ _CALLERS = frozenset({"fusion", "call", "async-start", "fusion-start", "call-sta
 class BodyCost:
     """Cost of one run of a computation.
 
-    ``needs`` is the fraction of each parameter that is read. ``moved_bytes`` and ``about_ns`` are traffic and
-    time of its operations if each were a kernel; they only rank branches. ``unknown`` lists (computation,
-    instruction) of operations with unknown arithmetic, ``collectives`` of communicating operations.
-    ``rate_dtype`` is the type of most of the arithmetic. ``carried`` are the indices of results that a body
-    around a collective only passes on.
+    ``needs`` has the fraction of each parameter that is read. ``moved_bytes`` and ``about_ns`` are the memory
+    traffic and the time if each operation were a kernel of its own; they are used only to compare branches.
+    ``unknown`` lists operations with unknown arithmetic, and ``collectives`` the communicating operations, as
+    (computation, instruction). ``rate_dtype`` is the type of most of the arithmetic. ``carried`` has the
+    indices of results that a fusion around a collective only passes on (:mod:`.carried`).
     """
 
     flops: float = 0.0
@@ -445,7 +459,7 @@ _EMPTY = BodyCost()
 
 
 def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
-    """Return the branches of a ``conditional``; the true branch comes first in the two-way form."""
+    """Return the branches of a ``conditional``. In the form with a predicate the true branch comes first."""
     attributes = computation.attributes[index]
     if "branch_computations" in attributes:
         return names(attributes["branch_computations"])
@@ -453,7 +467,9 @@ def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
 
 
 def _scaled(body: BodyCost, times: float) -> BodyCost:
-    """Scale a body that runs several times; its contractions get a larger batch if the number is known."""
+    """Return the cost of several runs. If their number is known, it multiplies the batch of each
+    contraction.
+    """
     if times == 1.0:
         return body
     contractions = () if isnan(times) else body.contractions
@@ -492,7 +508,7 @@ class _BodyTotals:
     collectives: list[tuple[Computation, int]] = field(default_factory=list[tuple[Computation, int]])
 
     def add(self, part: Cost | BodyCost) -> None:
-        """Add the costs that an operation and a body have in common."""
+        """Add the costs of an operation or of a called computation that both kinds have."""
         self.flops += part.flops
         self.useful_flops += part.useful_flops
         self.transcendentals += part.transcendentals
@@ -502,7 +518,7 @@ class _BodyTotals:
             self.rates[part.rate_dtype] = self.rates.get(part.rate_dtype, 0.0) + weight
 
     def add_body(self, body: BodyCost) -> None:
-        """Add a called computation."""
+        """Add the cost of a called computation."""
         self.add(body)
         self.moved_bytes += body.moved_bytes
         self.about_ns += body.about_ns
@@ -511,14 +527,16 @@ class _BodyTotals:
         self.contraction_class = self.contraction_class or body.contraction_class
 
     def rate_dtype(self) -> int:
-        """Return the type of the largest contraction, else of most of the arithmetic."""
+        """Return the operand type of the largest contraction; without contractions, the type of most of the
+        arithmetic.
+        """
         if self.contractions:
             return max(self.contractions, key=lambda part: part.flops).lhs
         return max(self.rates, key=lambda code: self.rates[code], default=-1)
 
 
 class Bodies:
-    """Costs of computations by name; fill with :meth:`add`, callees first."""
+    """Costs of computations by name. Call :meth:`add` for each computation, callees first."""
 
     def __init__(self, program: HloProgram) -> None:
         """Start without costs."""

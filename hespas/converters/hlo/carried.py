@@ -1,4 +1,4 @@
-"""Collectives inside TPU fusions: instructions and results that belong to the collective, not to the fusion.
+"""Collectives inside TPU fusions: the instructions and results of a fusion that belong to the collective.
 
 XLA for TPUs starts a collective in one fusion, continues it in other fusions that overlap it with their own
 work, and completes it in a last one. Each of these fusions has the whole collective in its body.
@@ -19,8 +19,8 @@ _HANDING_ON = frozenset({"AsyncCollectiveStart", "AsyncCollectiveDone"})
 
 
 def hands_on(computation: Computation, index: int) -> bool:
-    """Return True if an instruction in a fusion is a collective or the buffer of a pending one; its traffic
-    is counted with the start.
+    """Return True if an instruction inside a fusion is a collective, or the buffer of a collective that has
+    not completed. The traffic of both counts with the start of the collective.
     """
     opcode = computation.opcodes[index]
     if opcode == "custom-call":
@@ -30,8 +30,8 @@ def hands_on(computation: Computation, index: int) -> bool:
 
 
 def carried_results(program: HloProgram, computation: Computation) -> frozenset[int]:
-    """Return the indices of results that a body around a collective only passes on, or that the collective
-    makes.
+    """Return the indices of a fusion's results that do not come from its own work: results of a collective in
+    the body, and parameters that are passed on unchanged.
     """
     root = computation.root
     if hands_on(computation, root):
@@ -47,7 +47,7 @@ def carried_results(program: HloProgram, computation: Computation) -> frozenset[
 
 
 def keeps_a_slice(computation: Computation, index: int) -> bool:
-    """Return True if all uses of an instruction's results are slices at computed offsets."""
+    """Return True if an instruction's results are only used in slices at computed offsets."""
     sources = {index}
     sliced = False
     for user, operands in enumerate(computation.operands):

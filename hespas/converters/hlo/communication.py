@@ -1,4 +1,4 @@
-"""Graph nodes of HLO instructions, their communication, and findings.
+"""Builder of graph nodes from HLO instructions, of their communication, and of diagnostics about them.
 
 Groups of collectives and peers of permutations and messages are converted to global device ids.
 """
@@ -48,7 +48,9 @@ _SHOWN_NAME = 120
 
 @dataclass(slots=True)
 class HloFindings:
-    """Findings by code and subject (an opcode, a custom call target), each reported once with its count."""
+    """Diagnostics about instructions, grouped by code and subject (an opcode, a custom call target). Each
+    group is reported once with its count.
+    """
 
     program: HloProgram
     _kinds: dict[tuple[str, str], _FindingGroup] = field(default_factory=dict[tuple[str, str], _FindingGroup])
@@ -61,7 +63,7 @@ class HloFindings:
         message: str,
         severity: Severity = Severity.WARNING,
     ) -> None:
-        """Record one instruction at ``place``."""
+        """Record a diagnostic about the instruction at ``place``."""
         kind = self._kinds.get((code, subject))
         if kind is None:
             kind = self._kinds[code, subject] = _FindingGroup(severity, message, place)
@@ -70,7 +72,7 @@ class HloFindings:
             kind.names.append(f"%{place[0].names[place[1]][:_SHOWN_NAME]}")
 
     def report(self, diagnostics: Diagnostics) -> None:
-        """Add all findings to ``diagnostics``."""
+        """Add one diagnostic per group to ``diagnostics``."""
         path = self.program.module.source.path
         for (code, subject), kind in self._kinds.items():
             listed = ", ".join(dict.fromkeys(kind.names))
@@ -96,7 +98,7 @@ _DECODED = frozenset({"metadata"})
 
 
 class NodeEmitter:
-    """Wrapper of :class:`GraphBuilder` for HLO instructions, with caches of type rows and metadata."""
+    """Builder of graph nodes from HLO instructions, with caches of types and metadata."""
 
     def __init__(self, program: HloProgram, findings: HloFindings, *, locations: bool) -> None:
         """Start an empty graph with the module's name."""
@@ -109,7 +111,9 @@ class NodeEmitter:
         self._provenance: dict[str, tuple[int, int]] = {}
 
     def types(self, row: int, place: tuple[Computation, int]) -> tuple[int, ...]:
-        """Return type rows of the arrays of one shape, tuples flattened; findings refer to ``place``."""
+        """Return the rows of the type table for the arrays of one shape, tuples flattened. Problems are
+        reported at the instruction ``place``.
+        """
         type_rows = self._type_rows.get(row)
         if type_rows is None:
             leaves = self.program.shapes[row].leaves
@@ -146,7 +150,9 @@ class NodeEmitter:
         region: int,
         kind: NodeKind = NodeKind.COMPUTE,
     ) -> int:
-        """Add the node of one instruction, with its contractions, provenance and attributes."""
+        """Add the node of one instruction, with its matrix products, framework name, source position and
+        attributes.
+        """
         builder = self.builder
         strings = builder.strings
         where = (computation, index)
@@ -205,7 +211,7 @@ class NodeEmitter:
             builder.set(node, source_id=source)
 
     def _read_metadata(self, metadata: str) -> tuple[int, int]:
-        """Return string rows of the framework's op name and of ``file:line``, 0 if missing."""
+        """Return the string rows of the framework's operation name and of ``file:line``, 0 if missing."""
         texts = fields(metadata)
         strings = self.builder.strings
         framework = strings.add(texts.get("op_name", ""))
@@ -232,7 +238,9 @@ _DEVICES_HINT = "state the number of devices the program was compiled for with `
 
 
 def communication_kind(opcode: str) -> NodeKind | None:
-    """Return the node kind of a communicating operation, None for others and for ``-done``."""
+    """Return the node kind of an opcode that communicates, None for others and for ``-done``, whose node does
+    not communicate.
+    """
     base, suffix = base_opcode(opcode)
     if suffix not in {"", "-start"}:
         return None
@@ -243,17 +251,17 @@ def communication_kind(opcode: str) -> NodeKind | None:
 
 @dataclass(frozen=True, slots=True)
 class _ResolvedGroups:
-    """One resolved ``replica_groups`` of a collective."""
+    """Group set of a collective in global device ids: its row and its group size."""
 
     row: int
     size: int
 
 
 class Communication:
-    """Writer of the collective and point-to-point rows of nodes, with a cache of resolved groups."""
+    """Builder of collectives and messages of nodes. Equal ``replica_groups`` are converted once."""
 
     def __init__(self, emitter: NodeEmitter, num_replicas: int, num_partitions: int) -> None:
-        """Set up for a program of ``num_replicas`` x ``num_partitions`` devices."""
+        """Set up for a program on ``num_replicas`` x ``num_partitions`` devices."""
         self.emitter = emitter
         self.num_replicas = num_replicas
         self.num_partitions = num_partitions
@@ -262,7 +270,7 @@ class Communication:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the program."""
+        """Number of devices that run the program."""
         return self.num_replicas * self.num_partitions
 
     def annotate(
@@ -273,8 +281,8 @@ class Communication:
         result_row: int,
         fusion_row: int = -1,
     ) -> None:
-        """Add the side-table row of a communicating node of the instruction at ``place``; ``fusion_row`` is
-        the result shape of the fusion around it (-1: none).
+        """Add the collective or message of a node for the instruction at ``place``. ``fusion_row`` is the
+        result shape of the fusion that contains the instruction (-1: none).
         """
         base, _ = base_opcode(place[0].opcodes[place[1]])
         if base in {"send", "recv"}:
@@ -371,8 +379,8 @@ class Communication:
     def _message(
         self, node: int, place: tuple[Computation, int], operand_rows: tuple[int, ...], result_row: int
     ) -> None:
-        """Add the row of a ``send`` (data, token) or ``recv`` (token); the message is the first operand or
-        the result.
+        """Add the message of a ``send`` or ``recv``. Its data is the first operand of a ``send`` and the
+        result of a ``recv``.
         """
         computation, index = place
         attributes = computation.attributes[index]
@@ -414,7 +422,9 @@ class Communication:
         return -1 if text is None else self._checked(place, lambda: integer(text))
 
     def _checked(self, place: tuple[Computation, int], make: Callable[[], _Result]) -> _Result:
-        """Call ``make``; convert a ``ValueError`` to an error with the instruction."""
+        """Call ``make`` and return its result. A ``ValueError`` becomes an error with the position of the
+        instruction.
+        """
         try:
             return make()
         except ValueError as error:

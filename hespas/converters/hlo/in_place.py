@@ -1,4 +1,5 @@
-"""Operands of fusions whose buffer the result may overwrite, because they are only read element by element.
+"""Operands of fusions whose buffers the result may overwrite, because the fusion uses them only element by
+element.
 
 The rule is that of XLA's buffer assignment (``HloDataflowAnalysis::CanShareOperandBufferWithUser``): a loop
 fusion may overwrite an operand if all values derived from it in the body are computed elementwise.
@@ -71,7 +72,7 @@ _KINDS = frozenset({"kLoop", "kInput"})
 
 
 class OverwrittenOperands:
-    """Overwritable operands of the fusions of one program, with a cache by body."""
+    """Operands that the fusions of a program may overwrite, with a cache by fusion body."""
 
     def __init__(self, program: HloProgram) -> None:
         """Start with an empty cache."""
@@ -79,7 +80,9 @@ class OverwrittenOperands:
         self._parameters: dict[str, frozenset[int]] = {}
 
     def of(self, computation: Computation, index: int) -> tuple[int, ...]:
-        """Return the positions of the overwritable operands of a fusion; repeated operands are left out."""
+        """Return the positions of a fusion's operands that its result may overwrite. Operands passed more
+        than once are left out.
+        """
         operands = computation.operands[index]
         if computation.attributes[index].get("kind") not in _KINDS:
             return ()

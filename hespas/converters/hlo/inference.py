@@ -1,8 +1,8 @@
 """Shape inference of operations on arrays, as in XLA: result shapes, and checks of the operands.
 
-The rules are those of ``xla/service/shape_inference.cc`` and ``hlo_verifier.cc`` of openxla/xla. Extents are
-compared exactly, element types by kind only, since optimised modules mix precisions. Layouts are ignored. A
-dynamic extent matches any other.
+The rules come from ``xla/service/shape_inference.cc`` and ``hlo_verifier.cc`` of openxla/xla. Extents are
+compared exactly. Element types are compared only by kind (floating-point, integer, ...), because optimised
+modules mix precisions. Layouts are ignored. A dynamic extent matches any other.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ COMPLEX_PARTS = {"c64": "f32", "c128": "f64"}
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Parameter shapes and result shape of a computation. A missing parameter is None.
+    """Parameter shapes and result shape of a computation. Entries of missing parameters are None.
 
-    ``matches`` has pairs of a parameter number and a matching operand, so that a large tuple that is passed
-    often is compared once; the number -1 stands for the result.
+    ``matches`` has (parameter number, operand shape) pairs that were found to match, so that a large tuple
+    that is passed often is compared once. The number -1 means the result.
     """
 
     parameters: tuple[Shape | None, ...]
@@ -56,14 +56,16 @@ class Callee:
 
 class _CalleeFinder(Protocol):
     def __call__(self, key: str, index: int = 0) -> Callee:
-        """Return the computation at ``index`` in the attribute ``key``. Raises ``ValueError``."""
+        """Return computation number ``index`` of the attribute ``key``. Raises ``ValueError`` if it does not
+        exist.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TypedInstruction:
-    """Input of a rule. ``result`` is the result shape in the program, None where it is omitted;
-    ``group_size`` is the number of devices in a group of a collective (1: not stated).
+    """Instruction as the input of an inference rule. ``result`` is the result shape in the program, None if
+    it is omitted. ``group_size`` is the number of devices in each group of a collective (1: not stated).
     """
 
     operands: tuple[Shape, ...]
@@ -73,13 +75,15 @@ class TypedInstruction:
     group_size: int = 1
 
     def array(self, index: int) -> ArrayShape:
-        """Return an operand that must be an array."""
+        """Return the shape of an operand. Raises ``ValueError`` if it is not an array."""
         if index >= len(self.operands):
             raise ValueError(f"expected more than {len(self.operands)} operands")
         return array_of(self.operands[index], f"operand {index}")
 
     def stated(self) -> Shape:
-        """Return the result shape in the program, for operations whose operands do not determine it."""
+        """Return the result shape in the program, for operations whose operands do not determine it. Raises
+        ``ValueError`` if it is omitted.
+        """
         if self.result is None:
             raise ValueError("expected a result shape: it does not follow from the operands")
         return self.result
@@ -93,7 +97,9 @@ class TypedInstruction:
         return integer(self.attributes[key]) if key in self.attributes else default
 
     def dimension(self, key: str, rank: int, default: int | None = None) -> int:
-        """Return an attribute that names one of ``rank`` dimensions, alone or in a list."""
+        """Return a dimension from an attribute that holds a number or a list of one number. It must be below
+        ``rank``.
+        """
         text = self.attributes.get(key)
         if text is None and default is not None:
             return default
@@ -107,7 +113,7 @@ Rule = Callable[[TypedInstruction], Shape]
 
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
-    """Return the array of a shape. Raises ``ValueError`` for a tuple."""
+    """Return the array of a shape. Raises ``ValueError`` for a tuple, with ``what`` as its description."""
     if shape.array is None:
         raise ValueError(f"expected {what} to be an array, found {shown_shape(shape)}")
     return shape.array
@@ -119,14 +125,16 @@ def tuple_of(parts: Sequence[Shape]) -> Shape:
 
 
 def with_dims(like: ArrayShape, dims: Sequence[int], element: str = "") -> Shape:
-    """Return an array shape with other extents, of the same type or of ``element``."""
+    """Return an array shape like ``like`` with other extents, and with another element type if ``element`` is
+    given.
+    """
     if element:
         return Shape(ArrayShape(find_dtype(element), element, tuple(dims), like.bounded))
     return Shape(ArrayShape(like.dtype, like.element, tuple(dims), like.bounded))
 
 
 def one_or_tuple(parts: Sequence[Shape]) -> Shape:
-    """Return the tuple of several shapes, or the only shape itself."""
+    """Return a tuple shape, or the only shape itself if there is one."""
     return parts[0] if len(parts) == 1 else tuple_of(parts)
 
 
@@ -140,8 +148,8 @@ def agree(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
-    """Return True if two shapes have the same structure and extents and, with ``kinds``, compatible types:
-    equal, unknown, or of the same floating-point kind. No recursion.
+    """Return True if two shapes have the same structure and extents. With ``kinds`` element types must be
+    compatible, too: equal, unknown, or of the same kind. No recursion.
     """
     pending = [(left, right)]
     seen: set[tuple[int, int]] = set()
@@ -166,7 +174,9 @@ def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
 
 
 def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
-    """Raise ``ValueError`` with the expectation and the shapes found unless ``fits``."""
+    """Raise ``ValueError`` unless ``fits`` is True. The message has the expectation and the shapes
+    ``found``.
+    """
     if not fits:
         shapes = [part if isinstance(part, Shape) else Shape(part) for part in found]
         raise ValueError(f"expected {expected}, found {' and '.join(map(shown_shape, shapes))}")
@@ -190,12 +200,12 @@ def _real(op: TypedInstruction) -> Shape:
 
 
 def _converted(op: TypedInstruction) -> Shape:
-    """Return the operand's extents with the element type of the stated result."""
+    """Infer a conversion: the operand's extents with the element type of the result in the program."""
     return with_dims(op.array(0), op.array(0).dims, array_of(op.stated(), "the result").element)
 
 
 def bits_of(array: ArrayShape) -> int:
-    """Return the bits of an element in memory, 0 if unknown."""
+    """Return the size of an array element in memory [bits], 0 if unknown."""
     if array.dtype is None:
         return 0
     return 8 if array.dtype.kind is DTypeKind.BOOL else array.dtype.bits
@@ -236,7 +246,9 @@ def _clamp(op: TypedInstruction) -> Shape:
 
 
 def listed(op: TypedInstruction, key: str, rank: int) -> tuple[int, ...]:
-    """Return an attribute with distinct dimensions of one operand. Raises ``ValueError``."""
+    """Return an attribute that lists distinct dimensions of an operand with ``rank`` dimensions. Raises
+    ``ValueError`` for others.
+    """
     dimensions = op.ints(key)
     if len(set(dimensions)) != len(dimensions) or any(not 0 <= dim < rank for dim in dimensions):
         raise ValueError(f"expected {key} to name some of {rank} dimensions, found {dimensions}")
@@ -252,7 +264,9 @@ class _Contracted:
 
 
 def _contracted(op: TypedInstruction) -> _Contracted:
-    """Return the dimensions of a product; check that paired dimensions have equal extents."""
+    """Return the batch, contracting and other dimensions of a matrix product. Raises ``ValueError`` if paired
+    dimensions differ in extent.
+    """
     left, right = op.array(0), op.array(1)
     sides: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for name, array in (("lhs", left), ("rhs", right)):
@@ -333,7 +347,7 @@ def _ragged_dot(op: TypedInstruction) -> Shape:
 
 
 def _windowed(extent: int, dim: WindowDim) -> int:
-    """Count the windows along one dimension."""
+    """Return the number of window positions along one dimension."""
     if extent == DYNAMIC:
         return DYNAMIC
     if dim.size < 1 or dim.stride < 1 or dim.lhs_dilation < 1 or dim.rhs_dilation < 1:
@@ -345,7 +359,7 @@ def _windowed(extent: int, dim: WindowDim) -> int:
 
 
 def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
-    """Count the windows along each dimension of an array."""
+    """Return the number of window positions along each dimension of an array."""
     dims = window(op.attributes.get("window"))
     if len(dims) != len(array.dims):
         raise ValueError(f"expected a window of {len(array.dims)} dimensions, found {len(dims)}")
@@ -353,7 +367,9 @@ def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
 
 
 def _spatial(labels: Mapping[str, int], what: str, rank: int) -> list[int]:
-    """Return the positions of the spatial dimensions 0, 1, ... of one operand; check its labels."""
+    """Return the positions of the spatial dimensions 0, 1, ... of an operand. Raises ``ValueError`` for
+    incomplete labels.
+    """
     order = [labels[label] for label in sorted(filter(str.isdigit, labels), key=int)]
     if sorted(labels.values()) != list(range(rank)):
         raise ValueError(f"expected labels for {rank} dimensions of {what}, found {''.join(labels)}")
@@ -397,7 +413,9 @@ def _convolution(op: TypedInstruction) -> Shape:
 
 
 def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
-    """Check that a reducer takes two scalars and makes one scalar for each of the ``values``."""
+    """Raise ``ValueError`` unless a reducer takes two scalars and returns one scalar for each of the
+    ``values``.
+    """
     parts = callee.result.elements if callee.result.elements is not None else (callee.result,)
     given = len(callee.parameters)
     if given != 2 * len(values):
@@ -411,7 +429,9 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
 
 
 def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
-    """Return the values that are reduced together, of equal extents, and their scalar initial values."""
+    """Return the two halves of a reduction's operands: the reduced arrays, whose extents must be equal, and
+    their scalar initial values.
+    """
     body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:
         raise ValueError(f"expected values and as many initial values, found {count} operands")

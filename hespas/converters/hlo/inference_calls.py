@@ -1,8 +1,10 @@
-"""Shape inference and verification of a module: tuples, calls, collectives, copies and asynchronous pairs.
+"""Shape inference of tuples, calls, collectives, copies and asynchronous pairs, and verification of whole
+modules.
 
 The rules are as in :mod:`~hespas.converters.hlo.inference`. :func:`check_shapes` checks every instruction
 against its operands, every call against its computation, and the entry against the header. It rejects the
-shapes that XLA's verifier rejects; a program with an edited extent would otherwise be read with wrong costs.
+shapes that XLA's verifier rejects. Without it, a program with an edited extent would be read with wrong
+costs.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def _element(op: TypedInstruction) -> Shape:
 
 
 def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_used: bool = True) -> None:
-    """Raise ``ValueError`` unless the operands match the parameters of a computation."""
+    """Raise ``ValueError`` unless the operands ``given`` match the parameters of a computation."""
     count = len(callee.parameters)
     if count > len(given) or (all_used and count != len(given)):
         raise ValueError(f"expected {what} to take {len(given)} parameters, found {count}")
@@ -60,7 +62,9 @@ def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_u
 
 
 def _fits(callee: Callee, number: int, wanted: Shape, given: Shape) -> bool:
-    """Return True if a shape matches a parameter of a computation or, for number -1, its result."""
+    """Return True if the shape ``given`` matches ``wanted``, the shape of parameter ``number`` of a
+    computation (-1: its result).
+    """
     if (number, given) in callee.matches:
         return True
     if not same_extents(wanted, given):
@@ -123,8 +127,8 @@ def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
 
 
 def _shards(op: TypedInstruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
-    """Return the dimension along which operands are joined or cut, and the number of shards, one per device;
-    None for a dynamic extent.
+    """Return the dimension along which a collective joins or splits its operands, and the number of parts,
+    one per device. Return None for a dynamic extent.
     """
     parts = [made] if len(op.operands) == 1 else list(made.elements or ())
     if len(parts) != len(op.operands):
@@ -148,7 +152,9 @@ def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
 
 
 def _started(op: TypedInstruction, made: Shape) -> Shape:
-    """Return the shape of the start of a collective: operands, results, and backend-specific elements."""
+    """Return the result shape of a collective's start: operands, results, and further elements that depend on
+    the backend.
+    """
     result = op.stated()
     elements = result.elements
     if not elements:  # text of older versions
@@ -200,7 +206,7 @@ def _ragged_all_to_all(op: TypedInstruction) -> Shape:
 
 
 def _in_place(op: TypedInstruction) -> bool:
-    """Return True if a permutation is written into a buffer operand at given offsets."""
+    """Return True if a permute writes its data into a buffer operand at given offsets."""
     offsets = op.operands[2].elements if len(op.operands) == 4 else None
     return offsets is not None
 
@@ -213,7 +219,9 @@ def _permute_start(op: TypedInstruction) -> Shape:
 
 
 def _finished(op: TypedInstruction) -> Shape:
-    """Return the results in the operand, which is the tuple of an asynchronous start."""
+    """Return the result shape of a ``-done``: the second element of its operand, which is the tuple of the
+    start.
+    """
     elements = op.operands[0].elements
     if elements is None or len(elements) < 2:
         raise ValueError(f"expected what a start makes, found {shown_shape(op.operands[0])}")
@@ -228,7 +236,9 @@ def _copy_done(op: TypedInstruction) -> Shape:
 
 
 def _handle(op: TypedInstruction) -> Shape:
-    """Return the shape of the backend's handle of a message, a scalar of any type."""
+    """Return the shape of the handle that a send or receive returns: a scalar whose type depends on the
+    backend.
+    """
     elements = op.stated().elements
     handle = elements[1] if elements is not None and len(elements) > 1 else _U32
     return handle if handle.array is not None and not handle.array.dims else _U32
@@ -249,7 +259,9 @@ def _recv_done(op: TypedInstruction) -> Shape:
 
 
 def _async_start(op: TypedInstruction) -> Shape:
-    """Infer a start with a computation: its operands, its result, and a context."""
+    """Infer an ``async-start``: a tuple of its operands, its result, and further elements that depend on the
+    backend.
+    """
     callee = op.callee("calls" if "calls" in op.attributes else "to_apply")
     _check_arguments(callee, op.operands, "the computation")
     elements = op.result.elements if op.result is not None and op.result.elements else ()
@@ -297,7 +309,7 @@ _RULES: dict[str, Rule] = {
 
 
 class Inference:
-    """Shape inference in one module, with a cache of the signatures of its computations."""
+    """Shape inference in one module, with a cache of the parameter and result shapes of computations."""
 
     def __init__(self, computations: Mapping[str, Computation], shapes: Sequence[Shape]) -> None:
         """Start with an empty cache. Both arguments may grow later."""
@@ -306,7 +318,9 @@ class Inference:
         self._callees: dict[str, Callee] = {}
 
     def callee(self, attributes: Mapping[str, str], key: str, position: int = 0) -> Callee:
-        """Return the computation at ``position`` in an attribute. Raises ``ValueError``."""
+        """Return computation number ``position`` of the attribute ``key``. Raises ``ValueError`` if it does
+        not exist.
+        """
         named = names(attributes.get(key))
         name = named[position] if position < len(named) else ""
         callee = self._callees.get(name)
@@ -332,8 +346,8 @@ class Inference:
         stated: Shape | None = None,
         group_size: int = 1,
     ) -> Shape | None:
-        """Infer the result shape of an operation, None if any shape is valid. Raises ``ValueError`` with the
-        expectation.
+        """Infer the result shape of an operation. Return None if any shape is valid. Raises ``ValueError``
+        with the expectation if operands or attributes are invalid.
         """
 
         def callee(key: str, index: int = 0) -> Callee:
@@ -396,7 +410,9 @@ _UNCHECKED = frozenset({"parameter", "constant", "custom-call", "infeed", "outfe
 
 
 class _Checker:
-    """Checker of one module. Shapes of equal types and extents have the same number in ``_numbers``."""
+    """Checker of one module. ``_numbers`` has a number for each shape; shapes that differ only in layout have
+    the same number.
+    """
 
     def __init__(self, program: HloProgram, inference: Inference) -> None:
         self.program = program
@@ -411,8 +427,8 @@ class _Checker:
         self._numbers = [self._number(shape) for shape in self.module.shapes]
 
     def _number(self, shape: Shape) -> int:
-        """Return the number of a shape's types and extents, ignoring layouts. A shared tuple is numbered
-        once; the depth of the recursion is limited by the parser.
+        """Return the number of a shape, ignoring layouts. A tuple that occurs in several shapes is processed
+        once; the parser limits the depth of the recursion.
         """
         leaf, structures = shape.array, self._structures
         if leaf is not None:
@@ -424,7 +440,7 @@ class _Checker:
         return number
 
     def computation(self, computation: Computation) -> None:
-        """Check every instruction. O(instructions)."""
+        """Check every instruction of a computation. O(instructions)."""
         numbers, fitting = self._numbers, self._fitting
         made = [numbers[row] for row in computation.shapes]
         parts = zip(computation.opcodes, computation.operands, computation.attributes, made, strict=True)
@@ -454,7 +470,9 @@ class _Checker:
                     fitting.add(key)
 
     def _is_called_right(self, attributes: Mapping[str, str], given: list[int], made: int) -> bool:
-        """Return True if operands and result of a fusion are equal to the signature of its computation."""
+        """Return True if the operands and the result of a fusion have exactly the shapes of its computation.
+        All shapes are numbers from :meth:`_number`.
+        """
         name = attributes.get("calls", "").lstrip("%")
         wanted = self._signatures.get(name)
         if wanted is None:
@@ -540,7 +558,7 @@ class _Checker:
 
 
 def check_shapes(program: HloProgram, ordered: Sequence[Computation]) -> None:
-    """Check the computations that run. Raises ``FormatError``. O(instructions)."""
+    """Check the shapes in all computations that run. Raises ``FormatError``. O(instructions)."""
     checker = _Checker(program, Inference(program.module.computations, program.module.shapes))
     for computation in ordered:
         checker.computation(computation)

@@ -1,4 +1,5 @@
-"""Shape inference of data movement, generated values and library calls (sort, fft, cholesky, batch norm).
+"""Shape inference of operations that move data, generate values or call libraries (sort, fft, cholesky, batch
+norm).
 
 The rules are as in :mod:`~hespas.converters.hlo.inference`.
 """
@@ -60,8 +61,8 @@ def _reshape(op: TypedInstruction) -> Shape:
 
 
 def _bitcast(op: TypedInstruction) -> Shape:
-    """Infer another view of the same bytes. Sizes are compared where layouts are assigned, as in XLA, but not
-    for tiled layouts, which may be padded, or packed small types.
+    """Infer a bitcast, another view of the same bytes. As in XLA, sizes are compared if layouts are assigned,
+    but not for tiled layouts, which may be padded, or for packed small types.
     """
     result, given = op.stated(), op.operands[0]
     before, after = given.array, result.array
@@ -122,7 +123,9 @@ def _slice(op: TypedInstruction) -> Shape:
 
 
 def _check_indices(op: TypedInstruction, first: int, rank: int) -> None:
-    """Check the start indices of a dynamic slice: one scalar per dimension, or a list of them."""
+    """Check the start indices of a dynamic slice, which are the operands from ``first`` on: one scalar per
+    dimension, or one vector.
+    """
     given = [op.array(index) for index in range(first, len(op.operands))]
     if len(given) == 1 and len(given[0].dims) == 1:
         check(agree(given[0].dims, (rank,)), f"{rank} start indices", given[0])
@@ -170,7 +173,7 @@ def _pad(op: TypedInstruction) -> Shape:
 
 
 def _index_dims(op: TypedInstruction, operand: int, count_key: str) -> list[int]:
-    """Return the extents of a table of indices without the dimension of the index vectors."""
+    """Return the extents of an array of index vectors, without the dimension along which the vectors lie."""
     table = op.array(operand)
     along = op.number("index_vector_dim", len(table.dims))
     dims = [*table.dims, 1] if along == len(table.dims) else list(table.dims)
@@ -253,7 +256,7 @@ def _map(op: TypedInstruction) -> Shape:
 
 
 def _scalar(op: TypedInstruction) -> Shape:
-    """Infer a scalar of the stated type."""
+    """Infer a scalar with the element type of the result in the program."""
     return _S32 if op.result is None else with_dims(array_of(op.result, "the result"), ())
 
 
@@ -322,7 +325,9 @@ def _topk(op: TypedInstruction) -> Shape:
 
 
 def _batch_norm(op: TypedInstruction) -> Shape:
-    """Infer training and gradient: the operand's shape and two lists of features."""
+    """Infer batch-norm-training and -grad: an array of the operand's shape, and two arrays with one number
+    per feature.
+    """
     given = op.array(0)
     features = given.dims[op.dimension("feature_index", len(given.dims))]
     for index in range(1, len(op.operands)):

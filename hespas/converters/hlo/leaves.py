@@ -1,4 +1,6 @@
-"""Operations of an HLO module with fusions and calls expanded, listed for each timed instruction."""
+"""Single operations of an HLO module, listed for each instruction that runs under its own name. Fusions and
+calls are expanded.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,9 @@ _PARTS = "-start", "-done", "-update"
 
 
 class Leaf(NamedTuple):
-    """One operation: ``kind`` is its StableHLO name, ``made`` has element type and extents of each result,
-    ``name`` and ``frame`` are framework name and source location of its origin (``""`` if unknown).
+    """One operation. ``kind`` is its StableHLO name. ``made`` has element type and extents of each result.
+    ``name`` and ``frame`` are the framework's name and the source position of the operation from which it was
+    compiled (``""`` if unknown).
     """
 
     kind: str
@@ -61,13 +64,14 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Leaves of a module; leaves of kind ``parameter`` are the arguments of the program.
+    """Operations of a module after the expansion of fusions and calls (*leaves*). Leaves of kind
+    ``parameter`` are the arguments of the program.
 
-    ``operands`` of each leaf are leaves; operations in :data:`PASSES_ON` are skipped. ``depth`` is the number
-    of loops around a leaf. ``carried`` lists the leaves of each instruction that runs under its own name.
-    ``uses`` maps an instruction to the instructions whose results it reads, also in computations that it
-    enters. The module is for ``devices`` devices; per device its arguments have ``argument_bytes`` and its
-    results ``result_bytes`` (NaN: unknown).
+    ``operands`` has the leaves that each leaf reads; operations in :data:`PASSES_ON` are skipped. ``depth``
+    is the number of loops around a leaf. ``carried`` lists the leaves of each instruction that runs under its
+    own name. ``uses`` maps an instruction to the instructions whose results it reads, also from inside
+    computations that it executes. The module runs on ``devices`` devices; on each its arguments have
+    ``argument_bytes`` and its results ``result_bytes`` (NaN: unknown).
     """
 
     leaves: list[Leaf] = field(default_factory=list[Leaf])
@@ -81,7 +85,7 @@ class Leaves:
 
 
 def kind_of(op_name: str) -> str:
-    """Return the name of an operation in all dialects: ``dot_general`` for HLO ``dot``."""
+    """Return the name that an operation has in StableHLO: ``dot_general`` for HLO ``dot``."""
     name = canonical_name(op_name)
     if not op_name.startswith("copy"):
         for part in _PARTS:
@@ -105,8 +109,9 @@ def module_leaves(data: bytes, name: str) -> Leaves:
 
 
 def leaves_of(module: HloModule) -> Leaves:
-    """Expand every computation that the entry runs once; its parameters are the operands of its first caller.
-    Loop bodies use the initial values of the loop. Computations of reductions are not expanded.
+    """Return the leaves of a module. Every computation that runs is expanded once. Its parameters are
+    replaced by the operands of its first caller; parameters of loop bodies are replaced by the initial values
+    of the loop. Computations of reductions are not expanded.
 
     Raises ``FormatError`` if a called computation is missing or calls itself, ``ValueError`` for a malformed
     attribute. O(instructions) plus shared computations; recursion on tuples only.
@@ -154,7 +159,9 @@ def leaves_of(module: HloModule) -> Leaves:
 
 
 def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
-    """Return the computations that run as parts of the program, without those applied to elements."""
+    """Return the computations that run as parts of the program, without reducers and other computations on
+    single elements.
+    """
     names = {module.entry.name}
     for computation in reversed(ordered):
         if computation.name in names:
@@ -165,7 +172,9 @@ def _run(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]
 
 
 def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computation]:
-    """Return the computations whose instructions run under their own names."""
+    """Return the computations whose instructions run under their own names: the entry, loops, branches and
+    calls, but not fusions.
+    """
     names = {module.entry.name}
     for computation in reversed(ordered):
         if computation.name not in names:
@@ -177,7 +186,7 @@ def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computat
 
 
 class _Symbol(NamedTuple):
-    """Array of a parameter of the current computation, or of one of its elements."""
+    """Placeholder for a parameter of a computation or, with ``path``, for an element of a tuple parameter."""
 
     parameter: int
     path: tuple[int, ...]
@@ -185,7 +194,9 @@ class _Symbol(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LeafWalk:
-    """Expansion of computations, callees first; symbols for their parameters are bound afterwards."""
+    """Expansion of computations, callees first. Symbols represent parameters until the operands of the
+    callers are known.
+    """
 
     module: HloModule
     leaves: list[Leaf] = field(default_factory=list[Leaf])
@@ -201,7 +212,7 @@ class _LeafWalk:
     carried: dict[str, list[tuple[int, ...]]] = field(default_factory=dict[str, list[tuple[int, ...]]])
 
     def read(self, computation: Computation) -> None:
-        """Add the leaves of a computation whose callees were read."""
+        """Add the leaves of a computation. Its callees must have been read before."""
         first = len(self.leaves)
         values: list[_Value] = []
         own: list[tuple[int, ...]] = []
@@ -282,7 +293,7 @@ class _LeafWalk:
         return tuple(elements)
 
     def _bind(self, value: _Value, arguments: Sequence[_Value]) -> _Value:
-        """Replace the symbols in a value of a called computation by the caller's arguments."""
+        """Replace the symbols in a value of a called computation by the arguments that the caller passes."""
         if isinstance(value, list):
             return [self._bind(part, arguments) for part in value]
         if all(leaf >= 0 for leaf in value):
@@ -314,7 +325,9 @@ class _LeafWalk:
         return depths
 
     def bound(self, ordered: Sequence[Computation]) -> list[tuple[int, ...]]:
-        """Return the operands of all leaves with bound parameters; callers are bound first."""
+        """Return the operands of all leaves, with symbols replaced by the arguments of calls. Callers are
+        processed first.
+        """
         arguments: dict[str, Sequence[_Value]] = {self.module.entry.name: ()}
         operands = list(self.operands)
         for computation in reversed(ordered):
@@ -328,14 +341,14 @@ class _LeafWalk:
 
 
 def _arrays(value: _Value) -> tuple[int, ...]:
-    """Return all leaves that make a value, including the elements of tuples."""
+    """Return all leaves that produce a value; for a tuple, the leaves of all its elements."""
     if not isinstance(value, list):
         return value
     return tuple(dict.fromkeys(leaf for part in value for leaf in _arrays(part)))
 
 
 def _bytes(shape: Shape) -> float:
-    """Return the bytes of all arrays of a shape, NaN if a size is unknown."""
+    """Return the total size of the arrays of a shape [bytes], NaN if a size is unknown."""
     return sum(
         nan
         if leaf.dtype is None or min(leaf.dims, default=0) < 0

@@ -73,13 +73,13 @@ _FREE = frozenset(
 
 
 class GraphLowering:
-    """Lowering of a module's entry computation to a graph. Call :meth:`run` once."""
+    """Lowering of the entry computation of a module to a graph. Call :meth:`run` once."""
 
     def __init__(
         self, emitter: NodeEmitter, bodies: Bodies, communication: Communication, *, in_order: bool = False
     ) -> None:
-        """Prepare the lowering. ``in_order``: each instruction that the device runs waits for the one
-        before.
+        """Prepare the lowering. With ``in_order`` the device executes instructions in text order, and each
+        waits for the one before.
         """
         self.emitter = emitter
         self.program = emitter.program
@@ -108,7 +108,7 @@ class GraphLowering:
         }
 
     def run(self) -> None:
-        """Lower the entry computation, and mark its result."""
+        """Lower the entry computation; mark the node of its result."""
         entry = self.program.module.entry
         frame = self.write(LoweringFrame(entry, -1, 0))
         if len(entry):
@@ -141,9 +141,10 @@ class GraphLowering:
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
     def control_nodes(self, frame: LoweringFrame, index: int) -> list[int]:
-        """Return the nodes of ``control-predecessors``; a predecessor that is not above is reported and left
-        out. A user of an asynchronous start waits for its issue, and thus for the dependencies of the start,
-        not for the operation that it started.
+        """Return the nodes of an instruction's ``control-predecessors``. A predecessor that does not come
+        before the instruction is reported and left out. If a predecessor is an asynchronous start, the
+        instruction waits only until it is issued: for the dependencies of the start, and not for the
+        operation that it started.
         """
         text = frame.computation.attributes[index].get("control-predecessors")
         if text is None:
@@ -167,7 +168,7 @@ class GraphLowering:
         result_row: int | None = None,
         kind: NodeKind = NodeKind.COMPUTE,
     ) -> int:
-        """Add the node of an instruction and bind its value."""
+        """Add the node of an instruction and record it as the value of the instruction."""
         computation = frame.computation
         needed = self.operand_nodes(frame, index) if deps is None else deps
         control = self.control_nodes(frame, index)
@@ -204,9 +205,9 @@ class GraphLowering:
         return node
 
     def _place_in_order(self, computation: Computation, index: int) -> int:
-        """Classify an instruction on a device that runs in order.
-
-        A start is issued in order but does not delay later instructions; its ``-done`` does.
+        """Classify an instruction for a device that executes instructions in order: :data:`_IN_LINE` waits
+        for the previous instruction and delays the next one, :data:`_BESIDE` (an asynchronous start) only
+        waits, and :data:`_ANYWHERE` does neither.
         """
         opcode = computation.opcodes[index]
         if opcode.endswith("-start") or (
@@ -218,7 +219,9 @@ class GraphLowering:
         return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
 
     def _note_widened(self, node: int, where: tuple[Computation, int], cost: Cost) -> None:
-        """Record the types of narrow values that are multiplied as f32, and mark the conversions for that."""
+        """Mark products whose operands the compiler converted from narrow types to f32, with these types, and
+        mark the conversions.
+        """
         opcode = where[0].opcodes[where[1]]
         if cost.contractions:
             narrow = source_dtypes(self.program, *where)
@@ -234,13 +237,13 @@ class GraphLowering:
             self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, b"convert")
 
     def reads_state(self, frame: LoweringFrame, operand: int) -> bool:
-        """Return True if an instruction of a frame is a parameter that holds the state of a loop."""
+        """Return True if an operand is a parameter that holds the state of an enclosing loop."""
         if not frame.state or frame.computation.opcodes[operand] != "parameter":
             return False
         return self.program.parameter_number(frame.computation, operand) in frame.state
 
     def element_index(self, frame: LoweringFrame, index: int) -> int:
-        """Return the index of a ``get-tuple-element``."""
+        """Return the tuple index of a ``get-tuple-element``."""
         try:
             return integer(frame.computation.attributes[index].get("index", ""))
         except ValueError as error:
@@ -328,7 +331,7 @@ class GraphLowering:
     def add_operation(
         self, frame: LoweringFrame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
     ) -> int:
-        """Add a node with its operand types, and its communication row if it communicates."""
+        """Add a node with its operand types. If it communicates, add its collective or message."""
         computation = frame.computation
         rows = self.program.operand_rows(computation, index)
         result = self.program.result_row(computation, index)
@@ -395,8 +398,8 @@ class GraphLowering:
                 self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
     def _collective_fusion(self, frame: LoweringFrame, index: int, cost: Cost, body: BodyCost) -> None:
-        """Add a fusion around a collective. Fusions that continue and complete the collective of a start
-        fusion do not count it again.
+        """Add a fusion that contains a collective. The collective counts only in the fusion that starts it,
+        not in those that continue and complete it.
         """
         computation = frame.computation
         inner, inner_index = body.collectives[0]
@@ -438,7 +441,9 @@ class GraphLowering:
         self.communication.annotate(node, (inner, inner_index), inner_rows, result, fused)
 
     def bind(self, frame: LoweringFrame, index: int, value: LoweredValue) -> None:
-        """Let users of a tuple depend on its elements instead of the node of the call that made it."""
+        """Record the elements of a tuple that a call returned. Users of an element then depend on its node
+        instead of the node of the call.
+        """
         if value.parts is not None:
             frame.parts[index] = value.parts
 
@@ -449,10 +454,10 @@ _HOST_THREAD = "host"
 
 
 class _ControlDeps:
-    """Lowering of control flow for a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
+    """Lowering of calls, loops and branches for a :class:`~hespas.converters.hlo.lower.GraphLowering`."""
 
     def __init__(self, lowering: GraphLowering) -> None:
-        """Work for one lowering."""
+        """Use the builder and the findings of ``lowering``."""
         self.lowering = lowering
         self.program = lowering.program
         self.findings = lowering.findings
@@ -464,7 +469,9 @@ class _ControlDeps:
     def _enclosed(
         self, frame: LoweringFrame, callee: Computation, region: int, operands: tuple[int, ...]
     ) -> LoweringFrame:
-        """Lower ``callee`` in a region; add its readers of the state of outer loops to ``frame``."""
+        """Lower ``callee`` in a region. Nodes in it that read the state of an outer loop are recorded in
+        ``frame``.
+        """
         arguments = tuple([frame.value(operand) for operand in operands])
         reads_state = self.lowering.reads_state
         state = frozenset(number for number, operand in enumerate(operands) if reads_state(frame, operand))
@@ -473,19 +480,22 @@ class _ControlDeps:
         return inner
 
     def _part(self, frame: LoweringFrame, part: Computation, region: int, operand: int) -> LoweringFrame:
-        """Lower a loop's condition or body, and record the nodes that read elements of the state."""
+        """Lower the condition or the body of a loop. The nodes that read elements of the loop state are
+        recorded.
+        """
         arguments = (frame.value(operand),)
         return self.lowering.write(LoweringFrame(part, region, frame.depth + 1, arguments, frozenset({0})))
 
     def _gate(self, frame: LoweringFrame, index: int, node: int, outer: Gate | None) -> Gate | None:
-        """Return the gate of the decision made by instruction ``index`` for the following nodes; ``outer`` if
-        the decision is a constant.
+        """Return the gate for nodes that wait for the decision of instruction ``index`` (see
+        :class:`~hespas.converters.hlo.module.Gate`). A constant decision needs none, so ``outer`` is
+        returned.
         """
         is_constant = frame.computation.opcodes[index] == "constant"
         return outer if is_constant else Gate(node, len(self.builder), outer)
 
     def call(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a ``call``: the callee inline, then a node that ends it."""
+        """Lower a ``call``: the nodes of the callee, then a node for the end of the call."""
         key = "to_apply" if "to_apply" in frame.computation.attributes[index] else "calls"
         callee = self.program.callee(frame.computation, index, key)
         region = self._open(frame, RegionKind.CALL, 1.0, callee.name)
@@ -496,8 +506,8 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def loop(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a ``while``: one region with condition and body, its trip count, and the carried edges. The
-        last evaluation of the condition is left out.
+        """Lower a ``while`` to one region with condition and body, its trip count, and carried edges. The
+        final evaluation of the condition is left out.
         """
         computation = frame.computation
         if len(computation.operands[index]) != 1:
@@ -543,8 +553,8 @@ class _ControlDeps:
         self.lowering.bind(frame, index, result)
 
     def conditional(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a ``conditional``: all branches; the most expensive one runs once and the others never. Users
-        wait for the results of that branch only.
+        """Lower a ``conditional``: the most expensive branch runs once, the others never. Users wait for the
+        results of that branch only.
         """
         computation = frame.computation
         computations = self.program.module.computations
@@ -581,7 +591,9 @@ class _ControlDeps:
             self.findings.add("hlo.branch-collectives", "", where, message)
 
     def async_start(self, frame: LoweringFrame, index: int) -> None:
-        """Lower a start of a computation with several operations, which follow it in a region."""
+        """Lower an ``async-start`` whose computation has several operations. They follow the node of the
+        start, in a region.
+        """
         computation = frame.computation
         attributes = computation.attributes[index]
         key = "calls" if "calls" in attributes else "to_apply"

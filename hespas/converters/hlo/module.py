@@ -1,8 +1,8 @@
-"""HLO module between text and graph: shapes, columns per computation, and the state of lowering.
+"""Parsed HLO module: shapes, computations as columns, and the state of their lowering to a graph.
 
 Shapes are ``bf16[4,128]{1,0:T(8,128)(2,1)S(1)}``, tuples, ``token[]`` and bounded extents ``<=n``; grammar in
 ``xla/hlo/parser`` of openxla/xla. The layout (order, tiling, memory space, element size) is stored as text.
-Bytes are those of the logical shape, without the padding of tiles.
+Sizes in bytes refer to the logical shape, without the padding of tiles.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _SPACE = re.compile(r"S\((\d{1,3})\)")
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """Array shape: element type (None if unknown), its text, extents, layout text without braces."""
+    """Array shape: element type (None if unknown) and its text, extents, and the text of the layout without
+    braces.
+    """
 
     dtype: DType | None
     element: str
@@ -62,8 +64,8 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Array (``elements`` is None) or tuple. A tuple does not list its arrays, because tuples share elements
-    and a short text can repeat them many times.
+    """Array shape, with ``elements`` None, or tuple shape. A tuple does not list its arrays, because tuples
+    may contain one shape many times.
 
     ``values`` counts the arrays and tuples in a shape, including itself. The constructor raises
     ``UnsupportedError`` beyond the limits on values and nesting. Hashing is O(1), and so is the comparison of
@@ -205,12 +207,12 @@ def shown_shape(shape: Shape) -> str:
 
 
 class ShapeTable:
-    """Table of shapes; each distinct text is parsed once."""
+    """Table of shapes. Each distinct text is parsed once."""
 
     __slots__ = ("_made", "rows", "shapes")
 
     def __init__(self) -> None:
-        """Start empty. ``rows`` maps each text to its row."""
+        """Start with an empty table. ``rows`` maps each text to its row."""
         self.rows: dict[str, int] = {}
         self._made: dict[Shape, int] = {}
         self.shapes: list[Shape] = []
@@ -224,7 +226,7 @@ class ShapeTable:
         return row
 
     def add(self, shape: Shape) -> int:
-        """Return the row of an inferred shape."""
+        """Add an inferred shape, which has no text; return its row."""
         row = self._made.get(shape)
         if row is None:
             self.shapes.append(shape)
@@ -234,12 +236,12 @@ class ShapeTable:
 
 @dataclass(slots=True, eq=False)
 class Computation:
-    """One computation; the lists have one entry per instruction, in text order.
+    """One computation. The lists have one entry per instruction, in text order.
 
-    ``shapes`` are rows of the module's shapes, ``operands`` instruction numbers of the same computation.
-    ``parameters`` maps a parameter's number to its instruction. ``payloads`` are the number of a parameter
-    and the text of a short constant (else ``""``). ``attributes`` are the values as written, ``positions``
-    offsets into the text. ``root`` is an instruction number.
+    ``shapes`` has rows of the module's shapes, and ``operands`` instruction numbers of the same computation.
+    ``parameters`` maps the number of each parameter to its instruction. ``payloads`` has the number of a
+    parameter or the text of a short constant (else ``""``). ``attributes`` has the values as written, and
+    ``positions`` the offset of each instruction in the text. ``root`` is an instruction number.
     """
 
     name: str
@@ -261,7 +263,7 @@ class Computation:
 
 @dataclass(slots=True, eq=False)
 class FrameTable:
-    """Stack frame tables of the header, which resolve an instruction's ``stack_frame_id``."""
+    """Stack frame tables in the module's header, to which the ``stack_frame_id`` of an instruction refers."""
 
     files: dict[int, str] = field(default_factory=dict[int, str])
     functions: dict[int, str] = field(default_factory=dict[int, str])
@@ -275,7 +277,9 @@ class FrameTable:
         return f"{name}:{line}" if name else ""
 
     def stated(self, metadata: Mapping[str, str]) -> str:
-        """Return ``file:line`` in the metadata of an instruction, or of its frame; ``""`` if unknown."""
+        """Return ``file:line`` from the metadata of an instruction, directly or through its stack frame;
+        ``""`` if unknown.
+        """
         source, line = metadata.get("source_file", ""), metadata.get("source_line", "")
         if source:
             return f"{source}:{line}" if line else source
@@ -285,8 +289,8 @@ class FrameTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HloModule:
-    """Parsed module. ``attributes`` are the attributes of the header line as written. ``marked`` is True if
-    the text marks its entry; otherwise the entry is the last computation.
+    """Parsed module. ``attributes`` come from the header line, as written. ``marked`` is True if the text
+    marks the entry computation with ``ENTRY``; otherwise the last one is the entry.
     """
 
     name: str
@@ -314,13 +318,17 @@ class HloModule:
 
 @dataclass(frozen=True, slots=True)
 class LoweredValue:
-    """Value of an instruction: the node that makes it, and the elements of a tuple if they are tracked."""
+    """Value of an instruction in the graph: the node that produces it, and for a tuple the values of its
+    elements if known.
+    """
 
     node: int
     parts: tuple[LoweredValue, ...] | None = None
 
     def part(self, index: int) -> LoweredValue:
-        """Return one element with its own node, else with the node of the whole value."""
+        """Return the value of one element of a tuple. If the elements are not known, its node is that of the
+        whole tuple.
+        """
         if self.parts is None or not 0 <= index < len(self.parts):
             return LoweredValue(self.node)
         return self.parts[index]
@@ -328,10 +336,10 @@ class LoweredValue:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Decision ``node`` of a loop or branch, for which the first nodes of the body wait.
+    """Decision of a loop or branch, made by ``node``, for which the nodes of the body wait.
 
-    These are the nodes without a dependency on ``first`` or a later node; they are listed in ``waiting``.
-    ``outer`` is the enclosing gate.
+    Only nodes without a dependency on ``first`` or a later node need an edge from the decision; they are
+    listed in ``waiting``. ``outer`` is the gate of the enclosing loop or branch.
     """
 
     node: int
@@ -340,7 +348,9 @@ class Gate:
     waiting: list[int] = field(default_factory=list[int])
 
     def control(self, node: int, deps: list[int], control: list[int]) -> list[int]:
-        """Return the control dependencies of a new node, extended by this gate. O(gates)."""
+        """Return the control dependencies of a new node, with an edge from the decision added if the node
+        needs it. O(gates).
+        """
         last = max([*deps, *control], default=-1)
         gate: Gate | None = self
         while gate is not None and last < gate.first:
@@ -357,10 +367,10 @@ class LoweringFrame:
     """State of lowering one computation.
 
     ``arguments`` are the values of its parameters (empty for the entry, whose parameters are nodes).
-    ``nodes`` has the node of each instruction lowered so far, ``parts`` the elements of tuples. ``state`` has
-    the numbers of parameters with the state of an enclosing loop; ``readers`` lists (element, node) of the
-    nodes that read it (-1: all of it). ``async_results`` maps an asynchronous start to the last node of its
-    computation, ``issues`` maps it to its own dependencies.
+    ``nodes`` has the node of each instruction lowered so far, and ``parts`` the elements of tuples. ``state``
+    has the numbers of parameters that hold the state of an enclosing loop; ``readers`` lists (element, node)
+    for the nodes that read it (element -1: all of it). ``async_results`` maps an asynchronous start to the
+    last node of its computation, and ``issues`` to the dependencies of the start itself.
     """
 
     computation: Computation
@@ -380,7 +390,9 @@ class LoweringFrame:
         return LoweredValue(self.nodes[index], self.parts.get(index))
 
     def number_of(self, name: str) -> int:
-        """Return the instruction of a name, -1 for none. The index is built on first use."""
+        """Return the number of the instruction with this name, -1 for none. The index by name is built on
+        first use.
+        """
         if self.numbers is None:
             self.numbers = {text: index for index, text in enumerate(self.computation.names)}
         return self.numbers.get(name, -1)

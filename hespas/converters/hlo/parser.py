@@ -64,7 +64,9 @@ def parse_module(source: HloText) -> HloModule:
 
 
 class _HloParser:
-    """State of one parse. ``text`` is read by offsets; only names and attribute values are copied."""
+    """State of one parse. Functions take and return offsets into ``text``; only names and attribute values
+    are copied.
+    """
 
     __slots__ = (
         "computations",
@@ -119,7 +121,7 @@ class _HloParser:
         return HloModule(name, source, attributes, self.computations, entry, shapes, self.frames, marked)
 
     def _attributes(self, position: int, into: dict[str, str]) -> int:
-        """Read ``, key=value`` pairs and return where they end."""
+        """Read ``, key=value`` pairs into ``into`` and return the offset after them."""
         text, source = self.text, self.source
         while True:
             match = _ATTRIBUTE.match(text, position)
@@ -151,14 +153,16 @@ class _HloParser:
             position = source.skip_space(end) if text.startswith("/", end) else end
 
     def _is_body(self, start: int) -> bool:
-        """Return True if a brace opens an inline computation, or a list of them."""
+        """Return True if the brace at ``start`` opens an inline computation or a list of them."""
         inner = self.source.skip_space(start + 1)
         if self.text.startswith("{", inner):
             inner = self.source.skip_space(inner + 1)
         return _HEAD.match(self.text, inner) is not None
 
     def _bodies(self, start: int) -> tuple[int, str]:
-        """Parse computations inside an attribute; return their end and their new names."""
+        """Parse computations written inside an attribute. Return the offset after them, and their generated
+        names as attribute text.
+        """
         source = self.source
         inner = source.skip_space(start + 1)
         if not self.text.startswith("{", inner):
@@ -181,7 +185,9 @@ class _HloParser:
             inner = source.skip_space(inner + 1)
 
     def _inner_body(self, position: int) -> tuple[int, str]:
-        """Parse ``{ instructions }`` of a computation without a name."""
+        """Parse ``{ instructions }`` of a computation without a name. Return the offset after it and a
+        generated name.
+        """
         computation = Computation(self._unused("_", self.reserved), position)
         self.reserved[computation.name] = None
         end = self._body(computation, position + 1)
@@ -189,7 +195,9 @@ class _HloParser:
         return end, computation.name
 
     def _nested(self, position: int, read: Callable[[int], tuple[int, _Read]]) -> tuple[int, _Read]:
-        """Call ``read`` for a nested operand or body, and limit the nesting."""
+        """Call ``read`` for an operand or body inside another one. Raises ``FormatError`` if they nest too
+        deep.
+        """
         if self.depth >= _MAX_NESTED:
             raise self.source.error(position, f"at most {_MAX_NESTED} operands or bodies inside one another")
         self.depth += 1
@@ -304,8 +312,8 @@ class _HloParser:
         name: str,
         named_at: int,
     ) -> tuple[int, int]:
-        """Parse the text after ``name =``, or a nested operand without a name and attributes; return the
-        number of the instruction and its end.
+        """Parse the text after ``name =``, or a nested operand, which has no name and no attributes. Return
+        the number of the new instruction and the offset after it.
         """
         text, source = self.text, self.source
         shape = _SHAPE.match(text, start)
@@ -368,7 +376,9 @@ class _HloParser:
         operands: tuple[int, ...],
         attributes: Mapping[str, str],
     ) -> int:
-        """Return the shape row of an operation without a result shape, inferred from its operands."""
+        """Infer the result shape of an operation whose text omits it, from its operands. Return the row of
+        the shape.
+        """
         shapes = self.shapes.shapes
         given = tuple([shapes[computation.shapes[operand]] for operand in operands])
         try:
@@ -384,7 +394,7 @@ class _HloParser:
         return self.shapes.add(made)
 
     def _check_stated(self, stated: tuple[int, int], made: Shape, what: str) -> None:
-        """Check that a repeated shape matches the shape that it repeats."""
+        """Check a shape that the text repeats, such as that of an operand, against the shape ``made``."""
         row = self._shape_row(*stated)
         repeated = self.shapes.shapes[row]
         if repeated is not made and not same_extents(made, repeated):
@@ -416,7 +426,7 @@ class _HloParser:
         computation.parameters[payload] = len(computation)
 
     def _shape_end(self, position: int) -> int:
-        """Return the end of the shape at ``position``."""
+        """Return the offset after the shape at ``position``."""
         if self.text.startswith("(", position):
             return self.source.skip_group(position)
         if self.text.startswith("b(", position):
@@ -429,7 +439,9 @@ class _HloParser:
     def _arguments(
         self, computation: Computation, opcode: re.Match[str], end: int, numbers: dict[str, int]
     ) -> tuple[tuple[int, ...], str]:
-        """Parse the text in parentheses: operand numbers, or the text of a parameter or constant."""
+        """Parse the text in parentheses after an opcode. Return operand numbers, or the text of a parameter
+        or constant.
+        """
         start = opcode.end() + 1
         if opcode[1] in {"constant", "parameter"}:
             payload = self.text[start : min(end, start + _PAYLOAD_CHARACTERS)] if end > start else ""

@@ -1,7 +1,8 @@
-"""Facts about a module that the graph needs: tensor types, costs of instructions, buffers and source types.
+"""Properties of a module that its graph needs: tensor types, costs of instructions, buffers and source types.
 
-XLA for CPUs widens values of 16 bits and less to f32 before a product; :func:`source_dtypes` finds the narrow
-types. The conversions that the compiler inserts have no framework name, unlike the program's own.
+XLA for CPUs converts values of 16 bits and less to f32 before a product; :func:`source_dtypes` finds the
+narrow types. Conversions inserted by the compiler have no framework name, unlike the program's own
+conversions.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def base_opcode(opcode: str) -> tuple[str, str]:
 
 
 class HloProgram:
-    """Module with caches of tensor types and of the costs of operations without attributes."""
+    """Parsed module with caches of tensor types and of costs that depend on types only."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
@@ -94,7 +95,7 @@ class HloProgram:
         self._line_ends: list[int] = []
 
     def line_of(self, computation: Computation, index: int) -> int:
-        """Return the text line of one instruction; O(log lines) after the first call."""
+        """Return the text line of one instruction. O(log lines) after the first call."""
         if not self._line_ends:
             lines = self.module.source.text.split("\n")
             self._line_ends = list(accumulate(len(line) + 1 for line in lines))
@@ -129,11 +130,13 @@ class HloProgram:
         return tensors
 
     def all_bytes(self, row: int) -> tuple[float, ...]:
-        """Return the bytes of the arrays of one shape."""
+        """Return the sizes [bytes] of the arrays of one shape."""
         return tuple(tensor.bytes for tensor in self.tensors(row))
 
     def main_bytes(self, row: int) -> tuple[float, ...]:
-        """Return the bytes of the arrays of one shape in main memory; arrays in on-chip memory count 0."""
+        """Return the sizes [bytes] of the arrays of one shape in main memory, 0 for arrays in on-chip
+        memory.
+        """
         main = self._main_bytes.get(row)
         if main is None:
             leaves, sizes = self.shapes[row].leaves, self.all_bytes(row)
@@ -158,8 +161,8 @@ class HloProgram:
         return tuple([shapes[operand] for operand in computation.operands[index]])
 
     def result_row(self, computation: Computation, index: int) -> int:
-        """Return the shape row of an instruction's data, without the handles of an asynchronous start or of a
-        receive.
+        """Return the shape row of an instruction's data: the results of an asynchronous start or a receive,
+        without handles and copies of operands.
         """
         row = computation.shapes[index]
         base, suffix = base_opcode(computation.opcodes[index])
@@ -175,7 +178,7 @@ class HloProgram:
     def cost(
         self, computation: Computation, index: int, *, in_place: bool = False, materialised: bool = False
     ) -> Cost:
-        """Return the cost of one instruction that is neither a fusion nor control flow, by the shared table.
+        """Return the cost of one instruction from the cost table. Fusions and control flow are not supported.
 
         An asynchronous start has the cost of its operation. Raises ``FormatError`` if attributes or operands
         do not fit the operation.
@@ -223,12 +226,14 @@ class HloProgram:
         return cost
 
     def is_known(self, computation: Computation, index: int) -> bool:
-        """Return True if the cost table has the operation."""
+        """Return True if the cost table has the operation of an instruction."""
         opcode, _ = base_opcode(computation.opcodes[index])
         return find_rule(_COST_NAMES.get(opcode, opcode)) is not None
 
     def callee(self, computation: Computation, index: int, key: str) -> Computation:
-        """Return the computation that attribute ``key`` of an instruction names. Raises ``FormatError``."""
+        """Return the computation in attribute ``key`` of an instruction. Raises ``FormatError`` without
+        one.
+        """
         named = names(computation.attributes[index].get(key))
         callee = self.module.computations.get(named[0]) if named else None
         if callee is None:
@@ -243,7 +248,9 @@ class HloProgram:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
 
     def program_bytes(self) -> str:
-        """Return the bytes of parameters, results and parameters that results may overwrite."""
+        """Return the sizes [bytes] of parameters, results, and parameters that results may overwrite, as
+        text.
+        """
         entry = self.module.entry
         sizes = {
             self.parameter_number(entry, index): sum(self.all_bytes(entry.shapes[index]))
@@ -260,7 +267,9 @@ class HloProgram:
         return self._written_over.get(parameter, -1)
 
     def last_uses(self, computation: Computation) -> list[int]:
-        """Return the last reader of each instruction; the root is read at the very end."""
+        """Return the last instruction that reads each instruction's result. The root counts as read at the
+        very end.
+        """
         readers = self._last_uses.get(computation.name)
         if readers is None:
             readers = [-1] * len(computation)
@@ -272,8 +281,8 @@ class HloProgram:
         return readers
 
     def dies(self, computation: Computation, index: int, operand: int) -> bool:
-        """Return True if the buffer of ``operand`` may be overwritten at ``index``: it has no later reader,
-        and it is neither a constant nor an argument that the caller keeps.
+        """Return True if the buffer of ``operand`` may be overwritten at instruction ``index``. It must have
+        no later reader, and must not be a constant or an argument that the caller still needs.
         """
         uses = self.last_uses(computation)
         for _ in range(_MAX_VIEWS):
@@ -291,10 +300,11 @@ class HloProgram:
 
 @dataclass(frozen=True, slots=True)
 class _OperationContext:
-    """Input of a function that builds cost attributes. ``bodies`` has the scalar costs of computations.
+    """Operation for which a function builds the attributes of the cost table. ``bodies`` has the costs of
+    scalar computations.
 
-    ``in_place``: the first operand's buffer may be overwritten. ``materialised``: the program is compiled, so
-    every instruction outside fusions is a kernel.
+    ``in_place`` is True if the first operand's buffer may be overwritten. ``materialised`` is True for a
+    compiled program, in which every instruction outside fusions is a kernel.
     """
 
     attributes: Mapping[str, str]
@@ -305,7 +315,9 @@ class _OperationContext:
     materialised: bool = False
 
     def body(self, key: str = "to_apply") -> Body:
-        """Return the scalar computation that an attribute names. Raises ``ValueError`` if it is absent."""
+        """Return the cost of the scalar computation in attribute ``key``. Raises ``ValueError`` without
+        one.
+        """
         named = names(self.attributes.get(key))
         if not named or named[0] not in self.bodies:
             raise ValueError(f"expected an attribute {key} that names a computation")
@@ -317,7 +329,9 @@ class _OperationContext:
 
 
 def _precision(op: _OperationContext) -> Precision:
-    """Return the precision of a product, including the frontend's attributes outside the specification."""
+    """Return the precision of a product, including attributes that are not in the HLO specification
+    (``frontend_attributes``).
+    """
     algorithm = op.attributes.get("algorithm", "dot_unset")
     if algorithm != "dot_unset":
         multiplying = named_algorithm(algorithm)
@@ -419,8 +433,8 @@ _Place = tuple[Computation, int]
 
 
 def source_dtypes(program: HloProgram, computation: Computation, index: int) -> tuple[DType, DType] | None:
-    """Return the narrow types of the operands that a product, or a fusion around one, multiplies as f32; None
-    for other instructions.
+    """Return the operand types of a product before the compiler converted them to f32. Return None for all
+    instructions except such products and fusions with one.
     """
     inside, product, callers = computation, index, list[_Place]()
     if computation.opcodes[index] in _CALLS:
@@ -440,7 +454,9 @@ def source_dtypes(program: HloProgram, computation: Computation, index: int) -> 
 
 
 def widens(program: HloProgram, computation: Computation, index: int) -> bool:
-    """Return True if an instruction only converts narrow values to f32 or back, inserted by the compiler."""
+    """Return True if an instruction only converts values between narrow types and f32 for the compiler's own
+    use.
+    """
     if computation.opcodes[index] == "fusion":
         body = _callee(program, (computation, index))
         work = [number for number, opcode in enumerate(body.opcodes) if opcode != "parameter"] if body else []
@@ -452,7 +468,9 @@ def widens(program: HloProgram, computation: Computation, index: int) -> bool:
 
 
 def _narrow(program: HloProgram, at: _Place, callers: list[_Place]) -> DType | None:
-    """Follow views and fusions to the conversion of the compiler; return the type that it widened to f32."""
+    """Follow a value through views and fusions to a conversion to f32 by the compiler. Return the type before
+    it, or None without such a conversion.
+    """
     callers = list(callers)
     kind = _dtype(program, at)
     if kind is None or (kind.kind, kind.bits) != _WIDE:
@@ -488,7 +506,9 @@ def _narrow(program: HloProgram, at: _Place, callers: list[_Place]) -> DType | N
 
 
 def _element(program: HloProgram, place: _Place, callers: list[_Place]) -> _Place | None:
-    """Return the instruction inside a fusion that makes one element of its results."""
+    """Return the instruction inside a fusion or call that produces the element read by a
+    ``get-tuple-element``.
+    """
     computation, index = place
     tuple_at = computation.operands[index][0]
     body = _callee(program, (computation, tuple_at)) if computation.opcodes[tuple_at] in _CALLS else None
@@ -512,7 +532,7 @@ def _callee(program: HloProgram, place: _Place) -> Computation | None:
 
 
 def _is_compilers(program: HloProgram, place: _Place) -> bool:
-    """Return True if a conversion between 16 bits and f32 was inserted by the compiler."""
+    """Return True if the compiler inserted a conversion between a 16-bit or smaller float and f32."""
     computation, index = place
     ends = [_dtype(program, place), _dtype(program, (computation, computation.operands[index][0]))]
     kinds = [(kind.kind, kind.bits) for kind in ends if kind is not None]

@@ -1,4 +1,6 @@
-"""Operations of the source program that each instruction of an HLO module implements."""
+"""Source operations of HLO instructions: the operations of the framework's program that each instruction
+implements.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ _LIBRARY_PRODUCT = re.compile(r"gemm|conv|matmul|cublas|dot", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Operation by its framework name and its source ``file:line``, each ``""`` if unknown.
+    """Operation of the source program: its framework name and its position ``file:line``, each ``""`` if
+    unknown.
 
-    ``multiplies`` is True for a product or a convolution, which may have the name of a transpose that XLA
-    folded into it.
+    ``multiplies`` is True for a matrix product or convolution. Its name may be that of a transpose that XLA
+    merged into it.
     """
 
     name: str
@@ -40,11 +43,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origins of one instruction: its own metadata and the metadata of all instructions that it fuses or
-    calls.
+    """Source operations of one instruction: those in its own metadata, and those in the metadata of all
+    instructions that it fuses or calls.
 
-    ``inferred`` is True if the compiler inserted the instruction (a copy, a bitcast); ``origins`` are then
-    the origins of its users, else of its operands.
+    ``inferred`` is True if the compiler inserted the instruction (a copy, a bitcast). ``origins`` are then
+    taken from its users or, if these have none, from its operands.
     """
 
     origins: tuple[Origin, ...]
@@ -52,19 +55,25 @@ class Provenance:
 
 
 class _CalledOrigin(NamedTuple):
-    """Origins of a computation's own instructions, and the computations that they call."""
+    """Source operations of a computation's own instructions, and the names of the computations that they
+    call.
+    """
 
     origins: dict[Origin, None]
     callees: tuple[str, ...]
 
 
 def read_provenance(path: Path, max_bytes: int) -> Mapping[str, Provenance]:
-    """Return provenances by instruction name for an HLO file in any form. Raises the reader's errors."""
+    """Return the source operations by instruction name, for an HLO file in any form. Raises the reader's
+    errors.
+    """
     return module_provenance(read_bytes(path, max_bytes), str(path))
 
 
 def module_provenance(data: bytes, name: str) -> Mapping[str, Provenance]:
-    """Return provenances for a module in memory; messages use ``name``."""
+    """Return the source operations by instruction name, for a module in memory. ``name`` is used in
+    messages.
+    """
     module = parse_module(source_of(data, name))
     try:
         return provenance_of(module)
@@ -75,7 +84,8 @@ def module_provenance(data: bytes, name: str) -> Mapping[str, Provenance]:
 
 
 def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
-    """Return provenances by name for the instructions of all computations that control flow reaches.
+    """Return the source operations by instruction name, for all computations that run as parts of the
+    program.
 
     Raises ``FormatError`` if a called computation is missing or calls itself, ``ValueError`` for a malformed
     attribute. O(instructions) plus shared computations.
@@ -107,7 +117,7 @@ def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
 
 
 def _entered(module: HloModule, computation: Computation) -> Iterator[Computation]:
-    """Yield the callees whose instructions run under their own names."""
+    """Yield the computations called by ``computation`` whose instructions run under their own names."""
     for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
         if opcode in _RUNS_ITSELF or opcode in {"call", "async-start"}:
             yield from (module.computations[name] for name in callee_names(attributes))
@@ -120,8 +130,9 @@ def _own_and_called(
     arguments: frozenset[str],
     cache: dict[str, _CalledOrigin],
 ) -> tuple[Origin, ...]:
-    """Return the origins of an instruction and of its callees in text order, without the names of arguments.
-    ``cache`` stores the origins of computations. No recursion.
+    """Return the source operations of an instruction and of the computations that it calls, in text order.
+    Names of program arguments are left out. ``cache`` has the source operations of computations. No
+    recursion.
     """
     collected = dict.fromkeys(_metadata(module, computation, index))
     runs_itself = computation.opcodes[index] in _RUNS_ITSELF
@@ -158,7 +169,7 @@ def _metadata(module: HloModule, computation: Computation, index: int) -> Iterat
 
 
 def _parts(name: str) -> list[str]:
-    """Split the name of combined operations: ``jit(f)/(a/add:b/mul)`` or ``a;b``."""
+    """Split the name of several operations that XLA combined: ``jit(f)/(a/add:b/mul)`` or ``a;b``."""
     if ";" in name:
         return [part for part in name.split(";") if part]
     start_of_list = name.find("/(") + 1
@@ -177,7 +188,9 @@ def _parts(name: str) -> list[str]:
 
 
 def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tuple[Origin, ...]]:
-    """Fill in missing origins from the users of an instruction, else from its operands. O(edges)."""
+    """Give instructions without source operations the ones of their users, else the ones of their operands.
+    O(edges).
+    """
     origins = list(own)
     users: list[list[int]] = [[] for _ in origins]
     for index, operands in enumerate(computation.operands):
@@ -194,5 +207,5 @@ def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tup
 
 
 def _merged(origins: list[tuple[Origin, ...]], among: tuple[int, ...] | list[int]) -> tuple[Origin, ...]:
-    """Return the origins of the first instruction that has any."""
+    """Return the source operations of the first instruction in ``among`` that has any."""
     return next((origins[index] for index in among if origins[index]), ())

@@ -1,9 +1,9 @@
-"""Reader of optimised or unoptimised HLO as a :class:`~hespas.graph.Workload`, with its number of devices.
+"""Reader of optimised or unoptimised HLO as a :class:`~hespas.graph.Workload`.
 
-Text is read without jaxlib; jaxlib prints a serialised ``HloModuleProto`` as text first. If the header lacks
-the number of devices, it comes from the options or from the largest id in the collectives, read as a replica
-or a partition id by the mode of the collective, and a diagnostic reports it. XLA does not print a count of
-one; a serialised module and a module converted from StableHLO have no counts.
+Text is read without jaxlib; a serialised ``HloModuleProto`` is printed as text by jaxlib first. If the header
+lacks the number of devices, it is taken from the options or inferred from the largest id in the collectives,
+with a diagnostic. The mode of a collective determines if its ids are replicas or partitions. XLA does not
+print a count of one, and modules from a proto or from StableHLO have no counts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
 def read_module(
     data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
 ) -> Workload:
-    """Read a module from memory; ``path`` is used in messages, ``in_order`` is as in :func:`workload_of`.
+    """Read a module from memory. ``path`` is used in messages; ``in_order`` is as in :func:`workload_of`.
     Raises the errors of :func:`read_hlo`.
     """
     module = parse_module(source_of(data, path))
@@ -162,8 +162,8 @@ _KEPT_LONG = frozenset({"while", "conditional", "call", "async-start"})
 
 
 def _shorten_async(computations: Mapping[str, Computation]) -> None:
-    """Rewrite every ``async-start`` of a single operation to the equivalent ``OPERATION-start``, which XLA
-    prints for most of them. O(instructions).
+    """Replace every ``async-start`` of a single operation by the equivalent ``OPERATION-start``, the form in
+    which XLA prints most of them. O(instructions).
     """
     wrapped = {name: root for name, body in computations.items() if (root := _single_operation(body)) >= 0}
     if not wrapped:
@@ -178,7 +178,9 @@ def _shorten_async(computations: Mapping[str, Computation]) -> None:
 
 
 def _single_operation(body: Computation) -> int:
-    """Return the root if it is the only operation and reads parameters only, else -1."""
+    """Return the number of the root if it is the only operation of a computation and reads parameters only,
+    else -1.
+    """
     work = [index for index, opcode in enumerate(body.opcodes) if opcode not in STRUCTURE]
     if work != [body.root] or body.opcodes[body.root] in _KEPT_LONG:
         return -1
@@ -225,8 +227,8 @@ _MADE_BY_PARTITIONER = "_spmd"
 
 @dataclass(slots=True)
 class _NamedIds:
-    """Number of replicas, partitions, devices and peers of messages that the ids in collectives imply, one
-    more than the largest id of each kind. ``channels`` is True if a collective runs across partitions,
+    """Numbers of replicas, partitions, devices and message peers that the ids in collectives imply: one more
+    than the largest id of each kind. ``channels`` is True if a collective runs across partitions, and
     ``over_all`` if one has an empty list of groups, which means all devices.
     """
 
@@ -239,8 +241,8 @@ class _NamedIds:
 
 
 def device_count(module: HloModule) -> int:
-    """Return the number of devices in the header, or implied by the collectives. Raises ``UnsupportedError``
-    beyond the limit.
+    """Return the number of devices from the header or, if it has none, from the ids in collectives. Raises
+    ``UnsupportedError`` beyond the limit.
     """
     replicas, partitions = _device_counts(module, ReadOptions(), Diagnostics())
     return replicas * partitions
@@ -310,7 +312,8 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
 
 
 def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
-    """Return replicas and partitions of the header, completed by the requested number of replicas.
+    """Return the numbers of replicas and partitions in the header, None if absent. The options may state the
+    replicas.
 
     Raises ``UsageError`` if the replicas do not divide the requested number of devices.
     """
@@ -338,7 +341,9 @@ def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
 
 
 def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -> tuple[int, int]:
-    """Raise the counts that are not stated (``free``) until every id in a collective is valid."""
+    """Return the numbers of replicas and partitions, raised until every id in a collective is valid. Only
+    counts marked in ``free`` may change.
+    """
     replicas, partitions = counts
     replicas = max(replicas, named.replicas) if free[0] else replicas
     partitions = max(partitions, named.partitions) if free[1] else partitions
@@ -363,8 +368,8 @@ def _count(module: HloModule, key: str) -> int:
 
 
 def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
-    """Collect the ids in all collectives. Malformed groups are ignored here and reported when the collective
-    is read. ``complete``: groups that leave out ids are ignored, too, because XLA rejects them.
+    """Collect the largest ids in all collectives. Malformed groups are ignored here and reported later. With
+    ``complete`` groups that do not contain all ids are ignored, too, because XLA rejects them.
     """
     named = _NamedIds()
     seen: set[tuple[str | None, ...]] = set()
@@ -390,7 +395,9 @@ def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
 def _add_ids(
     module: HloModule, named: _NamedIds, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
 ) -> None:
-    """Record the largest id of one spelling under its meaning."""
+    """Record the largest id in the attribute ``key`` of a collective, as a replica, partition, device or
+    message peer.
+    """
     if key == "frontend_attributes":
         pairs = frontend_pairs(given) or ""
         named.peers = max(named.peers, _named(module, "source_target_pairs", pairs, complete=False))
@@ -428,8 +435,8 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
 
 def _is_global(module: HloModule) -> bool:
     """Return True if the module has not been partitioned: it calls the partitioner, or has shardings but no
-    communication. In a partitioned program only parameters and results have shardings; a compiled one has a
-    schedule, and the partitioner has renamed its entry.
+    communication. In a partitioned program only parameters and results have shardings. A compiled program has
+    a schedule, and the partitioner has renamed its entry.
     """
     if module.entry.name.endswith(_MADE_BY_PARTITIONER):
         return False
@@ -460,7 +467,7 @@ def _is_global(module: HloModule) -> bool:
 
 
 def _works_by_hand_only(module: HloModule) -> bool:
-    """Return True if all work is in computations that are called with shards: bodies of ``shard_map``."""
+    """Return True if all work is in bodies of ``shard_map``, which are called with shards."""
     open_, seen = [module.entry], {module.entry.name}
     while open_:
         body = open_.pop()
@@ -527,8 +534,8 @@ def callees_first(module: HloModule) -> list[Computation]:
 
 
 def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
-    """Reject a module that is too large after inlining: nodes of calls, operations of fusions, or values in
-    tuples. O(instructions).
+    """Raise ``UnsupportedError`` for a module that is too large after inlining: nodes of calls, operations of
+    fusions, or values in tuples. O(instructions).
     """
     nodes: dict[str, int] = {}
     fused: dict[str, int] = {}
@@ -562,7 +569,9 @@ def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
 
 
 def _tuple_uses(computation: Computation, values: Mapping[int, int]) -> int:
-    """Count the values in the tuples that instructions make and take."""
+    """Return the number of values in the tuples that instructions produce and read, except through
+    ``get-tuple-element``.
+    """
     made = {index: values[row] for index, row in enumerate(computation.shapes) if row in values}
     if not made:
         return 0

@@ -1,13 +1,13 @@
 """Scanner of HLO text, detection of HLO files, and conversion of serialised modules to text.
 
-Every step of the scanner is either a loop with a counter or a regular expression whose alternatives begin
-with different characters, so that there is no backtracking: time is linear in the text for any input.
-Possessive quantifiers would do the same, but Python 3.11.2 has a bug in them.
+The time of the scanner is linear in the text for any input. Every step is a loop with a counter, or a regular
+expression whose alternatives begin with different characters, so that it never backtracks. (Possessive
+quantifiers would do the same, but Python 3.11.2 has a bug in them.)
 
 Text is detected by its first word, an ``HloModuleProto`` (``xla/service/hlo.proto`` of openxla/xla) by its
 first fields. jaxlib prints a serialised module as text. ``jaxlib._hlo`` is private API; the calls exist in
 the range that the ``stablehlo`` extra pins. XLA allocates a slot for every number up to the largest local id
-of an instruction (the low 32 bits of ``HloInstructionProto.id``), so the ids are checked before.
+of an instruction (the low 32 bits of ``HloInstructionProto.id``), so large ids are rejected first.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def shown(name: str) -> str:
 
 
 def _comment_end(text: str, start: int) -> int:
-    """Return the end of the comment at ``start``, -1 if it does not end."""
+    """Return the offset after the comment at ``start``, -1 if the comment does not end."""
     if text.startswith("//", start):
         end = text.find("\n", start)
         return len(text) if end < 0 else end
@@ -124,8 +124,8 @@ def strip_comments(text: str) -> str:
 
 
 def begins_headerless(text: str, position: int) -> bool:
-    """Return True if a module without a header begins at ``position``: with its entry, or with a computation
-    without a signature. Comments are ignored.
+    """Return True if a module without a header begins at ``position``. Such a module starts with its entry,
+    or with a computation without a signature. Comments are ignored.
     """
     beginning = text[position : position + _BEGINNING_CHARACTERS]
     return _HEADERLESS.match(strip_comments(beginning)) is not None
@@ -141,9 +141,10 @@ def unquote(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HloText:
-    """HLO text and its file. Positions are character offsets into ``text``.
+    """HLO text with the path of its file. Positions are character offsets into ``text``.
 
-    ``origin`` is a prefix of positions in messages if ``text`` is not the file itself (a decoded proto).
+    ``origin`` is a prefix for positions in messages, for text that is not the file itself (printed from a
+    proto).
     """
 
     text: str
@@ -160,7 +161,7 @@ class HloText:
         return f"{self.origin}line {self.line(position)}, column {column}"
 
     def error(self, position: int, expected: str, hint: str | None = None) -> FormatError:
-        """Build the error for text at ``position`` that is not ``expected``."""
+        """Return the error for text at ``position`` that is not ``expected``."""
         ended = position >= len(self.text)
         actual = "the end" if ended else repr(self.text[position : position + _SHOWN_CHARACTERS])
         on_last_line = self.text.find("\n", position) < 0
@@ -172,7 +173,7 @@ class HloText:
         )
 
     def skip_space(self, position: int) -> int:
-        """Skip blanks, line ends and comments."""
+        """Return the offset after blanks, line ends and comments."""
         text = self.text
         while True:
             match = _SPACE.match(text, position)
@@ -185,8 +186,8 @@ class HloText:
             position = end
 
     def skip_group(self, position: int) -> int:
-        """Skip from the bracket at ``position`` past its closing bracket. Raises ``FormatError`` without
-        one.
+        """Return the offset after the closing bracket that matches the one at ``position``. Raises
+        ``FormatError`` without one.
         """
         text = self.text
         opener = text[position]
@@ -222,7 +223,9 @@ class HloText:
             cursor += 1
 
     def skip_value(self, position: int) -> int:
-        """Skip an attribute's value, up to a comma, comment, blank or closing bracket outside of it."""
+        """Return the offset after an attribute's value, which ends at a comma, comment, blank or closing
+        bracket outside of it.
+        """
         text = self.text
         cursor = position
         while True:
@@ -268,7 +271,9 @@ def _has_header(text: str, start: int) -> bool:
 
 
 def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
-    """Return content and end of a short length-delimited field at ``position``."""
+    """Return the content and the end of a short length-delimited field at ``position``; None if ``tag`` is
+    not there.
+    """
     if data[position : position + 1] != bytes([tag]):
         return None
     try:
@@ -305,7 +310,7 @@ def module_bytes(data: bytes) -> bytes | None:
 
 
 def sniff(head: Head) -> int:
-    """Score an input as HLO."""
+    """Return the confidence that an input is HLO: 0 (no) .. 100 (certain)."""
     if head.is_directory:
         return _NO
     if is_text(head.data):
@@ -379,8 +384,8 @@ def proto_to_text(data: bytes, path: str) -> str:
 
 
 def print_text(data: bytes, parser_bytes: int) -> bytes:
-    """Return the text of a serialised module, or a NUL and the reason of the failure. Runs in the child
-    process.
+    """Print a serialised module as text, in the child process. A failure is returned as a NUL and the
+    reason.
     """
     parse = _module_class().from_serialized_hlo_module_proto
     try:
@@ -435,7 +440,7 @@ def largest_local_id(data: bytes) -> int:
 
 
 def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the messages of one field."""
+    """Yield start and end of the messages in field number ``wanted``."""
     for number, wire, first, last in fields(data, start, end):
         if number == wanted and wire == BYTES:
             yield first, last

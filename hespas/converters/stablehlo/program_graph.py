@@ -248,8 +248,7 @@ def _warn_if_global(
     """Warn about a program with shardings that is not partitioned, so that its shapes cover all devices of
     the job.
 
-    Return the largest number of shards that an operation would be split into, 0 if there is no such
-    operation.
+    Return the largest number of shards that an operation would be split into, 0 without such an operation.
     """
     if _SHARDING not in data:
         return 0

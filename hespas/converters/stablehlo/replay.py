@@ -2,8 +2,8 @@
 
 A replay is not the graph's original program. Every node becomes operations on tensors of its types. Its
 dependencies become data dependencies of its operands (:mod:`.replay_emit`), and operations are added until
-the FLOPs reach those of the graph (:mod:`.replay_recipes`). Values that nothing uses are results of
-``@main``, so that no compiler removes them. The graph has no loops. All ranks run the program as replicas.
+the FLOPs reach the graph's count (:mod:`.replay_recipes`). Values that nothing uses are results of ``@main``,
+so that no compiler removes them. The graph has no loops. All ranks run the program as replicas.
 """
 
 from __future__ import annotations

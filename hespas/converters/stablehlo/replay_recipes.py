@@ -422,8 +422,8 @@ def _bytes_of(code: int) -> int:
 
 
 def _operand(node: ReplayNode, bound: Sequence[Value], count: int, code: int) -> Value:
-    """Return an operand of ``count`` elements. If there is none, return an argument of the program that
-    depends on the operands.
+    """Return an operand of ``count`` elements. Without one, return an argument of the program that depends on
+    the operands.
     """
     fitting = [value for value in bound if value.type.elements == count and not value.type.is_bool]
     same_type = [value for value in fitting if value.type.element.code == code]

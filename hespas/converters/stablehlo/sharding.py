@@ -1,4 +1,4 @@
-"""Shardings of a program, and the operations whose shapes are those of the whole job instead of one device.
+"""Shardings of a program, and the operations whose shapes cover the whole job instead of one device.
 
 A sharding states over which mesh axes data is split. Inside a manual computation (``shard_map``) shapes are
 per device along its manual axes. An operation has global shapes if the program splits data over an axis that

@@ -1,8 +1,8 @@
 """Template of a function: its nodes as flat lists, which are copied into every caller.
 
 A value is represented by the nodes that produce it, as a tuple of integers (a :data:`Flow`), or as a
-:class:`TupleFlow` if its type is a tuple. The integer ``-1 - i`` stands for argument ``i``; a copy replaces
-it by the value that the caller passes. Integers below ``-1 - arguments`` stand for values that a loop carries
+:class:`TupleFlow` if its type is a tuple. The integer ``-1 - i`` represents argument ``i``; a copy replaces
+it by the value that the caller passes. Integers below ``-1 - arguments`` represent values that a loop carries
 (*slots*) while a function is read. A dependency on a slot becomes a dependency on the producers of its
 initial value, and a carried edge from the previous iteration.
 """
@@ -65,7 +65,7 @@ class TemplateRegion(NamedTuple):
     ``header`` is the node of the operation that owns the region (-1: none). Its number is part of the label:
     condition and body of a loop have the label ``while.17``. ``branch`` is the number of a branch (-1: none).
     ``manual`` lists mesh axes along which shapes in the region are per device (see :mod:`.sharding`), in
-    addition to those of its parents.
+    addition to the axes of its parents.
     """
 
     kind: RegionKind
@@ -189,7 +189,7 @@ class TemplateBuilder:
                 pending.extend(flatten(slot.initial))
 
     def new_slots(self, initial: Sequence[FlowValue], region: int) -> list[Flow]:
-        """Create the slots of a loop with the values ``initial``; return the flows that stand for them."""
+        """Create the slots of a loop with the values ``initial``; return the flows that represent them."""
         first = self._first_slot - len(self._slots)
         self._slots.extend(LoopSlot(value, region, []) for value in initial)
         return [(first - position,) for position in range(len(initial))]

@@ -74,8 +74,7 @@ def count_trips(direction: str, start: int, limit: int, step: int, values: range
 
 
 def _first_multiple(step: int, size: int, first: int, last: int) -> int | None:
-    """Return the least ``n >= 0`` with ``first <= n * step % size <= last``, or None if there is no such
-    ``n``.
+    """Return the least ``n >= 0`` with ``first <= n * step % size <= last``, or None without such an ``n``.
 
     As in Euclid's algorithm, either a multiple lies in the interval before the first wrap, or the number of
     wraps follows from the same question about remainders. ``size`` falls fast: 64 bits take at most 92 calls.

@@ -1,9 +1,9 @@
 """Chakra traces in JSON, read as the messages of a ``.et`` file in order.
 
-Their structure distinguishes three forms: concatenated documents in protobuf-JSON, the first of them the
-``GlobalMetadata`` (the output of ``chakra_jsonizer``); an object with a list ``workload_graph``, for Chakra's
-C++ feeder; and the same object with everything that a trace holds, as Hespas writes it. Memory: one block of
-the file and its largest object. The ends of all objects of a block are found in one pass.
+Three forms are distinguished by their structure. The output of ``chakra_jsonizer`` consists of concatenated
+documents in protobuf-JSON; the first one is the ``GlobalMetadata``. Chakra's C++ feeder reads an object with
+a list ``workload_graph``. Hespas writes the same object with everything else that a trace contains. Memory:
+one block of the file and its largest object. The ends of all objects of a block are found in one pass.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ class KnownNodes:
         self._room = _KNOWN_BYTES
 
     def find(self, text: bytes) -> bytes | None:
-        """Return the cached message for a JSON text, None if there is none. Only nodes without findings are
-        cached.
-        """
+        """Return the cached message for a JSON text, or None. Only nodes without findings are cached."""
         return self._data.get(text)
 
     def keep(self, text: bytes, data: bytes) -> None:

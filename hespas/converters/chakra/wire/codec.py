@@ -174,7 +174,7 @@ def read_columns(
     version: str = "",
     recover: bool = False,
 ) -> EtColumns:
-    """Return a whole trace file. The arguments and errors are those of :func:`iter_columns`."""
+    """Return a whole trace file. :func:`iter_columns` explains the arguments and errors."""
     joiner = _Joiner()
     last = EtColumns.empty(AttributeColumns.empty(0))
     for chunk, expected in iter_columns(
@@ -386,7 +386,7 @@ class _TraceColumn:
 
     @property
     def last(self) -> int:
-        """Last entry, 0 if there is none."""
+        """Last entry, 0 for an empty column."""
         return int(self._room[self.size - 1]) if self.size else 0
 
     def add(self, piece: NDArray[Any], expected: float) -> None:
