@@ -1,7 +1,8 @@
-"""Hespas's own formats. Specification: ``hespas/schemas/op_graph.schema.json`` and ``arrow_layout``.
+"""Hespas's own file formats for op graphs, specified in ``hespas/schemas/op_graph.schema.json`` and
+:mod:`.arrow_layout`.
 
-``op-graph`` is readable JSON with a schema; ``op-graph-arrow`` is an Arrow IPC file whose buffers become the
-columns, for millions of nodes. Both keep every column of every rank class exactly.
+``op-graph`` is readable JSON with a schema. ``op-graph-arrow`` is an Arrow IPC file for millions of nodes,
+whose buffers become the columns of the graph. Both preserve every column of every rank class exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = ["FORMAT", "FORMAT_ARROW"]
 
 
 def _sniff_json(head: Head) -> int:
-    """Return 100 for a document that names its schema, 60 for an object with nodes that have ops."""
+    """Return the confidence that an input is an op graph in JSON: 100 for a document with its schema name, 60
+    for an object with a list of nodes that have an ``op``.
+    """
     data = head.data.removeprefix(BOM_UTF8).lstrip()
     if not data.startswith(b"{"):
         return 0

@@ -1,8 +1,8 @@
 """Reader and writer of op graphs as Arrow IPC files; the layout is in :mod:`.arrow_layout`.
 
-A file is read once and its buffers become the graph's columns without a copy, so a million nodes take the
-memory of the file. Later changes of the file have no effect. References are checked before the graph is made.
-Writing copies no columns.
+A file is read once and its buffers become the graph's columns without a copy, so that a million nodes need
+the memory of the file. Later changes of the file have no effect on the graph. Row numbers that refer to other
+tables are checked before the graph is built. Writing copies no columns.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
 
 
 class _ClassReader:
-    """Reader of the graph of one class from checked columns."""
+    """Reader of one rank class from columns that were checked by :func:`check_columns`."""
 
     def __init__(self, columns: ArrowColumns, path: str) -> None:
         check_columns(columns, path)
@@ -193,14 +193,14 @@ class _ClassReader:
         return RaggedArray(rows.offsets, rows.values.astype(np.int32, copy=False))
 
     def _table(self, table: str) -> dict[str, NDArray[Any]]:
-        """Return the columns of a side table by name, with the hub's types."""
+        """Return the columns of a side table by name, with the types that a graph uses."""
         return {
             name: self._flat(f"{table}.{name}", np.bool_ if f"{table}.{name}" in _TRUTHS else dtype)
             for name, dtype in TABLE_DTYPES[table].items()
         }
 
     def _entries(self, table: str, decode: Callable[[bytes], _Decoded]) -> tuple[_Decoded, ...]:
-        """Return the entries of a table that the file holds as JSON."""
+        """Return the decoded entries of a table that the file stores as JSON."""
         entries: list[_Decoded] = []
         for row, item in enumerate(self._columns.binary[table].items()):
             try:
@@ -405,7 +405,9 @@ def _first_outside(values: NDArray[np.generic], low: int, high: int) -> int:
 
 
 def _first_bad_text(strings: BinaryColumn) -> int:
-    """Return the row near which text is not UTF-8 (surrogates allowed), -1 for none; decodes in pieces."""
+    """Return a row close to the first text that is not UTF-8 (surrogates are allowed), -1 if all texts are
+    valid. Texts are decoded in pieces.
+    """
     bounds: IntArray = strings.offsets
     row, rows = 0, len(bounds) - 1
     while row < rows:

@@ -69,7 +69,7 @@ ARROW_SCHEMA_ID = "hespas.op-graph-arrow/1"
 
 
 class FieldShape(Enum):
-    """Storage of a field of one class."""
+    """Arrow type of a field."""
 
     TEXT = "large_binary"
     COUNT = "int64"
@@ -80,7 +80,7 @@ class FieldShape(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """Field of the schema; ``dtype`` is the NumPy type of its items (bytes if binary)."""
+    """Field of the Arrow schema. ``dtype`` is the NumPy type of its items, or bytes."""
 
     name: str
     shape: FieldShape
@@ -88,7 +88,7 @@ class ColumnSpec:
 
 
 class ArrowHeader(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Entry ``workload`` of the schema's metadata."""
+    """Entry ``workload`` in the metadata of the Arrow schema."""
 
     name: str
     metadata: dict[str, str]
@@ -165,7 +165,7 @@ class BinaryColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrowColumns:
-    """Fields of one class by name, in the shapes of :data:`COLUMNS`."""
+    """Fields of one rank class by name, grouped by their shapes in :data:`COLUMNS`."""
 
     texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -214,7 +214,7 @@ def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowC
 
 
 def _array(spec: ColumnSpec, columns: ArrowColumns) -> pa.Array[Any]:
-    """Return a column as an Arrow array over its memory."""
+    """Return a column as an Arrow array that refers to its memory."""
     match spec.shape:
         case FieldShape.TEXT:
             return _binary_array(BinaryColumn.from_items([columns.texts[spec.name]]))
@@ -258,10 +258,10 @@ def _one_list(items: pa.Array[Any]) -> pa.Array[Any]:
 
 
 class ArrowSource:
-    """Open Arrow file. Its arrays refer to its bytes, which are read and not mapped.
+    """Open Arrow file. Its arrays refer to the bytes of the file, which are read into memory.
 
-    If another program truncates a mapped file, access to the lost part ends the process (SIGBUS). Raises
-    ``FormatError`` if the file is broken or has other fields.
+    The file is not mapped: if another program truncated a mapped file, access to the lost part would end the
+    process (SIGBUS). Raises ``FormatError`` if the file is broken or has other fields.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -357,7 +357,9 @@ class ArrowSource:
         return array
 
     def _items(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
-        """Return the items of the only list of a field, which must span its child."""
+        """Return the items of a field that has one list per class. The list must contain all items of the
+        array.
+        """
         first, last = _offsets(array).tolist()
         items = _values(array)
         if (first, last) != (0, len(items)):
@@ -373,7 +375,7 @@ class _ArrowLists(Protocol):
 
 
 def _values(lists: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the items of all lists."""
+    """Return the items of all lists of an array, concatenated."""
     return cast("_ArrowLists", lists).values
 
 
@@ -454,7 +456,7 @@ def _check_footer(data: memoryview[int], path: str) -> None:
 
 
 def _is_compressed(data: memoryview[int], offset: int, length: int) -> bool:
-    """Return True if the record batch of one block has compressed buffers."""
+    """Return True if a record batch, given by offset and length of its message, has compressed buffers."""
     if offset < 0 or length < 8 or offset + length > len(data):
         raise ValueError("block")
     block = data[offset : offset + length]

@@ -1,7 +1,7 @@
-"""JSON document of an op graph as typed structs, and the spelling of its values.
+"""JSON document of an op graph as typed structs, and the text forms of its values.
 
 msgspec decodes directly into the structs and rejects unknown fields. ``hespas/schemas/op_graph.schema.json``
-describes the same shapes. Every spelling is exact in both directions. Parsers raise ``ValueError`` with a
+describes the same document. Every text form is exact in both directions. Parsers raise ``ValueError`` with a
 message for the user; the reader adds the position.
 """
 
@@ -101,7 +101,9 @@ GroupRows = str | tuple[tuple[Count, ...], ...]
 
 
 class CommunicatorGroups(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Group set with a communicator number of 1 or more: an earlier group set has the same ranks."""
+    """Group set with a communicator number of 1 or more, which distinguishes it from earlier group sets with
+    the same ranks.
+    """
 
     groups: GroupRows
     communicator: Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -112,32 +114,36 @@ GroupSpec = GroupRows | CommunicatorGroups
 
 
 class DocumentVersion(Struct):
-    """Schema field of every version of the document."""
+    """Field with the version, which all versions of the document have."""
 
     schema: str = SCHEMA_ID
 
 
 class NodeOutline(Struct):
-    """Field that identifies an item of ``nodes`` as a node."""
+    """Node with only its required field, to recognize a list of nodes."""
 
     op: str
 
 
 class ClassOutline(Struct):
-    """Nodes of a class, in outline."""
+    """Rank class with only its nodes."""
 
     nodes: list[NodeOutline]
 
 
 class DocumentOutline(Struct):
-    """Outline of the document, decoded first, so that a list of other values than nodes costs no memory."""
+    """Document with only its nodes. It is decoded first, so that a document whose list has other values than
+    nodes is rejected before it uses memory.
+    """
 
     nodes: list[NodeOutline] | None = None
     rank_classes: list[ClassOutline] | None = None
 
 
 class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.CollectiveTable`; ``groups`` is an inline group set."""
+    """Row of :class:`hespas.graph.opgraph.CollectiveTable`. The group set is a row of the table, or
+    ``groups`` states it here.
+    """
 
     kind: str
     group_set: Row | None = None
@@ -150,7 +156,9 @@ class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.P2pTable`; ``pairs`` is an inline permutation."""
+    """Row of :class:`hespas.graph.opgraph.P2pTable`. The permutation is a row of the table, or ``pairs``
+    states it here.
+    """
 
     permutation: Row | None = None
     pairs: tuple[tuple[Count, Count], ...] | None = None
@@ -160,7 +168,7 @@ class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class ContractionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.ContractionTable`; element types by name, ``?`` unknown."""
+    """Row of :class:`hespas.graph.opgraph.ContractionTable`. Element types are names, ``?`` if unknown."""
 
     batch: _Int64 = 1
     m: _Int64
@@ -175,7 +183,9 @@ class ContractionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
 
 
 class ExtraEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Verbatim attribute: printable UTF-8 as ``text``, anything else as ``value`` in base64."""
+    """Preserved attribute of another format. Printable UTF-8 is stored as ``text``, anything else as
+    ``value`` in base64.
+    """
 
     key: str
     tag: _Small = 0
@@ -184,7 +194,7 @@ class ExtraEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
 
 
 class RegionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.RegionTable`; ``trips`` null is unknown."""
+    """Row of :class:`hespas.graph.opgraph.RegionTable`. An unknown trip count is null."""
 
     kind: str
     parent: Row = -1
@@ -193,7 +203,9 @@ class RegionEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
 
 class TensorTypeEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Tensor type whose spelling is incomplete."""
+    """Tensor type with properties that its text form does not have: an encoding, or another size than its
+    elements need.
+    """
 
     type: str
     encoding: str = ""
@@ -201,7 +213,9 @@ class TensorTypeEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
 
 
 class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Permutation: a digit ``[size, stride]`` moved by ``shift``, or listed ``pairs``."""
+    """Permutation: a digit ``[size, stride]`` of the rank number that is raised by ``shift``, or a list of
+    ``pairs``.
+    """
 
     ranks: Count
     digit: tuple[Count, Count] | None = None
@@ -213,10 +227,11 @@ class PermutationSpec(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
 class NodeEntry(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename={"op_class": "class"}
 ):
-    """Node; only ``op`` and ``deps`` are required, every other field has the hub's default.
+    """Node. Only ``op`` and ``deps`` are required; other fields have the defaults of a graph.
 
-    ``id`` defaults to the position, ``kind`` and ``class`` follow ``collective``, ``p2p`` and
-    ``contractions``, ``useful_flops`` follows ``flops``, ``multiplicity`` the trips of the regions.
+    ``id`` defaults to the position. ``kind`` and ``class`` default to values that follow from ``collective``,
+    ``p2p`` and ``contractions``, ``useful_flops`` to ``flops``, and ``multiplicity`` to the product of the
+    trip counts of the enclosing regions.
     """
 
     id: _UInt | None = None
@@ -248,7 +263,7 @@ class NodeEntry(
 
 
 class _ClassFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a program apart from its nodes."""
+    """Fields of a rank class except its nodes."""
 
     name: str = ""
     types: tuple[str | TensorTypeEntry, ...] = ()
@@ -262,17 +277,17 @@ class _ClassFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RankClass(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """Program of one rank class. Nodes stay raw: they are decoded one at a time.
+    """Rank class. Its nodes are not decoded with it, but one at a time.
 
-    ``deps_by`` states if ``deps``, ``control_deps`` and ``carried`` hold node ids or positions in ``nodes``
-    (written if ids are not unique).
+    ``deps_by`` states if ``deps``, ``control_deps`` and ``carried`` hold node ids or positions in ``nodes``.
+    Positions are written if ids are not unique.
     """
 
     nodes: list[Raw]
 
 
 class OpGraphDocument(_ClassFields, kw_only=True, forbid_unknown_fields=True):
-    """Whole file. A file of one class may state the fields of :class:`RankClass` here.
+    """Whole document. With one rank class, the fields of :class:`RankClass` may be here.
 
     ``rank_class`` is run-length encoded: ``[class, number of ranks]`` in rank order; class -1 marks ranks
     that are not in the file.
@@ -312,7 +327,9 @@ def _shown(text: str) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Return text that JSON can hold: invalid Unicode becomes NUL and base64 of its bytes."""
+    """Return a text that JSON can hold. A text with invalid Unicode becomes NUL and the base64 of its
+    bytes.
+    """
     if not text.startswith(_ESCAPE):
         try:
             text.encode()
@@ -324,7 +341,7 @@ def escape_text(text: str) -> str:
 
 
 def unescape_text(text: str) -> str:
-    """Invert :func:`escape_text`."""
+    """Return the original of a text that :func:`escape_text` converted."""
     if not text.startswith(_ESCAPE):
         return text
     return b64decode(text[1:], validate=True).decode("utf-8", "surrogatepass")
@@ -340,7 +357,7 @@ def spell_number(value: float) -> Number:
 
 
 def parse_number(value: Number) -> float:
-    """Invert :func:`spell_number`."""
+    """Return the cost for a number that :func:`spell_number` converted, NaN for null."""
     if value is None:
         return nan
     if isinstance(value, str):
@@ -349,7 +366,7 @@ def parse_number(value: Number) -> float:
 
 
 def parse_enum(kind: type[IntEnum], text: str) -> int:
-    """Return the code of a lower-case member name."""
+    """Return the code of an enum member from its name in lower case."""
     try:
         return kind[text.upper()].value
     except KeyError:
@@ -358,7 +375,7 @@ def parse_enum(kind: type[IntEnum], text: str) -> int:
 
 
 def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
-    """Return the default kind and class of a node, from its side rows."""
+    """Return the default kind and class of a node, which follow from its rows in side tables."""
     if collective:
         return int(NodeKind.COLLECTIVE), int(OpClass.COLLECTIVE)
     if p2p:
@@ -382,13 +399,17 @@ def parse_dtype(text: str) -> int:
 
 
 def spell_type(dtype: int, shape: Sequence[int], bounded: bool) -> str:
-    """Return ``bf16[4,128]``; ``?`` for an unknown extent, ``<=`` if extents are upper bounds."""
+    """Return a tensor type as text, such as ``bf16[4,128]``. Unknown extents are ``?``; ``<=`` marks extents
+    that are upper bounds.
+    """
     extents = ",".join(_UNKNOWN_NAME if extent == DYNAMIC else str(extent) for extent in shape)
     return f"{spell_dtype(dtype)}[{'<=' if bounded else ''}{extents}]"
 
 
 def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
-    """Return element type code, extents, and True if these are bounds; ``f32`` alone is a scalar."""
+    """Return the element type code, the extents, and True if these are upper bounds. ``f32`` alone is a
+    scalar.
+    """
     match = _TYPE.fullmatch(text)
     if match is None:
         raise ValueError(f"{_shown(text)} is not a tensor type; write it like bf16[4,128] or f32[?,8]")
@@ -410,14 +431,18 @@ def _extent(text: str, whole: str) -> int:
 
 
 def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:
-    """Return the storage of a type without a stated size; NaN for an unknown element type or extent."""
+    """Return the size of a tensor type for which the document states none [bytes]; NaN for an unknown element
+    type or extent.
+    """
     if dtype == UNKNOWN_DTYPE or DYNAMIC in shape:
         return nan
     return float(DTYPES[dtype].storage_bytes(prod(shape)))
 
 
 def spell_groups(groups: GroupSet) -> GroupSpec:
-    """Return HLO's iota spelling, ``[4,2]<=[2,4]T(1,0)``, with ``+base`` for other first ranks; else rows."""
+    """Return a group set for the document: strided groups in HLO's iota form, ``[4,2]<=[2,4]T(1,0)``, with
+    ``+base`` if the first rank is not 0; other groups as lists of ranks.
+    """
     if isinstance(groups, ExplicitGroups):
         rows: GroupRows = groups.rows
     else:
@@ -432,7 +457,9 @@ def spell_groups(groups: GroupSet) -> GroupSpec:
 
 
 def parse_groups(value: GroupSpec) -> GroupSet:
-    """Invert :func:`spell_groups`; an iota that cuts through a dimension is accepted too."""
+    """Return the group set that :func:`spell_groups` converted for the document. An iota form whose groups
+    end within a dimension is accepted, too.
+    """
     if isinstance(value, CommunicatorGroups):
         return replace(_parsed_rows(value.groups), communicator=value.communicator)
     return _parsed_rows(value)
@@ -473,7 +500,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cut(
     dims: Sequence[int], order: Sequence[int], groups: int, group_size: int, base: int
 ) -> StridedGroups | None:
-    """Return the strided form if groups and members are divided between two dimensions, else None."""
+    """Return an iota form as strided groups if the boundary between groups and members lies between two
+    dimensions, else None.
+    """
     digits: list[Digit] = [(dims[axis], prod(dims[axis + 1 :])) for axis in order]
     cut, members = len(digits), 1
     while members < group_size and cut:
@@ -497,7 +526,9 @@ def spell_permutation(permutation: Permutation) -> PermutationSpec:
 
 
 def parse_permutation(spec: PermutationSpec) -> Permutation:
-    """Invert :func:`spell_permutation`; listed pairs stay listed."""
+    """Return the permutation that :func:`spell_permutation` converted for the document. Listed pairs remain a
+    list.
+    """
     if (spec.pairs is None) == (spec.digit is None):
         raise ValueError("a permutation has either a digit or pairs")
     if spec.pairs is not None:

@@ -1,6 +1,6 @@
-"""Columns of one rank class, collected from decoded JSON nodes and frozen into a graph.
+"""Columns of one rank class, filled node by node from decoded JSON and then converted to a graph.
 
-Buffers are flat, without an object per node; dependencies stay ids until all nodes are read. Methods that
+Buffers are flat, without an object per node. Dependencies remain ids until all nodes are read. Methods that
 find a wrong reference raise ``ValueError``; the reader adds the position.
 """
 
@@ -88,13 +88,13 @@ _RAGGED = {"data_deps": "Q", "control_deps": "Q", "operands": "i", "results": "i
 
 
 class NodeColumns:
-    """Columns of one class. Call :meth:`add` for each node in order, then :meth:`build`.
+    """Growing columns of one rank class. Call :meth:`add` for each node in order, then :meth:`build`.
 
     Raises ``ValueError`` for an impossible value or reference.
     """
 
     def __init__(self, fields: RankClass, num_ranks: int) -> None:
-        """Read the fields of the class apart from its nodes."""
+        """Read all fields of the class except its nodes."""
         self._fields = fields
         self._texts = _TextInterner()
         self._types = _TypeInterner(fields.types, self._texts)
@@ -169,7 +169,9 @@ class NodeColumns:
         self._values[name].extend(values)
 
     def build(self, fault: FaultReporter) -> OpGraph:
-        """Resolve ids to node numbers and freeze the columns; report structural faults to ``fault``."""
+        """Return the graph, with ids of dependencies replaced by node numbers. Structural faults are reported
+        to ``fault``.
+        """
         ids = _column(self._integers["id"], np.uint64)
         check_ids(ids, fault)
         lookup = _IdLookup(ids, by_position=self._fields.deps_by == "position", fault=fault)
@@ -255,7 +257,7 @@ class NodeColumns:
 
 
 class _IdLookup:
-    """Look-up of node numbers by id; the first node of a repeated id."""
+    """Look-up of node numbers by id. If nodes share an id, the first one counts."""
 
     def __init__(self, ids: NDArray[np.uint64], *, by_position: bool, fault: FaultReporter) -> None:
         self._ids = ids
@@ -264,7 +266,7 @@ class _IdLookup:
         self._order = None if counted else np.argsort(ids, kind="stable")
 
     def numbers(self, wanted: NDArray[np.uint64], owners: IntArray | None) -> IntArray:
-        """Return the number of each wanted id; -1, and a fault, for a missing one.
+        """Return the node number of each wanted id. A missing id is reported as a fault and gives -1.
 
         ``owners`` are the nodes that refer to the ids.
         """
@@ -294,7 +296,7 @@ class _IdLookup:
 
 
 def _parsed(table: str, entries: Sequence[_Entry], parse: Callable[[_Entry], _Parsed]) -> tuple[_Parsed, ...]:
-    """Return all entries of a table; a ``ValueError`` names the wrong entry."""
+    """Parse all entries of a table. A ``ValueError`` contains the position of the wrong entry."""
     if len(entries) > _MAX_SETS:
         raise ValueError(f"{table}: {len(entries):,} entries (limit {_MAX_SETS:,})")
     values: list[_Parsed] = []
@@ -312,7 +314,7 @@ def _column(buffer: array[int] | array[float], dtype: type[_Scalar]) -> NDArray[
 
 
 class _TextInterner:
-    """Interner of escaped texts."""
+    """Builder of the string table. Each distinct text is unescaped and stored once."""
 
     __slots__ = ("_rows", "_table")
 
@@ -321,24 +323,28 @@ class _TextInterner:
         self._rows: dict[str, int] = {"": 0}
 
     def add(self, text: str) -> int:
-        """Return the row of a text in the document's spelling."""
+        """Return the row of a text from the document, which may be escaped."""
         row = self._rows.get(text)
         if row is None:
             row = self._rows[text] = self._table.add(unescape_text(text))
         return row
 
     def build(self) -> StringTable:
-        """Return the finished table."""
+        """Return the finished string table."""
         return self._table.build()
 
 
 class _TypeInterner:
-    """Types of one class: rows of the document's list, then the types of nodes."""
+    """Builder of the type table: first the types that the document lists, then those that only nodes
+    state.
+    """
 
     __slots__ = ("_bytes", "_encodings", "_parsed", "_rows", "_texts")
 
     def __init__(self, listed: Iterable[str | TensorTypeEntry], texts: _TextInterner) -> None:
-        """Add the listed types; a repeated spelling can be referenced by ``#row`` only."""
+        """Add the listed types. If several have one text form, nodes can refer to them only as
+        ``TYPE#row``.
+        """
         self._texts = texts
         self._parsed: list[tuple[int, tuple[int, ...], bool]] = []
         self._bytes: list[float] = []
@@ -359,7 +365,7 @@ class _TypeInterner:
         return len(self._parsed) - 1
 
     def row(self, spelling: str) -> int:
-        """Return the row of an operand's or result's type; a new spelling adds a row."""
+        """Return the row of a type from its text form in a node; a new type is added."""
         row = self._rows.get(spelling)
         if row is None:
             row = self._rows[spelling] = self._resolve(spelling)
@@ -375,7 +381,7 @@ class _TypeInterner:
         return self._append(TensorTypeEntry(type=spelling)) if row is None else row
 
     def build(self) -> TensorTypes:
-        """Return the finished table."""
+        """Return the finished type table."""
         lengths = [len(shape) for _, shape, _ in self._parsed]
         return TensorTypes(
             dtype=np.array([dtype for dtype, _, _ in self._parsed], np.int16),
@@ -388,7 +394,7 @@ class _TypeInterner:
 
 
 class _SideTables:
-    """Rows of the side tables of one class, in node order."""
+    """Builders of the collective, message, contraction and extra tables of one class, in node order."""
 
     def __init__(
         self,
@@ -397,7 +403,7 @@ class _SideTables:
         permutations: tuple[Permutation, ...],
         num_ranks: int,
     ) -> None:
-        """Create the tables; inline permutations span ``num_ranks``."""
+        """Start with empty tables. Permutations that a node states itself are for ``num_ranks`` ranks."""
         self._texts = texts
         self._num_ranks = num_ranks
         self.group_sets = list(group_sets)
@@ -414,7 +420,7 @@ class _SideTables:
         self.extra: list[tuple[int, int, int, bytes]] = []
 
     def add_collective(self, node: int, entry: DocumentCollective) -> None:
-        """Add a node's ``collective``."""
+        """Add the collective of a node."""
         kind = parse_enum(CollectiveKind, entry.kind)
         if entry.groups is None:
             row = _checked(
@@ -443,7 +449,7 @@ class _SideTables:
         )
 
     def add_p2p(self, node: int, entry: P2pEntry) -> None:
-        """Add a node's ``p2p``."""
+        """Add the message of a node."""
         if entry.pairs is None:
             row = -1 if entry.permutation is None else entry.permutation
             _checked("permutation", row, -1, len(self.permutations))
@@ -457,7 +463,7 @@ class _SideTables:
         self.p2p.append((node, row, parse_number(entry.comm_bytes), entry.tag, entry.host))
 
     def add_contraction(self, node: int, entry: ContractionEntry) -> None:
-        """Add one of a node's ``contractions``."""
+        """Add one of a node's matrix products or convolutions."""
         flops = parse_number(entry.flops)
         useful_flops = flops if entry.useful_flops is UNSET else parse_number(entry.useful_flops)
         types = (parse_dtype(entry.lhs), parse_dtype(entry.rhs), parse_dtype(entry.accumulator))
@@ -465,7 +471,9 @@ class _SideTables:
         self.contractions.append((node, *sizes, flops, useful_flops, *types, entry.products))
 
     def add_extra(self, node: int, entry: ExtraEntry) -> None:
-        """Add a verbatim attribute of a node or of the file (-1). Raises ``ValueError`` for two values."""
+        """Add a preserved attribute of a node or of the file (-1). Raises ``ValueError`` if it has both
+        ``text`` and ``value``.
+        """
         if entry.text and entry.value:
             raise ValueError(f"extra {entry.key[:60]!r} has both text and value")
         self.extra.append((node, self._texts.add(entry.key), entry.tag, entry.text.encode() or entry.value))

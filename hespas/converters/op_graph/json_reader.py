@@ -1,7 +1,7 @@
 """Reader of op graphs in JSON. Format: ``hespas/schemas/op_graph.schema.json``.
 
-The document is decoded once with raw nodes, then node by node into flat columns, so that memory is the text
-plus the graph.
+The document is decoded once without its nodes, which are then decoded one at a time into flat columns. Memory
+is thus the text plus the graph.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wor
 
 
 class _JsonGraphReader:
-    """Reader of one document: its text, and the reports of its faults."""
+    """Reader of one document, with its text for the positions of faults."""
 
     def __init__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> None:
         self._path = str(path)
@@ -102,7 +102,7 @@ class _JsonGraphReader:
             )
 
     def _classes(self, document: OpGraphDocument) -> list[tuple[str, RankClass]]:
-        """Return each class with its JSON path."""
+        """Return each rank class with its JSON path."""
         if (document.nodes is None) == (document.rank_classes is None):
             raise FormatError(
                 "a document needs either 'nodes' (one program) or 'rank_classes'",
@@ -164,13 +164,15 @@ class _JsonGraphReader:
         return graph
 
     def _place(self, path: str) -> str:
-        """Return line, byte and path of a value of the document."""
+        """Return the position of the value at a JSON path: line, byte and path."""
         return f"{_position_text(self._data, _byte_of_path(self._data, path))}, {path}"
 
     def _decode_error(
         self, error: Exception, text: bytes | msgspec.Raw, start: int, where: str
     ) -> FormatError:
-        """Return the decoder's error with the path from the root and the position in the file."""
+        """Convert an error of the decoder for a part of the document. ``start`` and ``where`` are the part's
+        offset and path, to which the error's path is appended.
+        """
         if isinstance(error, RecursionError):
             position = f"{_position_text(self._data, start)}, {where}"
             return FormatError(
@@ -214,7 +216,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _offset_in(whole: bytes | msgspec.Raw, part: msgspec.Raw) -> int:
-    """Return the offset of a raw value in its text: raw values share the text's memory."""
+    """Return the offset of an undecoded value in its text, from their memory addresses."""
     return _address(memoryview(part)) - _address(memoryview(whole))
 
 
@@ -223,7 +225,7 @@ def _address(view: memoryview) -> int:
 
 
 def _byte_of_path(text: bytes | msgspec.Raw, path: str) -> int:
-    """Return the byte of the value at ``path``, or of the deepest well-formed value around it."""
+    """Return the offset of the value at a JSON path, or of the deepest well-formed value that contains it."""
     current: bytes | msgspec.Raw = text
     for step in _STEP.finditer(path):
         name, index = step.groups()

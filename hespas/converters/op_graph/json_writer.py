@@ -1,4 +1,4 @@
-"""Writer of op graphs as JSON: indented header and tables, one line per node, streamed in chunks."""
+"""Writer of op graphs as JSON: header and tables with indentation, one line per node, streamed in chunks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _Entry = (
 
 
 def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
-    """Return the workload to write.
+    """Return ``value`` as a workload that can be written.
 
     Raises ``UsageError`` for a profile or a subset of ranks, and ``UnsupportedError`` for a type that the
     readers reject.
@@ -117,7 +117,7 @@ def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Dia
 
 
 class _JsonGraphWriter:
-    """Writer of the document's brackets, commas and indents around msgspec's values."""
+    """Writer of the document's structure; msgspec encodes the values."""
 
     def __init__(self, stream: BinaryIO, progress: Callable[[int, int], None] | None) -> None:
         self._stream = stream
@@ -190,7 +190,7 @@ class _JsonGraphWriter:
         self._stream.write(b'%*s"%s": %s,\n' % (indent, b"", name.encode(), _ENCODER.encode(value)))
 
     def _list(self, indent: int, name: str, items: Sequence[_Entry]) -> None:
-        """Write one item per line; nothing for an empty list."""
+        """Write a list with one item per line; write nothing for an empty list."""
         if not items:
             return
         self._stream.write(b'%*s"%s": [\n' % (indent, b"", name.encode()))
@@ -232,7 +232,9 @@ _COLLECTIVES = {member.value: member.name.lower() for member in CollectiveKind}
 
 
 def _type_spellings(graph: OpGraph) -> list[str]:
-    """Return the reference of nodes to each type row: its spelling, with ``#row`` if rows share it."""
+    """Return for each row of the type table the text by which nodes refer to it: the type, with ``#row``
+    appended if several rows have equal text.
+    """
     types = graph.types
     spelled = [
         spell_type(int(types.dtype[row]), types.shape(row), bool(types.bounded[row]))
@@ -245,7 +247,7 @@ def _type_spellings(graph: OpGraph) -> list[str]:
 
 
 class _TextDecoder:
-    """Decoder of the strings of a chunk, each once."""
+    """Decoder of string table rows that escapes each distinct string of a chunk once."""
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
@@ -258,7 +260,7 @@ class _TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _DefaultedColumn:
-    """Cost column with an expected value; equal values are omitted."""
+    """Cost column whose values are written only where they differ from ``expected``."""
 
     column: FloatArray
     expected: FloatArray
@@ -281,10 +283,10 @@ def _names(codes: NDArray[np.integer], names: dict[int, str]) -> list[str]:
 
 
 class _NodeSpeller:
-    """Converter of the nodes of one graph to JSON structs, a few thousand at a time."""
+    """Converter of a graph's nodes to JSON structs, a few thousand at a time."""
 
     def __init__(self, graph: OpGraph) -> None:
-        """Prepare the data that all chunks share."""
+        """Prepare the data that all chunks need."""
         self._graph = graph
         self._texts = _TextDecoder(graph.strings)
         self._types = _type_spellings(graph)
@@ -293,7 +295,9 @@ class _NodeSpeller:
         self.by_position = bool(len(repeated_ids(graph.id)))
 
     def identity(self, nodes: NDArray[np.integer]) -> list[int]:
-        """Return the references of dependencies to nodes."""
+        """Return the numbers by which dependencies refer to these nodes: ids, or positions if ids are not
+        unique.
+        """
         if self.by_position:
             return [int(node) for node in nodes.tolist()]
         return [int(value) for value in self._graph.id[nodes].tolist()]
@@ -398,7 +402,9 @@ class _NodeSpeller:
             node.contractions = (*node.contractions, entry)
 
     def extras(self, start: int, end: int) -> list[tuple[ExtraEntry, ...]]:
-        """Return the verbatim attributes of nodes ``start .. end - 1``; -1 is the file itself."""
+        """Return the preserved attributes of nodes ``start .. end - 1``, one tuple per node. Node -1 is the
+        file itself.
+        """
         table = self._graph.extra
         bounds = np.searchsorted(table.node, np.arange(start, end + 1))
         rows = range(int(bounds[0]), int(bounds[-1]))
@@ -424,7 +430,9 @@ def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Ite
 def _side_rows(
     table: ColumnTable, part: slice, nodes: list[NodeEntry]
 ) -> Iterator[tuple[NodeEntry, list[Any]]]:
-    """Yield the side-table rows of nodes of the chunk: the node, and the other columns."""
+    """Yield the rows of a side table that belong to a chunk: the node's struct, and the values of all columns
+    except ``node``.
+    """
     columns = [getattr(table, name) for name in table.DTYPES]
     rows = slice(*np.searchsorted(columns[0], [part.start, part.stop]).tolist())
     for node, *values in zip(*(column[rows].tolist() for column in columns), strict=True):

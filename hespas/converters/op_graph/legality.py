@@ -1,7 +1,8 @@
-"""Checks of op graphs in both spellings: unique ids, acyclic dependencies, legal costs and references.
+"""Checks of op graphs in both formats: unique ids, acyclic dependencies, legal costs and valid references.
 
-A strict read raises. A lenient one continues, and the rules of the checker find the faults in the graph. A
-dependency on a node that does not exist cannot stay in the graph and is reported as ``ET006``.
+A strict reader raises at the first fault. A lenient one continues, and ``hespas-validate check`` finds the
+faults in the graph. A dependency on a missing node cannot be represented in the graph, so the reader reports
+it (``ET006``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _Run = tuple[int, int]
 
 
 def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
-    """Return the runs ``[class, number of ranks]`` of a rank map. O(ranks), O(1) for a constant one.
+    """Return the class of each rank as runs ``[class, number of ranks]``. O(ranks); O(1) if all ranks have
+    one class.
 
     Ranks of the job whose program is not in the file have class -1.
     """
@@ -47,7 +49,9 @@ def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
 
 
 def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: int) -> SmallIntArray:
-    """Return the rank map; raises ``ValueError`` if runs, number of ranks and classes disagree."""
+    """Return the class of each rank. Raises ``ValueError`` if runs, number of ranks and classes contradict
+    each other.
+    """
     if runs is None:
         if classes != 1:
             raise ValueError(f"rank_class must assign ranks to the {classes} classes")
@@ -74,25 +78,31 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class FaultReporter:
-    """Reporter of structural faults of one file: an exception, or diagnostics if ``lenient``."""
+    """Receiver of structural faults in one file. It raises them, or records them as diagnostics if
+    ``lenient``.
+    """
 
     path: str
     lenient: bool
     diagnostics: Diagnostics
 
     def report(self, position: str, message: str, hint: str) -> None:
-        """Raise ``FormatError`` unless lenient: the graph shows the fault itself."""
+        """Raise ``FormatError`` unless lenient. A lenient reader ignores the fault, because the checker finds
+        it in the graph.
+        """
         if not self.lenient:
             raise FormatError(message, path=self.path, position=position, hint=hint)
 
     def report_lost(self, code: str, position: str, message: str, hint: str, count: int) -> None:
-        """Raise ``FormatError``, or record ``count`` findings that the graph cannot show."""
+        """Raise ``FormatError`` or, if lenient, record ``count`` faults that cannot be found in the graph."""
         self.report(position, message, hint)
         self.diagnostics.error(code, position, message, path=self.path, count=count)
 
 
 def repeated_ids(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the repeated ids, ascending. O(nodes), or O(nodes log nodes) if unsorted."""
+    """Return the ids that occur more than once, ascending. O(nodes), or O(nodes log nodes) if ids are not
+    sorted.
+    """
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
         return np.empty(0, np.uint64)
     values, counts = np.unique(ids, return_counts=True)
@@ -100,7 +110,7 @@ def repeated_ids(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_ids(ids: NDArray[np.uint64], fault: FaultReporter) -> None:
-    """Check that every node has a unique id."""
+    """Report a fault if two nodes have one id."""
     repeated = repeated_ids(ids)
     if len(repeated):
         first = int(repeated[0])
@@ -112,7 +122,7 @@ def check_ids(ids: NDArray[np.uint64], fault: FaultReporter) -> None:
 
 
 def check_cycle(graph: OpGraph, fault: FaultReporter) -> None:
-    """Check that no node waits for itself. O(nodes) if nodes are in a valid order."""
+    """Report a fault if dependencies form a cycle. O(nodes) if nodes are in a valid order."""
     cycle = find_cycle(graph)
     if not cycle:
         return
@@ -147,11 +157,11 @@ _RANK_HINT = "state num_ranks, and each rank below num_ranks and at most once in
 
 
 def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: str) -> None:
-    """Check costs, carried values, kinds of communicating nodes, groups and permutations. O(size).
+    """Check all values on which passes, simulators and writers rely. O(size).
 
-    Costs are between 0 and :data:`_MOST_COST`, loops carry values between their own nodes, and groups and
-    permutations fit ``num_ranks``. Passes, simulators and writers rely on it. ``where`` is the prefix of
-    positions of tables: ``$.`` or ``field``.
+    Costs are between 0 and :data:`_MOST_COST`, loops carry values between their own nodes, only communicating
+    nodes have collectives or messages, and groups and permutations fit ``num_ranks``. ``where`` is the prefix
+    for positions of tables: ``$.`` or ``field``.
     """
     for name in _NODE_COSTS:
         values: FloatArray = getattr(graph, name)
@@ -188,7 +198,7 @@ def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: st
 
 
 def oversized_type(types: TensorTypes) -> int:
-    """Return the first type of more elements than both spellings can state, -1 for none. O(extents)."""
+    """Return the first type with more elements than both formats can state, -1 for none. O(extents)."""
     owners = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
     digits = np.bincount(owners, weights=np.log2(np.maximum(types.dims, 1)), minlength=len(types))
     for row in np.flatnonzero(digits > _SURELY_FITTING_DIGITS).tolist():
@@ -199,7 +209,9 @@ def oversized_type(types: TensorTypes) -> int:
 
 
 def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
-    """Check that equal types have one size: other formats repeat types at each tensor, without rows."""
+    """Check that equal types have one size, because other formats repeat types at each tensor instead of
+    table rows.
+    """
     types = graph.types
     sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}
     for type_row, (code, size) in enumerate(zip(types.dtype.tolist(), types.bytes.tolist(), strict=True)):
@@ -216,7 +228,7 @@ def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
 
 
 def _check_carried(graph: OpGraph, fault: FaultReporter) -> None:
-    """Check that carried values join nodes of one loop."""
+    """Check that each value carried by a loop is produced and used inside that loop."""
     outside = np.flatnonzero(leaves_loop(graph))
     if not len(outside):
         return
@@ -235,7 +247,9 @@ def _check_carried(graph: OpGraph, fault: FaultReporter) -> None:
 
 
 def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
-    """Check that only communicating nodes have collectives or messages, and the ranges of their numbers."""
+    """Check that only communicating nodes have collectives or messages, and that their numbers are within
+    range.
+    """
     tables = (
         ("a collective", graph.collectives.node, (NodeKind.COLLECTIVE,)),
         ("a message", graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)),
@@ -303,6 +317,6 @@ def _check_rows(values: FloatArray, name: str, table: str, fault: FaultReporter)
 
 
 def _owner(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray, row: int) -> str:
-    """Return the first node that uses a row, as a position; empty if the row is unused."""
+    """Return the position of the first node that uses a row of a table; empty if the row is unused."""
     users = np.flatnonzero(rows == row)
     return f"node {graph.id[nodes[users[0]]]}" if len(users) else ""
