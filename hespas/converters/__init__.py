@@ -1,4 +1,6 @@
-"""Formats in and out of the hub. A converter imports neither an estimator nor another format's converter."""
+"""Readers and writers of file formats. A converter imports neither an estimator nor another format's
+converter.
+"""
 
 from __future__ import annotations
 

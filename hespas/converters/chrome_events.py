@@ -185,14 +185,14 @@ _LONE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""Any escape; group 1 is a surrogate without its other half, which does not encode a character."""
+"""Pattern of a JSON escape; group 1 is a surrogate without its other half, which encodes no character."""
 _BYTE = re.compile(r"byte (\d+)")
 _BETWEEN = b", \t\r\n"
 """Bytes allowed between two events."""
 _NOTHING = re.compile(rb"[, \t\r\n]*(?:null[, \t\r\n]+)*(?:null)?")
 """Bytes allowed after the last event: writers that drop events late leave null."""
 _BAD_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.|\Z))', re.DOTALL)
-"""Any escape; group 1 of one that JSON does not have."""
+"""Pattern of a JSON escape; group 1 is the character after the backslash if JSON has no such escape."""
 _NO_NUMBER = re.compile(rb"(?<![\w.])-?(?:NaN|nan|Infinity|inf)(?![\w.])")
 
 REPAIRS = {
@@ -208,7 +208,7 @@ REPAIRS = {
 """Message of each repair that the reader makes. Reports add the number of repairs."""
 _CUT = "cut"
 _ENDS_EARLY = "truncated"
-"""Message of the parser for text that is valid up to its end."""
+"""Word in the parser's message about a text that is valid but ends too early."""
 
 
 Block = tuple[list[TraceEvent], bytes]

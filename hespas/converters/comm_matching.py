@@ -124,7 +124,7 @@ def comm_key(kind: str, group: str, ranks: str, rank: int, number: int) -> CommK
 
 
 def _sender(ranks: str, rank: int, side: int) -> str:
-    """Return the rank that sends a message between two; unknown for groups of other sizes."""
+    """Return the rank that sends a message in a group of two ranks, ``?`` if it is unknown."""
     try:
         members = _RANKS.decode(ranks) if ranks else []
     except msgspec.DecodeError:
@@ -202,7 +202,9 @@ def _unlike(together: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
 
 
 def _letters(kind: str) -> str:
-    """Return a kind without separators and without suffixes that spell one operation in several ways."""
+    """Return the name of a collective in a common spelling: letters only, without suffixes such as
+    ``_base``.
+    """
     plain = re.sub(r"[^a-z]", "", kind.lower())
     return re.sub(r"(?:base|v|single|coalesced|intotensor|tensor|oop|sparse)+$", "", plain) or plain
 

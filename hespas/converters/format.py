@@ -1,7 +1,7 @@
-"""Formats: a name, suffixes, and up to three functions. A new format is one module and one row.
+"""Definition of a file format: name, suffixes, and functions to recognise, read, write and copy files.
 
-The row goes into :mod:`hespas.converters.registry`. Formats of other packages register through the entry
-point group ``hespas.formats``.
+A new format is one module and one row in :mod:`hespas.converters.registry`. Formats of other packages
+register through the entry point group ``hespas.formats``.
 """
 
 from __future__ import annotations

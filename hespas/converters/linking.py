@@ -33,7 +33,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventNesting:
-    """Events of each thread as a forest.
+    """Nesting of the events of each thread: a forest in which an event is below the event around it.
 
     ``parent`` is the enclosing event (-1: none); ``order`` lists the events by thread and start, an enclosing
     one before its children.
@@ -255,7 +255,10 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlicePairs:
-    """Pairs of begin and end: rows of events (-1: never ended); ``orphans`` counts ends without a begin."""
+    """Pairs of begin and end events.
+
+    ``begin`` and ``end`` are rows of events (end -1: never ended). ``orphans`` counts ends without a begin.
+    """
 
     begin: IntArray
     end: IntArray
@@ -317,7 +320,9 @@ def overlapping(
 
 
 _WINDOW = 2048
-"""Number of entries compared at once: gaps of half as many are bridged."""
+"""Number of elements of each sequence that are compared at once. Gaps of up to half as many do not break
+the alignment.
+"""
 
 
 def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:

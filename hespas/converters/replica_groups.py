@@ -38,16 +38,16 @@ _PADDING = -1
 
 
 class IdMode(Enum):
-    """Meaning of the ids in a group, and the number of times the group runs."""
+    """Meaning of the ids in the groups of a collective, and how often each group applies."""
 
     CROSS_REPLICA = "cross_replica"
-    """Replica ids; each group once for every partition."""
+    """Ids are replica ids; each group applies once per partition."""
     CROSS_PARTITION = "cross_partition"
-    """Partition ids; each group once for every replica."""
+    """Ids are partition ids; each group applies once per replica."""
     CROSS_REPLICA_AND_PARTITION = "cross_replica_and_partition"
-    """Replica ids; each group spans all partitions."""
+    """Ids are replica ids; each group spans all partitions."""
     FLATTENED_IDS = "flattened_ids"
-    """Global ids; each group once."""
+    """Ids are global device ids; each group applies once."""
 
 
 _PARTITION_COLLECTIVES = frozenset(

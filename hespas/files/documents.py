@@ -107,10 +107,10 @@ def _writable(value: object) -> object:
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Begin of a text that spreadsheets evaluate as a formula."""
+"""Pattern of the beginning of a text that spreadsheets evaluate as a formula."""
 
 _ESCAPED_FORMULA = re.compile(r"'+[=+\-@\t\r]")
-"""Begin of a text that :func:`escape_formula` has escaped."""
+"""Pattern of the beginning of a text that :func:`escape_formula` has escaped."""
 
 
 def escape_formula(text: str) -> str:
@@ -123,7 +123,7 @@ def escape_formula(text: str) -> str:
 
 
 def escape_cell(cell: object) -> object:
-    """Return a cell with :func:`escape_formula` applied to texts."""
+    """Return the value for a cell of a table: texts are escaped by :func:`escape_formula`."""
     return escape_formula(cell) if isinstance(cell, str) else cell
 
 
@@ -163,7 +163,7 @@ _MAX_DEPTH = 64
 _KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-"""Position at the end of a message of tomllib."""
+"""Pattern of the position at the end of an error message of tomllib."""
 
 _DIGITS = re.compile(r"[\d_]+")
 
@@ -219,7 +219,10 @@ def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, o
 
 
 def _error_position(message: str, text: str) -> str:
-    """Return the position in a message of tomllib; for an oversized integer, which has none, its line."""
+    """Return the line and column that an error message of tomllib states.
+
+    The message about an oversized integer states none. The result is then the line of that integer.
+    """
     position = _POSITION.search(message)
     if position and position.group(1):
         return f"line {position.group(1)}, column {position.group(2)}"

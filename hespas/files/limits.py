@@ -350,8 +350,10 @@ def _private_bytes() -> int:
 
 @contextmanager
 def without_collector() -> Generator[None]:
-    """Disable the garbage collector for work that makes many objects and no cyclic garbage: collection takes
-    a fifth of its time and more.
+    """Disable the garbage collector within the block.
+
+    Use it for work that makes many objects and no cyclic garbage: collection would take a fifth of its time
+    and more.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -52,7 +52,7 @@ _FLUSHES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class _WrittenResult:
-    """Complete output under a temporary name."""
+    """Complete output that still has its temporary name."""
 
     destination: Path
     target: Path
@@ -106,7 +106,7 @@ class _WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class _PendingResults:
-    """Results that wait for the end of a block, and actions to run once they are in place."""
+    """Finished outputs that are put in place at the end of a block, and actions to run after that."""
 
     results: list[_WrittenResult] = field(default_factory=list[_WrittenResult])
     afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -157,7 +157,7 @@ def check_destination(destination: Path, *, overwrite: bool, share: OutputShare 
 
 
 def _mode_of(destination: Path) -> int | None:
-    """Return the mode of a path, links followed; None if it does not exist."""
+    """Return the mode (type and permissions) of a file, links followed; None if it does not exist."""
     try:
         return destination.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -369,7 +369,10 @@ def _identity(file: Path) -> tuple[int, int]:
 
 
 def _restore(target: Path, backup: Path, placed: tuple[int, int]) -> None:
-    """Restore the file that was at ``target``, if the placed file is still there."""
+    """Restore ``target`` from ``backup``, unless another process has replaced the file that was placed there.
+
+    ``placed`` is the identity of the placed file.
+    """
     with suppress(OSError):  # the error that caused the rollback is reported
         if _identity(target) != placed:
             return

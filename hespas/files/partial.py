@@ -142,7 +142,7 @@ def _started(pid: int) -> int:
 
 
 def _host_id() -> int:
-    """Return a number for this machine since its start, and for its namespace of process ids."""
+    """Return a number that identifies this machine since its start, and its namespace of process ids."""
     parts: list[str] = []
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

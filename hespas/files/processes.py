@@ -59,7 +59,9 @@ _Result = TypeVar("_Result")
 _PACKAGE = Path(__file__).parents[1]
 
 ROOT = Path(os.sep).resolve()
-"""Working folder of children: relative paths and libraries find no files of other users there."""
+"""Working folder of child processes, where other users cannot put files that a child would find by a
+relative path.
+"""
 
 _MOST_OUTPUT_BYTES = 1 << 30
 _KEPT_BYTES = 16 << 20
@@ -163,8 +165,9 @@ def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]
 
 
 def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that the system kills together with this process (Linux). Status 127: the program does
-    not exist.
+    """Return a command that the system kills together with this process (Linux).
+
+    The command ends with status 127 if its program does not exist.
     """
     return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
@@ -277,8 +280,9 @@ class ChildNotStartedError(Exception):
 
 
 class ChildEndedError(Exception):
-    """A child ended, or gave no valid answer; it has an exit status (negative: a signal) and the text of its
-    standard error.
+    """A child ended or gave no valid answer.
+
+    ``status`` is its exit status (negative: a signal), ``errors`` the text of its standard error.
     """
 
     def __init__(self, status: int, errors: str) -> None:

@@ -39,7 +39,7 @@ __all__ = [
 
 
 _READY = {"status": "ready"}
-"""First line of the child."""
+"""First line that a child writes, when it is ready for jobs."""
 
 _JOBS_OF_A_CHILD = 500
 
@@ -142,8 +142,9 @@ def parser_memory(size_bytes: int) -> Generator[None]:
 
 @contextmanager
 def parser_time(size: int) -> Generator[None]:
-    """Limit the CPU time of a native parser, in a child, for an input of ``size`` bytes; then the system ends
-    the process.
+    """Limit the CPU time of a native parser in a child process, for an input of ``size`` bytes.
+
+    The system ends the process when it exceeds the limit.
     """
     if sys.platform == "win32":
         yield
@@ -158,7 +159,7 @@ def parser_time(size: int) -> Generator[None]:
 
 @contextmanager
 def _bounded_time(cpu_s: int) -> Generator[None]:
-    """Limit the additional CPU time of the process within the block; then the system ends it."""
+    """Limit the further CPU time of the process within the block. The system ends the process beyond it."""
     if sys.platform == "win32":
         yield
         return

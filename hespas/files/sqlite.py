@@ -58,9 +58,9 @@ _Value = int | float | bytes | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SqliteTable:
-    """Columns of one table, in the order of its rows.
+    """Columns of one table by name; all have the order of its rows.
 
-    ``integers`` have ``MISSING`` for NULL. ``texts`` have indices into ``distinct``, -1 for NULL.
+    ``integers`` have :data:`MISSING` for NULL. ``texts`` are indices into ``distinct``, -1 for NULL.
     """
 
     rows: int

@@ -59,7 +59,7 @@ __all__ = [
 
 _Cells = TypeVar("_Cells", bound=msgspec.Struct)
 _Lines = Iterator[tuple[int, list[str]]]
-"""Line and cells of the header and of each row."""
+"""Lines of a table: line number and cells of the header, then of each row."""
 _MAX_NUMBER = 1e15
 """Default limit of numbers: float64 does not represent every whole number beyond it."""
 _ROW_BYTES = 256
@@ -123,7 +123,7 @@ def read_table(path: Path, needed: Sequence[str] = (), *, max_bytes: int | None 
 def read_typed_table(
     path: Path, kind: type[_Cells], *, max_bytes: int | None = None
 ) -> Iterator[tuple[TableRow, _Cells]]:
-    """Yield the rows of a table with their cells as a ``kind``, a struct with a field for each column.
+    """Yield the rows of a table, each with its cells converted to ``kind``, a struct with a field per column.
 
     Raises ``FormatError`` for what :func:`read_table` refuses, for a table without rows, and for a cell of
     another type or out of its bounds.
@@ -138,7 +138,9 @@ def read_typed_table(
 
 
 def typed_row(row: TableRow, kind: type[_Cells]) -> _Cells:
-    """Return the cells of one row as a ``kind``. Raises ``FormatError`` as :func:`read_typed_table`."""
+    """Return the cells of one row converted to ``kind``. Raises ``FormatError`` as
+    :func:`read_typed_table`.
+    """
     return _Converter(kind, row.cells, row.path)(row)
 
 

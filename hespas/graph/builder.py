@@ -300,7 +300,10 @@ class GraphBuilder:
 
 
 def region_executions(regions: RegionTable, region: SmallIntArray) -> FloatArray:
-    """Return the executions per step of nodes in ``region``: the product of trips up to the top level."""
+    """Return the executions per step of nodes in each ``region``.
+
+    They are the product of the trip counts of the region and of all regions around it.
+    """
     if not len(regions) or not (region >= 0).any():
         return constant(1.0, len(region))
     product: list[float] = []

@@ -71,10 +71,11 @@ def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StridedGroups:
-    """Groups given by digits. Rank = ``base`` + group digits + member digits; first digit slowest.
+    """Groups in symbolic form. A rank is ``base`` plus its group digits plus its member digits, each times
+    its stride.
 
-    Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly one group. ``communicator``
-    distinguishes process groups of the same ranks.
+    The first digit varies slowest. Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly
+    one group. ``communicator`` distinguishes process groups of the same ranks.
     """
 
     group_digits: tuple[Digit, ...]
@@ -123,7 +124,10 @@ class StridedGroups:
 
     @classmethod
     def from_mesh(cls, axis_sizes: Sequence[int], group_axes: Sequence[int]) -> StridedGroups:
-        """Return groups over a row-major mesh: a group varies over ``group_axes``, in that order."""
+        """Return the groups of ranks that differ only in their coordinates on some axes of a row-major mesh.
+
+        ``axis_sizes`` are the sizes of all axes. Members are ordered by ``group_axes``, in the given order.
+        """
         strides = [prod(axis_sizes[axis + 1 :]) for axis in range(len(axis_sizes))]
         fixed = [axis for axis in range(len(axis_sizes)) if axis not in set(group_axes)]
         return cls(

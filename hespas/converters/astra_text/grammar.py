@@ -56,7 +56,7 @@ class ParallelismPolicy(Enum):
 TRANSFORMERS = frozenset(
     {ParallelismPolicy.HYBRID_TRANSFORMER, ParallelismPolicy.HYBRID_TRANSFORMER_FWD_IN_BCKWD}
 )
-"""Policies with a number of ranks per copy of the model."""
+"""Policies whose files state the number of ranks per copy of the model."""
 
 
 class Role(Enum):

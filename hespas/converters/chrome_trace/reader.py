@@ -115,9 +115,10 @@ class _ChromeSlices(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _CollectedEvents:
-    """Slices of all tracks; ``tracks`` lists (process, thread). ``skipped`` counts events without a duration
-    by phase; ``unfinished`` counts slices that never end, ``orphans`` ends without a begin. ``arrows`` link
-    slices.
+    """Slices of all tracks, and the arrows between them.
+
+    ``tracks`` lists (process, thread). ``skipped`` counts events without a duration by phase. ``unfinished``
+    counts slices that never end, ``orphans`` ends without a begin.
     """
 
     strings: StringTable

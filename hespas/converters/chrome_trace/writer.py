@@ -36,7 +36,7 @@ __all__ = ["SCHEMA_ID", "write_chrome_trace", "write_scene"]
 
 SCHEMA_ID = "hespas.chrome-trace/1"
 _EXACT = ("start_ns", "duration_ns")
-"""Arguments with the exact times of slices with fractions of a ns."""
+"""Names of the arguments with the exact times of slices whose times are not whole ns."""
 _CHUNK_ROWS = 1 << 15
 _LARGEST_NS = float(1 << 53)
 """Largest time for which a float is exact to a ns."""

@@ -296,8 +296,8 @@ _COLLECTIVE_KERNEL = re.compile(
     r"(?:void )?[nr]ccl(?:(?:Symk?)?(?:Dev)?Kernel(?:_([A-Za-z]+))?"
     r"|([A-Z][A-Za-z]{2,20})(?:Ring|Tree|CollNet)\w*Kernel)"
 )
-"""``ncclDevKernel_AllReduce_Sum_f32_RING_LL``; older ones write ``ncclKernel_AllReduce_RING_LL_Sum_float`` or
-``ncclAllReduceRingLLKernel_sum_f32``.
+"""Pattern of the kernel names of NCCL and RCCL, such as ``ncclDevKernel_AllReduce_Sum_f32_RING_LL``. Older
+versions write ``ncclKernel_AllReduce_RING_LL_Sum_float`` or ``ncclAllReduceRingLLKernel_sum_f32``.
 """
 _COLLECTIVE_WORDS = {
     "allreduce": "allreduce",
@@ -343,11 +343,11 @@ _MESSAGE_KINDS = ("send", "recv", "sendrecv")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GpuLinks:
-    """Launch of each piece of device work, the innermost range around the launch, and the range that caused
-    the work (-1: none).
+    """Links of device work to the host, one row per piece of work (-1: none).
 
-    ``by_node`` marks causes found by the graph node. ``ambiguous`` marks work that several processes could
-    have launched; it is not linked.
+    ``launch`` is the launch call, ``launched_in`` the innermost range around it, and ``cause`` the range that
+    caused the work. ``by_node`` marks causes found by the graph node. ``ambiguous`` marks work that several
+    processes could have launched; it is not linked.
     """
 
     launch: IntArray

@@ -1,4 +1,4 @@
-"""Measured profiles with host operations as op graphs of their device work, each operation with its cost."""
+"""Conversion of measured profiles with host operations to op graphs of device work with costs."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _KIND_WORDS: tuple[tuple[str, CollectiveKind], ...] = (
 """Words in a name without separators, searched in this order."""
 
 _LIBRARY, _BOUNDS = "kernel_library", "work_bounds"
-"""Keys of extra texts of nodes that are known by their kernel alone."""
+"""Keys of texts in :class:`~hespas.graph.opgraph.ExtraTable` on nodes of which only the kernel is known."""
 _MAX_PATH = 8
 _MAX_NAME = 200
 _MAX_NAMED = 10
@@ -205,7 +205,7 @@ class _NodeSource:
 
 
 class _CostedGraphBuilder:
-    """Adds one node for each distinct operation, and repeats it wherever it ran."""
+    """Builder that adds one node for each distinct operation and repeats it wherever the operation ran."""
 
     def __init__(self, profile: Profile, groups: EventGroups) -> None:
         self.profile, self.groups, self.host = profile, groups, profile.host

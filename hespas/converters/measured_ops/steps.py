@@ -28,7 +28,7 @@ RECORDED_STEPS = "measured/steps.json"
 """Name of the document in the attachments of a graph."""
 
 _LONGEST_NS = 2.0**65
-"""Maximum time, from the first start that fits 64 bits to the last end."""
+"""Maximum time between the first start and the last end of a recording, whose times fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

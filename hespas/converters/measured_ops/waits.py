@@ -90,13 +90,13 @@ class LaunchTimes:
 
     @classmethod
     def none(cls, nodes: int) -> Self:
-        """Return no launches for a number of nodes."""
+        """Return an empty table of launches, for a graph of ``nodes`` nodes."""
         no_launch, empty = np.full(nodes, -1, np.int64), np.empty(0, np.int64)
         return cls(np.empty(0, np.float64), empty, no_launch, (empty, empty))
 
     @classmethod
     def recorded(cls, at_ns: FloatArray, thread: IntArray, start_ns: FloatArray) -> Self:
-        """Return the launches of nodes launched ``at_ns`` (NaN: not recorded) on ``thread``.
+        """Return the launches of nodes that were launched at ``at_ns`` (NaN: not recorded) on ``thread``.
 
         Calls of a thread that start at the same time are one launch. A launch after the start of its work is
         ignored, because their clocks differ.

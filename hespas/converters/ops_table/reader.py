@@ -39,7 +39,7 @@ _EXPECTED = (
 
 _PARQUET = b"PAR1"
 _LARGEST_NS = float(1 << 61)
-"""73 years; sums of two such times fit 64 bits."""
+"""Largest time that is read, 73 years; sums of two such times fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,9 @@ _CLEARED, _NEEDS_STATE = (
     int(SequenceFlag.INCREMENTAL_STATE_CLEARED),
     int(SequenceFlag.NEEDS_INCREMENTAL_STATE),
 )
-"""Plain integers, because operations on enum flags take ten times as long and run for every packet."""
+"""Sequence flags as plain integers. Operations on enum flags take ten times as long, and run for every
+packet.
+"""
 _USUAL_BYTES = 80
 """Typical size of an uncompressed packet."""
 
@@ -226,7 +228,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class Clocks:
-    """State of each clock after the snapshots so far; ``unknown`` counts times without a snapshot."""
+    """Largest time that is read, 73 years; sums of two such times fit 64 bits."""
 
     primary: int = int(BuiltinClock.BOOTTIME)
     unknown: int = 0

@@ -279,9 +279,9 @@ def _range_labels(trace: KinetoTrace, times_ns: list[int]) -> list[str]:
 
 
 def is_capture(trace: KinetoTrace) -> bool:
-    """Return True if a trace is of a capture and not of a run.
+    """Return True if a trace recorded the capture of graphs and not a run.
 
-    It begins captures, or launches kernels and no graphs, and few of its launches ran.
+    Such a trace begins captures, or it launches kernels and no graphs. Few of its launches ran on the device.
     """
     kind = _call_kinds(trace)
     launches = int((kind != _OTHER).sum())

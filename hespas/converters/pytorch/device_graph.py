@@ -171,7 +171,7 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
 
 
 class _StorageDataflow(NamedTuple):
-    """Dependencies through storages, and tensor types per node."""
+    """Dependencies through storages, and the tensor types of each node."""
 
     data: NodeEdges
     order: NodeEdges

@@ -45,7 +45,7 @@ class NodeEdges(NamedTuple):
 
     @classmethod
     def empty(cls) -> Self:
-        """Return no dependencies."""
+        """Return an empty table of dependencies."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
@@ -113,8 +113,10 @@ def chain(queue: IntArray) -> NodeEdges:
 
 
 class _StorageFlow(NamedTuple):
-    """Dependencies through storages. ``data``: a reader waits for the last writer. ``order``: a writer waits
-    for earlier readers and writers of the same storage.
+    """Dependencies that result from reads and writes of storages.
+
+    ``data``: a reader waits for the last writer. ``order``: a writer waits for earlier readers and writers of
+    the same storage.
     """
 
     data: NodeEdges

@@ -297,7 +297,7 @@ def read_events(path: Path, max_bytes: int, *, recover: bool = False) -> KinetoT
 
 
 class _KinetoCollector:
-    """Sorts events by kind and appends their fields to columns."""
+    """Collector that sorts events by kind and appends their fields to columns."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -416,7 +416,7 @@ class _KinetoCollector:
             ) from error
 
     def _collective(self, args: DeviceArgs) -> int:
-        """Return the row of the collective's arguments as a JSON text; row 0 for none."""
+        """Return the string row of the arguments of a collective, encoded as JSON; row 0 for other events."""
         if args.collective is None:
             return 0
         facts = {
@@ -441,7 +441,7 @@ class _KinetoCollector:
         return self.texts.of(map(bytes, raws))
 
     def trace(self, header: KinetoHeader, repairs: dict[str, int]) -> KinetoTrace:
-        """Return all columns."""
+        """Return the trace with all collected events."""
         rows = [columns.without_repeated() for columns in self.kinds.values()]
         strings = self.strings.build()
         repeated = Counter(strings[row] for row in np.concatenate(rows).tolist())

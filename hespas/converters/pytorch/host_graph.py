@@ -94,7 +94,7 @@ class CpuRun:
     end_ns: IntArray
 
     def report(self, findings: Findings) -> None:
-        """Report communications that have only one of the two records."""
+        """Report communications with a call but no work, or with a work but no call."""
         calls = self.calls
         orphans = int(np.isin(self.works, list(calls.work)).sum())
         alone = sum(work == call for call, work in calls.work.items()) - orphans

@@ -1,8 +1,8 @@
 """One rank's profile joined with its execution trace: the input of device graphs and host graphs.
 
-An operation appears in both records. It is matched by ``Record function id`` if ids are unique and names
-agree, else by ``External id`` if that counts like the trace does, else by order: per thread, the longest
-common sequence of names.
+An operation appears in both records. Operations are matched by ``Record function id`` if ids are unique and
+most names agree, then by ``External id`` (or that number minus 1) in the same way. The rest is matched by
+order: per thread, the longest common sequence of names.
 """
 
 from __future__ import annotations

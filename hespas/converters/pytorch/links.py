@@ -48,7 +48,9 @@ class LinkedBy(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLinks:
-    """Launch and innermost host operation of each device event (-1: none), and the rule that found them."""
+    """Links of each device event to the host: its launch, its innermost host operation (-1: none), and the
+    rule that found the operation.
+    """
 
     launch: IntArray
     host: IntArray

@@ -98,7 +98,10 @@ _STEP = "ProfilerStep#"
 
 
 def category_of(category: str, name: str) -> str:
-    """Return the current name of an event's category. Old profilers recorded steps as operators."""
+    """Return the current name of an event's category, which old profilers spell differently.
+
+    Old profilers recorded steps as operators; ``name`` distinguishes them.
+    """
     if category in EVENT_KINDS or not category:
         return category
     lower = category.lower()

@@ -248,7 +248,9 @@ def _fit(aligned: int, events: int, launches: int, *, is_cut: bool) -> float:
 
 @dataclass(slots=True)
 class _GraphMatcher:
-    """Finds the captured graphs that fit a replay best. Equal replays and equal graphs are compared once."""
+    """Search for the captured graphs that fit a replay best. Equal replays and equal graphs are compared
+    once.
+    """
 
     launched: list[tuple[int, ...]]
     equal_graphs: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
@@ -312,7 +314,7 @@ class _GraphMatcher:
 
 
 class _TieBreaker:
-    """Chooses one of the graphs that fit a replay equally."""
+    """Choice between several captured graphs that fit a replay equally."""
 
     def __init__(
         self,

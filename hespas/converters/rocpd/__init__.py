@@ -26,7 +26,7 @@ def _sniff(head: Head) -> int:
 
 
 def _sniff_json(head: Head) -> int:
-    """Recognise a document by its only key."""
+    """Score a document: certain if it has the single key that rocprofv3 writes."""
     return 97 if not head.is_directory and _TOOL.match(head.data.removeprefix(b"\xef\xbb\xbf")) else 0
 
 

@@ -69,7 +69,7 @@ class _DispatchInfo(msgspec.Struct, gc=False):
 
 
 class _DispatchRecord(msgspec.Struct, gc=False):
-    """A kernel."""
+    """Record of a kernel that ran."""
 
     start_timestamp: _Time
     end_timestamp: _Time
@@ -86,7 +86,7 @@ class _CountedDispatch(msgspec.Struct, gc=False):
 
 
 class _CopyRecord(msgspec.Struct, gc=False):
-    """A copy."""
+    """Record of a copy between agents."""
 
     start_timestamp: _Time
     end_timestamp: _Time
@@ -100,7 +100,7 @@ class _CopyRecord(msgspec.Struct, gc=False):
 
 
 class _ApiRecord(msgspec.Struct, gc=False):
-    """A call or a range on the host."""
+    """Record of a call or a range on the host."""
 
     start_timestamp: _Time
     end_timestamp: _Time

@@ -90,7 +90,7 @@ class RocmAgents:
 
 @dataclass(slots=True)
 class RocmTraceBuilder:
-    """Collects the processes of the file ``path``."""
+    """Builder of a recording from the processes in the file ``path``."""
 
     path: str
     strings: StringTableBuilder = field(default_factory=StringTableBuilder)
@@ -292,7 +292,9 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
 
 
 def _table_name(database: SqliteDatabase, name: str, suffix: str) -> str:
-    """Return the name of a table of a set: with its suffix, or the table that all sets share."""
+    """Return the name of a table for one set: the table with the suffix of the set, or one that all sets
+    share.
+    """
     own, shared = f"rocpd_{name}{suffix}", f"rocpd_{name}"
     return shared if not database.has(own) and database.has(shared) else own
 

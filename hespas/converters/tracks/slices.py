@@ -254,7 +254,7 @@ _WHOLE_NS = 2.0**52
 
 @dataclass(slots=True)
 class LaneAssigner:
-    """Assigns lanes to slices that are sorted by track and start, longest first."""
+    """Assignment of lanes to slices that are sorted by track and start, longest first."""
 
     _track: int = -1
     _opened: list[list[float]] = field(default_factory=list[list[float]])

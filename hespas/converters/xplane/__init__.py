@@ -73,7 +73,9 @@ def _newest(folder: Path, diagnostics: Diagnostics) -> Path:
 
 
 def _sniff_json(head: Head) -> int:
-    """Score JSON by its process names or the writer's metadata; JAX events have no category."""
+    """Score JSON by the names of its processes, or by metadata of the writer. Events of JAX have no
+    category.
+    """
     if head.is_directory or head.data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
         return 0
     if not _EVENTS.search(head.data) or _CATEGORY.search(head.data):

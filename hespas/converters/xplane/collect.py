@@ -273,7 +273,7 @@ class Ranked:
 def ranked(
     collected: CollectedTrace, planes: Mapping[str, Mapping[str, str]], num_devices: int | None
 ) -> Ranked:
-    """Assign a rank to each device event, and merge the cores of a megacore."""
+    """Return the device events with their ranks, after merging the two cores of each megacore."""
     device = collected.device
     ordinals = np.array([_ordinal(line.plane) for line in collected.lines], np.int64)
     on_cpu = np.array([line.plane == CPU_PLANE for line in collected.lines], np.bool_)

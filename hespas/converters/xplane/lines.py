@@ -156,7 +156,7 @@ class LineEvents:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledHlo:
-    """Compiled program: its name, the profiler's id (-1: unknown), and its HLO."""
+    """Compiled program in a trace: its name, the profiler's id (-1: unknown), and its HLO."""
 
     name: str
     number: int

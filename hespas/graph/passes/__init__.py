@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Pass(Protocol):
-    """Function from a graph to a graph."""
+    """Interface of a pass: a function that returns a rewritten graph."""
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Return the rewritten graph; report omissions and assumptions to ``diagnostics``."""

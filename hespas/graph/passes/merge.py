@@ -246,7 +246,7 @@ class GroupRegions:
 
 
 def _joinable(graph: OpGraph) -> list[bool]:
-    """Return flags of device computation of known cost, except recorded waits."""
+    """Return flags of the nodes that may merge: device computation of known cost, except recorded waits."""
     joins: BoolArray = (
         (graph.kind == int(NodeKind.COMPUTE))
         & (graph.resource == int(Resource.DEVICE))

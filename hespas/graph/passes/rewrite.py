@@ -203,12 +203,11 @@ def _control_deps(
 
 
 def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
-    """Return the graph without some nodes; dependants of a removed node depend on its dependencies. The graph
-    must be acyclic.
+    """Return the graph without some nodes; dependants of a removed node depend on its dependencies.
 
-    A join is kept if the product of its producers and consumers exceeds 256 edges. Carried edges of loops are
-    led around a removed node in the same way; a node that passes a carried value to the next iteration or out
-    of the loop is kept.
+    The graph must be acyclic. A node is not removed if the product of its producers and consumers exceeds 256
+    edges, or if it passes a carried value of a loop to the next iteration or out of the loop. Other carried
+    edges bypass a removed node in the same way.
     """
     return _without(graph, drop, _CarriedValues.of(graph)) if drop.any() else graph
 
@@ -320,9 +319,9 @@ class _CarriedValues:
         return cls(graph, all_deps(graph).transpose(len(graph)))
 
     def needs(self, node: int, dropped: Iterable[int], producers: Iterable[int]) -> bool:
-        """Return True if a node about to be dropped passes a carried value on, and must be kept.
+        """Return True if a node about to be dropped passes a carried value on, and must not be dropped.
 
-        ``dropped`` are its direct dependencies that are dropped, ``producers`` the kept nodes it depends on
+        ``dropped`` are its direct dependencies that are dropped, ``producers`` the nodes on which it depends
         after the bypass. Nodes that never run pass no value on.
         """
         if not self._runs[node]:

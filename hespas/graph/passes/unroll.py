@@ -94,7 +94,7 @@ class UnrollLoops:
         )
 
     def _settle_trips(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """Return the graph with a whole trip count for every loop."""
+        """Return the graph in which the trip count of every loop is a known whole number."""
         table = graph.regions
         unknown = np.isnan(table.trips)
         whole = np.rint(table.trips)
@@ -203,7 +203,7 @@ class _IterationWaits(NamedTuple):
 
     @classmethod
     def none(cls) -> _IterationWaits:
-        """Return no pairs."""
+        """Return an empty table of pairs."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def less(self, others: _IterationWaits) -> _IterationWaits:
