@@ -1,6 +1,6 @@
-"""Capture of a live JAX or PyTorch program as a workload for any number of devices, without those devices.
+"""Capture of a JAX or PyTorch program as a workload for any number of devices, without those devices.
 
 ``jax/`` lowers and profiles JAX programs, ``partition`` partitions any annotated StableHLO, ``aot/`` runs the
-real compilers, ``torch/`` records the operations that PyTorch dispatches. Each needs its extra and loads it
-on first use.
+real compilers, ``torch/`` records the operations that PyTorch dispatches. Each needs an optional extra, which
+is imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Code motion of all-reduces of accumulated gradients out of loops, as in XLA's compilers for devices.
+"""Motion of all-reduces of accumulated gradients out of loops, as XLA's compilers for devices do it.
 
 A loop over microbatches adds an all-reduced gradient to a buffer in every iteration. XLA adds the local
 gradients and reduces their sum once after the loop (``while_loop_all_reduce_code_motion.cc`` of openxla/xla).
@@ -29,7 +29,7 @@ _FORWARDED = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 
 @dataclass(frozen=True, slots=True)
 class _DumpInstruction:
-    """HLO instruction of a dump: ``rest`` is the text after the opening parenthesis of its operands."""
+    """HLO instruction in a text dump; ``rest`` is the text after the opening parenthesis of its operands."""
 
     lead: str
     name: str
@@ -49,12 +49,12 @@ class _DumpInstruction:
 
     @property
     def attributes(self) -> str:
-        """Text after the operands, from ``)`` on."""
+        """Text after the operands, from the closing ``)`` on."""
         return self.rest[self.rest.index(")") :]
 
     @property
     def index(self) -> int | None:
-        """``index`` attribute of a ``get-tuple-element``; None if it is missing."""
+        """Attribute ``index`` of a ``get-tuple-element``; None if it is missing."""
         match = _INDEX.search(self.attributes)
         return int(match[1]) if match else None
 
@@ -71,8 +71,10 @@ _Computation = list[str | _DumpInstruction]
 
 @dataclass(frozen=True, slots=True)
 class _Motion:
-    """All-reduce of a loop body that can move: ``index`` is the element of the loop state that it is added
-    to, ``caller`` the computation of the loop, and ``loop`` the name of the loop.
+    """All-reduce of a loop body that can be moved after the loop.
+
+    ``index`` is the element of the loop state to which its result is added, ``caller`` the computation that
+    contains the loop, and ``loop`` the name of the loop.
     """
 
     body: str
@@ -139,7 +141,9 @@ def _users(instructions: Mapping[str, _DumpInstruction]) -> dict[str, list[_Dump
 
 
 def _loop_bodies(computations: Mapping[str, _Computation]) -> dict[str, tuple[str, str]]:
-    """Return the calling computation and the loop of each body that is called by one loop only."""
+    """Return the calling computation and the loop for each loop body. Bodies that several loops call are left
+    out.
+    """
     loops: dict[str, tuple[str, str]] = {}
     num_calls = Counter[str]()
     for caller, block in computations.items():
@@ -152,7 +156,7 @@ def _loop_bodies(computations: Mapping[str, _Computation]) -> dict[str, tuple[st
 
 
 def _motions(computations: Mapping[str, _Computation]) -> Iterator[_Motion]:
-    """Yield the all-reduces that provably can move."""
+    """Yield the all-reduces that can provably be moved."""
     for body, (caller, loop) in _loop_bodies(computations).items():
         instructions = _instructions(computations[body])
         users = _users(instructions)
@@ -181,7 +185,9 @@ def _accumulated_in(
     users: Mapping[str, Sequence[_DumpInstruction]],
     reduction: _DumpInstruction,
 ) -> int | None:
-    """Return the element of the state that an all-reduce is added to; None if its result has other uses."""
+    """Return the index of the loop state element to which an all-reduce is added; None if its result has
+    other uses.
+    """
     value = reduction
     while len(users[value.name]) == 1 and users[value.name][0].opcode in _FORWARDED:
         value = users[value.name][0]
@@ -202,7 +208,9 @@ def _accumulated_in(
 def _state_element(
     instructions: Mapping[str, _DumpInstruction], users: Mapping[str, Sequence[_DumpInstruction]], name: str
 ) -> int | None:
-    """Return the element of the state that a value is; None if anything else in the body reads it."""
+    """Return the index of the loop state element that the value ``name`` is read from; None if the body uses
+    it for anything else.
+    """
     while name in instructions and len(users[name]) == 1:
         instruction = instructions[name]
         if (
@@ -217,7 +225,9 @@ def _state_element(
 
 
 def _is_read_elsewhere(computations: Mapping[str, _Computation], motion: _Motion) -> bool:
-    """Return True if the loop reads the buffer for anything else, or if its result is used as a whole."""
+    """Return True if the loop reads the accumulated buffer for anything but the sum, or if the loop's result
+    is used as a whole.
+    """
     around = _instructions(computations[motion.caller])
     loop = around[motion.loop]
     condition = dict(_CALLED.findall(loop.rest)).get("condition", "")
@@ -240,7 +250,7 @@ def _is_read_elsewhere(computations: Mapping[str, _Computation], motion: _Motion
 
 
 def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, _Computation]:
-    """Return the program with the all-reduce behind its loop instead of inside."""
+    """Return the program with the all-reduce after its loop instead of inside."""
     reduction = _instructions(computations[motion.body])[motion.name]
     (operand,) = reduction.operands
     pattern = re.compile(rf"%{re.escape(motion.name)}(?=[,)}}\s])")
@@ -282,7 +292,9 @@ def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, 
 
 
 def _reduced(element: _DumpInstruction, attributes: str, first: str) -> list[_DumpInstruction]:
-    """Return an element of the loop's result, reduced and added to the ``first`` value (empty: zeros)."""
+    """Return instructions that all-reduce an element of the loop's result and add it to its value before the
+    loop, ``first`` (empty: zeros).
+    """
     local = replace(element, lead="  ", name=f"{element.name}.local")
     operands = f"%{local.name}{attributes}"
     total = _DumpInstruction(element.lead, element.name, element.shape, "all-reduce", operands)
@@ -296,8 +308,8 @@ def _reduced(element: _DumpInstruction, attributes: str, first: str) -> list[_Du
 
 
 def _num_accumulated(block: _Computation) -> int:
-    """Return the number of all-reduces of a body that are added to an element of the state, also
-    indirectly.
+    """Return the number of all-reduces in a loop body whose results are added to an element of the loop
+    state, also indirectly.
     """
     instructions = _instructions(block)
     users = _users(instructions)

@@ -51,7 +51,9 @@ _UNNAMED_SOURCE = 'source_file="-"'
 
 
 class MeshCollectiveRow(NamedTuple):
-    """Collectives of one kind over the same axes: executions per rank and step, and total payload."""
+    """Summary of the collectives of one kind over the same mesh axes: executions per rank and step, and total
+    payload.
+    """
 
     kind: str
     axes: str
@@ -98,8 +100,8 @@ def capture_program(
 
 
 def collective_rows(workload: Workload, mesh: Mesh) -> list[MeshCollectiveRow]:
-    """Return the collectives and messages of one rank of the first class by kind and axes, in order of first
-    use.
+    """Return the collectives and messages of one rank of the first rank class, by kind and mesh axes, in
+    order of first use.
     """
     graph = workload.classes[0]
     rows = dict[tuple[str, str], MeshCollectiveRow]()
@@ -186,7 +188,7 @@ def partition(
 
 
 def _numbered_dumps(folder: Path) -> dict[int, Path]:
-    """Return the dumps by the sequence number that XLA puts into their names."""
+    """Return the dump files in a folder by the sequence number in their names."""
     matches = ((re.search(r"\.(\d{4,})\.", path.name), path) for path in folder.glob("*.txt"))
     return {int(match[1]): path for match, path in matches if match}
 
@@ -196,7 +198,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def _is_written(folder: Path) -> bool:
-    """Return True if XLA has started a file after the wanted one."""
+    """Return True if the wanted dump file is complete: XLA has started the next one."""
     dumps = _numbered_dumps(folder)
     wanted = next((number for number, path in dumps.items() if _is_wanted(path)), None)
     return wanted is not None and max(dumps) > wanted

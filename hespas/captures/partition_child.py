@@ -60,8 +60,10 @@ _MAX_INLINED = 4_000_000
 
 
 class PartitionSettings(NamedTuple):
-    """Options of the child. ``axes`` are the sizes of mesh axes by name; empty keeps the sizes of the
-    program. ``shardy`` propagates shardings by Shardy, otherwise by GSPMD.
+    """Options of the child process.
+
+    ``axes`` are the sizes of mesh axes by name; empty keeps the sizes of the program. ``shardy`` selects
+    Shardy for the propagation of shardings, otherwise GSPMD.
     """
 
     program: str
@@ -71,8 +73,8 @@ class PartitionSettings(NamedTuple):
 
 
 def main() -> int:
-    """Partition according to :class:`PartitionSettings`, given as JSON in the only argument. The results are
-    written to the folder.
+    """Partition a program as the :class:`PartitionSettings` request, which are JSON in the only argument. The
+    results are written to the folder.
     """
     settings = PartitionSettings(**json.loads(sys.argv[1]))
     os.environ["XLA_FLAGS"] = ""
@@ -198,8 +200,8 @@ class _AnnotatedProgram:
         return _checked_devices(prod(wanted.values()))
 
     def _resize(self, op: MlirOperation, axes: Mapping[str, int], wanted: Mapping[str, int]) -> None:
-        """Set the sizes of one mesh. Raises ``UsageError`` if the mesh lists its devices, or if its number of
-        devices would differ from that of the ``wanted`` mesh.
+        """Set the axis sizes of one mesh in the program. Raises ``UsageError`` if the mesh lists its devices,
+        or if its number of devices would differ from the ``wanted`` mesh.
         """
         sdy = self._bindings.sdy
         before = read_mesh(op.attributes["mesh"], sdy)
@@ -275,8 +277,8 @@ class _AnnotatedProgram:
                 )
 
     def unsharded(self, kind: str) -> list[bool]:
-        """Return for each argument (``arg_attrs``) or result (``res_attrs``) of the entry whether the
-        partitioner chooses its sharding.
+        """Return one flag per argument (``arg_attrs``) or result (``res_attrs``) of the entry function: True
+        if it has no sharding, so that the partitioner chooses one.
         """
         if self.entry is None:
             return []
@@ -338,7 +340,9 @@ def _custom_call_target(op: MlirOperation) -> str:
 
 
 def _is_in_shard_map(op: MlirOperation) -> bool:
-    """Return True if an operation is inside a ``shard_map``, or in a function that one may call."""
+    """Return True if an operation is inside a ``shard_map``, or in a function that a ``shard_map`` may
+    call.
+    """
     parent: Any = op
     while parent is not None and parent.name != "func.func":
         if parent.name == "sdy.manual_computation":
@@ -348,7 +352,7 @@ def _is_in_shard_map(op: MlirOperation) -> bool:
 
 
 def _is_local(op: MlirOperation) -> bool:
-    """Return True if every device communicates only with itself.
+    """Return True for a communication in which every device has only itself as a peer.
 
     JAX leaves such operations of a ``shard_map`` over an axis of one device.
     """
@@ -362,7 +366,7 @@ def _is_local(op: MlirOperation) -> bool:
 
 
 def _checked_devices(devices: int) -> int:
-    """Return the number of devices. Raises ``UsageError`` if a mesh cannot have so many."""
+    """Return ``devices`` unchanged. Raises ``UsageError`` if a mesh cannot have that many devices."""
     return Mesh(("devices",), (devices,)).num_devices
 
 

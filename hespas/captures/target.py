@@ -1,4 +1,4 @@
-"""Import and execution of user functions that are named as ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``."""
+"""Import and execution of user functions, given as ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _first_on_path(folder: Path) -> Generator[None]:
-    """Import modules from ``folder`` first, and forget user modules that were loaded from another folder.
+    """Import modules from ``folder`` first inside the block, and forget user modules that were loaded from
+    another folder.
 
     A program thus imports its own modules even if the previous program had modules of the same names.
     """
@@ -153,9 +154,10 @@ def user_code(action: str, remedies: Mapping[str, str] | None = None) -> Generat
 
 
 class _Redirection:
-    """Standard output before the first thread that runs user code, and the number of such threads.
+    """State of the redirected standard output: the original stream, and the number of threads that run user
+    code.
 
-    The last thread restores it.
+    The last of these threads restores the stream.
     """
 
     lock = Lock()

@@ -1,1 +1,1 @@
-"""FLOPs and bytes of operations: the table shared by the StableHLO and HLO readers, and that of PyTorch."""
+"""FLOPs and bytes of operations: a cost table for StableHLO and HLO, and one for PyTorch operations."""

@@ -43,9 +43,10 @@ def elementwise(
     transcendentals: float = 0.0,
     op_class: OpClass = OpClass.ELEMENTWISE,
 ) -> Rule:
-    """Return a rule with a number of FLOPs and transcendentals per result element, in the expressed type.
+    """Return a cost rule with a number of FLOPs and transcendentals per result element.
 
-    A complex add is 2 FLOPs and a complex multiply 6.
+    FLOPs are in the type that the values represent, also for quantised values. ``complex_flops`` applies to
+    complex elements: a complex add is 2 FLOPs and a complex multiply 6.
     """
     of_complex = 2 * flops if complex_flops is None else complex_flops
 
@@ -71,14 +72,18 @@ quantize = elementwise(2.0, op_class=OpClass.QUANTIZE)
 
 
 def _applied(op: Operation, op_class: OpClass, times: float, flops: float, transcendentals: float) -> Cost:
-    """Return the cost of a body applied ``times`` times, with the bytes of all operands and results."""
+    """Return the cost of applying a scalar body (such as the addition of a reduction) ``times`` times, with
+    the bytes of all operands and results.
+    """
     total = times * flops
     rate = op.operands[0].code if op.operands else -1
     return Cost(op_class, total, total, times * transcendentals, op.read_bytes, op.written_bytes, rate)
 
 
 def reduce(op: Operation) -> Cost:
-    """Count (n_in - n_out) applications of the combined body; reads **all** inputs and init values."""
+    """Count one application of the reducer per removed element (inputs minus results). Bytes include **all**
+    inputs and initial values.
+    """
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
     steps = op.operands[0].elements - op.results[0].elements
@@ -87,9 +92,9 @@ def reduce(op: Operation) -> Cost:
 
 
 def reduce_window(op: Operation) -> Cost:
-    """Count (taps - 1) applications per result element, without taps on padding or dilation holes.
+    """Count window elements - 1 applications of the reducer per result element.
 
-    ``useful_flops`` counts real taps only, ``flops`` all positions of the window.
+    ``useful_flops`` leaves out window elements on padding or dilation holes; ``flops`` counts all of them.
     """
     attributes = op.attributes
     if not isinstance(attributes, WindowAttributes) or not op.operands:
@@ -106,7 +111,7 @@ def reduce_window(op: Operation) -> Cost:
 
 
 def select_and_scatter(op: Operation) -> Cost:
-    """Count (window - 1) comparisons and one scatter body per source element."""
+    """Count window elements - 1 comparisons and one application of the scatter body per source element."""
     attributes = op.attributes
     if not isinstance(attributes, SelectScatterAttributes):
         return unknown_cost(op, OpClass.WINDOW)
@@ -117,7 +122,7 @@ def select_and_scatter(op: Operation) -> Cost:
 
 
 def map_body(op: Operation) -> Cost:
-    """Count the body once per element."""
+    """Count one application of the body per element."""
     if not isinstance(op.attributes, BodyAttributes):
         return unknown_cost(op, OpClass.MAP)
     body = op.attributes.body
@@ -125,7 +130,7 @@ def map_body(op: Operation) -> Cost:
 
 
 def scan(op: Operation) -> Cost:
-    """Count the body once per slice along the scanned dimension."""
+    """Count one application of the body per slice along the scanned dimension."""
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
     trips = float(op.attributes.extent) if op.attributes.extent >= 0 else nan
@@ -146,13 +151,15 @@ def batch_norm(per_element: int) -> Rule:
 
 
 def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
-    """Count ``depth`` comparisons per element of the first operand; unknown for an unknown extent."""
+    """Count ``depth`` comparisons per element of the first operand. The cost is unknown if ``extent`` is
+    unknown.
+    """
     times = op.operands[0].elements * depth if extent >= 0 else nan
     return _applied(op, OpClass.SORT, times, body.flops, body.transcendentals)
 
 
 def sort(op: Operation) -> Cost:
-    """Count elements x ceil(log2 extent) comparisons; inputs and outputs pass once."""
+    """Count elements x ceil(log2 extent) comparisons. Inputs are read once and outputs written once."""
     if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
     extent = op.attributes.extent

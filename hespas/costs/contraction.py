@@ -1,12 +1,12 @@
 """Costs of matrix products (``dot_general``, ``dot``, ``einsum``, ``ragged_dot``) and convolutions.
 
-The rate key is the operands' types, not the accumulator's: bf16 x bf16 -> f32 runs at the bf16 rate. An
+The operand types determine the rate, not the accumulator type: bf16 x bf16 -> f32 runs at the bf16 rate. An
 explicit ``algorithm`` outranks ``precision_config``, which outranks the element types.
 
-Quantised operands, as the StableHLO specification defines them: with both quantised, the stored integers are
-multiplied into a 32-bit accumulator, and a narrower quantised result is rescaled (two FLOPs an element). With
-the right-hand side alone quantised (hybrid), its elements become floats first (two FLOPs each). These FLOPs
-are added to those of the product. Zero points cost nothing, because compilers fold them into the bias.
+Quantised operands follow the StableHLO specification. With both quantised, the stored integers are multiplied
+into a 32-bit accumulator, and a narrower quantised result is rescaled (two FLOPs an element). With only the
+right-hand side quantised (hybrid), its elements are first converted to floats (two FLOPs each). These FLOPs
+are added to the FLOPs of the product. Zero points cost nothing, because compilers fold them into the bias.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ _LEVEL_PRODUCTS = {"HIGH": 3, "HIGHEST": 6}
 
 
 def config_precision(levels: tuple[str, ...]) -> Precision:
-    """Return the precision of a ``precision_config``: its most exact level."""
+    """Return the precision that a ``precision_config`` states: the most exact of its levels."""
     ranked = [level.upper() for level in levels]
     best = max(ranked, key=lambda level: _LEVEL_PRODUCTS.get(level, 1), default="DEFAULT")
     return Precision(level=best)
 
 
 def named_algorithm(name: str) -> Precision:
-    """Return the precision of an HLO algorithm name, as ``dot_bf16_bf16_f32_x3`` or ``dot_tf32_tf32_f32``.
+    """Return the precision that an HLO algorithm name states, such as ``dot_bf16_bf16_f32_x3`` or
+    ``dot_tf32_tf32_f32``.
 
     A name without types (``dot_any_f8_any_f8_f32``) uses the element types.
     """
@@ -87,7 +88,9 @@ def _wider(lhs: DType | None, rhs: DType | None) -> int:
 
 
 def _products(precision: Precision, lhs: Tensor, rhs: Tensor) -> int:
-    """Return primitive products per multiply."""
+    """Return the number of hardware products per multiplication: above 1 if a precision is emulated with
+    narrower types.
+    """
     if precision.level == "ALGORITHM":
         return precision.products
     emulated = all(tensor.dtype is not None and tensor.dtype.name == "f32" for tensor in (lhs, rhs))
@@ -104,7 +107,9 @@ def contraction_cost(
     useful_macs: float,
     types: tuple[Tensor, Tensor, Tensor],
 ) -> Cost:
-    """Return the cost of ``macs`` multiply-adds over (batch, M, N, K); all figures are known or NaN."""
+    """Return the cost of ``macs`` multiply-adds over ``extents`` (batch, M, N, K); all figures are known or
+    NaN.
+    """
     lhs, rhs, result = types
     rescaling = _rescaling_flops(types)
     factor = 2.0 * (_COMPLEX_PRODUCTS if is_complex(result) else 1)
@@ -138,8 +143,8 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | None:
-    """Return the accumulator type: the smallest type with the stated bits; by default the type of the result,
-    for quantised operands at least 32 bits wide.
+    """Return the accumulator type: the smallest type with the stated ``bits``. The default is the type of the
+    result, for quantised operands at least 32 bits wide.
     """
     lhs, rhs, result = types
     integer = _is_integer(lhs) and _is_integer(rhs)
@@ -157,7 +162,7 @@ def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | Non
 
 
 def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
-    """Return the FLOPs that convert quantised values to floats or back."""
+    """Return the FLOPs that convert quantised values to floats, or results back to quantised values."""
     lhs, rhs, result = types
     if rhs.expressed is None:
         return 0.0
@@ -188,7 +193,9 @@ def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tupl
 
 
 def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
-    """Return True if the dimension numbers fit the operands; parsers do not check those of library calls."""
+    """Return True if the dimension numbers fit the operands. Parsers do not check dimension numbers of
+    library calls.
+    """
     of_lhs, of_rhs = (
         (*attributes.lhs_batch, *attributes.lhs_contracting),
         (*attributes.rhs_batch, *attributes.rhs_contracting),
@@ -204,12 +211,14 @@ def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
 
 
 def _known_extent(left: int, right: int) -> int:
-    """Return an extent that two operands share, and that one may lack."""
+    """Return the extent of a dimension that both operands have. One of the operands may leave it unknown."""
     return left if left >= 0 else right
 
 
 def dot(op: Operation) -> Cost:
-    """Count 2 x batch x M x N x K. The default contracts the last of lhs and the first of rhs."""
+    """Count 2 x batch x M x N x K FLOPs. By default the last dimension of lhs and the first of rhs are
+    contracted.
+    """
     lhs, rhs = op.operands[0], op.operands[1]
     attributes = op.attributes
     if attributes is None and lhs.shape and rhs.shape:
@@ -220,7 +229,7 @@ def dot(op: Operation) -> Cost:
 
 
 def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precision) -> Cost:
-    """Return the cost of the product of the first two operands, without padding."""
+    """Return the cost of the product of the first two operands. Without padding, all FLOPs are useful."""
     macs = float(prod(extents)) if min(extents) >= 0 else nan
     types = (op.operands[0], op.operands[1], op.results[0])
     return contraction_cost(
@@ -229,9 +238,9 @@ def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precis
 
 
 def ragged_dot(op: Operation) -> Cost:
-    """Cost a grouped product: each row of lhs is multiplied with the matrix of one group.
+    """Return the cost of a grouped product: each row of lhs is multiplied with the matrix of one group.
 
-    With the ragged dimension among the rows of lhs (mixture of experts) the right-hand side has a group
+    If the ragged dimension is among the rows of lhs (mixture of experts), the right-hand side has a group
     dimension in front, which adds traffic and no work. If it is contracted, the partial products of all
     groups are one product.
     """
@@ -247,7 +256,7 @@ def ragged_dot(op: Operation) -> Cost:
 
 
 def einsum(op: Operation) -> Cost:
-    """Cost an einsum of two operands as one product, and of one operand as sums."""
+    """Return the cost of an einsum: of two operands as one product, of one operand as sums."""
     if not isinstance(op.attributes, EinsumAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
     left, arrow, output = op.attributes.equation.replace(" ", "").partition("->")
@@ -272,7 +281,7 @@ _MOST_BITS = 1 << 16
 
 
 def with_macs(precision: Precision, attributes: Mapping[str, str]) -> Precision:
-    """Return the precision with the attributes of networks for narrow or analogue accumulators.
+    """Return the precision with attributes for narrow or analogue accumulators, which some networks state.
 
     FQ-Conv (arXiv 1912.09356) sets ``accumulator_bits`` (a whole number) and ``mac_noise_sigma`` (a number).
     Invalid numbers are ignored.
@@ -323,8 +332,8 @@ def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
 def _hits(
     base: np.typing.NDArray[np.int64], run: int, step: int, last: int, modulus: int
 ) -> np.typing.NDArray[np.int64]:
-    """Count, for each base, the x in [0, run) for which ``base + x * step`` is in [0, last] and a multiple of
-    ``modulus``.
+    """Count, for each base, the integers x in [0, run) for which ``base + x * step`` is in [0, last] and a
+    multiple of ``modulus``. It is the number of window positions that read a stored element.
     """
     step = max(step, 1)
     low = np.maximum(-(base // step), 0)
@@ -355,8 +364,8 @@ def convolution_cost(
 
     M is output positions, N output features per group, K input features per group times kernel positions. A
     dimension in which each output has its own input and kernel position is a batch dimension, as TPU
-    compilers write batched products. ``useful_flops`` excludes positions on padding and dilation holes.
-    The traffic is that of ``op``, whose operands may have another order (gradients).
+    compilers write batched products. ``useful_flops`` excludes positions on padding and dilation holes. The
+    bytes are of the operands and results of ``op``, whose order may differ (gradients).
     """
     sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]
     outputs = [output.shape[dim] for dim in attributes.output_spatial]
@@ -392,5 +401,5 @@ def convolution_cost(
 
 
 def _product(extents: list[int]) -> int:
-    """Return the product of extents, -1 where one is unknown."""
+    """Return the product of extents; -1 if one of them is unknown."""
     return DYNAMIC if min(extents, default=1) < 0 else prod(extents)

@@ -1,6 +1,6 @@
-"""Cost table of custom calls by target; other targets have unknown costs, never zero.
+"""Cost table of custom calls by their target. Calls of other targets have unknown costs, never zero.
 
-Target names are those that XLA and JAX emit. Library calls have their dimension numbers in the backend
+Target names are the names that XLA and JAX emit. Library calls have their dimension numbers in the backend
 configuration: protobuf JSON, where integers may be strings (xla/service/gpu/backend_configs.proto). The cost
 of a call with an invalid configuration is unknown.
 """
@@ -69,7 +69,7 @@ class _AttentionConfig(msgspec.Struct, frozen=True):
 
 
 class _CostEstimate(msgspec.Struct, frozen=True):
-    """Cost estimate of the author of a kernel."""
+    """Cost estimate that the author of a kernel states."""
 
     flops: float = nan
     transcendentals: float = 0.0
@@ -83,7 +83,7 @@ class _KernelConfig(msgspec.Struct, frozen=True):
 
 
 class _BackendConfig(msgspec.Struct, frozen=True):
-    """Union of the configurations of known targets."""
+    """Backend configuration of a custom call, with the fields of all known targets."""
 
     gemm_backend_config: _GemmConfig | None = None
     cudnn_fmha_backend_config: _AttentionConfig | None = None
@@ -92,7 +92,7 @@ class _BackendConfig(msgspec.Struct, frozen=True):
 
 
 def _parse_config(text: str) -> _BackendConfig | None:
-    """Return the configuration, None for invalid JSON."""
+    """Return the backend configuration; None for invalid JSON."""
     try:
         return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
     except (msgspec.MsgspecError, UnicodeEncodeError):
@@ -126,7 +126,9 @@ _FREE_TARGETS: frozenset[str] = frozenset(
 
 
 def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Cost a library matrix product; a trailing workspace result is not traffic."""
+    """Return the cost of a library matrix product. A workspace that is returned as the last result is not
+    traffic.
+    """
     config = _parse_config(attributes.config)
     gemm = config.gemm_backend_config if config else None
     dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
@@ -144,7 +146,8 @@ def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _block_scaled_dot(op: Operation) -> Cost:
-    """Cost a product of block-scaled operands (MX formats, NVFP4) with their scales as traffic.
+    """Return the cost of a product of block-scaled operands (MX formats, NVFP4), with their scales as
+    traffic.
 
     Both operands have their batch dimensions first and the contracted one last, as JAX emits the call. Units
     for block-scaled types apply the scales as they multiply.
@@ -164,7 +167,8 @@ def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _convolution(source: int, kernel: int, output: int) -> Rule:
-    """Return the rule of a library convolution, whose window is that of the forward one.
+    """Return the cost rule of a library convolution. Its gradients have the window of the forward
+    convolution.
 
     Arguments are indices: 0 and 1 are operands, 2 is the result.
     """
@@ -182,7 +186,9 @@ def _convolution(source: int, kernel: int, output: int) -> Rule:
 
 
 def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Cost fused attention: two products over scores forward, five backward, one exponential per score."""
+    """Return the cost of fused attention: two products over the scores forward, five backward, and one
+    exponential per score.
+    """
     config = _parse_config(attributes.config)
     shape = config.cudnn_fmha_backend_config if config else None
     scores = shape.intermediate_tensor_shape.dimensions if shape else ()
@@ -201,13 +207,13 @@ def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Cost fused attention of TransformerEngine.
+    """Return the cost of fused attention of TransformerEngine.
 
-    The first operands are query, key and value, separate or packed, as (..., sequence, heads, head size);
-    packed ones have the number of parts before the heads.
+    The first operands are query, key and value, separate or packed, with shape (..., sequence, heads, head
+    size). Packed operands have a dimension for the number of parts before the heads.
 
-    Forward two products over the scores, backward five. A causal mask, as the configuration states it, needs
-    half of the scores only.
+    Forward takes two products over the scores, backward five. If the configuration states a causal mask, half
+    of the scores are counted.
     """
     if len(op.operands) < 3 or not op.results:
         return unknown_cost(op, OpClass.ATTENTION)
@@ -243,7 +249,7 @@ _CAUSAL_MASKS = frozenset({2, 3, 4, 5})
 
 
 def _approximate_top_k(op: Operation) -> Cost:
-    """Cost ``ApproxTopK``: one comparison per element with the best of its bin."""
+    """Return the cost of ``ApproxTopK``: each element is compared once with the best element of its bin."""
     if not op.operands or not op.results:
         return unknown_cost(op, OpClass.SORT)
     elements = op.operands[0].elements
@@ -252,7 +258,7 @@ def _approximate_top_k(op: Operation) -> Cost:
 
 
 def _stated_estimate(op: Operation, attributes: CustomAttributes) -> Cost:
-    """Return the cost estimate in the configuration of a hand-written kernel, else unknown."""
+    """Return the cost that the configuration of a hand-written kernel states; unknown without one."""
     config = _parse_config(attributes.config)
     kernel = config.custom_call_config if config else None
     estimate = kernel.cost_estimate if kernel else None
@@ -267,7 +273,7 @@ def _stated_estimate(op: Operation, attributes: CustomAttributes) -> Cost:
 
 
 def _top_k(op: Operation) -> Cost:
-    """Cost ``TopK``: k is the last extent of the result."""
+    """Return the cost of ``TopK``; k is the last extent of the result."""
     if not op.results or not op.results[0].shape:
         return unknown_cost(op, OpClass.SORT)
     return top_k(Operation(op.operands, op.results, TopKAttributes(op.results[0].shape[-1]), op.repeated))
@@ -315,7 +321,7 @@ def _lapack_routine(target: str) -> str | None:
 
 
 def is_known_target(target: str) -> bool:
-    """Return True if a target has a rule, which may still need a configuration."""
+    """Return True if the table has a rule for a target. The rule may still need a valid configuration."""
     has_rule = target in _RULES or target in _CONFIGURED_RULES or target.startswith("__cudnn$fmha")
     return has_rule or _lapack_routine(target) is not None
 

@@ -31,7 +31,7 @@ _INDEX_OPERANDS_OF_UPDATE = 2
 
 
 def bitcast_convert(op: Operation) -> Cost:
-    """Return the cost of a view if the width stays, else of a copy."""
+    """Return a zero cost (a view) if the element width does not change, else the cost of a copy."""
     source, result = op.operands[0].dtype, op.results[0].dtype
     if source is not None and result is not None and source.bits == result.bits:
         return FREE
@@ -39,7 +39,9 @@ def bitcast_convert(op: Operation) -> Cost:
 
 
 def broadcast(op: Operation) -> Cost:
-    """Count no traffic if consumers fuse it (the default); otherwise operand and result."""
+    """Count no traffic by default, because consumers fuse a broadcast. Otherwise count the operand as read
+    and the result as written.
+    """
     if isinstance(op.attributes, BroadcastAttributes) and op.attributes.materialised:
         return move_cost(op, OpClass.BROADCAST)
     return Cost(OpClass.BROADCAST)
@@ -52,7 +54,9 @@ def slice_read(op: Operation) -> Cost:
 
 
 def update_slice(op: Operation) -> Cost:
-    """Count the update as read and written; without an in-place update also a copy of the operand."""
+    """Count the update as read and written. If the update is not in place, the whole operand is also
+    copied.
+    """
     operand, update = op.operands[0].bytes, op.operands[1].bytes
     indices = sum(tensor.bytes for tensor in op.operands[_INDEX_OPERANDS_OF_UPDATE:])
     in_place = isinstance(op.attributes, UpdateAttributes) and op.attributes.in_place
@@ -68,9 +72,10 @@ def gather(op: Operation) -> Cost:
 
 
 def scatter(op: Operation) -> Cost:
-    """Count one body per update. Reads indices and updates, writes touched results (the body reads them too).
+    """Count one application of the body per update. Indices and updates are read, changed elements are
+    written (and read by the body).
 
-    Without an in-place update every operand is also copied.
+    If the scatter is not in place, every operand is also copied.
     """
     attributes = op.attributes
     if not isinstance(attributes, ScatterAttributes):

@@ -1,4 +1,4 @@
-"""Arithmetic expressions in files of users. They are parsed here, never run as code.
+"""Parser of arithmetic expressions in files of users. Expressions are parsed here, never run as code.
 
     sum     = product { ("+" | "-") product }
     product = factor { ("*" | "/" | "//" | "%") factor }
@@ -39,7 +39,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class FormulaError(ValueError):
-    """Syntax error of an expression; ``position`` is the index of the character, from 0."""
+    """Syntax error of an expression; ``position`` is the index of the wrong character, from 0."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class FormulaError(ValueError):
 
 
 class ExpressionToken(NamedTuple):
-    """Number, name or mark of an expression, or its end."""
+    """Token of an expression: a number, a name, an operator or bracket, or the end."""
 
     kind: str
     text: str
@@ -57,8 +57,8 @@ class ExpressionToken(NamedTuple):
 class ExpressionParser(Generic[_Context]):
     """Recursive-descent parser with one token of lookahead.
 
-    ``number`` is the kind of number, ``functions`` are the functions of numbers with their number of
-    arguments. A NaN among the arguments is the value of the function.
+    ``number`` is the type of numbers. ``functions`` maps the name of a function to the function and its
+    number of arguments. If an argument is NaN, the function returns NaN.
     """
 
     number: ClassVar[Callable[[Any], Any]] = float
@@ -66,47 +66,49 @@ class ExpressionParser(Generic[_Context]):
     max_characters: ClassVar[int] = 1000
 
     def __init__(self, text: str) -> None:
-        """Split the text into tokens. Raises ``FormulaError`` for a character that no token has."""
+        """Split the text into tokens. Raises ``FormulaError`` for a character that belongs to no token."""
         if len(text) > self.max_characters:
             raise FormulaError(f"more than {self.max_characters} characters", self.max_characters)
         self.tokens, self.at, self.depth = _tokens(text), 0, 0
 
     def parse(self) -> Expression[_Context]:
-        """Return the expression of the whole text. Raises ``FormulaError``."""
+        """Parse the whole text and return its expression. Raises ``FormulaError``."""
         expression = self.sum()
         if self.next.kind != "end":
             raise FormulaError(f"unexpected {self.next.text!r}", self.next.position)
         return expression
 
     def name(self, token: ExpressionToken) -> Expression[_Context]:
-        """Return the expression of a name that is not a function. Raises ``FormulaError``."""
+        """Return the expression for a name that is not a function; subclasses define it. Raises
+        ``FormulaError``.
+        """
         raise NotImplementedError
 
     @property
     def next(self) -> ExpressionToken:
-        """Return the next token."""
+        """Return the next token and move past it."""
         return self.tokens[self.at]
 
     def take(self, *marks: str) -> ExpressionToken | None:
-        """Return and consume the next token if it is one of these marks, else None."""
+        """Return the next token and move past it if it is one of ``marks``; otherwise return None."""
         if self.next.kind != "mark" or self.next.text not in marks:
             return None
         self.at += 1
         return self.tokens[self.at - 1]
 
     def need(self, mark: str) -> None:
-        """Consume this mark. Raises ``FormulaError`` for another token."""
+        """Move past the token ``mark``. Raises ``FormulaError`` if the next token is another one."""
         if self.take(mark) is None:
             raise self.unexpected(repr(mark))
 
     def unexpected(self, expected: str) -> FormulaError:
-        """Return the error of the next token."""
+        """Return an error about the next token, with ``expected`` as the alternative."""
         is_end = self.next.kind == "end"
         problem = "the expression is incomplete" if is_end else f"unexpected {self.next.text!r}"
         return FormulaError(f"{problem}: {expected} is expected here", self.next.position)
 
     def sum(self) -> Expression[_Context]:
-        """Parse products that are added and subtracted."""
+        """Parse a sum or difference of products."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise FormulaError(f"brackets nest deeper than {_DEEPEST}", self.next.position)

@@ -41,7 +41,9 @@ LAPACK_ROUTINES: frozenset[str] = frozenset({*_FACTORISATIONS, "trsm"})
 
 
 def _matrix_batch(tensor: Tensor) -> float:
-    """Return the number of matrices in a stack; NaN if unknown."""
+    """Return the number of matrices in a stack (the product of all but the last two extents); NaN if
+    unknown.
+    """
     batch = tensor.shape[:-2]
     return nan if min(batch, default=0) < 0 else float(prod(batch))
 
@@ -56,7 +58,9 @@ def _dense(op: Operation, flops: float) -> Cost:
 
 
 def lapack(routine: str) -> Rule:
-    """Return the rule of a LAPACK or cuSOLVER routine on the first operand, a stack of m x n matrices."""
+    """Return the cost rule of a LAPACK or cuSOLVER routine. Its first operand is a stack of m x n
+    matrices.
+    """
     if routine == "trsm":
         return triangular_solve
     cross, cube = _FACTORISATIONS[routine]

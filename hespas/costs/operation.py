@@ -1,4 +1,4 @@
-"""Inputs and results of cost rules: tensor types, attributes that change the cost, and costs.
+"""Inputs and results of cost rules: tensor types, attributes of operations that change the cost, and costs.
 
 All classes are frozen and hashable, so that readers can cache the cost of equal operations. Most are named
 tuples, which are faster to create than dataclasses. Readers translate the attributes of their format once.
@@ -61,12 +61,13 @@ __all__ = [
 
 
 class Tensor(NamedTuple):
-    """Operand or result. ``dtype`` is None where unknown; run-time extents are -1.
+    """Type of an operand or result. ``dtype`` is None if unknown; extents that are only known at run time are
+    -1.
 
     ``extra_bytes`` is additional storage (quantisation scales). A token has no bytes. ``expressed`` is the
-    expressed type of a quantised tensor, None for other tensors; ``dtype`` is its storage type. ``layout``
-    lists the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``), or the distances
-    between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
+    type that a quantised tensor represents (None for other tensors); ``dtype`` is then its storage type.
+    ``layout`` lists the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``), or the
+    distances between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
     """
 
     dtype: DType | None
@@ -94,11 +95,12 @@ class Tensor(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Computation on scalars with the cost of one application (NaN unknown).
+    """Scalar computation that an operation applies repeatedly (such as a reducer), with the cost of one
+    application (NaN: unknown).
 
-    ``name`` is the operation where the body is a single one (``add``), ``""`` if it only returns an
-    argument and otherwise ``custom``. ``reads_first`` is False where the first argument is not used: a
-    scatter that replaces.
+    ``name`` is the operation if the body consists of a single one (``add``), ``""`` if it only returns an
+    argument and otherwise ``custom``. ``reads_first`` is False if the first argument is not used: a scatter
+    that replaces.
     """
 
     flops: float
@@ -110,9 +112,9 @@ class Body(NamedTuple):
 class Precision(NamedTuple):
     """Precision of the arithmetic of a contraction.
 
-    ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, None where there is none.
-    ``products`` counts primitive products per multiply: the algorithm's own number, else 3 for ``HIGH`` and
-    6 for ``HIGHEST`` on f32 operands, else 1. ``accumulator_bits`` (-1: not stated) and ``mac_noise_sigma``
+    ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, or None without one.
+    ``products`` counts hardware products per multiply: the algorithm's own number, else 3 for ``HIGH`` and 6
+    for ``HIGHEST`` on f32 operands, else 1. ``accumulator_bits`` (-1: not stated) and ``mac_noise_sigma``
     (None: not stated) are attributes of networks trained for analogue or narrow accumulators (FQ-Conv, arXiv
     1912.09356), whose element types do not show them. Noise costs no time.
     """
@@ -137,21 +139,23 @@ class DotAttributes(NamedTuple):
 
 
 class RaggedDotAttributes(NamedTuple):
-    """Grouped matrix product: ``dot`` of all groups, and ``ragged_lhs``, the dimension of groups."""
+    """Grouped matrix product. ``dot`` are the dimension numbers of all groups together; ``ragged_lhs`` is the
+    dimension of the left operand that is split into groups.
+    """
 
     dot: DotAttributes
     ragged_lhs: int
 
 
 class EinsumAttributes(NamedTuple):
-    """Equation of an einsum, ``ij,jk->ik``."""
+    """Equation of an einsum, such as ``ij,jk->ik``."""
 
     equation: str
 
 
 class WindowDim(NamedTuple):
-    """One dimension of a window. ``lhs_dilation`` spreads the input, ``rhs_dilation`` the window; padding
-    may be negative.
+    """One dimension of a window. ``lhs_dilation`` inserts holes into the input, ``rhs_dilation`` into the
+    window; padding may be negative.
     """
 
     size: int
@@ -184,7 +188,9 @@ class ConvAttributes(NamedTuple):
 
 
 class BodyAttributes(NamedTuple):
-    """Body of a reduction, sort, scan or map along a dimension of ``extent`` (-1: unknown, or none)."""
+    """Body of a reduction, sort, scan or map. ``extent`` is the size of the dimension that it works along
+    (-1: unknown, or none).
+    """
 
     body: Body
     extent: int = -1
@@ -198,7 +204,9 @@ class WindowAttributes(NamedTuple):
 
 
 class SelectScatterAttributes(NamedTuple):
-    """Gradient of a windowed selection; ``window_elements`` is the product of the window's extents."""
+    """Attributes of ``select_and_scatter``, the gradient of max pooling. ``window_elements`` is the product
+    of the window's extents.
+    """
 
     select: Body
     scatter: Body
@@ -212,7 +220,7 @@ class TopKAttributes(NamedTuple):
 
 
 class ScatterAttributes(NamedTuple):
-    """Scatter of ``num_inputs`` operands, the indices, and as many updates.
+    """Scatter of ``num_inputs`` operands: the operands, the indices, and as many updates as operands.
 
     ``in_place``: the operands are not read later, so that only the updates are written.
     """
@@ -250,7 +258,9 @@ class SolveAttributes(NamedTuple):
 
 
 class CustomAttributes(NamedTuple):
-    """Custom call: its target, its backend configuration as text, and its window (None: not stated)."""
+    """Custom call: its target, its backend configuration as text, and the window of a convolution (None: not
+    stated).
+    """
 
     target: str
     config: str = ""
@@ -277,8 +287,10 @@ Attributes = (
 
 
 class Operation(NamedTuple):
-    """Operation as the input of a cost rule. ``repeated`` lists operand positions that repeat an earlier
-    operand: their bytes are read once only (``multiply %x, %x``).
+    """Operation as the input of a cost rule.
+
+    ``repeated`` lists the positions of operands that occur earlier among the operands (``multiply %x, %x``):
+    their bytes are read only once.
     """
 
     operands: tuple[Tensor, ...]
@@ -288,13 +300,13 @@ class Operation(NamedTuple):
 
     @property
     def read_bytes(self) -> float:
-        """Return the bytes of the distinct operands."""
+        """Bytes of the distinct operands."""
         repeated = frozenset(self.repeated)
         return sum(tensor.bytes for position, tensor in enumerate(self.operands) if position not in repeated)
 
     @property
     def written_bytes(self) -> float:
-        """Return the bytes of all results."""
+        """Bytes of all results."""
         return sum(tensor.bytes for tensor in self.results)
 
 
@@ -320,7 +332,7 @@ class Contraction:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Return the figures without a column, as attributes of the node."""
+        """Figures that have no column in the table and are stored as attributes of the node."""
         attributes: dict[str, str] = {}
         if self.accumulator_bits >= 0:
             attributes[ACCUMULATOR_BITS] = str(self.accumulator_bits)
@@ -344,7 +356,7 @@ class Cost:
 
     @property
     def is_known(self) -> bool:
-        """Return True if no figure is NaN."""
+        """True if no figure is NaN."""
         total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
         return not isnan(total)
 
@@ -363,9 +375,10 @@ def add_costed(
     kind: NodeKind = NodeKind.COMPUTE,
     control_deps: tuple[int, ...] = (),
 ) -> int:
-    """Add the node of one operation with its cost; ``op`` defaults to ``name``.
+    """Add a node with the cost of an operation to ``graph`` and return its number; ``op`` defaults to
+    ``name``.
 
-    A product with an extent above 63 bits is not listed.
+    A product with an extent above 63 bits is not added to the table of contractions.
     """
     strings, types = graph.strings, graph.types
     name_id, op_id = strings.add(name), strings.add(op or name)
@@ -416,10 +429,11 @@ FREE = Cost(OpClass.FREE)
 
 
 def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
-    """Return the code of the type in which an elementwise operation computes: that of its last operand.
+    """Return the code of the element type in which an elementwise operation computes: the type of its last
+    operand.
 
-    The last operand is a value in every operation whose first is a predicate. Quantised values are computed
-    in their expressed type.
+    The first operand may be a predicate; the last one is always a value. Quantised values are computed in the
+    type that they represent.
     """
     if not tensors:
         return -1
@@ -441,9 +455,11 @@ _NARROW_BITS = 16
 
 
 def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
-    """Estimate the time of an operation: the larger of arithmetic and traffic, plus the start of a kernel.
+    """Estimate the time of an operation [ns], independently of the device: the larger of arithmetic and
+    traffic, plus the start of a kernel.
 
-    It selects the most expensive of several branches before a device is chosen. Unknown figures count 0.
+    It is used to select the most expensive of several branches before a device is chosen. Unknown figures
+    count as 0.
     """
     flops, heavy, moved = (
         0.0 if isnan(figure) else figure
@@ -468,10 +484,14 @@ def is_complex(tensor: Tensor) -> bool:
 
 
 def move_cost(op: Operation, op_class: OpClass = OpClass.MOVE) -> Cost:
-    """Return a cost without arithmetic: every distinct operand is read, every result is written."""
+    """Return the cost of a copy without arithmetic: every distinct operand is read, every result is
+    written.
+    """
     return Cost(op_class, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
 
 
 def unknown_cost(op: Operation, op_class: OpClass = OpClass.UNKNOWN) -> Cost:
-    """Return unknown arithmetic, with operand and result bytes as a lower bound of the traffic."""
+    """Return a cost with unknown arithmetic. The bytes of operands and results are a lower bound of the
+    traffic.
+    """
     return Cost(op_class, nan, nan, nan, op.read_bytes, op.written_bytes)

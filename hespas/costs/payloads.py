@@ -1,4 +1,4 @@
-"""Payloads of collectives: Chakra's ``comm_size``, and bytes on the wire.
+"""Payloads of collectives: message sizes as Chakra's ``comm_size``, and bytes that each device sends.
 
 ``group_size`` is N. Sent bytes follow bandwidth-optimal algorithms, per device. Bytes are per device of one
 program: a variadic collective counts the sum over its operands.
@@ -27,7 +27,7 @@ COLLECTIVE_KINDS: dict[str, CollectiveKind] = {
 
 
 class Payload(NamedTuple):
-    """Sizes of a collective: ``comm_bytes`` of Chakra, and ``sent_bytes`` of one device on the wire.
+    """Sizes of a collective: ``comm_bytes`` as Chakra defines them, and ``sent_bytes`` that one device sends.
 
     ``is_bound`` is True if both are upper bounds, because the sizes are run-time values.
     """

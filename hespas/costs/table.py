@@ -37,12 +37,16 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 def _always(cost: Cost, names: str) -> dict[str, Rule]:
-    """Return rows with one cost for all types: views, structure, and operations that consumers fuse."""
+    """Return table rows with the same cost for all types, for views, structural operations, and operations
+    that consumers fuse.
+    """
     return _rows(lambda op: cost, names)
 
 
 def _moves(op_class: OpClass, names: str) -> dict[str, Rule]:
-    """Return rows without arithmetic: every distinct operand is read, every result written."""
+    """Return table rows of operations that only move data: every distinct operand is read, every result
+    written.
+    """
     return _rows(partial(move_cost, op_class=op_class), names)
 
 
@@ -166,7 +170,9 @@ _DIALECTS = ("stablehlo.", "mhlo.", "chlo.", "func.")
 
 
 def canonical_name(op_name: str) -> str:
-    """Return the table's spelling of ``stablehlo.add``, ``mhlo.add``, ``chlo.erf``, or an HLO opcode."""
+    """Return the name by which the table lists an operation (such as ``stablehlo.add``, ``mhlo.add``,
+    ``chlo.erf``, or an HLO opcode).
+    """
     for dialect in _DIALECTS:
         if op_name.startswith(dialect):
             return op_name[len(dialect) :]

@@ -258,8 +258,7 @@ def _orders_by_error(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceOrder:
-    """Default order of estimators for one device. Estimators of a user's device file come before those of the
-    package.
+    """Default order of estimators for one device. Estimators of a user's device file come first.
 
     ``fitted`` are the kinds of operations whose fits in the device file come first. ``learned`` are the kinds
     with learned models in it. ``by_error`` are orders by kind and number format, where the file states

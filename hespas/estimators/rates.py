@@ -384,7 +384,7 @@ _RULES: dict[CollectiveKind, _TrafficRule] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkCosts:
     """Times of collectives or messages, one row each: the node, the time without launch overhead, and the
-    reason if there is no time.
+    reason for a missing time.
 
     ``duration_ns`` is NaN for ``no_group``, ``no_link`` or an unknown size. ``local`` marks rows that use no
     network (groups of one rank, messages without a receiver): their time is 0.

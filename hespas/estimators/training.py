@@ -5,7 +5,8 @@ Fits and learned models come from benchmarks of single kernels on an idle device
 training step differs in three ways. Its fused attention is one of a few libraries, for the forward and the
 backward pass. Its products keep the device at its power limit. 8-bit products were measured on devices of
 other vendors only. The published rates by family of devices are data with sources
-(:mod:`hespas.hardware.kernel_shares`); all other times are those of ``base``.
+(:mod:`hespas.hardware.kernel_shares`); all other
+times are from ``base``.
 """
 
 from __future__ import annotations

@@ -502,8 +502,8 @@ def has_adaptable(tables: Sequence[Measurements], device: Device, seed: int) -> 
 
 
 def _adaptable_rows(own: OwnPart, device: Device, seed: int) -> Adaptable | None:
-    """Return the rows of a part to which a model of reference devices can be adapted; None if there is no
-    such model.
+    """Return the rows of a part to which a model of reference devices can be adapted; None without such a
+    model.
 
     The model must cover all rows of the part, unless the part cannot be fitted otherwise.
     """

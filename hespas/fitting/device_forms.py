@@ -85,8 +85,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRows:
-    """Measured rows of one class of operations, and the ``key`` of its fit. The operation ``*`` stands for
-    all operations of a kind.
+    """Measured rows of one class of operations, and the ``key`` of its fit. The operation ``*`` means all
+    operations of a kind.
 
     ``group`` numbers the rows that are held out together to test a fit: rows of equal shapes, or of equal
     layers with any number of tokens.

@@ -1,7 +1,7 @@
-"""Devices and systems as data: typed TOML files with sources, and rules to derive rates.
+"""Devices and systems as data: typed TOML files with sources, and rules that derive rates from them.
 
-``load_device("H100-SXM")`` or ``load_device("my-device.toml")``; :func:`peak_for` returns the rate of an
-operation. ``load_system("dgx-h100").sized(64)`` is a system of 64 devices with their networks.
+``load_device("H100-SXM")`` or ``load_device("my-device.toml")`` loads a device; :func:`peak_for` returns the
+rate of an operation. ``load_system("dgx-h100").sized(64)`` is a system of 64 devices with their networks.
 :mod:`hespas.hardware.measure`, which needs NumPy, measures this machine.
 """
 

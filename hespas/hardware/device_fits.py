@@ -1,9 +1,8 @@
-"""Fitted forms of operation time: parameters, errors, and their TOML rows in device files and in shipped
-files of fits.
+"""Fits: formulas (forms) of operation time with fitted parameters and errors, and their rows in TOML files.
 
 A fit of a known form must have the parameters of the form, so that a damaged file is detected when it is
-read. Line forms describe systolic arrays; they cover the same classes of operations as other forms, for
-another estimator.
+read. Line forms describe systolic arrays. They may cover the same operations as another fit, because another
+estimator uses them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitParameter:
-    """One parameter by name, with its unit in the name; ``std_error`` is NaN if unknown."""
+    """Parameter of a fit. Its name includes the unit; ``std_error`` is NaN if unknown."""
 
     name: str
     value: float
@@ -74,7 +73,8 @@ class FitParameter:
 
 
 class FitError(TomlRow, frozen=True, kw_only=True):
-    """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes outside of the fit.
+    """Errors of a fit relative to the measurement, (p - m) / m as fractions, on ``n`` rows of shapes outside
+    of the fit.
 
     ``before_mape`` is the error of the package's learned models before the device was fitted.
     """
@@ -89,8 +89,9 @@ class FitError(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitBand:
-    """Interval of the measurement: 90 % lie between ``low`` and ``high`` times the prediction, for
-    predictions up to ``up_to_ns`` (and above the previous band).
+    """Error band: 90 % of the measurements lie between ``low`` and ``high`` times the prediction.
+
+    It is for predictions up to ``up_to_ns`` and above the previous band.
     """
 
     up_to_ns: float
@@ -100,7 +101,7 @@ class FitBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRange:
-    """Range of sizes of one dimension in the fitted data."""
+    """Range of one size in the fitted data."""
 
     name: str
     low: float
@@ -109,7 +110,7 @@ class FitRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Time of one class of operations as ``form`` (a name that an estimator knows) of its parameters.
+    """Fitted time of one class of operations. ``form`` is the name of a formula that an estimator implements.
 
     ``kind``, ``op``, ``scheme`` and ``variant`` are the labels of operations; the last three may be ``*``.
     ``default`` marks the usual variant of a device, for operations that name none. ``samples`` is the number
@@ -135,11 +136,11 @@ class Fit:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Unique key of a fit."""
+        """Labels that identify a fit: kind, operation, number format and variant."""
         return self.kind, self.op, self.scheme, self.variant
 
     def value(self, name: str) -> float:
-        """Return a parameter by name; NaN if the fit does not have it."""
+        """Return the value of a parameter; NaN if the fit does not have it."""
         return next((entry.value for entry in self.parameters if entry.name == name), nan)
 
 
@@ -190,7 +191,9 @@ _SEGMENT = re.compile(r"r(\d{1,9})_n(\d{1,9})_(t0_ns|knee\d{1,4}_bytes|ns_per_by
 
 
 class SegmentName(NamedTuple):
-    """Parsed parameter name: ``r8_n1_knee2_bytes`` is parameter ``knee2_bytes`` of 8 ranks on one node."""
+    """Parsed name of a parameter of a collective: ``r8_n1_knee2_bytes`` is the parameter ``knee2_bytes`` of 8
+    ranks on one node.
+    """
 
     ranks: int
     nodes: int
@@ -198,13 +201,13 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(name: str) -> SegmentName | None:
-    """Return the parsed name of a parameter of piecewise lines; None for another name."""
+    """Return the parsed name of a parameter of piecewise linear times; None for another name."""
     match = _SEGMENT.fullmatch(name)
     return SegmentName(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the first invalid parameter of a fit and its expectation; None for a valid fit.
+    """Return the first invalid parameter of a fit and the expected value; None for a valid fit.
 
     Raises no errors; values are already numbers.
     """
@@ -237,8 +240,8 @@ def _segments_fault(values: Mapping[str, float]) -> tuple[str, str] | None:
 
 
 def _line_fault(stem: str, line: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the fault of one line, which has a start, rates counted from 1, and rising knees, one fewer than
-    rates.
+    """Return the first invalid parameter of a piecewise line and the expected value. A line has a start,
+    rates numbered from 1, and rising knees, one fewer than rates.
     """
     rates = sum(part.startswith("ns_per_byte") for part in line)
     segments = max(rates, 1)
@@ -287,7 +290,7 @@ _LARGEST_ARRAY = 1 << 16
 
 
 def _weights_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the first invalid weight of a line and its expectation; None for a valid line.
+    """Return the first invalid parameter of a line and the expected value; None for a valid line.
 
     ``form`` is one of :data:`LINE_FORMS`.
     """
@@ -328,7 +331,7 @@ _REMEDY = "write it as name = [value, standard error], or fit again with hespas-
 
 
 class FitRow(TomlRow, frozen=True, kw_only=True):
-    """One fit as a row of a TOML file."""
+    """Fit as a row of a TOML file."""
 
     kind: Text
     op: str
@@ -398,7 +401,9 @@ def read_fits(path: Path) -> tuple[Fit, ...]:
 
 
 def decode_fits(rows: tuple[FitRow, ...], path: Path) -> tuple[Fit, ...]:
-    """Return the fits of rows, one per class; lines of a systolic array count as separate classes."""
+    """Convert rows of a file to fits, one per class of operations; lines of a systolic array count as
+    separate classes.
+    """
     fits = tuple(_decode_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
     refuse_repeats(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
     return fits
@@ -439,13 +444,13 @@ def _decode_fit(row: FitRow, where: str, path: Path) -> Fit:
 
 
 def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:
-    """Return the text of a file of fits of the device ``name``, ordered by class."""
+    """Return a file of fits of the device ``name`` as TOML text, ordered by class."""
     rows = [f"  {fit_row(fit, json.dumps)}," for fit in sorted(fits, key=lambda fit: fit.key)]
     return "\n".join((_HEADER.format(name=name) + "fits = [", *rows, "]", ""))
 
 
 def fit_row(fit: Fit, quoted: Callable[[str], str]) -> str:
-    """Return one fit as an inline table; ``quoted`` encodes a text."""
+    """Return a fit as a TOML inline table; ``quoted`` encodes a text."""
     texts = [(name, getattr(fit, name)) for name in ("kind", "op", "scheme", "variant", "form")]
     parts = [f"{name} = {quoted(text)}" for name, text in texts]
     if fit.default:

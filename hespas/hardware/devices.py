@@ -115,10 +115,10 @@ class Peak(TomlRow, frozen=True, kw_only=True):
 
 
 class Memory(TomlRow, frozen=True, kw_only=True):
-    """One level of memory. ``capacity_bytes`` is the total of the device (-1 unknown); bandwidth is NaN if
+    """One level of memory. ``capacity_bytes`` is the total of the device (-1: unknown); bandwidth is NaN if
     unpublished.
 
-    The bandwidth of a cache is that of read hits, all units of the device together: a peak if one is
+    The bandwidth of a cache is of read hits, for all units of the device together. It is a peak if one is
     published or follows from bytes per clock, else the result of a micro-benchmark, as the note says. The
     energy is for moving a byte between this level and the chip.
     """
@@ -134,11 +134,11 @@ class Memory(TomlRow, frozen=True, kw_only=True):
 
 
 class Link(TomlRow, frozen=True, kw_only=True):
-    """One external link of the device.
+    """One kind of external link of the device.
 
-    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` links together, so a single torus
-    link has that divided by ``links_per_device``. ``devices_per_domain`` counts the devices reachable over
-    this kind of link alone (-1: no fixed bound). ``pcie`` is the link to the host, of any type.
+    ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` links together; a single torus link
+    has this divided by ``links_per_device``. ``devices_per_domain`` counts the devices reachable over this
+    kind of link alone (-1: no fixed bound). ``pcie`` is the link to the host, of any type.
     """
 
     name: Text
@@ -159,8 +159,9 @@ class Link(TomlRow, frozen=True, kw_only=True):
 
 
 class Efficiency(TomlRow, frozen=True, kw_only=True):
-    """Fitted fraction of the peaks: time = t0_ns + max(flops / (compute x peak), bytes / (memory x
-    bandwidth)).
+    """Fitted fractions of the peaks for a class of operations.
+
+        time = t0_ns + max(flops / (compute x peak), bytes / (memory x bandwidth))
 
     ``op_class`` and ``dtype`` may be ``*``. Values above 1 are valid: a warm cache exceeds the memory
     bandwidth. ``provenance`` has data, version and date of the fit; ``samples`` and ``mape`` (a fraction, on
@@ -178,7 +179,9 @@ class Efficiency(TomlRow, frozen=True, kw_only=True):
 
 
 class SystolicArray(TomlRow, frozen=True, kw_only=True):
-    """Shape of the matrix units: ``arrays`` grids of ``rows`` x ``columns`` multiply-accumulate cells."""
+    """Shape of matrix units that are systolic arrays: ``arrays`` grids of ``rows`` x ``columns``
+    multiply-accumulate cells.
+    """
 
     rows: Count
     columns: Count
@@ -190,7 +193,8 @@ class SystolicArray(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device. ``units`` counts its ``unit_name`` (SM, CU, TensorCore, core).
+    """Device as its file describes it. ``units`` is the number of its ``unit_name`` (SM, CU, TensorCore,
+    core).
 
     ``launch_overhead_ns`` is the shortest time of any kernel. ``subbyte_storage``: element types under 8 bits
     are packed in memory, or take a byte each. ``own_fits`` are the fits in the file; ``fits_of`` names the
@@ -226,7 +230,7 @@ class Device:
 
     @property
     def fits(self) -> tuple[Fit, ...]:
-        """The device's own fits, then the shipped fits of other classes.
+        """The device's own fits, followed by the shipped fits of the classes without an own fit.
 
         Shipped fits are read at the first access: decoding hundreds takes longer than the rest of a device.
         """
@@ -253,8 +257,10 @@ class Device:
         raise KeyError(key)
 
     def efficiency(self, op_class: str, dtype: str) -> Efficiency | None:
-        """Return the most specific fit: class and type, then class, then type, then ``*``; None without a
-        match.
+        """Return the most specific fitted efficiency; None without a match.
+
+        A row of both class and type is preferred, then a row of the class, of the type, and of neither
+        (``*``).
         """
         wanted = ((op_class, dtype), (op_class, "*"), ("*", dtype), ("*", "*"))
         table = {(row.op_class, row.dtype): row for row in self.efficiencies}
@@ -312,7 +318,9 @@ _COPIED_FIELDS = frozenset(Device.__dataclass_fields__) - {"sources", "learned_m
 
 
 def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return the absolute paths of cards in the folder of the file; they are opened on use."""
+    """Return the absolute paths of model cards, which must be in the folder of the file. The cards are not
+    opened here.
+    """
     cards_by_target: dict[Path, str] = {}
     for index, card in enumerate(cards):
         where = f"learned_models[{index}]"
@@ -330,8 +338,8 @@ def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
 
 
 def _check_device(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
-    """Check sources, element types, one main memory, a dense rate, and unique rows, which types cannot
-    express.
+    """Check what types cannot express: sources, element types, one main memory, a dense rate, and unique
+    rows.
     """
     if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
@@ -483,7 +491,7 @@ def _relative(card: str, folder: Path | None) -> str:
 
 
 def _row(row: TomlRow) -> str:
-    """Return one inline table, without empty optional texts and unknown energies."""
+    """Return a row as a TOML inline table, without empty optional texts and unknown energies."""
     pairs = list(structs.asdict(row).items())
     omitted = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
     shown = [(name, value) for name, value in pairs if value != "" and name not in omitted]

@@ -1,5 +1,5 @@
-"""Kernel figures that devices share: fits by vendor, shares of training kernels by family, and interference
-factors.
+"""Figures of kernels that several devices share: fits by vendor, shares of the peak by device family, and
+interference factors.
 
 Fits of kernels that the devices of a vendor have in common are in ``kernels/``: one file per recorded device,
 and one per vendor for its other devices. Files in ``training/`` have figures that no fit of a device covers:
@@ -79,8 +79,8 @@ _STARTS = ("t0_ns", "start_ns")
 
 
 def common_fits(device: Device) -> tuple[Fit, ...]:
-    """Return the fits of a device's kernels, from its own recordings, or else from its vendor's
-    other GPUs.
+    """Return the kernel fits that apply to a device: from its own recordings, and for other forms from
+    recordings of its vendor's other GPUs.
     """
     if device.kind != "gpu" or device.vendor.lower() not in _names():
         return ()
@@ -91,8 +91,8 @@ def common_fits(device: Device) -> tuple[Fit, ...]:
 
 
 def fits_distance(device: Device) -> str:
-    """Return how far :func:`common_fits` are from recordings of the device, in words; empty if it was
-    recorded.
+    """Return a text that describes how the recorded devices behind :func:`common_fits` differ from
+    ``device``; empty if ``device`` was recorded.
     """
     recorded = [entry for entry in _recorded() if entry.vendor == device.vendor]
     if any(entry.name == device.name for entry in recorded):
@@ -105,12 +105,12 @@ def fits_distance(device: Device) -> str:
 
 @cache
 def _recorded() -> tuple[Device, ...]:
-    """Return the devices with a file of their own recordings; the other files are of vendors."""
+    """Return the devices that have a file of their own recordings."""
     return tuple(named_device(name) for name in sorted(_names()) if canonical_name(name))
 
 
 def scaled_fits(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
-    """Return the fits of a vendor, scaled to a device without recordings."""
+    """Return the fits of a vendor with their starts scaled to a device without recordings."""
     starts = start_ratio(device)
     return tuple(
         replace(
@@ -125,8 +125,8 @@ def scaled_fits(common: Sequence[Fit], device: Device) -> tuple[Fit, ...]:
 
 
 def start_ratio(device: Device) -> float:
-    """Return the start-up time of kernels relative to the vendor's file: the ratio of the shortest
-    kernels.
+    """Return the factor on the start-up times of kernels in a vendor's file: the ratio of the shortest
+    kernels of the device and of the file.
     """
     floor_ns = device.launch_overhead_ns
     return floor_ns / COMMON_FLOOR_NS if floor_ns > 0 else 1.0
@@ -159,10 +159,11 @@ _TRAINING_FILE = FileKind(
 
 
 class AttentionShare(TomlRow, frozen=True, kw_only=True):
-    """Fractions of the 16-bit peak that both passes of a library reach with many keys, and the number of keys
-    for half of that.
+    """Fractions of the 16-bit peak that an attention library reaches in the forward and the backward pass
+    with many keys.
 
-    Heads narrower than 128 reach ``narrow_head`` of it; operands of 8 bits are ``of_8_bits`` times as fast.
+    ``half_keys`` is the number of keys at which half of that is reached. Heads narrower than 128 reach
+    ``narrow_head`` of it; operands of 8 bits are ``of_8_bits`` times as fast.
     """
 
     library: Library
@@ -176,7 +177,7 @@ class AttentionShare(TomlRow, frozen=True, kw_only=True):
 
 
 class ProductShare(TomlRow, frozen=True, kw_only=True):
-    """Sustained fraction of the dense peak for products of a step, by bits of their operands.
+    """Fraction of the dense peak that products of a training step sustain, by the bits of their operands.
 
     ``of_16_bits``: efficiency of formats in ``stands_in``, relative to the same product in 16 bits.
     ``of_blocks``: efficiency of block-scaled formats, relative to formats with one scale. ``filled``: the
@@ -193,7 +194,9 @@ class ProductShare(TomlRow, frozen=True, kw_only=True):
 
 
 class PowerExponent(TomlRow, frozen=True, kw_only=True):
-    """Exponent of the power law between rates and a power limit other than that of the device file."""
+    """Exponent of the power law by which rates change with a power limit other than the limit in the device
+    file.
+    """
 
     exponent: Positive
     source: Text
@@ -209,10 +212,10 @@ class UnfusedFactor(TomlRow, frozen=True, kw_only=True):
 
 
 class TrainingShares(TomlRow, frozen=True, kw_only=True):
-    """One file of training kernels.
+    """Contents of one file with shares for training kernels.
 
-    ``library`` is the default attention library; ``stands_in`` are number formats of products that estimators
-    only know for devices of other vendors, so that 16-bit products replace them.
+    ``library`` is the default attention library. ``stands_in`` are number formats of products that were only
+    measured on devices of other vendors; estimators then use 16-bit products in their place.
     """
 
     name: Text
@@ -238,7 +241,9 @@ class TrainingShares(TomlRow, frozen=True, kw_only=True):
 
 
 class CommonShares(TrainingShares, frozen=True, kw_only=True):
-    """The file for all devices: figures that no family changes, and defaults for unknown devices."""
+    """Contents of the file for all devices: figures that do not depend on the family, and defaults for
+    unknown devices.
+    """
 
     power: PowerExponent
     apart: UnfusedFactor
@@ -273,8 +278,8 @@ def common_shares() -> CommonShares:
 
 
 def training_shares(device: Device) -> TrainingShares:
-    """Return the figures of a device: of its family, else of its vendor's other devices, else the common
-    ones.
+    """Return the training figures for a device: of its family, else of its vendor's other devices, else the
+    common ones.
     """
     of_vendor = [
         shares for shares in _shipped() if (shares.vendor, shares.kind) == (device.vendor, device.kind)
@@ -289,7 +294,8 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceFactor:
-    """Slow-down of a kernel limited by ``bound`` during communication: ``1 + value x s / (1 - s)``.
+    """Slow-down of a kernel during communication: ``1 + value x s / (1 - s)``. ``bound`` is the resource that
+    limits the kernel.
 
     ``s`` is the fraction of units (``compute``) or of memory bandwidth (``memory``) that communication uses.
     ``device`` is the fitted device (``*``: mean for all others). ``n`` counts kernels that overlapped with
@@ -306,12 +312,14 @@ class InterferenceFactor:
 
     @property
     def distance(self) -> str:
-        """Distance of the fitted device, in words; empty for its own fit."""
+        """Text for messages if the factor is a mean over other devices; empty for a factor of this device."""
         return "another device" if self.device == "*" else ""
 
 
 class HeldUnits(NamedTuple):
-    """Units that one collective occupies, with the recorded device, its family, and the source."""
+    """Compute units (SMs, CUs) that a running collective occupies, with the recorded device, its family, and
+    the source.
+    """
 
     units: int
     device: str
@@ -319,7 +327,9 @@ class HeldUnits(NamedTuple):
     source: str
 
     def distance(self, device: Device) -> str:
-        """Return the distance of the recorded device from a device, in words; empty for its own recording."""
+        """Return a text that describes how the recorded device differs from ``device``; empty if they are the
+        same.
+        """
         if device.name == self.device:
             return ""
         return "another device" if device.family == self.family else "another family"
@@ -373,13 +383,15 @@ HELD_UNITS: dict[tuple[str, str], HeldUnits] = {
 
 
 def held_units(device: Device) -> HeldUnits | None:
-    """Return the units that a collective occupies on a device; None if unknown or not shared with kernels."""
+    """Return the compute units that a collective occupies on a device; None if unknown, or if communication
+    uses other engines.
+    """
     if device.kind != "gpu" or device.units <= 0:
         return None
     return HELD_UNITS.get((device.vendor, device.family)) or HELD_UNITS.get((device.vendor, ""))
 
 
 def interference_factor(device: Device, bound: Bound) -> InterferenceFactor:
-    """Return the factor of a device, or the mean of all without a fit."""
+    """Return the interference factor of a device; the mean over devices if it was not fitted."""
     factors = {factor.device: factor for factor in INTERFERENCE_FACTORS if factor.bound == bound}
     return factors.get(device.name, factors["*"])

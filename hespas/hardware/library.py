@@ -1,4 +1,4 @@
-"""Look-up of devices: by name or alias among the shipped files, or by the path of a user's file."""
+"""Look-up of devices, by the name or alias of a shipped file or by the path of a user's file."""
 
 from __future__ import annotations
 
@@ -40,14 +40,18 @@ _ALIASES = re.compile(r"^aliases\s*=\s*\[.*?\]", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class DeviceIndex:
-    """Names and aliases of a folder of device files. ``owner`` maps folded spellings to canonical names."""
+    """Names and aliases of the device files in a folder. ``owner`` maps spellings (without case and
+    punctuation) to canonical names.
+    """
 
     folder: Path
     names: tuple[str, ...]
     owner: dict[str, str]
 
     def known(self, query: str) -> str:
-        """Return the canonical name of a device, empty for an unknown one. The cost is the same for both."""
+        """Return the canonical name of a device; empty for an unknown one. Known and unknown names take the
+        same time.
+        """
         return self.owner.get(_fold_spelling(query), "")
 
     def find(self, query: str) -> str:
@@ -80,19 +84,19 @@ class DeviceIndex:
 
 
 def load_device(name_or_path: str | os.PathLike[str]) -> Device:
-    """Return the device of that name or alias, or in that file; only one file is decoded.
+    """Return the device with that name or alias, or the device in that file; only one file is decoded.
 
     A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Only names and
     paths that the user gave, on a command line or in a call, are loaded here; :func:`resolve_reference`
-    resolves those in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a
-    file that is not a device.
+    resolves references in files. Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for
+    a file that is not a device.
     """
     text = os.fspath(name_or_path)
     return read_device(Path(text)) if is_path(name_or_path) else named_device(text)
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
-    """Return True if a user's text for a device or a system is the path of a file, not a name."""
+    """Return True if a user's text for a device or a system is the path of a file and not a name."""
     text = os.fspath(name_or_path)
     separators = [separator for separator in (os.sep, os.altsep) if separator]
     return (
@@ -104,7 +108,8 @@ def is_path(name_or_path: str | os.PathLike[str]) -> bool:
 
 
 def resolve_reference(file: Path, text: str, position: str) -> str:
-    """Return the name, or the path in the folder of ``file``, of a device or system that ``file`` refers to.
+    """Return the device or system that ``file`` refers to by ``text``: a name, or a path in the folder of
+    ``file``.
 
     Raises ``BoundaryError`` for a path outside of that folder.
     """
@@ -112,8 +117,8 @@ def resolve_reference(file: Path, text: str, position: str) -> str:
 
 
 def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Return the files of a device and of its learned models; none for a name, whose files ship with the
-    package. Raises the errors of :func:`load_device`.
+    """Return the files of a user's device and of its learned models; empty for a name, whose files ship with
+    the package. Raises the errors of :func:`load_device`.
     """
     if not is_path(name_or_path):
         return ()
@@ -122,7 +127,8 @@ def device_files(name_or_path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def named_device(spelling: str) -> Device:
-    """Return the shipped device of a name or alias from an input, which is never opened as a path.
+    """Return the shipped device that an input file names, by name or alias. The name is never opened as a
+    path.
 
     Raises ``UsageError`` for an unknown or ambiguous name.
     """
@@ -131,7 +137,7 @@ def named_device(spelling: str) -> Device:
 
 @lru_cache(maxsize=64)
 def _shipped(folder: Path, name: str) -> Device:
-    """Return a shipped device, decoded once, because rows of a table and calls repeat the same names.
+    """Return a shipped device. It is decoded once and cached, because rows of a table repeat the same names.
 
     Raises ``FormatError`` if its name differs from the name of its file.
     """
@@ -158,8 +164,8 @@ def _names_by_fold() -> dict[str, str]:
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical name for a name in an input, empty if no device has it; fast for
-    repeated names.
+    """Return the canonical name of the device that an input file names; empty if no device has the name. Fast
+    for repeated names.
     """
     return index_folder(DATA_FOLDER).known(name)
 
@@ -204,8 +210,8 @@ def _fold_spelling(name: str) -> str:
 
 
 def fits_of_user(device: Device) -> tuple[Fit, ...]:
-    """Return the fits of a device's own file that do not ship with the package, for files that are
-    rewritten.
+    """Return the fits in a device's own file that do not ship with the package. They must be kept if the file
+    is rewritten.
     """
     if not has_shipped_fits(device.name):
         return device.own_fits

@@ -61,7 +61,7 @@ class CpuProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSample:
-    """Time of one call: median over ``repeats``, and (slowest - fastest) / median."""
+    """Time of one call [ns]: the median over ``repeats``, and the spread (slowest - fastest) / median."""
 
     median_ns: float
     spread: float
@@ -87,7 +87,9 @@ class _Bench:
     spreads: list[float] = field(default_factory=list[float])
 
     def sample(self, call: Callable[[], object]) -> TimedSample:
-        """Time ``call`` in loops long enough to hide the resolution of the clock and the cost of the loop."""
+        """Time ``call`` in loops that are long enough to hide the clock's resolution and the cost of the
+        loop.
+        """
         call()  # first touch of the pages, start of the thread pools
         target_ns, loops = self.plan.sample_ns, 1
         while (elapsed := self._elapsed(call, loops)) < target_ns and loops < _MAX_LOOPS:
@@ -179,7 +181,7 @@ def cpu_name() -> str:
 
 
 def _call_overhead(bench: _Bench) -> TimedSample:
-    """Measure a NumPy call with next to no work."""
+    """Measure the time of a NumPy call that does almost no work."""
     one, out = np.ones(1, np.float32), np.empty(1, np.float32)
     return bench.sample(lambda: np.multiply(one, one, out=out))
 
@@ -193,7 +195,9 @@ def _gemm_peak(bench: _Bench, dtype: str, element: type[np.floating]) -> Peak:
 
 
 def _vector_peak(bench: _Bench, dtype: str, element: type[np.number], overhead: TimedSample) -> Peak:
-    """Measure one multiply per element on three arrays that together fill half of the L2 cache."""
+    """Measure the rate of one multiply per element, on three arrays that together fill half of the L2
+    cache.
+    """
     machine = bench.machine
     elements = max(machine.l2_bytes // 2 // 3 // np.dtype(element).itemsize, 1)
     left, right, out = (np.ones(elements, element) for _ in range(3))
@@ -239,7 +243,9 @@ def _cache(bench: _Bench, overhead: TimedSample) -> Memory:
 
 
 def _net(sample: TimedSample, overhead: TimedSample) -> float:
-    """Return the time without the call overhead, unless the overhead dominates (the probe is too small)."""
+    """Return the time of a call without the call overhead. If the overhead dominates (the probe is too
+    small), return the whole time.
+    """
     net_ns = sample.median_ns - overhead.median_ns
     return net_ns if net_ns > 0.1 * sample.median_ns else sample.median_ns
 
@@ -309,7 +315,9 @@ def _l3_bytes(cores: int) -> int:
 
 
 def _caches(core: str, level: str) -> dict[str, int]:
-    """Return the bytes of one core's caches of a level (0: unknown), by the cores that share each cache."""
+    """Return the bytes of one core's caches of a level (0: unknown), by the list of cores that share each
+    cache.
+    """
     sizes: dict[str, int] = {}
     for entry in sorted((_CORES / core / "cache").glob("index*")):
         if _file_text(entry / "level") == level and _file_text(entry / "type") != "Instruction":

@@ -1,7 +1,7 @@
 """Peak rate of an operation on a device.
 
 The operand types determine the rate, not the accumulator or the result. If a device lists no rate for a type,
-the tables below give the replacement, which the answer reports. :func:`product_peak` is for products of two
+the tables below give the replacement, which the result reports. :func:`product_peak` is for products of two
 different types: the pair itself if the unit supports it, else the next wider types that hold both.
 
 Keys of the tables are element types, or families of types with one rate (`f8`: E4M3, E5M2 and their
@@ -106,7 +106,7 @@ _HALF_RATE = {("i64", "i32"), ("i64", "f32")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakChoice:
-    """Rate of an operation and its derivation.
+    """Selected rate of an operation and how it was derived.
 
     ``flops_per_s`` is ``peak.flops_per_s`` divided by ``products``, the unit's operations per counted FLOP:
     apply it to FLOPs counted once. ``exact`` is True if the device lists this type on the requested unit.
@@ -207,7 +207,9 @@ def type_multiplied(device: Device, dtype: str) -> str:
 
 
 def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
-    """Return the type and the wider ones that hold it, including floats if the other operand is a float."""
+    """Return the types in which an operand of type ``own`` can be multiplied: the type itself, then wider
+    ones. Floats are included for an integer if the other operand is a float.
+    """
     table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
     types = table.get(own, ())
     if own.startswith("i") and not other.startswith("i"):
@@ -216,7 +218,9 @@ def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
 
 
 def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator: str) -> Peak | None:
-    """Return the dense row of a pair of types: an ordinary row if they are equal."""
+    """Return the device's dense peak for a pair of operand types, in either order; None without one. Two
+    equal types are an ordinary row.
+    """
     if pair[0] == pair[1]:
         return _listed(device, "matrix", pair[0], dtype, accumulator)
     rows = [
@@ -230,9 +234,9 @@ def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator:
 
 
 def _deciding(lhs: str, rhs: str) -> str:
-    """Return the operand whose type determines the rate.
+    """Return the operand type that determines the rate of a product of two types.
 
-    That is the float of a float and an integer, else the wider operand; float32 if neither of two floats
+    It is the float of a float and an integer, else the wider type. It is float32 if neither of two floats
     holds the other (bf16 and f16).
     """
     entries = (find_dtype(lhs), find_dtype(rhs))
@@ -246,8 +250,8 @@ def _deciding(lhs: str, rhs: str) -> str:
 
 
 def _accumulator_distance(peak: Peak, requested: str) -> tuple[int, int]:
-    """Return the distance of a row's accumulator from the requested one: equal, next wider, then narrower
-    ones.
+    """Return a sort key for the accumulator of a peak against the requested one: equal first, then the next
+    wider, then narrower ones.
     """
     if peak.accumulator == requested or not requested:
         return 0, 0
@@ -260,7 +264,7 @@ def _accumulator_distance(peak: Peak, requested: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _rate_class(dtype: str) -> str:
-    """Return the table row of a type."""
+    """Return the key under which the fallback tables list an element type."""
     entry = find_dtype(dtype)
     if entry is None or entry.kind in (DTypeKind.TOKEN, DTypeKind.OPAQUE):
         names = ", ".join(e.name for e in DTYPES if e.kind not in (DTypeKind.TOKEN, DTypeKind.OPAQUE))
@@ -273,8 +277,8 @@ def _rate_class(dtype: str) -> str:
 
 
 def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator: str) -> Peak | None:
-    """Return the dense row of a rate class: the exact type first, then the requested or next wider
-    accumulator, then file order.
+    """Return the dense peak of a unit for a type or family ``candidate``. Rows of the exact type come first,
+    then rows with the requested or next wider accumulator, then the order of the file.
     """
     rows = [
         peak

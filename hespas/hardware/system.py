@@ -1,7 +1,8 @@
-"""Systems: a device, the networks that join devices, and the TOML files that define them.
+"""Systems: a device type, the networks that connect devices, and the TOML files that define them.
 
-A device of a system is a mixed-radix number over its dimensions, the innermost fastest: device 11 of eight
-per node is device 3 of node 1. Every figure is per device and in base units, and has a source.
+The number of a device is a mixed-radix number over the dimensions of the system, the innermost fastest: with
+eight devices per node, device 11 is device 3 of node 1. Every figure is per device and in base units, and has
+a source.
 
 Keys of a system file: ``name``, ``description``, ``device``, ``aliases``, ``placement``, ``max_devices``,
 ``dimensions`` (a list of tables, innermost first) and ``sources``, a table of texts that the ``source`` of
@@ -131,7 +132,8 @@ class Dimension(TomlRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One system. ``device`` names a device file (empty: any device); dimensions are ordered innermost first.
+    """Devices and the network dimensions between them, ordered innermost first. ``device`` names a device
+    file (empty: any device).
 
     ``devices`` is the number of devices of a job (-1: not sized yet, see :meth:`sized`), ``max_devices`` the
     maximum (-1: only limited by the dimensions).
@@ -163,7 +165,7 @@ class System:
         return {source.key: source.text for source in self.sources}[key]
 
     def sized(self, devices: int | Sequence[int]) -> System:
-        """Return the part of the system for a number of devices, or with these sizes of its dimensions.
+        """Return the part of the system that a job uses: a number of devices, or the sizes of the dimensions.
 
         The outermost dimension in use may be partially filled. Raises ``UsageError`` if the system has fewer
         devices, or a torus has no slice of that size.
@@ -209,7 +211,7 @@ class System:
         return all(most == _ANY or size <= most for size, most in zip(shape, self.shape, strict=True))
 
     def _closes(self, shape: Sequence[int]) -> bool:
-        """Return True if every dimension of a slice of this shape is a closed ring."""
+        """Return True if all rings of a slice with these dimension sizes are closed."""
         closed = (
             structs.replace(dimension, size=size).is_closed(prod(shape))
             for dimension, size in zip(self.dimensions, shape, strict=True)
@@ -241,7 +243,7 @@ class System:
 
 
 def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield the factorisations of a number into ``parts`` ascending factors."""
+    """Yield all ways to write ``number`` as a product of ``parts`` ascending factors."""
     if parts == 1:
         yield (number,)
         return
@@ -327,7 +329,7 @@ def system_names() -> tuple[str, ...]:
 
 
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
-    """Return the system of that name or alias, or in that file, not sized yet.
+    """Return the system with that name or alias, or in that file, not sized yet.
 
     A path is anything that ends in ``.toml``, contains a path separator, or is a ``PathLike``. Raises
     ``UsageError`` for an unknown name, ``FormatError`` for a file that is not a system.
@@ -366,7 +368,9 @@ _DEFAULTS = dict(
 
 
 def system_to_toml(system: System) -> str:
-    """Return the text of a system file that reads back as the same system; a sized one keeps its sizes."""
+    """Return the text of a system file that reads back as the same system. The sizes of a sized system are
+    included.
+    """
     lines = [f"{name} = {scalar(getattr(system, name))}" for name in ("name", "description", "device")]
     lines.append(f"aliases = [{', '.join(map(scalar, system.aliases))}]")
     lines.append(f"placement = {scalar(system.placement)}")

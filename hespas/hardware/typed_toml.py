@@ -1,7 +1,8 @@
-"""Typed rows of TOML files, and errors about the first key that does not match its type.
+"""Reader of TOML files whose rows are typed structs, with errors about the first key that does not match its
+type.
 
-The types of figures have a ``description``, the expectation in errors. NaN violates every bound, so figures
-that may be ``unknown`` are checked by a function, ``within``.
+The types of figures have a ``description``, which errors state as the expected value. NaN violates every
+bound of a type, so figures that may be ``unknown`` are checked by a function, ``within``.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class TomlRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureSource:
-    """Source of figures: ``key`` is the reference in rows, ``text`` the document and its column."""
+    """Source of figures: ``key`` is the name by which rows refer to it, ``text`` names the document and its
+    column.
+    """
 
     key: str
     text: str
@@ -102,8 +105,8 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Kind of file for messages: name ``what``, hint ``where`` to find such files, and hint with an
-    ``example``.
+    """Texts for error messages about a kind of file: its name ``what``, a hint ``where`` to find such files,
+    and a hint with an ``example``.
     """
 
     what: str
@@ -121,8 +124,8 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def _refuse_wide(value: object, where: str, path: Path) -> None:
-    """Raise ``FormatError`` for integers beyond 64 bits, which TOML excludes: as real numbers they would be
-    rounded.
+    """Raise ``FormatError`` for an integer beyond 64 bits. TOML excludes these, and as real numbers they
+    would be rounded.
     """
     if isinstance(value, int) and abs(value) > _MAX_INTEGER:
         raise unexpected_value(value, float, where, path)
@@ -135,7 +138,7 @@ def _refuse_wide(value: object, where: str, path: Path) -> None:
 
 
 def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[str, object], _Document]:
-    """Return the root table of a file, and the same as rows of a type.
+    """Return the root table of a TOML file twice: as a plain dictionary, and decoded as ``kind``.
 
     Raises ``FormatError`` for the first key that does not match the type.
     """
@@ -150,7 +153,7 @@ def read_rows(path: Path, kind: type[_Document], about: FileKind) -> tuple[dict[
 
 
 def _check_within(row: Struct, where: str, path: Path) -> None:
-    """Check figures that may be unknown, which no bound of a type allows."""
+    """Check the figures of a row that may be unknown (NaN), which the bounds of a type cannot express."""
     for name, kind, within in _figures_and_rows(type(row)):
         value, position = getattr(row, name), f"{where}{name}"
         if within:
@@ -165,7 +168,7 @@ def _check_within(row: Struct, where: str, path: Path) -> None:
 
 @cache
 def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
-    """Return name, type and check of the figures of a type, and of its fields that are rows."""
+    """Return name, type and check function of each field that has a check or is a nested row."""
     kinds = {name: (hint, _extra(hint, "within")) for name, hint in _kinds(kind).items()}
     return tuple(
         (name, hint, within)
@@ -181,7 +184,9 @@ def _row_type(kind: Any) -> bool:
 def _translated(
     refusal: str, table: dict[str, object], kind: Any, path: Path, file_example: str
 ) -> FormatError:
-    """Return the error for a refusal of msgspec: the key, the expectation, and how to write it."""
+    """Return a ``FormatError`` for an error of msgspec, with the key, the expected value, and how to write
+    it.
+    """
     value, where = cast("Any", table), ""
     unknown = refusal.startswith("Object contains unknown")
     at_root = unknown and refusal.endswith(tuple(f"`{key}`" for key in table))
@@ -248,7 +253,7 @@ def unexpected_value(value: object, kind: Any, where: str, path: Path) -> Format
 
 
 def _bare(kind: Any) -> object:
-    """Return the key of a type in :data:`_KINDS`."""
+    """Return the plain type under which :data:`_KINDS` describes a type."""
     bare: object = get_args(kind)[0] if _meta(kind) else kind
     return dict if _row_type(bare) else get_origin(bare) or bare
 
@@ -281,7 +286,7 @@ def toml_error(path: Path, where: str, message: str, hint: str) -> FormatError:
 
 
 def _describe(value: object) -> str:
-    """Return a value for messages: its kind and, if short, its content."""
+    """Return a description of a value for error messages: its kind and, if short, its content."""
     kinds: dict[type, Literal["a table", "a list"]] = {dict: "a table", list: "a list"}
     if type(value) in kinds:
         return kinds[type(value)]
@@ -300,7 +305,7 @@ def check_source_keys(row: Mapping[str, object], where: str, known: Mapping[str,
 
 
 def refuse_repeats(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
-    """Raise ``FormatError`` for the first row with the same key as an earlier row."""
+    """Raise ``FormatError`` for the first row whose key repeats the key of an earlier row."""
     seen: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(keys):
         if key in seen:
@@ -311,7 +316,7 @@ def refuse_repeats(path: Path, name: str, keys: Iterable[tuple[object, ...]]) ->
 
 
 def scalar(value: str | float) -> str:
-    """Return a TOML value. JSON's escapes are valid in TOML, except that TOML also escapes DEL."""
+    """Return a value as TOML text. JSON's escapes are valid in TOML, except that TOML also escapes DEL."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

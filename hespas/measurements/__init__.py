@@ -1,12 +1,12 @@
-"""Package of tables of measured operations.
+"""Tables of measured operations: their columns, readers and consistency checks.
 
-Tables share a vocabulary: hardware, op, dtype, and a time with its unit in its name. Profiles are written as
-tables of device events (:data:`COLUMNS`): ``op_class`` is a name of
-:class:`hespas.graph.OpClass` in lower case; ``kernel`` is the kernel name; ``start_ns`` counts from the first
-event; ``dtype`` and ``shapes`` describe the operands as the profiler writes them, ``strides`` and ``values``
-add inputs on which costs depend; events with the same ``operation`` number share the cost of that operation.
-A table of operations states the ``kind`` and the sizes of that kind (:mod:`hespas.measurements.tidy`). An
-empty text or field (Parquet: null) is unknown.
+All tables have the columns hardware, op, dtype, and a time with its unit in its name. Profiles are written as
+tables of device events (:data:`COLUMNS`): ``op_class`` is a name of :class:`hespas.graph.OpClass` in lower
+case; ``kernel`` is the kernel name; ``start_ns`` counts from the first event; ``dtype`` and ``shapes``
+describe the operands as the profiler writes them, ``strides`` and ``values`` add inputs on which costs
+depend; events with the same ``operation`` number share the cost of that operation. A table of operations
+states the ``kind`` and the sizes of that kind (:mod:`hespas.measurements.tidy`). An empty text or field
+(Parquet: null) is unknown.
 
 Importing this module is cheap.
 """

@@ -78,11 +78,11 @@ class Columns:
         return int(self._frame.index[index]) + 1
 
     def take(self, rows: IntArray) -> Columns:
-        """Return the given rows."""
+        """Return a batch with only the given rows."""
         return Columns(self.path, self._frame.iloc[rows])
 
     def with_rows_of(self, others: Iterable[Columns]) -> Columns:
-        """Concatenate these rows and other batches."""
+        """Return a batch with these rows followed by the rows of other batches."""
         import pandas as pd
 
         return Columns(self.path, pd.concat([self._frame, *(other._frame for other in others)]))
@@ -108,11 +108,13 @@ class Columns:
             raise self._not_numbers(name, str(error)) from error
 
     def sizes(self, **names: str) -> dict[str, FloatArray]:
-        """Return columns of numbers by the dimension of the operation that they contain."""
+        """Return columns of numbers by the size that they contain. Each keyword is a size, its value the name
+        of the column.
+        """
         return {size: self.numbers(name) for size, name in names.items()}
 
     def _not_numbers(self, name: str, reason: str) -> FormatError:
-        """Return the error, with the first row that is not a number."""
+        """Return an error that names the first row of a column that is not a number."""
 
         def is_wrong(value: object) -> bool:
             if value is None or isinstance(value, float):
@@ -176,7 +178,7 @@ class Columns:
         )
 
     def joined(self, *names: str) -> Labels:
-        """Return columns of texts joined by spaces."""
+        """Return several columns of texts as one, joined by spaces."""
         parts = [self.texts(name, "") for name in names]
         key = np.zeros(len(self), np.int64)
         for part in parts:
@@ -217,7 +219,7 @@ def text_batches(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return True for a Parquet file, by its suffix, or on standard input by its first bytes."""
+    """Return True for a Parquet file. The suffix decides; on standard input the first bytes."""
     return first_bytes(path, 4) == b"PAR1" if str(path) == STANDARD_STREAM else path.suffix == ".parquet"
 
 
@@ -310,7 +312,9 @@ def _csv_frames(path: Path, *, as_texts: bool = False) -> Iterator[pd.DataFrame]
 
 
 def _header(path: Path) -> list[str]:
-    """Return the names of columns. pandas would rename duplicates, and takes seconds for thousands."""
+    """Return the column names of a CSV file. pandas would rename duplicates, and takes seconds for thousands
+    of columns.
+    """
     with _opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         try:
             header = next((row for row in csv.reader(text) if row), list[str]())

@@ -97,7 +97,7 @@ def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> No
 
 
 def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
-    """Return the events that equal an earlier one in stream, times and kernel."""
+    """Return a mask of the events that equal an earlier event in stream, times and kernel."""
     rows = np.flatnonzero(timed & (profile.stream >= 0))
     columns = (
         profile.rank, profile.device_index, profile.stream, profile.start_ns, profile.duration_ns,
@@ -113,7 +113,7 @@ def _stored_twice(profile: Profile, timed: BoolArray) -> BoolArray:
 
 
 def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostics, path: str) -> None:
-    """Report kernels of one stream that run at once."""
+    """Report kernels of one stream that overlap in time."""
     if profile.metadata.get("format") not in _GPU_FORMATS:
         return
     rows = np.flatnonzero(timed & (profile.stream >= 0) & (profile.kernel_id > 0))
@@ -143,7 +143,11 @@ def _report_overlaps(profile: Profile, timed: BoolArray, diagnostics: Diagnostic
 
 
 def _ends_before(end: FloatArray, first: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Return the latest end before each kernel of a stream, without and with the kernel directly before."""
+    """Return two ends for each kernel of a stream: the latest end of all earlier kernels but the last, and of
+    all earlier kernels.
+
+    ``first`` marks the first kernel of each stream.
+    """
     earlier, latest = np.full(len(end), -np.inf), np.full(len(end), -np.inf)
     second_last = last = -np.inf
     highest = -np.inf
@@ -163,10 +167,10 @@ def report_shared_ids(
     used: IntArray,
     findings: tuple[Diagnostics, str],
 ) -> None:
-    """Report launches with the same correlation id, where one starts after the end of the other.
+    """Report launches with the same correlation id, if one starts after the other has ended.
 
-    Nested calls may share an id. ``keys`` are the columns of the id; ``used`` are launches of device work, by
-    row (-1: none); ``findings`` are diagnostics and the path of the recording.
+    Nested calls may share an id. ``keys`` are the columns of the id; ``used`` are the rows of launches that
+    started device work (-1: none); ``findings`` are diagnostics and the path of the recording.
     """
     rows = np.flatnonzero(keys[-1] >= 0)
     order = rows[np.lexsort([start_ns[rows], *(key[rows] for key in keys)])]
@@ -183,7 +187,9 @@ def report_shared_ids(
 
 
 class _RecordedCollective(NamedTuple):
-    """Kind, bytes (-1: unknown, or different between ranks) and sequence number (-1: none)."""
+    """Recorded collective: kind, bytes (-1: unknown, or different between ranks) and sequence number (-1:
+    none).
+    """
 
     kind: str
     size_bytes: float
@@ -209,7 +215,7 @@ class RecordingFacts:
 
 
 def facts_of(profile: Profile, path: str) -> RecordingFacts:
-    """Return the facts of a profile."""
+    """Return the facts of a profile that have to agree with other recordings of the job."""
     bases = [
         profile.metadata.get(name, "") for name in ("first_event_ns", "base_time_ns", "session_start_ns")
     ]
@@ -240,7 +246,7 @@ def facts_of(profile: Profile, path: str) -> RecordingFacts:
 def check_job(
     recordings: Sequence[RecordingFacts], diagnostics: Diagnostics, path: str, *, world: int = 0
 ) -> None:
-    """Report reasons why recordings cannot be of one job of at least ``world`` ranks.
+    """Report reasons why recordings cannot be from one job of at least ``world`` ranks.
 
     A single recording is not checked.
     """
@@ -310,7 +316,10 @@ def _report_collectives(recordings: Sequence[RecordingFacts], diagnostics: Diagn
 def _comparable_collectives(
     recorded: Sequence[list[_RecordedCollective]],
 ) -> list[list[_RecordedCollective]]:
-    """Return the collectives of each recording with a number that all recordings have, in order."""
+    """Return the collectives that can be compared between recordings, in order, for each recording.
+
+    If the profiler numbers collectives, only numbers within the range of every recording are included.
+    """
     numbers = [[call.number for call in collectives if call.number >= 0] for collectives in recorded]
     if not all(numbers):
         return [[call for call in collectives if call.number < 0] for collectives in recorded]

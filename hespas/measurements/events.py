@@ -31,7 +31,9 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "maximum", "minimum"})
 
 
 def _read_events(columns: Columns) -> MeasuredRows:
-    """Return each operation once, at its first event, with the total time of its events."""
+    """Return the operations of a table of device events. Each operation is at its first event, with the total
+    time of its events.
+    """
     calls = [columns.texts(name, "") for name in _CALL_COLUMNS]
     _, first, index = np.unique(
         numbered(column.row for column in calls), return_index=True, return_inverse=True
@@ -74,7 +76,9 @@ It is read as a whole, because the events of one operation may be in any rows.
 
 
 def _call(ops: Operations, row: int) -> tuple[str, str, str]:
-    """Return PyTorch's name, and types and extents of operands; no extents for operations outside PyTorch."""
+    """Return the operation of a row as PyTorch's profiler writes it: name, types and extents of operands.
+    Operations outside PyTorch have no extents.
+    """
     kind, op, scheme = ops.kind[row], ops.op[row], ops.scheme[row]
     sizes = {name: float(ops.dim(name)[row]) for name in KINDS[kind]}
     is_exact = find_dtype(scheme) is not None and all(size.is_integer() for size in sizes.values())
@@ -94,7 +98,9 @@ def _call(ops: Operations, row: int) -> tuple[str, str, str]:
 
 
 def event_columns(table: Measurements) -> dict[str, Sequence[str] | FloatArray]:
-    """Return the columns of :data:`hespas.measurements.COLUMNS`, with one event per measured operation."""
+    """Return a table of operations as the columns of :data:`hespas.measurements.COLUMNS`, with one event per
+    operation.
+    """
     ops = table.ops
     distinct, index = ops.distinct_rows()
     calls = [_call(ops, row) for row in distinct.tolist()]

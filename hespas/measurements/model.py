@@ -1,4 +1,4 @@
-"""Tables of measured operations."""
+"""Tables of measured operations: classes, and the concatenation of large tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ __all__ = ["LeftOut", "Measurements", "joined", "rows_of_split", "rows_on"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Rows of a table that are skipped: reason, count, and the number of one row (from 1; 0: no row)."""
+    """Reason why rows of a table were skipped, their count, and the number of one such row (from 1; 0: no
+    row).
+    """
 
     reason: str
     count: int
     row: int = 0
 
     def __str__(self) -> str:
-        """Return the reason, with the number of a row."""
+        """Return the reason, with the number of the stated row."""
         return f"{self.reason} (as in row {self.row:,})" if self.row else self.reason
 
 
@@ -61,7 +63,7 @@ class Measurements:
         return len(self.ops)
 
     def describe_left_out(self) -> str:
-        """Return counts and reasons of skipped rows; empty where there are none."""
+        """Return a text with the reasons and counts of skipped rows; empty if no row was skipped."""
         return "; ".join(f"{reason.count:,}: {reason}" for reason in self.left_out)
 
     def take(self, rows: IntArray) -> Measurements:
@@ -81,7 +83,7 @@ class Measurements:
         )
 
     def on(self, hardware: str) -> Measurements:
-        """Return the rows of one device."""
+        """Return the rows that were measured on one device."""
         return self.take(self.hardware.where(hardware))
 
     def part(self, split: str) -> Measurements:
@@ -99,7 +101,9 @@ class Measurements:
 
 
 def joined(parts: Iterable[Measurements], name: str) -> Measurements:
-    """Concatenate tables. Only one part is in memory at a time. Raises ``InvariantError`` for no part."""
+    """Concatenate tables into one. Only one part is in memory at a time. Raises ``InvariantError`` without
+    parts.
+    """
     labels, numbers = _LabelColumns(), _NumberColumns()
     left_out: dict[str, LeftOut] = {}
     provenance: dict[str, None] = {}
@@ -144,9 +148,10 @@ def joined(parts: Iterable[Measurements], name: str) -> Measurements:
 
 @dataclass(slots=True)
 class _GrowingColumn:
-    """Column that grows in place, to avoid a second copy in memory.
+    """Column to which rows are appended in place, to avoid a second copy in memory.
 
-    A column of one value (NaN is equal to itself) takes no memory. ``first`` is its first row.
+    As long as all values are equal (NaN is equal to itself), only ``first`` and the number of rows are
+    stored.
     """
 
     first: NDArray[np.generic]
@@ -154,7 +159,7 @@ class _GrowingColumn:
     values: NDArray[np.generic] | None = None
 
     def add(self, part: NDArray[np.generic]) -> None:
-        """Append rows."""
+        """Append rows to the column."""
         if not len(part):
             return
         if not self.rows:
@@ -181,13 +186,15 @@ class _GrowingColumn:
 
 @dataclass(slots=True)
 class _NumberColumns:
-    """Growing columns of numbers; NaN in rows of parts without the column."""
+    """Columns of numbers to which parts of a table are appended. A column that a part lacks is NaN in its
+    rows.
+    """
 
     rows: int = 0
     columns: dict[str, _GrowingColumn] = field(default_factory=dict[str, _GrowingColumn])
 
     def add(self, columns: Mapping[str, FloatArray], rows: int) -> None:
-        """Append columns of a part with ``rows`` rows (0: of the last part)."""
+        """Append the columns of a part with ``rows`` rows (0: more columns of the last part)."""
         self.rows += rows
         for name, part in columns.items():
             column = self.columns.setdefault(name, _GrowingColumn(np.empty(0, np.float64)))
@@ -198,7 +205,7 @@ class _NumberColumns:
         column.add(constant(np.nan, rows - column.rows))
 
     def names(self, prefix: str) -> list[str]:
-        """Return the columns with a prefix, in order of appearance."""
+        """Return the names of the columns that start with ``prefix``, in order of appearance."""
         return [name for name in self.columns if name.startswith(prefix)]
 
     def done(self, name: str) -> FloatArray:
@@ -210,7 +217,9 @@ class _NumberColumns:
 
 @dataclass(slots=True)
 class _LabelColumns:
-    """Growing columns of labels, with one index of names per column."""
+    """Columns of labels to which parts of a table are appended, with one list of distinct texts per
+    column.
+    """
 
     indices: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     columns: dict[str, _GrowingColumn] = field(default_factory=dict[str, _GrowingColumn])
@@ -229,7 +238,9 @@ class _LabelColumns:
 
 
 def rows_on(table: Measurements, device: Device) -> IntArray:
-    """Return the numbers of the rows that are of a device, by its name or an alias."""
+    """Return the numbers of the rows that were measured on a device, by its name or an alias. Case and
+    punctuation do not matter.
+    """
 
     def folded(name: str) -> str:
         return "".join(letter for letter in name.casefold() if letter.isalnum())
@@ -239,7 +250,7 @@ def rows_on(table: Measurements, device: Device) -> IntArray:
 
 
 def rows_of_split(table: Measurements, split: str) -> IntArray:
-    """Return the numbers of the rows of a split. Raises ``UsageError`` if there are none."""
+    """Return the numbers of the rows of a split. Raises ``UsageError`` if the table has none."""
     rows = table.split.where(split)
     if not len(rows):
         listed = ", ".join(sorted(name for name in table.split.used() if name))

@@ -62,10 +62,11 @@ _DIALECTS: tuple[Dialect, ...] = (TIDY, EVENTS, *RESEARCH_TABLES)
 
 
 def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
-    """Return the measured operations of a table (CSV, CSV.gz, Parquet), optionally of one split or device.
+    """Return the measured operations of a table (CSV, CSV.gz, Parquet), optionally only of one split or
+    device.
 
     The table is read in batches. Rows with an impossible time or size are skipped and counted. Raises
-    ``FormatError`` for a malformed file or an unknown table, ``UsageError`` where no row has ``split`` or
+    ``FormatError`` for a malformed file or an unknown table, ``UsageError`` if no row has ``split`` or
     ``hardware``.
     """
     file = Path(path)
@@ -75,7 +76,7 @@ def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware
 
 
 def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measurements:
-    """Return the measured operations of columns that have the names of a known table.
+    """Return the measured operations in ``columns``, whose names must belong to a known table format.
 
     Raises ``FormatError`` for an unknown table.
     """
@@ -86,7 +87,9 @@ def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measure
 
 @dataclass(slots=True)
 class _Selection:
-    """Selection of rows by split and device (empty: all), with the values that the table has."""
+    """Requested split and device (empty: all), and the splits and devices that were found in the table, for
+    messages.
+    """
 
     split: str
     hardware: str
@@ -95,7 +98,9 @@ class _Selection:
     devices: set[str] = field(default_factory=set[str])
 
     def batches(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
-        """Yield the selected rows and their devices, in batches. Raises ``UsageError`` without any."""
+        """Yield the selected rows in batches, with the table's format and the device of each row. Raises
+        ``UsageError`` if no row is selected.
+        """
         device = canonical_name(self.hardware) or self.hardware
         for columns in _table_batches(path):
             dialect = _dialect(columns)
@@ -134,7 +139,7 @@ def _equals(labels: Labels, text: str) -> BoolArray:
 
 
 def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) -> Measurements:
-    """Return the rows that are measured operations; there may be none."""
+    """Return those rows of a batch that are valid measured operations; there may be none."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such rows are skipped below
         rows_read = dialect.make(columns)
         faults = list(_faults(rows_read, dialect, columns))
@@ -160,7 +165,7 @@ def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) ->
 
 
 def _faults(rows: MeasuredRows, dialect: Dialect, columns: Columns) -> Iterator[tuple[str, BoolArray]]:
-    """Yield reasons why rows are not measured operations, with the rows."""
+    """Yield each reason why rows are not measured operations, with a mask of these rows."""
     time = rows.duration_ns
     yield dialect.left_out, ~rows.kept
     yield "no duration, or NaN", np.isnan(time)
@@ -174,7 +179,7 @@ def _faults(rows: MeasuredRows, dialect: Dialect, columns: Columns) -> Iterator[
 
 
 def _not_empty(table: Measurements, path: Path) -> Measurements:
-    """Return the table itself. Raises ``FormatError`` where it has no row."""
+    """Return ``table`` unchanged. Raises ``FormatError`` if it has no row."""
     if len(table):
         return table
     reasons = "; ".join(f"{reason}: {reason.count:,}" for reason in table.left_out) or "the table is empty"
@@ -197,7 +202,7 @@ def _table_batches(path: Path) -> Iterator[Columns]:
 
 
 def find_dialect(columns: Columns) -> Dialect | None:
-    """Return the known table that has these columns, or None."""
+    """Return the known table format that these columns belong to, or None."""
     return next((dialect for dialect in _DIALECTS if dialect.marks <= columns.names), None)
 
 
@@ -215,15 +220,16 @@ def _dialect(columns: Columns) -> Dialect:
 
 
 def _devices(labels: Labels) -> Labels:
-    """Return the library's names of devices; names that the library lacks do not change."""
+    """Return labels with the canonical names of known devices. Names of unknown devices do not change."""
     return Labels(labels.row, tuple(canonical_name(name) or name for name in labels.names))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OperationRows:
-    """Operations of a table, one per row.
+    """Batch of operations to estimate, one per row of a table.
 
-    ``kept`` is False for rows without an operation, ``assumed_dtype`` True for tables without element types.
+    ``kept`` is False for rows without an operation. ``assumed_dtype`` is True if the table has no element
+    types.
     """
 
     ops: Operations
@@ -274,7 +280,7 @@ def _all_kept(ops: Operations, *, assumed_dtype: bool = False) -> OperationRows:
 
 
 def _scheme(columns: Columns) -> tuple[Labels, bool]:
-    """Return element types, and True if they are assumed."""
+    """Return the number format of each row, and True if it is assumed because the table states none."""
     if "dtype" in columns.names:
         return scheme_of(columns), False
     return Labels.constant(DEFAULT_DTYPE, len(columns)), True

@@ -1,4 +1,4 @@
-"""Published tables of NeuSight, Vidur, AITER, the SCALE-Sim TPU study and aiconfigurator.
+"""Readers of published tables: NeuSight, Vidur, AITER, the SCALE-Sim TPU study and aiconfigurator.
 
 NeuSight (arXiv 2407.13853): PyTorch, float32 without TF32, CUDA events. Vidur (arXiv 2405.05465): layers of
 language models, float16. AITER (AMD): the best kernel of a tuning sweep, warm caches. TPU v4: XLA operations,
@@ -51,7 +51,9 @@ first.
 def _table(
     title: str, marks: str, provenance: str, *, hardware: str = "hardware"
 ) -> Callable[[_ReadTable], _ReadTable]:
-    """Register the function that reads a table; ``marks`` are columns that no other table has together."""
+    """Return a decorator that registers the reader of a table format. ``marks`` are columns that together
+    occur in no other format.
+    """
 
     def register(make: _ReadTable) -> _ReadTable:
         RESEARCH_TABLES.append(
@@ -71,7 +73,9 @@ def _table(
 def _vectors(
     op: Labels, *, rows: FloatArray, width: FloatArray, scheme: Labels, variant: Labels
 ) -> Operations:
-    """Return vector operations; their names distinguish norms, pooling and gathers from elementwise ones."""
+    """Return elementwise operations, norms, pooling or gathers. The name of each operation decides between
+    these kinds.
+    """
     names = tuple(canonical_op(name) for name in op.names)
     ops = build.elementwise(
         "vector",
@@ -149,7 +153,9 @@ def _vidur(columns: Columns) -> MeasuredRows:
     "Vidur collectives", "system num_workers devices_per_node latency_us_median", _VIDUR, hardware="system"
 )
 def _vidur_network(columns: Columns) -> MeasuredRows:
-    """Return collectives of one or more nodes; the variant contains the interconnect of the system."""
+    """Return the collectives of Vidur's tables, on one or more nodes. The variant includes the interconnect
+    of the system.
+    """
     ops = build.collectives(
         Labels.constant("f16", len(columns)),
         op=relabelled(columns.texts("op"), {"send_recv": "permute"}),
@@ -231,18 +237,22 @@ def _library(columns: Columns, *more: str) -> Labels:
 
 
 def _cache_bytes(columns: Columns) -> FloatArray:
-    """Return bytes per element of the KV cache."""
+    """Return the bytes per element of the KV cache in each row."""
     labels = scheme_of(columns, "kv_cache_dtype")
     return element_bytes(relabelled(labels, {"fp8": "f8E4M3FN"}), "output")
 
 
 def _element_scheme(columns: Columns) -> Labels:
-    """Return number formats of attention: ``fp8`` is an element type here, because q, k and v are 8-bit."""
+    """Return the number format of each row of attention. ``fp8`` is an element type here, because q, k and v
+    have 8 bits.
+    """
     return relabelled(scheme_of(columns), {"fp8": "f8E4M3FN"})
 
 
 def _attention_library(columns: Columns) -> Labels:
-    """Return the library and the cache type as variant; kernels with a window are separate variants."""
+    """Return the variant of each row: the library, the type of the KV cache, and the window if there is
+    one.
+    """
     labels = _library(columns, "kv_cache_dtype")
     windowed = (columns.numbers("window_size") > 0).astype(np.int32)
     names = (*labels.names, *(f"{name} window" for name in labels.names))
@@ -285,7 +295,7 @@ def _generation(columns: Columns) -> MeasuredRows:
     _AICONFIGURATOR,
 )
 def _attention(columns: Columns) -> MeasuredRows:
-    """Return attention of prompts (step 0) and of new tokens (step 1 and above), which share columns."""
+    """Return the operations of a table with both prompts (step 0) and new tokens (step 1 and above)."""
     is_generation = columns.numbers("step") > 0
     if is_generation.all():
         return _generation(columns)

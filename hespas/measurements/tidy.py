@@ -1,4 +1,5 @@
-"""Tidy tables: ``hardware``, ``kind``, ``dtype``, a time, and the dimensions of the kind.
+"""Reader of tidy tables, with the columns ``hardware``, ``kind``, ``dtype``, a time, and the sizes of the
+kind.
 
 Convolutions have the columns ``images``, ``in_channels``, ``out_channels``, ``kernel``, ``in_size`` and
 ``out_size`` (square, one group); prompts have ``q_len`` and ``window`` (0: no window). Defaults: ``kv_heads``
@@ -41,7 +42,7 @@ _LARGEST = 2.0**63
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRows:
-    """Rows of a table as operations with times.
+    """Rows of a table, converted to operations with measured times.
 
     ``kept`` is False for rows without an operation. ``contradicts`` is True for rows with two different times
     (None: no such row).
@@ -56,7 +57,7 @@ class MeasuredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Format of a table. ``marks`` are columns that no other table has together.
+    """Known format of a table. ``marks`` are columns that together occur in no other format.
 
     ``left_out`` is the reason why rows without an operation are skipped. ``is_recording``: rows are events of
     a recorded program, and the table is read as a whole.
@@ -82,19 +83,19 @@ def measured_rows(
     spread_us: FloatArray | None = None,
     kept: BoolArray | None = None,
 ) -> MeasuredRows:
-    """Return operations with times in microseconds; all rows are kept by default."""
+    """Return operations with measured times, given in microseconds; all rows are kept by default."""
     spread = np.full(len(ops), np.nan) if spread_us is None else spread_us * 1e3
     return MeasuredRows(ops, duration_us * 1e3, spread, np.ones(len(ops), np.bool_) if kept is None else kept)
 
 
 def check_sizes(ops: Operations, columns: Columns) -> None:
-    """Raise ``FormatError`` for the first row with an impossible size; NaN is unknown and allowed."""
+    """Raise ``FormatError`` for the first row with an impossible size. NaN is an unknown size and allowed."""
     for name, size in ops.dims.items():
         check_amounts(name, size, columns)
 
 
 def check_amounts(name: str, amounts: FloatArray, columns: Columns) -> None:
-    """Raise ``FormatError`` for the first row of a column with an impossible size."""
+    """Raise ``FormatError`` for the first impossible value of the size ``name``."""
     wrong = np.flatnonzero((amounts < 0) | (amounts > _LARGEST))
     if len(wrong):
         index = int(wrong[0])
@@ -107,7 +108,7 @@ def check_amounts(name: str, amounts: FloatArray, columns: Columns) -> None:
 
 
 def size_faults(ops: Operations, stated: frozenset[str]) -> Iterator[tuple[str, BoolArray]]:
-    """Yield reasons why rows cannot be used because of a size, with the rows.
+    """Yield each reason why the sizes of rows are invalid, with a mask of these rows.
 
     A size of their kind is unknown, 0, negative, or above 2^63. A size that is stated in the table or not
     derived from other columns also has to be a whole number.
@@ -135,7 +136,7 @@ _KINDS_OF: Mapping[str, frozenset[str]] = {
 
 
 def relabelled(labels: Labels, names: dict[str, str]) -> Labels:
-    """Return labels with some names replaced."""
+    """Return labels with some texts replaced; ``names`` maps old to new texts."""
     return Labels(labels.row, tuple(names.get(name, name) for name in labels.names))
 
 
@@ -145,7 +146,9 @@ def scheme_of(columns: Columns, name: str = "dtype") -> Labels:
 
 
 def usual_passes(op: Labels) -> FloatArray:
-    """Return the number of operands and results of each operation, by canonical names."""
+    """Return how often each operation reads or writes its elements: the number of its operands and results,
+    by its canonical name.
+    """
     return np.array([3.0 if name in _BINARY else 2.0 for name in op.names])[op.row]
 
 
@@ -161,7 +164,7 @@ _HEAVY: Mapping[str, float] = {
 
 
 def usual_flops(op: Labels) -> FloatArray:
-    """Return FLOPs per element of each operation, by canonical names."""
+    """Return the FLOPs per element of each operation, by its canonical name."""
     return np.array([_HEAVY.get(name, 1.0) for name in op.names])[op.row]
 
 
@@ -172,18 +175,18 @@ _LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_siz
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TidyRows:
-    """Columns of a tidy table, with number format and variant."""
+    """Rows of a tidy table, with their number formats and variants."""
 
     columns: Columns
     scheme: Labels
     variant: Labels
 
     def sizes(self, *names: str) -> dict[str, FloatArray]:
-        """Return dimensions by name; missing ones are NaN, and 1 for ``batch``."""
+        """Return the named sizes of all rows; sizes without a column are NaN, and 1 for ``batch``."""
         return {name: self.columns.numbers(name, 1.0 if name == "batch" else np.nan) for name in names}
 
     def op(self) -> Labels:
-        """Return canonical operation names."""
+        """Return the canonical operation name of each row."""
         op = self.columns.texts("op", "")
         return Labels(op.row, tuple(canonical_op(name) for name in op.names))
 
@@ -193,7 +196,7 @@ _KIND_RULES: dict[str, _KindRule] = {}
 
 
 def _kind(name: str) -> Callable[[_KindRule], _KindRule]:
-    """Register the function that makes operations of a kind."""
+    """Return a decorator that registers the function which makes the operations of a kind."""
 
     def register(rule: _KindRule) -> _KindRule:
         _KIND_RULES[name] = rule
@@ -213,7 +216,7 @@ def _convolutions(rows: _TidyRows) -> Operations:
 
 
 def _key_heads(rows: _TidyRows) -> FloatArray:
-    """Return the heads of keys and values; by default as many as of queries."""
+    """Return the number of key and value heads of each row; by default the number of query heads."""
     stated = rows.columns.numbers("kv_heads", np.nan)
     return np.where(np.isnan(stated), rows.columns.numbers("heads", np.nan), stated)
 
@@ -316,7 +319,9 @@ def tidy_operations(columns: Columns) -> Operations:
 
 
 def _read_tidy(columns: Columns) -> MeasuredRows:
-    """Return the operations of a tidy table, with the finest of several columns of times in each row."""
+    """Return the operations of a tidy table with their times. If there are several columns of times, the one
+    with the finest unit counts in each row.
+    """
     stated = [(name, factor_ns / 1e3) for name, factor_ns in DURATIONS.items() if name in columns.names]
     if not stated:
         raise FormatError(

@@ -1,4 +1,6 @@
-"""Package of operations outside a graph: the taxonomy of measured, estimated and fitted operations."""
+"""Operations outside a graph: the kinds, labels and sizes that measured, estimated and fitted operations
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Constructors of operations from their sizes, with FLOPs and compulsory bytes.
+"""Constructors of tables of operations from their sizes, with FLOPs and compulsory bytes.
 
 Arguments are columns of shape ``(ops,)``. A multiply and an add count as two FLOPs. Bytes count each operand
-and result once, in the bits of the scheme.
+and result once, in the bits of the number format (``scheme``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def matmuls(
     k: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return ``batch`` products (m x k) by (k x n)."""
+    """Return a table of matrix products: ``batch`` products (m x k) by (k x n) each."""
     moved = (
         m * k * element_bytes(scheme, "activation")
         + n * k * element_bytes(scheme, "weight")
@@ -88,7 +88,9 @@ def convolutions(
     out_size: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return square 2-D convolutions of one group as a product (m = images x out_size^2)."""
+    """Return a table of square 2-D convolutions with one group, described as products (m = images x
+    out_size^2).
+    """
     m, n, k = images * out_size**2, out_channels, in_channels * kernel**2
     read = images * in_channels * in_size**2 * element_bytes(scheme, "activation")
     moved = read + n * k * element_bytes(scheme, "weight") + m * n * element_bytes(scheme, "output")
@@ -108,9 +110,9 @@ def attention_context(
     kv_bytes: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return causal attention of whole prompts.
+    """Return a table of causal attention over whole prompts (prefill).
 
-    ``window`` 0 means without a window; ``kv_bytes`` is per cached element.
+    ``window`` is the sliding window in tokens (0: none); ``kv_bytes`` are the bytes per cached element.
     """
     full = length * (length + 1) / 2
     outside = np.where((window > 0) & (window < length), length - window, 0.0)
@@ -147,7 +149,9 @@ def attention_generation(
     kv_bytes: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return attention of one new token per sequence to ``kv_len`` cached ones (window applied)."""
+    """Return a table of attention of one new token per sequence to ``kv_len`` cached tokens (decode).
+    ``kv_len`` is already limited by a sliding window.
+    """
     act = element_bytes(scheme, "activation")
     moved = batch * head_dim * (2 * kv_heads * kv_len * kv_bytes + 2 * heads * act)
     dims = {"batch": batch, "kv_len": kv_len, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -170,7 +174,7 @@ def attention_encoder(
     head_dim: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return attention of every token to every token."""
+    """Return a table of attention without a mask, of every token to every token."""
     moved = 4 * batch * length * heads * head_dim * element_bytes(scheme, "activation")
     return _operations(
         "attention.encoder",
@@ -196,7 +200,8 @@ def mixtures_of_experts(
     matrices: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return one rank's shard of expert layers; ``op`` is the distribution of tokens over experts.
+    """Return a table of mixture-of-experts layers, each the shard of one rank; ``op`` is the distribution of
+    tokens over experts.
 
     ``matrices`` is 3 for gated layers, 2 otherwise. The number of experts that receive tokens is the expected
     number that ``tokens x topk`` independent draws hit.
@@ -242,7 +247,9 @@ def elementwise(
     flops_per_element: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return operations that read and write ``rows x columns`` elements ``passes`` times in total."""
+    """Return a table of operations that read or write ``rows x columns`` elements ``passes`` times in
+    total.
+    """
     elements = rows * columns
     return _operations(
         kind,
@@ -264,7 +271,7 @@ def collectives(
     ranks_per_node: FloatArray,
     variant: Labels | None = None,
 ) -> Operations:
-    """Return collectives of ``ranks`` ranks.
+    """Return a table of collectives over ``ranks`` ranks.
 
     ``message_bytes`` is the whole buffer, for gathers the shard, as in Chakra.
     """
@@ -281,7 +288,9 @@ def collectives(
 
 
 class ConvolutionProduct(NamedTuple):
-    """Sizes of ``batch`` sequential products (m, k) by (k, n)."""
+    """Sizes of the matrix products that a convolution becomes: ``batch`` sequential products (m, k) by (k,
+    n).
+    """
 
     m: FloatArray
     n: FloatArray
@@ -302,7 +311,7 @@ def convolution_product(
     groups: FloatArray | None = None,
     dilation: FloatArray | None = None,
 ) -> ConvolutionProduct:
-    """Return the product that SCALE-Sim makes of convolutions (im2col, every window read again).
+    """Return the matrix product to which SCALE-Sim converts convolutions (im2col, every window read again).
 
     Sizes are of padded inputs. ``m`` counts output positions of all ``images``; ``k`` is the window size.
     Groups are sequential products; dilation only changes the number of positions. SCALE-Sim itself supports

@@ -1,4 +1,4 @@
-"""Conversion of graph nodes to operations, for models that are fitted on measured tables."""
+"""Conversion of graph nodes to a table of operations, for models that are fitted on measured tables."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _ANY_ORDER = 0
 
 
 def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -> Operations:
-    """Return one operation per node.
+    """Return a table with one operation per node of the graph.
 
     A node with one matrix product becomes that product. Other nodes are described by their name and the
-    extents of their first result (of the first operand where that is larger, as in a reduction).
-    ``num_ranks`` is the size of collectives without stated groups; ``tiled`` adds the padding of arrays to
-    whole memory tiles (:data:`~hespas.operations.tiles.TILED`). O(nodes).
+    extents of their first result (of the first operand if that is larger, as in a reduction). ``num_ranks``
+    is the size of collectives without stated groups; ``tiled`` adds the padding of arrays to whole memory
+    tiles (:data:`~hespas.operations.tiles.TILED`). O(nodes).
     """
     codes = [_CODE[KIND_OF_CLASS.get(op_class, "other")] for op_class in OpClass]
     kind = np.array(codes, np.int32)[graph.op_class]
@@ -115,21 +115,25 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1, tiled: bool = False) -
 
 
 def element_types_of(graph: OpGraph) -> Labels:
-    """Return the element type of each node: the number format of all but products. O(nodes)."""
+    """Return the element type in which each node computes. It is the number format of all operations except
+    products. O(nodes).
+    """
     dtype = arithmetic_dtype(graph, -1).astype(np.int32)
     row = np.where(dtype < 0, _UNKNOWN_TYPE, dtype).astype(np.int32)
     return Labels(row, (*(entry.name for entry in DTYPES), ""))
 
 
 def _kinds_with(dim: str) -> BoolArray:
-    """Return, for each kind, True if its time depends on a dimension."""
+    """Return a mask over the kinds of operations: True if the kind has the size ``dim``."""
     return np.array([dim in KINDS[name] for name in _NAMES], np.bool_)
 
 
 def _operation_names(
     graph: OpGraph, kind: SmallIntArray, messages: SmallIntArray
 ) -> tuple[SmallIntArray, tuple[str, ...]]:
-    """Return the operation within the kind of each node; empty for kinds of one operation."""
+    """Return the operation name of each node, as indices and names; empty for kinds that have only one
+    operation.
+    """
     rows: dict[str, int] = {"": 0}
     number = np.zeros(len(graph.strings), np.int32)
     for row in np.unique(graph.op_id).tolist():
@@ -147,7 +151,9 @@ def _operation_names(
 
 
 def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
-    """Return the first type row of each node, ``default`` where it has none."""
+    """Return the first value of each node, or ``default`` if the node has none. ``offsets`` delimit the
+    values of each node.
+    """
     starts, ends = offsets[:-1], offsets[1:]
     if not len(values):
         return np.full(len(starts), default, np.int64)
@@ -155,12 +161,13 @@ def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
 
 
 def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
-    """Return ``rows`` and ``columns`` of the tensor that decides the time of each node, and its type row.
+    """Return ``rows`` and ``columns`` of the tensor that decides the time of each node, and the index of its
+    type.
 
     It is the larger of first result and first operand. For fusions, whose operands have any order, it is the
-    largest tensor of all. Where a node moves fewer bytes than that tensor has, as an update in place does, it
-    is the largest tensor that the node can have moved. Extents are NaN where unknown; the type row of a node
-    without tensors is the number of types.
+    largest tensor of all. If a node moves fewer bytes than that tensor has, as an update in place does, it is
+    the largest tensor that the node can have moved. Extents are NaN if unknown. Nodes without tensors have
+    the number of types as their index.
     """
     types = len(graph.types)
     rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
@@ -188,7 +195,9 @@ def _extents(graph: OpGraph) -> tuple[dict[str, FloatArray], IntArray]:
 
 
 def _largest_of_fusions(graph: OpGraph, elements: FloatArray, chosen: IntArray) -> IntArray:
-    """Return ``chosen`` type rows with the rows of fusions replaced by the row with the most elements."""
+    """Return the type indices in ``chosen``. The index of a fusion is replaced by its type with the most
+    elements.
+    """
     fused = graph.op_class == int(OpClass.FUSION)
     largest = chosen.copy()
     most = np.where(fused, np.nan_to_num(elements[chosen], nan=-1.0), np.inf)
@@ -211,7 +220,9 @@ def _set_products(
     scheme: SmallIntArray,
     schemes: list[str],
 ) -> None:
-    """Set kind, sizes and number format of nodes with one product; fusions of several do not change."""
+    """Set the kind, sizes and number format of nodes with one product. Nodes with several products are not
+    changed.
+    """
     table = graph.contractions
     for name in ("batch", "m", "n", "k"):
         dims[name] = np.full(len(graph), np.nan)
@@ -237,7 +248,9 @@ def _set_products(
 
 
 def _product_scheme(lhs: int, rhs: int, products: int) -> str:
-    """Return the number format of a product of two element types."""
+    """Return the number format of a product of two element types; ``products`` above 1 means emulated
+    precision.
+    """
     if lhs < 0 or rhs < 0:
         return ""
     left, right = DTYPES[lhs], DTYPES[rhs]
@@ -250,7 +263,9 @@ def _product_scheme(lhs: int, rhs: int, products: int) -> str:
 
 
 def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Set kind and sizes of fused attention: one query is generation, more are context."""
+    """Set the kind and sizes of nodes with fused attention. One query per sequence is generation, more are
+    context.
+    """
     nodes = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
     names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs")
     for name in names:
@@ -274,9 +289,10 @@ def _set_attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArr
 
 
 def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
-    """Set kind and sizes of fused mixtures of experts from the shapes of their operands: tokens, the two
-    matrices of the rank's experts, scores of all experts, and chosen experts. A rank's shard of an expert
-    counts as an expert of that width.
+    """Set the kind and sizes of nodes with fused mixtures of experts, from the shapes of their operands.
+
+    The operands are the tokens, the two matrices of the rank's experts, scores of all experts, and chosen
+    experts. A rank's shard of an expert counts as an expert of that width.
     """
     for name in KINDS["moe"]:
         dims.setdefault(name, np.full(len(graph), np.nan))
@@ -294,7 +310,9 @@ def _set_experts(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray
 
 
 def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
-    """Return batch, query and key lengths, heads, key heads and head size; None where operands lack them."""
+    """Return batch, query and key lengths, heads, key heads and head size of an attention node; None if its
+    operands lack them.
+    """
     shapes = [graph.types.shape(row) for row in types]
     if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
         return None
@@ -306,15 +324,17 @@ def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[f
 
 
 def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
-    """Return ranks of each group set, shape ``(group sets + 1,)``; the last row is for unstated groups."""
+    """Return the number of ranks in each group set, shape ``(group sets + 1,)``; the last row is for
+    collectives without a stated group.
+    """
     sizes = [float(groups.max_group_size) for groups in graph.group_sets]
     return np.array([*sizes, float(num_ranks) if num_ranks > 0 else nan])
 
 
 def between_ranks(graph: OpGraph) -> BoolArray:
-    """Return the messages that go from one rank to another, shape ``(messages,)``.
+    """Return a mask of the messages that go from one rank to another, shape ``(messages,)``.
 
-    Messages to the host and of permutations that map each rank to itself are not included.
+    Messages to the host are excluded, and permutations that map each rank to itself.
     """
     identities = [all(source == target for source, target in pairs) for pairs in graph.permutations]
     is_identity = np.array([*identities, False])
@@ -322,7 +342,8 @@ def between_ranks(graph: OpGraph) -> BoolArray:
 
 
 def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
-    """Return the element type each node computes in: stated, or else that of its first operand or result.
+    """Return the element type in which each node computes: the stated type, else the type of its first
+    operand or result.
 
     Unknown types become ``default`` (-1: they stay unknown).
     """
@@ -340,12 +361,13 @@ def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
 
 
 def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> FloatArray:
-    """Return 1 for nodes that traverse operands in another order than their first result, and 0 for others.
+    """Return 1 for nodes that traverse operands in another memory order than their first result, and 0 for
+    others.
 
     NaN for nodes that are neither ``elementwise`` nor ``streamed``. Tensors of the same shape and order are
     traversed in the same order. Operands of ``streamed`` nodes may have other shapes (reductions,
-    concatenations): they only have to be row-major, or not, as the result is. Fusions are generated for
-    their shapes: see :func:`_transposes`. O(operands).
+    concatenations); they only have to be row-major if the result is, and not otherwise. Fusions are generated
+    for their shapes: see :func:`_transposes`. O(operands).
     """
     by_order, by_shape = _traversals(graph)
     strided = np.where(elementwise | streamed, 0.0, np.nan)
@@ -368,11 +390,12 @@ def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> Flo
 
 
 def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
-    """Return candidate fusions that write as many elements as an operand has, in another order.
+    """Return the ``candidates`` (fusions) that write as many elements as an operand has, in another order.
 
     Broadcasts and reshapes cost a fusion nothing: broadcast operands come from caches, and the compiler
     vectorizes where rows end at the same elements. The row ends of a shape are the products of its last, its
-    last two, ... extents. Two shapes have the same order if the row ends of one include those of the other.
+    last two, ... extents. Two shapes have the same order if the row ends of one include all row ends of the
+    other.
     """
     operands, results = graph.operands, graph.results
     node = operands.row_ids
@@ -392,7 +415,7 @@ def _transposes(graph: OpGraph, candidates: BoolArray) -> IntArray:
 
 
 def _row_ends(shape: tuple[int, ...]) -> set[int]:
-    """Return the element counts of rows of the last, the last two, ... extents."""
+    """Return the set of products of the last, the last two, ... extents of a shape."""
     ends: set[int] = set()
     length = 1
     for extent in reversed(shape):
@@ -402,7 +425,9 @@ def _row_ends(shape: tuple[int, ...]) -> set[int]:
 
 
 def _traversals(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Return two numbers per type: of its memory order (1 row-major, 2 any other), and of order and shape."""
+    """Return two numbers for each type in the graph: one of its memory order (1 row-major, 2 any other), and
+    one that types with equal order and shape share.
+    """
     count = len(graph.types)
     by_order, by_shape = np.zeros(count, np.int64), np.zeros(count, np.int64)
     seen: dict[tuple[tuple[int, int], ...], int] = {}
@@ -420,7 +445,9 @@ def _traversals(graph: OpGraph) -> tuple[IntArray, IntArray]:
 
 
 def _order(layout: str, rank: int) -> tuple[int, ...]:
-    """Return dimensions from the fastest, as HLO writes them (without tiling); none for an unknown order."""
+    """Return the dimensions from the fastest to the slowest in memory, from an HLO layout without tiling;
+    empty for an unknown order.
+    """
     text = layout.strip("{}").partition(":")[0]
     usual = tuple(reversed(range(rank)))
     if not text or not text[0].isdecimal():

@@ -1,4 +1,6 @@
-"""Taxonomy and columns of operations: kind, name, number format, dimensions, FLOPs and bytes."""
+"""Kinds of operations, and tables of operations as columns: kind, name, number format, sizes, FLOPs and
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,10 @@ where all tensors are traversed in the same order. NaN (not in tables) counts as
 
 @dataclass(frozen=True, slots=True)
 class _KindEntry:
-    """Taxonomy entry of one kind. ``dims`` decide the time. ``op_class`` is the class of such nodes in a
-    graph and of their efficiencies in a hardware file. A node of one of ``classes`` has this kind.
+    """Definition of one kind of operation.
+
+    ``dims`` are the sizes that decide its time. ``op_class`` is its class in a graph and in the efficiencies
+    of a hardware file. A graph node of one of ``classes`` has this kind.
     """
 
     dims: tuple[str, ...]
@@ -119,26 +123,26 @@ _ITERATION_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Column of few distinct texts: ``row`` of shape ``(ops,)`` indexes ``names``."""
+    """Column of texts with few distinct values: ``row`` of shape ``(ops,)`` indexes ``names``."""
 
     row: SmallIntArray
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Labels:
-        """Index texts in order of appearance."""
+        """Return labels from one text per row. Distinct texts are numbered in order of appearance."""
         rows: dict[str, int] = {}
         row = np.fromiter((rows.setdefault(text, len(rows)) for text in texts), np.int32, len(texts))
         return cls(row, tuple(rows))
 
     @classmethod
     def choice(cls, names: tuple[str, ...], row: IntArray) -> Labels:
-        """Return labels from their indices into ``names``."""
+        """Return labels from the index of each row into ``names``."""
         return cls(row.astype(np.int32), names)
 
     @classmethod
     def constant(cls, text: str, count: int) -> Labels:
-        """Return the same text ``count`` times."""
+        """Return labels with the same text in ``count`` rows."""
         return cls(np.broadcast_to(np.int32(0), (count,)), (text,))
 
     def __len__(self) -> int:
@@ -214,7 +218,7 @@ class Operations:
         return len(self.kind)
 
     def dim(self, name: str, default: FloatArray | float = np.nan) -> FloatArray:
-        """Return one dimension; ``default`` where it is NaN or absent."""
+        """Return the column of one size; ``default`` where it is NaN or missing."""
         column = self.dims.get(name)
         if column is None:
             return constant(default, len(self)) if isinstance(default, float | int) else default
@@ -243,7 +247,7 @@ class Operations:
             yield (kind, op, scheme, variant), rows
 
     def content(self) -> tuple[object, ...]:
-        """Return a key that equals the key of equal operations only."""
+        """Return a hashable key of the contents. Tables with equal keys have equal operations."""
         labels = (self.kind, self.op, self.scheme, self.variant)
         costs = (self.flops, self.transcendentals, self.bytes_moved)
         return (
@@ -258,7 +262,8 @@ class Operations:
         return self.take(first), index_of
 
     def distinct_rows(self) -> tuple[IntArray, IntArray]:
-        """Return the first row of equal operations, and the index of each operation among those rows.
+        """Return two arrays: the first row of each distinct operation, and for each row the index of its
+        distinct operation.
 
         O(ops log ops).
         """
@@ -275,8 +280,8 @@ class Operations:
 
 
 def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int) -> IntArray:
-    """Number rows as :func:`numbered` does, which sorts each column. Rows are first grouped by a fingerprint
-    of all their values, so that only one row of each group is sorted.
+    """Return the same numbers as :func:`numbered`, faster. Rows are first grouped by a hash of all their
+    values, so that only one row of each group is sorted.
     """
     words = np.zeros(count, np.uint64)
     for salt, column in enumerate(columns):
@@ -294,7 +299,8 @@ def _numbered_by_words(columns: Sequence[FloatArray | SmallIntArray], count: int
 
 
 def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
-    """Number the distinct rows of columns of one length, in the order of their values.
+    """Return a number for each row, equal for rows with equal values in all columns. Numbers follow the order
+    of the values.
 
     NaN is equal to itself, and last. Columns are read one by one, without a copy of all. O(columns x rows log
     rows).
@@ -320,9 +326,10 @@ def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
 
 
 def chosen(first: Operations, second: Operations, is_second: BoolArray) -> Operations:
-    """Select each row from one of two tables of the same length.
+    """Return a table that takes each row from ``first`` or, if ``is_second``, from ``second``. Both have the
+    same length.
 
-    A dimension that the selected table lacks becomes NaN.
+    A size that the selected table lacks becomes NaN.
     """
     dims: dict[str, FloatArray] = {}
     for table, is_selected in ((first, ~is_second), (second, is_second)):
@@ -395,7 +402,9 @@ def canonical_op(name: str) -> str:
 
 
 def timed_with_events(variant: str) -> bool:
-    """Return True if the times of a variant include 14 to 30 us of host work besides the kernel."""
+    """Return True if the times of a variant were taken between device events and so include 14 to 30 us of
+    host work besides the kernel.
+    """
     return variant.startswith(_EVENT_TIMES)
 
 
@@ -461,14 +470,18 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({row.name: row for row in _ROWS
 
 
 def element_bytes(scheme: Labels, part: Literal["activation", "weight", "output"]) -> FloatArray:
-    """Return bytes per element of activations, weights or outputs, shape ``(ops,)``; NaN where unknown."""
+    """Return the bytes per element of activations, weights or outputs (``part``), shape ``(ops,)``; NaN if
+    unknown.
+    """
     formats = [find_scheme(name) for name in scheme.names]
     bits = [np.nan if entry is None else float(getattr(entry, f"{part}_bits")) for entry in formats]
     return np.array(bits)[scheme.row] / 8
 
 
 def find_scheme(name: str) -> Scheme | None:
-    """Return the scheme of a name of :data:`SCHEMES` or of an element type in any spelling, else None."""
+    """Return the number format with a name of :data:`SCHEMES`, or of an element type in any spelling; else
+    None.
+    """
     if name in SCHEMES:
         return SCHEMES[name]
     entry = find_dtype(name)

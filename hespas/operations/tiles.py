@@ -46,7 +46,9 @@ def padded(size: FloatArray, tile: FloatArray | float) -> FloatArray:
 
 
 def elements_in_tiles(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Return the elements of whole tiles that hold matrices, in the better order of the two dimensions."""
+    """Return the number of elements in the whole tiles that hold each matrix. The order of the two dimensions
+    that needs fewer tiles is assumed.
+    """
     orders: list[FloatArray] = []
     for outer, inner in ((rows, columns), (columns, rows)):
         with np.errstate(invalid="ignore"):
@@ -56,20 +58,25 @@ def elements_in_tiles(rows: FloatArray, columns: FloatArray) -> FloatArray:
 
 
 def padding_of_matrices(rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Return elements of whole tiles over elements: at least 1, NaN where a size is unknown or 0."""
+    """Return the ratio of elements in whole tiles to elements of a matrix: at least 1, NaN if a size is
+    unknown or 0.
+    """
     elements = rows * columns
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(elements > 0, elements_in_tiles(rows, columns) / elements, np.nan)
 
 
 def padding_of(ops: Operations) -> FloatArray:
-    """Return elements of whole tiles over elements of each operation; 1 where rows or columns are unknown."""
+    """Return the ratio of elements in whole tiles to elements of each operation; 1 if rows or columns are
+    unknown.
+    """
     padding = padding_of_matrices(ops.dim("rows"), ops.dim("columns"))
     return np.nan_to_num(ops.dim(TILED, padding), nan=1.0)
 
 
 def padding_of_shape(shape: Sequence[float]) -> float:
-    """Return elements of whole tiles over elements of an array of any rank; NaN for an empty array.
+    """Return the ratio of elements in whole tiles to elements of an array of any rank; NaN for an empty
+    array.
 
     The two dimensions that fill their tiles best are innermost.
     """

@@ -14,7 +14,7 @@ _RULES: dict[str, _CollectiveRule] = {}
 
 
 def _rule(name: str) -> Callable[[_CollectiveRule], _CollectiveRule]:
-    """Register the rule of a collective."""
+    """Return a decorator that registers the function which writes a collective."""
 
     def register(rule: _CollectiveRule) -> _CollectiveRule:
         _RULES[name] = rule
@@ -24,9 +24,10 @@ def _rule(name: str) -> Callable[[_CollectiveRule], _CollectiveRule]:
 
 
 def collective(op: str, operands: Types, results: Types, groups: _Groups) -> Operator | None:
-    """Return the operator of a collective, named without dialect; reducing collectives add.
+    """Return a writer of a collective, named without dialect; None if the types do not determine it, or
+    groups differ in size.
 
-    None where the types do not imply it, or groups differ in size.
+    Reducing collectives use addition.
     """
     sizes = {len(group) for group in groups}
     write = _RULES.get(op)
@@ -36,7 +37,7 @@ def collective(op: str, operands: Types, results: Types, groups: _Groups) -> Ope
 
 
 def permute(operands: Types, results: Types, pairs: Sequence[tuple[int, int]]) -> Operator | None:
-    """Return a ``collective_permute`` from sources to targets.
+    """Return a writer of a ``collective_permute`` with pairs of source and target ranks.
 
     None unless it has one operand, of the result's type.
     """
@@ -68,7 +69,9 @@ def _all_reduce(operands: Types, results: Types, groups: _Groups) -> Operator | 
 
 
 def scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
-    """Return the dimension along which ``large`` is ``factor`` times ``small``, else None."""
+    """Return the only dimension in which ``small`` and ``large`` differ, if ``large`` is ``factor`` times as
+    long there; else None.
+    """
     if small.element is not large.element or len(small.shape) != len(large.shape):
         return None
     for axis, (less, more) in enumerate(zip(small.shape, large.shape, strict=True)):
@@ -79,7 +82,9 @@ def scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
 
 
 def exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
-    """Return the split and the concatenated dimension of an all-to-all of ``count`` ranks, else None."""
+    """Return the split and the concatenated dimension of an all-to-all over ``count`` ranks; None if the
+    shapes do not fit.
+    """
     if operand.element is not result.element or len(operand.shape) != len(result.shape):
         return None
     for split, extent in enumerate(operand.shape):

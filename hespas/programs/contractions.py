@@ -1,7 +1,7 @@
-"""Axes of matrix products, and layouts and windows of convolutions, inferred from shapes.
+"""Dimension numbers of matrix products, and layouts and windows of convolutions, inferred from shapes.
 
-Several may fit the shapes. The extents B, M, N and K of a product, or the FLOPs of a convolution without
-padding and dilation zeros, decide where they are known. Otherwise the usual ones are used.
+Several choices may fit the shapes. The extents B, M, N and K of a product, or the FLOPs of a convolution
+without padding and dilation zeros, decide if they are known. Otherwise the most usual choice is made.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class _AxisRoles(NamedTuple):
 
 
 def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_AxisRoles]:
-    """Yield the splits into batch, contracted and free dimensions with the given products of extents."""
+    """Yield all ways to assign batch, contracted and free roles to the dimensions, so that the products of
+    their extents are ``extents``.
+    """
     axes = range(len(shape))
     for choice in product("bfc", repeat=len(shape)):
         parts = [tuple(axis for axis in axes if choice[axis] == role) for role in "bcf"]
@@ -65,7 +67,9 @@ def _roles(shape: _Shape, extents: tuple[int, int, int]) -> Iterator[_AxisRoles]
 def dot_axes(
     left: _Shape, right: _Shape, result: _Shape, extents: tuple[int, int, int, int]
 ) -> DotAxes | None:
-    """Return axes that give the result's shape and ``extents`` (B, M, N, K), else None."""
+    """Return batch and contracted dimensions that give the result's shape and ``extents`` (B, M, N, K); None
+    if there are none.
+    """
     if max(len(left), len(right)) > _MOST_MATRIX_DIMENSIONS:
         return None
     batch, m, n, k = extents
@@ -90,7 +94,9 @@ def _dot_plan(
 
 
 def _in_order(shape: _Shape, axes: _Axes, extents: _Shape) -> _Axes | None:
-    """Return the axes in an order that has the given extents, else None."""
+    """Return the dimensions ``axes`` in the order in which they have the given extents; None if they do
+    not.
+    """
     left = list(axes)
     order: list[int] = []
     for extent in extents:
@@ -103,7 +109,9 @@ def _in_order(shape: _Shape, axes: _Axes, extents: _Shape) -> _Axes | None:
 
 
 def likely_dot_axes(left: _Shape, right: _Shape, result: _Shape) -> DotAxes | None:
-    """Return axes that fit the shapes: one contracted dimension before several, before none; else None."""
+    """Return batch and contracted dimensions that fit the shapes; None if there are none. One contracted
+    dimension is preferred, then several, then none.
+    """
     shared = len(left) + len(right) - len(result)  # 2 contracted + batch
     for contracted in (*range(1, shared // 2 + 1), 0):
         batch = shared - 2 * contracted
@@ -119,7 +127,7 @@ def likely_dot_axes(left: _Shape, right: _Shape, result: _Shape) -> DotAxes | No
 
 
 def dot_text(left: Value, right: Value, result: Tensor, axes: DotAxes) -> str:
-    """Return a ``dot_general``, as it follows the equals sign."""
+    """Return the text of a ``dot_general``, starting after the equals sign."""
     batching, contracting = ([list(dims) for dims in pair] for pair in axes)
     batch = f", batching_dims = {batching[0]} x {batching[1]}" if batching[0] else ""
     attributes = f"{batch}, contracting_dims = {contracting[0]} x {contracting[1]}"
@@ -127,7 +135,9 @@ def dot_text(left: Value, right: Value, result: Tensor, axes: DotAxes) -> str:
 
 
 class _ConvWindow(NamedTuple):
-    """Window of one spatial dimension; ``positions`` counts (output, kernel) pairs that multiply an input."""
+    """Window of one spatial dimension. ``positions`` is the number of (output, kernel) pairs that multiply an
+    input element.
+    """
 
     stride: int
     low: int
@@ -138,7 +148,7 @@ class _ConvWindow(NamedTuple):
 
 
 class _ConvLayout(NamedTuple):
-    """Batch and feature dimension of input and output; input and output feature dimension of the kernel."""
+    """Positions of the batch and feature dimensions of input, kernel and output of a convolution."""
 
     lhs: tuple[int, int]
     rhs: tuple[int, int]
@@ -148,7 +158,7 @@ class _ConvLayout(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """Layout, window of each spatial dimension, and FLOPs (-1: not counted)."""
+    """Convolution as inferred: layout, window of each spatial dimension, and FLOPs (-1: not counted)."""
 
     layout: _ConvLayout
     windows: tuple[_ConvWindow, ...]
@@ -170,7 +180,9 @@ _USUAL_BACKWARD = (
 
 
 def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution | None:
-    """Return a two-dimensional convolution of a usual layout with even padding, else None."""
+    """Return a two-dimensional convolution with a usual layout and even padding that fits the shapes; None if
+    none fits.
+    """
     if {len(left), len(right), len(out)} != {4} or 0 in (*left, *right, *out):
         return None
     for layout in _USUAL:
@@ -190,7 +202,7 @@ def usual_convolution(left: _Shape, right: _Shape, out: _Shape) -> Convolution |
 
 
 def _even_window(extent: int, kernel: int, out: int) -> _ConvWindow | None:
-    """Return the window of stride about ``extent / out`` with even padding, else None."""
+    """Return a window with a stride of about ``extent / out`` and even padding; None if none fits."""
     stride = max(round(extent / out), 1)
     total = (out - 1) * stride + kernel - extent
     if total < 0:  # the last inputs are not read
@@ -221,7 +233,11 @@ def _layouts(left: _Shape, right: _Shape, out: _Shape) -> Iterator[_ConvLayout]:
 def find_convolution(
     left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float
 ) -> Convolution | None:
-    """Return the convolution with FLOPs nearest to ``useful``, None where none is within the tolerance."""
+    """Return the convolution that fits the shapes and whose FLOPs are nearest to ``useful``; None if none is
+    within the tolerance.
+
+    ``spec`` are the FLOPs including padding (NaN: unknown), which must be equal.
+    """
     best: Convolution | None = None
     usual = _USUAL + _USUAL_BACKWARD  # first, where dimensions of equal extent leave a choice
     layouts = _layouts(left, right, out)
@@ -246,7 +262,9 @@ def find_convolution(
 
 @lru_cache(maxsize=4096)
 def _candidate_windows(extent: int, kernel: int, out: int) -> tuple[_ConvWindow, ...]:
-    """Return windows from ``extent`` inputs to ``out`` outputs, simple ones first, one per position count."""
+    """Return windows that map ``extent`` inputs to ``out`` outputs, simple ones first. Of windows with equal
+    numbers of positions, only the first is returned.
+    """
     if not min(extent, kernel, out) or kernel * out > _MOST_POSITIONS:
         return ()
     strides = sorted({1, max(1, extent // out), max(1, -(-extent // out))})
@@ -267,7 +285,7 @@ def _candidate_windows(extent: int, kernel: int, out: int) -> tuple[_ConvWindow,
 
 
 def convolution_text(left: Value, right: Value, result: Tensor, plan: Convolution) -> str:
-    """Return a ``convolution``, as it follows the equals sign."""
+    """Return the text of a ``convolution``, starting after the equals sign."""
     layout, windows, rank = plan.layout, plan.windows, left.type.rank
     operands = f"{_labels(layout.lhs, 'bf', rank)}x{_labels(layout.rhs, 'io', rank)}"
     numbers = f"{operands}->{_labels(layout.out, 'bf', rank)}"

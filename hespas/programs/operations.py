@@ -1,7 +1,7 @@
-"""StableHLO operations, written from the types of their operands and results.
+"""Writers of StableHLO operations, from the types of their operands and results.
 
-Where several attributes fit the types (a transposition of equal extents), one of them is used. An
-operation whose attributes the types do not imply, or whose types do not fit it, has no operator.
+If several attributes fit the types (a transposition of equal extents), one of them is used. An operation
+whose attributes the types do not determine, or whose types do not fit it, has no writer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RULES: dict[str, _OperatorRule] = {}
 
 
 def _rule(*names: str) -> Callable[[_OperatorRule], _OperatorRule]:
-    """Register the rule of operations with one result."""
+    """Return a decorator that registers the function which writes operations with one result."""
 
     def register(rule: _OperatorRule) -> _OperatorRule:
         _RULES.update(dict.fromkeys(names, rule))
@@ -63,7 +63,7 @@ def _rule(*names: str) -> Callable[[_OperatorRule], _OperatorRule]:
 
 
 def operator(op: str, operands: Types, results: Types) -> Operator | None:
-    """Return the operator of an operation, named without dialect; None where the types do not imply it."""
+    """Return a writer of an operation, named without dialect; None if the types do not determine it."""
     if op == "sort":
         return _sort(operands, results)
     if op == "reduce" and len(results) > 1:
@@ -143,8 +143,8 @@ def _clamp(operands: Types, result: Tensor) -> Operator | None:
 
 
 def broadcast_axes(part: Sequence[int], whole: Sequence[int], *, late: bool = False) -> list[int] | None:
-    """Return the dimension of ``whole`` for each dimension of ``part``, the first (or last) that fits; None
-    where none fits.
+    """Return a dimension of ``whole`` for each dimension of ``part``, in order. The first fitting dimension
+    is used, or the last if ``late``; None if none fits.
     """
     if late:
         mirrored = broadcast_axes(part[::-1], whole[::-1])
@@ -171,7 +171,9 @@ def _broadcast(operands: Types, result: Tensor) -> Operator | None:
 
 @_rule("copy")
 def _copy(operands: Types, result: Tensor) -> Operator | None:
-    """Return an operation that moves as many bytes as a copy and is fused like one; StableHLO has no copy."""
+    """Return a writer of a negation, which moves as many bytes as a copy and is fused like one. StableHLO has
+    no copy.
+    """
     if operands != (result,):
         return None
     op = "not" if result.is_bool else "negate"
@@ -180,7 +182,9 @@ def _copy(operands: Types, result: Tensor) -> Operator | None:
 
 @_rule("transpose")
 def _transpose(operands: Types, result: Tensor) -> Operator | None:
-    """Return a transposition that moves dimensions also where extents are equal, so that it moves data."""
+    """Return a writer of a transposition. Dimensions of equal extent are exchanged too, so that data
+    moves.
+    """
     if len(operands) != 1 or operands[0].element is not result.element:
         return None
     shape = operands[0].shape
@@ -198,7 +202,7 @@ def _transpose(operands: Types, result: Tensor) -> Operator | None:
 
 @_rule("concatenate")
 def _concatenate(operands: Types, result: Tensor) -> Operator | None:
-    """Return a concatenation along the dimension in which the extents of operands add up."""
+    """Return a writer of a concatenation along the dimension in which the extents of the operands add up."""
     if not operands:
         return None
     if any(operand.element is not result.element or operand.rank != result.rank for operand in operands):
@@ -273,7 +277,9 @@ def _reverse(operands: Types, result: Tensor) -> Operator | None:
 
 
 def dropped_axes(whole: Sequence[int], part: Sequence[int]) -> list[int] | None:
-    """Return the dimensions of ``whole`` that ``part`` lacks, the last ones where several fit."""
+    """Return the dimensions of ``whole`` that ``part`` lacks. If several choices fit, the last dimensions are
+    dropped.
+    """
     dropped: list[int] = []
     matched = 0
     for axis, extent in enumerate(whole):
@@ -286,7 +292,9 @@ def dropped_axes(whole: Sequence[int], part: Sequence[int]) -> list[int] | None:
 
 @_rule("reduce")
 def _reduce(operands: Types, result: Tensor) -> Operator | None:
-    """Return a sum of one operand from an initial value: the types do not show the reducer."""
+    """Return a writer of a sum of one operand from an initial value. The types do not determine the
+    reducer.
+    """
     if len(operands) != 2 or operands[1] != operands[0].scalar or result.element is not operands[0].element:
         return None
     dropped = dropped_axes(operands[0].shape, result.shape)
@@ -297,7 +305,9 @@ def _reduce(operands: Types, result: Tensor) -> Operator | None:
 
 
 def _argmax(operands: Types, results: Types) -> Operator | None:
-    """Return a reduction of several operands to the maximum of the first and the elements at its index."""
+    """Return a writer of a reduction of several operands: the maximum of the first one, and the elements of
+    the others at its index.
+    """
     sources = operands[: len(results)]
     scalars = tuple(source.scalar for source in sources)
     if operands[len(results) :] != scalars or len({source.shape for source in sources}) > 1:
@@ -332,7 +342,7 @@ def _sort(operands: Types, results: Types) -> Operator | None:
 
 @_rule("gather")
 def _gather(operands: Types, result: Tensor) -> Operator | None:
-    """Return a gather of rows of a table."""
+    """Return a writer of a gather of rows from a table."""
     if len(operands) != 2 or operands[0].rank != 2 or not result.rank:
         return None
     table, rows = operands
@@ -349,7 +359,7 @@ def _gather(operands: Types, result: Tensor) -> Operator | None:
 
 @_rule("scatter")
 def _scatter(operands: Types, result: Tensor) -> Operator | None:
-    """Return a scatter that adds rows to rows of a table."""
+    """Return a writer of a scatter that adds rows to rows of a table."""
     if len(operands) != 3 or result.rank != 2 or operands[0] != result:
         return None
     _, rows, updates = operands
@@ -366,7 +376,9 @@ def _scatter(operands: Types, result: Tensor) -> Operator | None:
 
 
 def _index_axis(rows: Tensor, gathered: Tensor, width: int) -> int | None:
-    """Return the axis of ``rows`` with index vectors of length 1 (the rank where it is implicit)."""
+    """Return the dimension of ``rows`` that holds index vectors of length 1; the rank if this dimension is
+    implicit, None if the shapes do not fit.
+    """
     if not rows.is_integer or gathered.shape[-1:] != (width,):
         return None
     if rows.shape == (*gathered.shape[:-1], 1):
@@ -391,7 +403,8 @@ def _convolution(operands: Types, result: Tensor) -> Operator | None:
 
 
 def reduce_window(operands: Types, results: Types, window_elements: float) -> Operator | None:
-    """Return a maximum over windows of ``window_elements`` (NaN: as many as the strides cover).
+    """Return a writer of a maximum over windows of ``window_elements`` elements (NaN: as many as the strides
+    cover).
 
     None for several operands, or types that do not fit.
     """
@@ -405,7 +418,8 @@ def reduce_window(operands: Types, results: Types, window_elements: float) -> Op
 
 
 def select_and_scatter(operands: Types, results: Types, window_elements: float) -> Operator | None:
-    """Return a scatter of each window's value to the index of its maximum, the gradient of max pooling.
+    """Return a writer of ``select_and_scatter``, the gradient of max pooling, which adds each value at the
+    maximum of its window.
 
     None for types that do not fit.
     """
@@ -427,7 +441,8 @@ class _SlidingWindow(NamedTuple):
 
 
 def _window_attributes(whole: Tensor, part: Tensor, window_elements: float) -> str | None:
-    """Return sizes, strides and padding of windows; None where the types do not fit.
+    """Return the attributes of a windowed operation as text: sizes, strides and padding. None if the types do
+    not fit.
 
     The stride is the ratio of extents. The window has one size in all dimensions with a stride above 1.
     """

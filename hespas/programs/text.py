@@ -93,7 +93,7 @@ Types = tuple[Tensor, ...]
 
 
 def dense(tensor: Tensor, number: int = 0) -> str:
-    """Return a literal with all elements equal to ``number``."""
+    """Return the text of a literal in which all elements are ``number``."""
     match tensor.element.kind:
         case DTypeKind.BOOL:
             text = "true" if number else "false"
@@ -107,7 +107,7 @@ def dense(tensor: Tensor, number: int = 0) -> str:
 
 
 def array(numbers: Sequence[int]) -> str:
-    """Return an attribute that lists integers."""
+    """Return the text of an attribute that lists integers."""
     return f"array<i64: {', '.join(map(str, numbers))}>" if numbers else "array<i64>"
 
 
@@ -118,7 +118,7 @@ def _listed(operands: Sequence[Value]) -> tuple[str, str]:
 
 
 def pretty(op: str, operands: Sequence[Value], result: Tensor, attributes: str = "") -> str:
-    """Return an operation of one result in its pretty form, as it follows the equals sign.
+    """Return the text of an operation with one result in MLIR's pretty form, starting after the equals sign.
 
     ``attributes`` follow the operands, as in ``, dims = [0]``.
     """
@@ -129,7 +129,7 @@ def pretty(op: str, operands: Sequence[Value], result: Tensor, attributes: str =
 def generic(
     op: str, operands: Sequence[Value], results: Sequence[Tensor], attributes: str = "", region: str = ""
 ) -> str:
-    """Return an operation in MLIR's generic form, as it follows the equals sign."""
+    """Return the text of an operation in MLIR's generic form, starting after the equals sign."""
     names, types = _listed(operands)
     inside = f" ({region})" if region else ""
     listed = f" {{{attributes}}}" if attributes else ""
@@ -139,7 +139,7 @@ def generic(
 
 
 def reduction(op: str, value: Value, start: Value, dims: Sequence[int], result: Tensor) -> str:
-    """Return a reduction by one scalar operation, as it follows the equals sign."""
+    """Return the text of a reduction by one scalar operation, starting after the equals sign."""
     return (
         f"stablehlo.reduce({value} init: {start}) applies stablehlo.{op} across dimensions = {list(dims)} : "
         f"({value.type}, {start.type}) -> {result}"
@@ -147,7 +147,8 @@ def reduction(op: str, value: Value, start: Value, dims: Sequence[int], result: 
 
 
 def binary_region(scalar: Tensor, op: str, result: str = "") -> str:
-    """Return a region that applies an operation to two scalars; ``result`` is its type (default: theirs).
+    """Return the text of a region that applies an operation to two scalars; ``result`` is the type of its
+    result (default: the operands' type).
 
     ``op`` is a name (``add``), with a direction for comparisons (``compare GE``).
     """

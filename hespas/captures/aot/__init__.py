@@ -1,4 +1,5 @@
-"""Ahead-of-time compilation by the real TPU and GPU compilers, without the chip: scheduled HLO as a workload.
+"""Ahead-of-time compilation by the real TPU and GPU compilers, without the chip. The scheduled HLO becomes a
+workload.
 
 The compilers are extras that the user installs: ``jax-tpu`` (libtpu, proprietary: its output must not be
 redistributed) and ``jax-gpu`` (XLA of JAX's CUDA plugin).

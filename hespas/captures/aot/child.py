@@ -45,7 +45,7 @@ _DeviceArray = np.ndarray[Any, np.dtype[np.object_]]
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """Target and mesh of one compilation.
+    """Request of one compilation: the target and the mesh.
 
     ``axes`` and ``mesh`` are names and sizes of the mesh axes; ``config`` is the target configuration of a
     GPU. For TPUs, ``chip_config`` selects the use of the cores of a chip, and ``chips_of_host`` gives the
@@ -83,7 +83,7 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Compile the job on standard input."""
+    """Compile the job that is on standard input, and write the result to standard output."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # compilers print to standard output, which carries the result
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)

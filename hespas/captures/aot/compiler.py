@@ -1,4 +1,5 @@
-"""Compilation of a program by a real compiler for an absent chip, and figures of the result.
+"""Compilation of a program by a real compiler for a chip that is not there, and figures of the compiled
+program.
 
 The compiler (libtpu, or XLA of the CUDA plugin) runs in a supervised process. A crash, a hang or a refusal
 raises an error with a hint.
@@ -74,7 +75,7 @@ _COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND)
 
 @runtime_checkable
 class JaxLowered(Protocol):
-    """Result of ``jax.jit(...).lower(...)``."""
+    """Interface of the result of ``jax.jit(...).lower(...)``."""
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -104,7 +105,7 @@ class CompiledProgram:
 
 
 def missing_compiler(target: Target) -> str:
-    """Return the reason why the compiler for a target is not available; empty if it is."""
+    """Return the reason why the compiler for a target is not installed; empty if it is."""
     module, distribution, tested = _PACKAGES[target.platform]
     for module_name, package, tested_version in (("jax", "jax", _JAX), (module, distribution, tested)):
         try:
@@ -190,8 +191,8 @@ def compile_for(
 
 
 def workload_of_compiled(compiled: CompiledProgram, diagnostics: Diagnostics) -> Workload:
-    """Return the workload of the optimised program: fusions, asynchronous collectives, and the compiler's
-    schedule as control dependencies. Its metadata name the target, the compiler, and the required memory.
+    """Return the optimised program as a workload: fusions, asynchronous collectives, and the compiler's
+    schedule as control dependencies. Its metadata state the target, the compiler, and the required memory.
     """
     text = compiled.hlo.encode("utf-8", "surrogateescape")
     workload = read_module(text, str(compiled.target), ReadOptions(), diagnostics, in_order=True)
@@ -208,7 +209,9 @@ def workload_of_compiled(compiled: CompiledProgram, diagnostics: Diagnostics) ->
 def _run_compiler(
     job: CompileJob, program: bytes, target: Target, timeout_s: float
 ) -> tuple[CompileResult, str]:
-    """Return the result of the compiler and the HLO. Raises ``UnsupportedError`` if it fails."""
+    """Run the compiler in a child process and return its result and the HLO. Raises ``UnsupportedError`` if
+    it fails.
+    """
     with TemporaryFile() as output:
         try:
             ended = run(
@@ -296,6 +299,6 @@ def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
 
 
 def _contain(graph: OpGraph, string_ids: SmallIntArray, part: str) -> BoolArray:
-    """Return the mask of the strings that contain a text."""
+    """Return a mask of the strings of a graph (by ``string_ids``) that contain the text ``part``."""
     contains = {row: part in graph.strings[row] for row in np.unique(string_ids).tolist()}
     return np.array([contains[row] for row in string_ids.tolist()], np.bool_)

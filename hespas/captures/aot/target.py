@@ -103,8 +103,10 @@ _LIMITS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Compilation target: ``platform``, device ``name``, and ``shape``, the chips of a TPU slice along each
-    axis or the number of GPUs. Constructed by :meth:`of`.
+    """Compilation target, constructed by :meth:`of`.
+
+    ``platform`` is ``tpu`` or ``gpu``, ``name`` the device. ``shape`` is the number of chips of a TPU slice
+    along each axis, or the number of GPUs.
     """
 
     platform: Literal["tpu", "gpu"]
@@ -201,7 +203,7 @@ class Target:
 
 
 def target_config(name: str) -> str:
-    """Return XLA's configuration of one of :data:`GPUS`.
+    """Return XLA's configuration text for one of :data:`GPUS`.
 
     The clock is the one at which all lanes reach the published f32 rate.
     """

@@ -1,4 +1,4 @@
-"""Calls of a JAX step: the function to trace or run, and its arguments, also as text.
+"""Calls of a JAX step: the function to trace or run, and its arguments, which may be given as text.
 
 Arguments are written as ``bf16[8192,1024]@data,model; i32[8192]@data``: types with the mesh axes that split
 each dimension.
@@ -61,7 +61,9 @@ _FORM = (
 
 
 class ArrayArgument(NamedTuple):
-    """Type of an array, and the mesh axes that split each dimension; ``axes`` is None if not given."""
+    """Type of an array argument, and the mesh axes that split each dimension (``axes`` of None: not
+    given).
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,7 +71,7 @@ class ArrayArgument(NamedTuple):
 
 
 class StepCall(NamedTuple):
-    """Function to trace, with its positional and named arguments."""
+    """Function to trace, with its positional and keyword arguments."""
 
     step: Callable[..., object]
     positional: tuple[Any, ...]
@@ -77,7 +79,8 @@ class StepCall(NamedTuple):
 
 
 def parse_arguments(text: str) -> list[ArrayArgument]:
-    """Parse types with shardings. ``-`` is an unsplit dimension, ``+`` joins several axes of one dimension.
+    """Parse argument types with shardings. ``-`` means a dimension that is not split, ``+`` joins several
+    axes of one dimension.
 
     Raises ``UsageError`` for anything else.
     """
@@ -124,7 +127,7 @@ def step_call(
     keywords: dict[str, Any],
     mesh: object,
 ) -> StepCall:
-    """Return the call of ``function``, or of the step that it builds for the mesh.
+    """Return the call to trace: of ``function``, or of the step that ``function`` builds for the mesh.
 
     Raises ``UsageError`` if the types of the arguments are unknown.
     """
@@ -160,7 +163,9 @@ def step_call(
 
 
 def _is_instance(value: object, *types: type) -> bool:
-    """Return True for instances by their real type: user objects may override ``__class__``."""
+    """Return True if the real type of ``value`` is one of ``types``. User objects may override ``__class__``,
+    which is ignored.
+    """
     return issubclass(type(value), types)
 
 
@@ -175,7 +180,7 @@ def name_of(function: object) -> str:
 
 
 def unwrap_partial(function: object) -> object:
-    """Return the function behind ``functools.partial``."""
+    """Return the function that ``functools.partial`` objects wrap."""
     while isinstance(function, partial):
         function = cast("partial[object]", function).func
     return function

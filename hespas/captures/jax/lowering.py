@@ -38,8 +38,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """Lowered program: ``program`` is MLIR bytecode with locations. ``inputs_unsharded`` of the ``inputs``
-    arguments have no sharding, so that the partitioner chooses one.
+    """Lowered program as MLIR bytecode with locations (``program``).
+
+    ``inputs`` is the number of arguments. ``inputs_unsharded`` of them have no sharding, so that the
+    partitioner chooses one.
     """
 
     name: str
@@ -130,7 +132,7 @@ def skip_device_search() -> None:
 
 @contextmanager
 def _partitioner(jax: ModuleType, *, shardy: bool) -> Generator[None]:
-    """Annotate shardings for Shardy or GSPMD inside the block."""
+    """Make JAX annotate shardings for Shardy or for GSPMD inside the block."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update(_USES_SHARDY, shardy)
     try:
@@ -140,7 +142,7 @@ def _partitioner(jax: ModuleType, *, shardy: bool) -> Generator[None]:
 
 
 def _without_data(jax: ModuleType, tree: Any, mesh: object) -> tuple[Any, Any, tuple[int, int]]:
-    """Return positional and named arguments with device arrays replaced by their types, and the numbers of
+    """Return positional and keyword arguments with device arrays replaced by their types, and the numbers of
     arrays with and without a sharding.
     """
     counts = [0, 0]

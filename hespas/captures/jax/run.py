@@ -35,7 +35,9 @@ _WARM_UP_STEPS = 2
 
 
 class ProfiledRunOptions(NamedTuple):
-    """Options of the child. ``axes`` are sizes of mesh axes by name; ``args`` describes arguments."""
+    """Options of the child process. ``axes`` are the sizes of the mesh axes by name; ``args`` describes the
+    arguments.
+    """
 
     target: str
     axes: dict[str, int]
@@ -47,7 +49,9 @@ class ProfiledRunOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledFiles:
-    """Files of a run: StableHLO with the names of the program, HLO as compiled, and XLA's profile."""
+    """Files that a run writes: the StableHLO program with source names, the compiled HLO, and XLA's
+    profile.
+    """
 
     program: Path
     compiled: Path
@@ -140,8 +144,8 @@ def main() -> int:
 
 
 def _fill(jax: Any, tree: Any) -> Any:
-    """Replace abstract arrays by values: integers 0 and 1, which are valid indices, and fractions from 0 to
-    0.02.
+    """Replace abstract arrays by arrays with values. Integers are 0 or 1, which are valid indices; floats are
+    from 0 to 0.02.
 
     The values are the same in every call.
     """

@@ -1,12 +1,13 @@
-"""Op graph of one rank from its recorded calls, with groups and peers as rules on the mesh, without PyTorch.
+"""Op graph of one rank from its recorded calls. Groups and peers become rules on the mesh. PyTorch is not
+needed.
 
-A call that makes a view, or memory without values, is not a node. A reader of memory depends on its last
+A call that only makes a view, or memory without values, is not a node. A reader of memory depends on its last
 writer (data); a writer depends on earlier readers and writers (control). Waits are not nodes: readers of the
 result of a collective depend on the collective.
 
-The nodes of a GPU stream run in recorded order. One stream computes; each process group has a stream, and so
-has each peer and direction of messages. FSDP2 gathers parameters ahead of their use: copies into a gather
-have their own stream, which is at most two gathers ahead of the copies out of them
+The nodes of a GPU stream run in recorded order. There is one compute stream; each process group has a stream,
+and so has each peer and direction of messages. FSDP2 gathers parameters ahead of their use: copies into a
+gather have their own stream, which is at most two gathers ahead of the copies out of them
 (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``).
 """
 
@@ -59,7 +60,7 @@ _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class MeshRule:
-    """Rules on a mesh that extend a group of ranks, or a pair of ranks, to all ranks."""
+    """Mesh of a job, which extends the group or the peer of one recorded rank to all ranks by a rule."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -71,11 +72,11 @@ class MeshRule:
         return [rank // stride % size for stride, size in pairs]
 
     def group_set(self, ranks: Sequence[int], rank: int) -> tuple[GroupSet, str]:
-        """Return the set of groups that contains ``ranks``, a group of ``rank``, and the rule that extends
-        it.
+        """Return the groups of all ranks, given the group ``ranks`` of one ``rank``, and the name of the rule
+        that extends it.
 
-        Rules are ``mesh`` for groups that vary over mesh axes, ``strides`` for groups that tile the ranks
-        otherwise, and ``alone`` for a group without a rule, which is then the only one.
+        The rule is ``mesh`` if groups vary over mesh axes, ``strides`` if they tile the ranks in another way,
+        and ``alone`` for a group without a rule, which is then the only one.
         """
         group = tuple(ranks)
         for count in range(1, len(self.mesh.sizes) + 1):
@@ -112,9 +113,10 @@ class MeshRule:
         return groups if contains else None
 
     def message(self, source: int, target: int) -> Permutation:
-        """Return the permutation of a message: the same shift along the mesh axis on which its ends differ.
+        """Return the permutation for all ranks, given one message. Every rank sends by the same shift along
+        the mesh axis on which source and target differ.
 
-        If the ends differ on several axes, the permutation has only this pair.
+        If source and target differ on several axes, the permutation has only this pair.
         """
         ends = zip(self.coordinates(source), self.coordinates(target), strict=True)
         differing = [axis for axis, (from_, to) in enumerate(ends) if from_ != to]
@@ -130,7 +132,7 @@ class MeshRule:
 def graph_of(recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> OpGraph:
     """Return the graph of a recorded step. O(calls + dependencies).
 
-    The findings report unknown costs and groups, and the notes of the recorder.
+    ``findings`` receives unknown costs and groups, and the notes of the recorder.
     """
     for code, (message, count) in recording.notes.items():
         findings.warning(code, message, count)
@@ -175,7 +177,7 @@ def _ragged(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
 
 
 class _GraphAssembly:
-    """Adds the nodes of one rank to a graph builder."""
+    """Assembly of the graph of one rank: it adds nodes to a graph builder."""
 
     def __init__(self, recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> None:
         self.rank = recording.rank
@@ -206,7 +208,7 @@ class _GraphAssembly:
         )
 
     def add(self, call: RecordedCall, data: list[int], control: list[int], stream: int) -> None:
-        """Append one node."""
+        """Add the node of one call, with its data and control dependencies and its stream."""
         builder, cost = self.builder, call_cost(call)
         meaning = None if call.communication is None else kind_of_word(call.communication.library_name)
         kind = NodeKind.COMPUTE if meaning is None else meaning.node
@@ -291,7 +293,7 @@ class _GraphAssembly:
         return self.builder.types.add(find_dtype(tensor.dtype), tensor.shape)
 
     def finish(self) -> OpGraph:
-        """Return the graph."""
+        """Return the finished graph."""
         names = ", ".join(sorted(self._unknown)[:6])
         self.findings.warning(
             "unknown-op", f"calls without a cost rule ({names})", sum(self._unknown.values())

@@ -46,8 +46,10 @@ _FREE = frozenset({"aten::new_empty", "aten::new_empty_strided", "aten::set_", "
 
 
 class TensorRecord(NamedTuple):
-    """Tensor that an operation takes or makes. ``dtype`` is PyTorch's name without ``torch.``; strides
-    count elements. ``storage`` numbers the memory of the tensor in order of first use, over one recording.
+    """Tensor that an operation takes or makes.
+
+    ``dtype`` is PyTorch's name without ``torch.``; strides count elements. ``storage`` is the number of the
+    tensor's memory, assigned in order of first use in a recording.
     """
 
     dtype: str
@@ -76,8 +78,9 @@ class CallCommunication(NamedTuple):
     """Communication that a call starts.
 
     ``library_name`` is the library's name (``_allgather_base_``); ``group`` names an entry of
-    :attr:`RankRecording.groups`. ``peer`` is a global rank, ``tag`` as given, both -1 if absent.
-    ``reduction`` is ``sum``, ``avg``, ... or empty. ``ragged``: the parts of an exchange differ in size.
+    :attr:`RankRecording.groups`. ``peer`` is a global rank and ``tag`` the tag of the call, both -1 if
+    absent. ``reduction`` is ``sum``, ``avg``, ... or empty. ``ragged``: the parts of an exchange differ in
+    size.
     """
 
     library_name: str
@@ -93,9 +96,9 @@ class CallCommunication(NamedTuple):
 class RecordedCall(NamedTuple):
     """Dispatched operation. ``op`` is its name with namespace (``aten::mm``), ``overload`` its variant.
 
-    ``reads`` and ``writes`` are storages; ``fresh`` are the storages of results that the call allocated.
-    ``is_view``: it makes no values. ``module`` is the path of the module (``GPT.blocks.0.attn``), ``source``
-    the line of the user's program (``train.py:31``).
+    ``reads`` and ``writes`` are storage numbers; ``fresh`` are the storages that the call allocated for its
+    results. ``is_view``: it computes no values. ``module`` is the path of the module (``GPT.blocks.0.attn``),
+    ``source`` the line of the user's program (``train.py:31``).
     """
 
     op: str
@@ -125,8 +128,8 @@ class RecordedCall(NamedTuple):
 
 @dataclass(slots=True)
 class RankRecording:
-    """One step of one rank. ``groups`` holds the global ranks of each process group that communicates, by
-    name, in order of creation.
+    """Recording of one step of one rank. ``groups`` holds the global ranks of each process group that
+    communicates, by name, in order of creation.
 
     ``state_bytes`` is the size of storages that exist before the step and are used in it: parameters,
     optimizer state and inputs. ``peak_bytes`` is the maximum of live bytes, state included; ``kept_bytes`` is
@@ -149,12 +152,12 @@ class RankRecording:
         return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:
-        """Count a finding."""
+        """Count a finding of the recorder by its code."""
         self.notes[code] = (message, self.notes.get(code, ("", 0))[1] + 1)
 
 
 def tensor_bytes(tensors: tuple[TensorRecord, ...]) -> float:
-    """Return the storage of the elements of tensors; NaN without tensors or for an unknown type."""
+    """Return the bytes of all tensors; NaN without tensors or for an unknown type."""
     total = 0.0
     for tensor in tensors:
         dtype = find_dtype(tensor.dtype)
@@ -170,8 +173,8 @@ def makes_nothing(call: RecordedCall) -> bool:
 
 
 def call_cost(call: RecordedCall) -> Cost:
-    """Return the cost of a call, NaN without a rule. Communication reads its operands and writes
-    its results.
+    """Return the cost of a call; NaN if the operation has no cost rule. Communication reads its operands and
+    writes its results.
     """
     if call.communication is not None:
         sizes = (call.communication.operand_bytes, call.communication.result_bytes)

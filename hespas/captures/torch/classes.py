@@ -26,7 +26,7 @@ MAX_RECORDED = 256
 
 
 class RankClasses:
-    """Rank classes: ``graphs``, and the rank on which each graph was recorded (``first``)."""
+    """Rank classes: one graph per class (``graphs``), and the rank on which each was recorded (``first``)."""
 
     def __init__(self, mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> None:
         self.mesh = mesh
@@ -37,11 +37,11 @@ class RankClasses:
 
     @property
     def num_recorded(self) -> int:
-        """Number of recorded ranks."""
+        """Number of ranks that were recorded."""
         return len(self._class_of_rank)
 
     def of(self, coordinates: tuple[int, ...]) -> int:
-        """Return the class of the rank at mesh coordinates; record the rank on first use."""
+        """Return the class of the rank at mesh coordinates. The rank is recorded on first use."""
         rank = 0
         for coordinate, size in zip(coordinates, self.mesh.sizes, strict=True):
             rank = rank * size + coordinate
@@ -61,8 +61,8 @@ class RankClasses:
         return self._class_of_rank[rank]
 
     def starts_on(self, axis: int) -> list[int]:
-        """Return the starts of the intervals of equal ranks along an axis, at the origin of the
-        other axes.
+        """Return the coordinates along an axis at which the class changes, with 0 first; all other
+        coordinates are 0.
         """
         size = self.mesh.sizes[axis]
 
@@ -84,7 +84,8 @@ class RankClasses:
 
 
 def find_classes(mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> tuple[RankClasses, SmallIntArray]:
-    """Return the classes of a mesh in order of their first ranks, and the class of each rank, ``(ranks,)``.
+    """Return the rank classes of a mesh in order of their first ranks, and the class of each rank,
+    ``(ranks,)``.
 
     Records 1 + 2 x axes ranks if all are equal, and O(classes x log ranks) more otherwise. Raises
     ``UnsupportedError`` beyond :data:`MAX_RECORDED`.

@@ -1,5 +1,5 @@
-"""Capture of a user's PyTorch function: run as one rank of a job after another, with one recorded
-step each.
+"""Capture of a user's PyTorch function: it runs as one rank of a job after another, and one step of each is
+recorded.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def capture_torch(
 
 
 class _RecordedRanks:
-    """Records ranks on demand, and the ranks whose shapes they need. Calls are dropped once the graph is
-    made.
+    """Cache of recorded ranks. A rank is recorded on demand, together with the ranks whose shapes it needs.
+    Recorded calls are dropped once their graph is made.
     """
 
     def __init__(self, record: Callable[[int], RankRecording], rule: MeshRule, title: str) -> None:
@@ -144,7 +144,7 @@ def record_rank(
     tensors: TensorKind = "fake",
     compiled: bool = False,
 ) -> RankRecording:
-    """Record the operations that one rank executes. The arguments are the same as in
+    """Run the program as one rank and return its recorded operations. The arguments are the same as in
     :func:`capture_torch`.
     """
     takes_mesh = True

@@ -44,7 +44,9 @@ _OWN_FOLDER = str(Path(__file__).parent)
 
 
 class CallOrigin(NamedTuple):
-    """Origin of a call, with the fields of :class:`hespas.captures.torch.calls.RecordedCall`."""
+    """Module and source line of a call, as in the fields of
+    :class:`hespas.captures.torch.calls.RecordedCall`.
+    """
 
     module: str
     phase: str
@@ -52,7 +54,7 @@ class CallOrigin(NamedTuple):
 
 
 class OriginTracker:
-    """Tracks the modules that are called, and the module of each autograd node."""
+    """Tracker of the module that is running, and of the module to which each autograd node belongs."""
 
     def __init__(self) -> None:
         self.torch = torch_module()
@@ -130,7 +132,9 @@ class OriginTracker:
         return CallOrigin(module, StepPhase.FORWARD, source)
 
     def _remember(self, module: str, source: str) -> None:
-        """Store the origin by autograd's sequence number, which is assigned before the forward dispatch."""
+        """Store the origin of a forward operation under autograd's sequence number, so that its backward
+        operation gets the same origin.
+        """
         if self.torch.is_grad_enabled():
             self._forward.setdefault(self.torch.autograd._get_sequence_nr() - 1, (module, source))
 
@@ -149,7 +153,9 @@ def failing_line(error: BaseException) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _display_name(filename: str, library: str) -> str:
-    """Return a user's file relative to the working directory if possible; empty for other files."""
+    """Return the path of a user's file, relative to the working directory if possible; empty for files of
+    PyTorch and other libraries.
+    """
     if filename.startswith((library, _OWN_FOLDER, "<frozen", "<string>")) or "/contextlib.py" in filename:
         return ""
     path = Path(filename)
@@ -175,8 +181,8 @@ class StepRecorder:
     """Records into :attr:`record` the operations that are dispatched inside :meth:`recording`."""
 
     def __init__(self, rank: int, num_ranks: int, *, compiled: bool = False) -> None:
-        """Prepare a recording. ``compiled``: let ``torch.compile`` work, and record the calls of
-        its graphs.
+        """Prepare the recording of a rank. ``compiled``: keep ``torch.compile`` active, and record the calls
+        of its graphs.
         """
         self.record = RankRecording(rank, num_ranks)
         self._torch = torch_module()
@@ -306,6 +312,6 @@ class StepRecorder:
 
 
 def _integer_at(arguments: tuple[CallArgument, ...], position: int) -> int:
-    """Return the integer of one argument; -1 if it is absent or not a non-negative integer."""
+    """Return the argument at a position as an integer; -1 if it is absent or not a non-negative integer."""
     text = arguments[position] if 0 <= position < len(arguments) else ""
     return int(text) if isinstance(text, str) and text.isdecimal() else -1

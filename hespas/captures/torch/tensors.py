@@ -1,4 +1,5 @@
-"""Tensors and arguments of dispatched operations as plain values, with the storages behind the tensors.
+"""Conversion of the tensors and arguments of dispatched operations to plain values, and numbering of their
+storages.
 
 Values are written as PyTorch's profiler writes them. Communication operations are of two families: ``c10d``
 takes a process group and fills tensors, ``_c10d_functional`` (DTensor, compiled graphs) names a group and
@@ -45,7 +46,8 @@ _StorageNumber = Callable[[Any], int]
 
 
 class OpSignature(NamedTuple):
-    """Arguments in the schema of an operation: names, defaults, and the positions that are written.
+    """Signature of an operation from its schema: argument names, defaults, and the positions of arguments
+    that are written.
 
     ``is_view``: a result shares memory with an argument that is not written.
     """
@@ -76,7 +78,7 @@ def read_signature(schema: Any) -> OpSignature:
 
 
 def tensors_in(value: object) -> list[Any]:
-    """Return all tensors of nested lists, tuples and mappings, in order."""
+    """Return all tensors in nested lists, tuples and mappings, in order."""
     return list(_leaves(value, torch_module().Tensor))
 
 
@@ -123,7 +125,7 @@ def convert_arguments(
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text; empty for values that the profiler does not write."""
+    """Return a value as the profiler's text; empty for values that the profiler does not write."""
     if isinstance(value, bool | int | float | str):
         return str(value)
     if isinstance(value, list | tuple):
@@ -134,11 +136,11 @@ def value_text(value: Any) -> str:
 
 
 class CommunicationOp(NamedTuple):
-    """Positions of the arguments of a communication operation (-1: absent): the tensors that are sent, the
-    tensors that are filled, the peer within the group, the tag, and the two lists of splits.
+    """Positions of the arguments of a communication operation (-1: absent): the sent tensors, the filled
+    tensors, the peer within the group, the tag, and the two lists of splits.
 
-    ``filled`` of -1 means that a new tensor is made. ``library_name`` is the libraries' name of the
-    collective.
+    ``filled`` of -1 means that a new tensor is made. ``library_name`` is the collective's name in the
+    libraries.
     """
 
     library_name: str
@@ -230,11 +232,13 @@ class StorageTracker:
         return self.state_bytes + self._max_live_bytes
 
     def number(self, tensor: Any) -> int:
-        """Return the storage number of a tensor that an operation takes."""
+        """Return the storage number of an operation's input. A storage without a number existed before the
+        step.
+        """
         return self._number(tensor, is_state=True)[0]
 
     def new_storages(self, results: Sequence[Any]) -> tuple[int, ...]:
-        """Return the storages of results that did not exist before."""
+        """Return the storage numbers of those results whose memory did not exist before."""
         numbers = [self._number(tensor, is_state=False) for tensor in results]
         return tuple(dict.fromkeys(number for number, is_new in numbers if is_new))
 
@@ -275,7 +279,7 @@ class StorageTracker:
             self._is_finished = True
 
     def _number(self, tensor: Any, *, is_state: bool) -> tuple[int, bool]:
-        """Return the storage number of a tensor, and whether it is new; -1 without a storage."""
+        """Return the storage number of a tensor (-1 without a storage), and True if the number is new."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors have none

@@ -32,8 +32,8 @@ _Result = TypeVar("_Result")
 
 
 class SimulatedRank:
-    """Rank while its program runs: the job's mesh as a PyTorch ``DeviceMesh``, and the mode of
-    its tensors.
+    """Environment in which the program of one rank runs: the job's mesh as a PyTorch ``DeviceMesh``, and the
+    mode of its tensors.
     """
 
     def __init__(self, mesh: Any, tensors: Callable[[], AbstractContextManager[object]]) -> None:
@@ -110,7 +110,9 @@ def _launcher_variables(rank: int, num_ranks: int) -> Generator[None]:
 
 @contextmanager
 def _compiled_graphs() -> Generator[None]:
-    """Compile to the graphs of AOTAutograd, whose operations are dispatched one by one."""
+    """Make ``torch.compile`` run the graphs of AOTAutograd inside the block, whose operations are dispatched
+    one by one.
+    """
     torch = torch_module()
     original = torch.compile
 
@@ -130,8 +132,8 @@ def _compiled_graphs() -> Generator[None]:
 
 
 def _result_mode(*, compiled: bool) -> Any:
-    """Return a dispatch mode in which reductions have a result, bucket numbers have data, and values can be
-    read.
+    """Return a dispatch mode for programs without data: all-reduces return a result, the tensors in which DDP
+    numbers its buckets have data, and reading a value from a tensor works.
     """
     torch = torch_module()
     leaves = torch_module("torch.utils._pytree").tree_leaves
@@ -164,7 +166,7 @@ def _result_mode(*, compiled: bool) -> Any:
 
 
 def _completed_work() -> Any:
-    """Return the class of a completed collective, with its tensors as result."""
+    """Return the class of a finished collective, which returns its tensors as the result."""
     torch = torch_module()
     base = torch_module("torch.distributed").Work
     references: list[object] = []
@@ -188,13 +190,13 @@ def _return_true(*_: object, **__: object) -> bool:
 
 
 class _BucketNumbering:
-    """Flag that DDP is numbering buckets, which C++ does in tensors whose data it reads."""
+    """Flag: DDP is numbering its buckets. C++ code reads the data of the tensors that are used for this."""
 
     is_active = False
 
 
 class _LazyShards:
-    """Shards of a tensor over many ranks; a shard is made when it is accessed."""
+    """Shards of a tensor over many ranks. A shard is only made when it is accessed."""
 
     def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
         self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
@@ -240,7 +242,9 @@ def _replacements(*, fake: bool) -> Generator[None]:
 
 
 def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs with real data outside of all modes, so that it is not recorded."""
+    """Return a function that runs with real data outside of all dispatch modes, so that it is not
+    recorded.
+    """
     modes = torch_module("torch.utils._python_dispatch")._disable_current_modes
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -251,18 +255,18 @@ def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PeerNotRun(BaseException):
-    """Signal that the rank ``peer`` has to run first. Not an ``Exception``, so that user handlers
-    ignore it.
+    """Signal that the rank ``peer`` has to run first. It is not an ``Exception``, so that user code does not
+    catch it.
     """
 
     def __init__(self, peer: int) -> None:
-        """Name the rank that has to run first."""
+        """Store the rank that has to run first."""
         super().__init__(peer)
         self.peer = peer
 
 
 class ShapeExchange:
-    """Shapes that pipeline stages have sent: by rank and stage of the sender, and rank and stage of the
+    """Shapes that pipeline stages have sent to each other, by rank and stage of the sender and of the
     receiver.
     """
 
@@ -273,9 +277,10 @@ class ShapeExchange:
 
     @contextmanager
     def on(self, rank: int) -> Generator[None]:
-        """Route the shapes of a rank's stages through this object inside the block.
+        """Make the pipeline stages of a rank exchange their shapes through this object inside the block.
 
-        All stages infer shapes by running, because the vote on that is among ranks.
+        All stages infer shapes by running. PyTorch would let the ranks vote on that, but each rank runs
+        alone.
         """
         stage_module = torch_module("torch.distributed.pipelining.stage")
         schedule = torch_module("torch.distributed.pipelining.schedules")._PipelineSchedule

@@ -1,8 +1,9 @@
 """Cost table of PyTorch's operations, as its profilers record them.
 
-Keys are names with their namespace. Rows of :data:`ATEN` cost an operation with all it calls; rows of
-:data:`COMPOSITE` apply only if no recorded part has a cost: ``aten::linear`` is costed as a product unless
-its ``aten::addmm`` is recorded. An operation in neither is unknown: its figures are NaN, never 0.
+Keys are names with their namespace. A row of :data:`ATEN` is the cost of an operation including all
+operations that it calls. A row of :data:`COMPOSITE` is used only if none of the recorded called operations
+has a cost: ``aten::linear`` is costed as a product unless its ``aten::addmm`` is recorded. Operations in
+neither table have unknown figures (NaN), never 0.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ _MAXIMUM = elements.pointwise("maximum")
 
 
 def _extreme(call: Call) -> AtenCost:
-    """Cost ``max`` and ``min``: for two tensors, else a reduction, with indices for a dimension."""
+    """Return the cost of ``max`` and ``min``: elementwise for two tensors, else a reduction. Reductions over
+    one dimension also write indices.
+    """
     if call.tensor(1) is not None:
         return _MAXIMUM(call)
     return over.reduction(call, full_from=1, results=1 if len(call.args) < 2 else 2)
@@ -243,13 +246,13 @@ def find_aten_rule(name: str) -> AtenRule | None:
 
 
 def is_composite(name: str) -> bool:
-    """Return True if an operation is costed by its parts where those have costs."""
+    """Return True if an operation is costed by the operations that it calls, where these have costs."""
     of_user = user_rule(name)
     return name in COMPOSITE if of_user is None else of_user.composite
 
 
 class CallTexts(NamedTuple):
-    """JSON texts of the inputs of an operation."""
+    """Inputs of a recorded operation as the JSON texts of the profiler."""
 
     name: str
     shapes: str

@@ -1,10 +1,10 @@
-"""Recorded PyTorch operation: name, and shapes, types, strides and values of its inputs.
+"""Recorded PyTorch operation: its name, and the shapes, types, strides and values of its inputs.
 
 Kineto writes each of the four as a JSON list with one entry per argument, in the order of the schema. A
 tensor has its extents and its element type, a list of tensors a list of extents and the type ``TensorList``,
-anything else empty extents and a type such as ``Scalar``, with its value as a text. Traces before 2024
-lack strides, values and the tensors of lists. Texts are untrusted: invalid ones become
-unknown arguments, and numbers are limited to the size of an address space.
+anything else empty extents and a type such as ``Scalar``, with its value as a text. Traces before 2024 lack
+strides, values and the tensors of lists. Texts are untrusted: invalid ones become unknown arguments, and
+numbers are limited to the size of an address space.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def scalar_type(code: int | None) -> DType | None:
 
 
 class Strided(NamedTuple):
-    """Tensor with strides in elements; None where the trace has no strides: the tensor counts as dense."""
+    """Tensor with strides in elements. Strides are None if the trace has none; the tensor then counts as
+    dense.
+    """
 
     dtype: DType | None
     shape: tuple[int, ...]
@@ -75,7 +77,9 @@ class Strided(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Return distinct elements in memory: expanded dimensions (stride 0) and overlaps count once."""
+        """Number of distinct elements in memory: expanded dimensions (stride 0) and overlapping elements
+        count once.
+        """
         if self.strides is None or len(self.strides) != len(self.shape) or not self.elements:
             return self.elements
         moved = prod(n for n, stride in zip(self.shape, self.strides, strict=True) if stride)
@@ -84,27 +88,27 @@ class Strided(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Return storage of the distinct elements; NaN where the element type is unknown."""
+        """Storage of the distinct elements in bytes; NaN if the element type is unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(self.stored))
 
     @property
     def width(self) -> float:
-        """Return bytes of one element, NaN where unknown."""
+        """Bytes of one element; NaN if the element type is unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(1))
 
     @property
     def dense(self) -> Strided:
-        """Return a dense tensor of this type and shape, as for a new result."""
+        """Dense tensor of the same type and shape, as for a new result."""
         return self._replace(strides=None)
 
     @property
     def plain(self) -> Tensor:
-        """Return shape, element type and memory order."""
+        """Shape, element type and memory order, without strides."""
         return Tensor(self.dtype, self.shape, layout=self.layout)
 
     @property
     def layout(self) -> str:
-        """Return the memory order as in :class:`Tensor`."""
+        """Memory order in the notation of :class:`Tensor`."""
         if self.strides is None or len(self.strides) != len(self.shape) or self.elements <= 1:
             return ""
         order = sorted(range(len(self.shape)), key=lambda d: (self.strides_of(d), self.shape[d], -d))
@@ -122,7 +126,9 @@ class Strided(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """Input of an operation: its tensors (None: a list that the trace does not record) and its text."""
+    """Argument of an operation: its type in the trace, its tensors (None: a list that the trace does not
+    record), and its value as text.
+    """
 
     kind: str = ""
     tensors: tuple[Strided, ...] | None = ()
@@ -130,7 +136,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Return True for a single tensor."""
+        """True for a single tensor."""
         return self.kind != "TensorList" and self.tensors is not None and len(self.tensors) == 1
 
 
@@ -138,10 +144,11 @@ _NOTHING = Argument()
 
 
 class Call(NamedTuple):
-    """Recorded operation. ``hint`` is the element type of lists of tensors, which traces do not record.
+    """Recorded operation with its arguments.
 
-    ``has_values`` is True if the trace records values; an empty text is then a default. ``step`` is the name
-    of the enclosing step, ``parts`` are enclosed operations that the rule needs.
+    ``hint`` is the element type of lists of tensors, which traces do not record. ``has_values`` is True if
+    the trace records values; an empty text is then a default. ``step`` is the name of the enclosing profiler
+    step, ``parts`` are the operations that this one calls and that its cost rule needs.
     """
 
     name: str
@@ -152,20 +159,22 @@ class Call(NamedTuple):
     parts: tuple[Call, ...] = ()
 
     def arg(self, position: int) -> Argument:
-        """Return an argument; an empty one after the last."""
+        """Return the argument at a position; an empty argument beyond the last one."""
         return self.args[position] if 0 <= position < len(self.args) else _NOTHING
 
     def tensor(self, position: int) -> Strided | None:
-        """Return the tensor at a position, None for other arguments."""
+        """Return the tensor at a position; None if that argument is not a tensor."""
         result = self.arg(position)
         return result.tensors[0] if result.is_tensor and result.tensors else None
 
     def present(self, *positions: int) -> list[Strided]:
-        """Return the tensors among the arguments at some positions."""
+        """Return those arguments at ``positions`` that are tensors."""
         return [tensor for tensor in map(self.tensor, positions) if tensor is not None]
 
     def listed(self, position: int) -> tuple[Strided, ...] | None:
-        """Return the tensors of a list, with the hinted element type; None where the trace lacks them."""
+        """Return the tensors of a list argument, with the element type ``hint``; None if the trace does not
+        record them.
+        """
         result = self.arg(position)
         if result.kind != "TensorList" or not result.tensors:
             return None
@@ -178,12 +187,12 @@ class Call(NamedTuple):
         return tuple(tensor for tensor in result if tensor is not None)
 
     def last_output(self, first: int) -> Strided | None:
-        """Return the tensor of ``out=``: the last one from position ``first`` on."""
+        """Return the ``out=`` tensor: the last tensor argument from position ``first`` on."""
         result = [self.tensor(position) for position in range(first, len(self.args))]
         return next((tensor for tensor in reversed(result) if tensor is not None), None)
 
     def integers(self, position: int) -> tuple[int, ...] | None:
-        """Return a list of at most 64 whole numbers (or one); None without a value."""
+        """Return the integers of a list argument (or a single one), at most 64; None without a value."""
         text = self.arg(position).value.strip("[]() ")
         if not text:
             return None
@@ -192,23 +201,23 @@ class Call(NamedTuple):
         return valid if len(valid) == len(parts) else None
 
     def integer(self, position: int) -> int | None:
-        """Return one whole number."""
+        """Return the integer argument at a position; None without a value."""
         result = self.integers(position)
         return result[0] if result and len(result) == 1 else None
 
     def flag(self, position: int) -> bool | None:
-        """Return a boolean."""
+        """Return the boolean argument at a position; None without a value."""
         return {"True": True, "False": False, "1": True, "0": False}.get(self.arg(position).value)
 
     def flags(self, position: int) -> tuple[bool, ...] | None:
-        """Return a list of booleans."""
+        """Return the booleans of a list argument; None without a value."""
         parts = [part.strip() for part in self.arg(position).value.strip("[] ").split(",")]
         if not all(part in ("True", "False") for part in parts):
             return None
         return tuple(part == "True" for part in parts)
 
     def real(self, position: int) -> float | None:
-        """Return one number."""
+        """Return the number argument at a position; None without a value."""
         try:
             return float(self.arg(position).value)
         except ValueError:
@@ -232,7 +241,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 
 def _per_argument(text: str) -> list[_Extents]:
-    """Return extents (or strides) of each argument; invalid entries become empty."""
+    """Parse the extents (or strides) of each argument; invalid entries become empty."""
     result: list[_Extents] = []
     try:
         entries = _entries.decode(text) if text else []
@@ -247,7 +256,7 @@ def _per_argument(text: str) -> list[_Extents]:
 
 
 def _numbers(entry: _Extents) -> tuple[int, ...] | None:
-    """Return plain numbers; None for a nested or too long list."""
+    """Return the entry as a tuple of integers; None for a nested or too long list."""
     numbers = tuple(number for number in entry if isinstance(number, int))
     if len(numbers) != len(entry) or len(numbers) > _MOST_DIMENSIONS:
         return None
@@ -257,7 +266,7 @@ def _numbers(entry: _Extents) -> tuple[int, ...] | None:
 def _tensor(
     dtype: DType | None, extents: tuple[int, ...] | None, strides: tuple[int, ...] | None
 ) -> Strided | None:
-    """Return a tensor; None for impossible sizes."""
+    """Return a tensor with these extents and strides; None for impossible sizes."""
     if extents is None or len(extents) > _MOST_DIMENSIONS:
         return None
     if not 0 <= min(extents, default=0) <= max(extents, default=0) <= _LARGEST_VALUE:
@@ -275,7 +284,9 @@ def _nested(entry: _Extents, position: int) -> tuple[int, ...] | None:
 
 
 def _listed(extents: _Extents, strides: _Extents | None, types: tuple[DType | None, ...]) -> Argument:
-    """Return a list of tensors; without tensors where the trace does not record them all."""
+    """Return the argument for a list of tensors. Its tensors are None if the trace does not record all of
+    them.
+    """
     result = [
         _tensor(
             types[position] if position < len(types) else None,
@@ -295,7 +306,9 @@ _NUMBERS = frozenset({"Int", "Double", "Float", "Bool", "Complex"})
 
 
 def _element(kind: str) -> DType | None:
-    """Return the element type of a tensor, also from execution traces: ``Tensor(float)``."""
+    """Return the element type of a tensor from a type text of Kineto or of execution traces
+    (``Tensor(float)``).
+    """
     if kind.startswith("Tensor(") and kind.endswith(")"):
         return find_dtype(kind[len("Tensor(") : -1])
     if not kind or kind in _NUMBERS:
@@ -322,7 +335,7 @@ def _argument(kind: str | list[str], extents: _Extents, strides: _Extents | None
 def read_call(
     name: str, shapes: str, types: str, *, strides: str = "", values: str = "", hint: DType | None = None
 ) -> Call:
-    """Return the operation that JSON texts describe; a text that the trace lacks is empty."""
+    """Return the operation that the JSON texts of a trace describe. Texts that the trace lacks are empty."""
     extents, steps = _per_argument(shapes), _per_argument(strides)
     try:
         kinds = _types.decode(types) if types else []
@@ -350,8 +363,8 @@ class AtenCost(NamedTuple):
 
     :mod:`hespas.costs.operation` defines the conventions. Bytes are compulsory traffic: each distinct element
     of an input is read once, each element of a result is written once. A number passed by value, which Kineto
-    records as a tensor without dimensions next to one with dimensions, is not traffic. ``guessed``: the cost
-    depends on a guess of the written tensors.
+    records as a tensor without dimensions next to one with dimensions, is not traffic. ``guessed``: which
+    tensors are written was guessed.
     """
 
     cost: Cost
@@ -374,9 +387,10 @@ def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
 def needs(
     op_class: OpClass, *positions: int
 ) -> Callable[[Callable[..., AtenCost | None]], Callable[..., AtenCost]]:
-    """Decorate a rule that gets the call and its tensors at ``positions``; ``op_class`` is the default class.
+    """Return a decorator for a cost rule that takes the call and its tensors at ``positions``.
 
-    The cost is unknown where a tensor is missing or the rule returns None. Bind options with ``partial``.
+    The cost is unknown, with the class ``op_class``, if one of the tensors is missing or the rule returns
+    None. Bind options of the rule with ``partial``.
     """
 
     def wrap(rule: Callable[..., AtenCost | None]) -> Callable[..., AtenCost]:
@@ -396,17 +410,17 @@ def needs(
 
 
 def free(call: Call) -> AtenCost:
-    """Return the cost of a view or of bookkeeping."""
+    """Return the cost of a zero-cost operation, such as a view or bookkeeping."""
     return AtenCost(FREE, tuple(tensor.plain for tensor in call.tensors))
 
 
 def dense(dtype: DType | None, shape: Iterable[int]) -> Strided:
-    """Return a dense tensor, as for a new result."""
+    """Return a dense tensor of a shape and element type, as for a new result."""
     return Strided(dtype, tuple(shape))
 
 
 def read_bytes(inputs: Iterable[Strided]) -> float:
-    """Return bytes of inputs, without numbers that are passed by value."""
+    """Return the bytes of the inputs. Numbers that are passed by value are not counted."""
     tensors = list(inputs)
     has_shape = any(tensor.shape for tensor in tensors)
     return sum(tensor.bytes for tensor in tensors if tensor.shape or not has_shape)
@@ -425,7 +439,9 @@ def simple(
     useful_flops: float | None = None,
     contractions: tuple[Contraction, ...] = (),
 ) -> AtenCost:
-    """Return a cost that reads all inputs and writes all results, or ``read`` and ``written`` [bytes]."""
+    """Return a cost in which all inputs are read and all results are written. ``read`` and ``written``
+    [bytes] replace these amounts.
+    """
     sources, targets = list(inputs), list(results)
     first = rate or next((tensor.dtype for tensor in sources if tensor.shape), None)
     if first is None and sources:
@@ -450,7 +466,10 @@ def matrix_product(
     types: tuple[DType | None, DType | None, DType | None],
     useful: float | None = None,
 ) -> Contraction:
-    """Return ``batch`` products of M x K by K x N: 2 x batch x M x N x K FLOPs (``useful``: None for all)."""
+    """Return the contraction of ``batch`` products M x K by K x N: 2 x batch x M x N x K FLOPs.
+
+    ``extents`` are (batch, M, N, K). ``useful`` is the number of useful FLOPs (None: all).
+    """
     codes = [-1 if dtype is None else dtype.code for dtype in types]
     flops = 2.0 * prod(extents)
     if types[2] is not None and types[2].kind is DTypeKind.COMPLEX:
@@ -476,7 +495,8 @@ def is_integral(dtype: DType | None) -> bool:
 
 
 def promoted(inputs: Iterable[Strided], *, to_float: bool = False) -> DType | None:
-    """Return the element type PyTorch computes in (torch.result_type); None where an input type is unknown.
+    """Return the element type in which PyTorch computes (torch.result_type); None if an input type is
+    unknown.
 
     Tensors with dimensions decide. Numbers, which Kineto records as 64-bit tensors without dimensions, count
     only by their category, in the default type (float32). ``to_float``: whole numbers become float32.

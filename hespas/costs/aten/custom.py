@@ -6,15 +6,15 @@
     name = "mylib::gate_*"                  # an operation as traces name it; ``*`` is any text
     class = "contraction"                   # an OpClass, in any case
     product = ["1", "in0[0]", "in1[0]", "in0[1]"]   # batch, M, N, K, where it is a product
-    flops = "2 * in0[0] * in0[1] * in1[0]"  # without it: those of the product, else unknown
+    flops = "2 * in0[0] * in0[1] * in1[0]"  # without it: of the product, else unknown
     transcendentals = "0"                   # without it: 0
     bytes_read = "bytes(in0) + bytes(in1)"  # without it: all tensors among the arguments
     bytes_written = "2 * in0[0] * in1[0]"   # without it: unknown
     composite = true                        # costs of recorded parts take precedence
 
 Another package registers a mapping of names to rules (:data:`hespas.costs.aten.call.AtenRule`), or the path
-of such a file, under the entry point group ``hespas.costs``. A user's file takes precedence over the
-built-in table, which takes precedence over plug-ins.
+of such a file, under the entry point group ``hespas.costs``. A user's file takes precedence over the built-in
+table, which takes precedence over plug-ins.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _PLUGINS = PluginTable("cost rules", "hespas.costs", {})
 
 @dataclass(frozen=True, slots=True)
 class UserRule:
-    """Rule of operations whose names consist of ``pieces`` with any text between them."""
+    """User's rule for operations whose names contain ``pieces`` in order, with any text between them."""
 
     pieces: tuple[str, ...]
     rule: AtenRule
     composite: bool
 
     def answers(self, name: str) -> bool:
-        """Return True if the rule applies to an operation. O(length of the name)."""
+        """Return True if the rule applies to the operation ``name``. O(length of the name)."""
         first, *rest = self.pieces
         if not rest:
             return name == first
@@ -78,7 +78,9 @@ class UserRule:
 
 @dataclass(frozen=True, slots=True)
 class _FormulaRule:
-    """Parsed ``[[op]]``; ``source`` is its file and number."""
+    """Rule of one ``[[op]]`` table of a file. ``source`` is the file and the number of the table, for
+    messages.
+    """
 
     source: str
     op_class: OpClass
@@ -86,7 +88,7 @@ class _FormulaRule:
     product: tuple[Formula, ...]
 
     def price(self, call: Call) -> AtenCost:
-        """Return the cost of one operation; impossible counts are unknown, with a warning."""
+        """Return the cost of one operation. Impossible values of a formula become unknown, with a warning."""
         tensors = call.tensors
         row = self._product(call)
         figures = {name: self._count(name, formula, call) for name, formula in self.formulas.items()}
@@ -111,7 +113,7 @@ class _FormulaRule:
         return AtenCost(cost, tuple(tensor.plain for tensor in tensors))
 
     def _count(self, key: str, formula: Formula, call: Call, largest: float = _LARGEST) -> float:
-        """Return the value of one formula for an operation, NaN where unknown."""
+        """Return the value of one formula (the key ``key`` of the rule) for an operation; NaN if unknown."""
         try:
             value = float(formula(call))
         except (ArithmeticError, ValueError) as error:
@@ -136,7 +138,9 @@ class _FormulaRule:
 
 
 def read_rules(path: Path) -> tuple[UserRule, ...]:
-    """Return the rules of one file in order. Raises ``FormatError`` with rule, key and character."""
+    """Return the rules of one file in order. Raises ``FormatError`` with the rule, the key and the character
+    of a fault.
+    """
     source = str(path)
     try:
         if not path.is_file():
@@ -270,7 +274,9 @@ def _registered(name: str) -> tuple[UserRule, ...]:
 
 
 def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
-    """Return the cost from a plug-in's rule; unknown where it fails, and the plug-in is disabled."""
+    """Return the cost by a plug-in's rule. If the rule raises an error, the cost is unknown and the plug-in
+    is disabled.
+    """
     try:
         return _PLUGINS.guarded(name, lambda: rule(call))
     except UnsupportedError:
@@ -278,5 +284,5 @@ def _guarded(name: str, rule: AtenRule, call: Call) -> AtenCost:
 
 
 def plugin_rule(name: str) -> UserRule | None:
-    """Return the rule that another package registers for an operation."""
+    """Return the rule that an installed plug-in registers for an operation; None without one."""
     return next((rule for rule in _plugin_rules() if rule.answers(name)), None)

@@ -1,8 +1,8 @@
 """Costs of PyTorch's elementwise operations, copies, gathers, scatters, losses and dropout.
 
-A row states how many leading arguments may be inputs; a tensor after them is ``out=``. Counts per result
-element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP, a function
-that hardware approximates (exp, tanh, sqrt, division excepted) one transcendental.
+A row of the table gives the number of leading arguments that may be inputs; a tensor after them is ``out=``.
+Counts per result element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP. A
+function that hardware approximates (exp, tanh, sqrt; not division) is one transcendental.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ _BOOL = find_dtype("i1")
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Row of the table: ``inputs`` leading arguments may be inputs; other counts are per element.
+    """Costs of an elementwise operation. ``inputs`` is the number of leading arguments that may be inputs;
+    FLOPs and transcendentals are per element.
 
-    ``result``: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or ``last`` (the type
-    of the last input: ``where``). ``alpha``: position of a factor that costs one FLOP more unless it is 1.
+    ``result`` is the result type: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or
+    ``last`` (the type of the last input: ``where``). ``alpha``: position of a factor that costs one FLOP more
+    unless it is 1.
     """
 
     inputs: int
@@ -129,7 +131,7 @@ _GELU_TANH_FLOPS = 8.0
 
 
 def _shape(inputs: list[Strided]) -> tuple[int, ...] | None:
-    """Return the broadcast shape of inputs; None where they do not broadcast."""
+    """Return the shape to which the inputs broadcast; None if they do not broadcast."""
     rank = max((len(tensor.shape) for tensor in inputs), default=0)
     shape = [1] * rank
     for tensor in inputs:
@@ -152,7 +154,9 @@ def _result_type(row: Pointwise, inputs: list[Strided], *, rounds: bool) -> DTyp
 
 
 def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
-    """Return FLOPs and transcendentals per element, which depend on some values."""
+    """Return the FLOPs and transcendentals per element of an operation. Some arguments change them, such as a
+    factor of 1.
+    """
     if name == "pow":
         exponent = call.real(1)
         if exponent is None:
@@ -165,7 +169,9 @@ def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
 
 
 def pointwise(name: str) -> AtenRule:
-    """Return the rule of one row; with a trailing underscore the first input is overwritten."""
+    """Return the cost rule of the elementwise operation ``name``. A trailing underscore means that the first
+    input is overwritten.
+    """
     in_place = name.endswith("_") and not name.endswith("__")
     base = name[:-1] if in_place and name not in POINTWISE else name
     row = POINTWISE[base]
@@ -199,7 +205,9 @@ def pointwise(name: str) -> AtenRule:
 
 @needs(OpClass.MOVE, 0, 1)
 def copy_into(call: Call, target: Strided, source: Strided) -> AtenCost:
-    """Cost ``copy_``: reads the source, writes the target; a type conversion is one FLOP per element."""
+    """Return the cost of ``copy_``: the source is read and the target written. A type conversion is one FLOP
+    per element.
+    """
     return _moved(source, target.dense)
 
 
@@ -216,7 +224,9 @@ def _moved(source: Strided, result: Strided) -> AtenCost:
 
 @needs(OpClass.MOVE, 0)
 def cast(call: Call, source: Strided, *, position: int) -> AtenCost | None:
-    """Cost the copy of ``_to_copy``, ``to`` or ``clone``; ``position`` is that of the type (-1: none)."""
+    """Return the cost of the copy that ``_to_copy``, ``to`` or ``clone`` makes. ``position`` is the argument
+    with the result type (-1: none).
+    """
     explicit = scalar_type(call.integer(position)) if position >= 0 else None
     if position >= 0 and explicit is None and not call.has_values:
         return None
@@ -276,7 +286,9 @@ def generate(call: Call) -> AtenCost:
 
 
 def foreach(name: str) -> AtenRule:
-    """Return the rule of ``_foreach_NAME``, the elementwise operation over lists of tensors."""
+    """Return the cost rule of ``_foreach_NAME``, which applies an elementwise operation to lists of
+    tensors.
+    """
     base = name.removeprefix("_foreach_")
     in_place = base.endswith("_")
     row = POINTWISE.get(base.rstrip("_"), Pointwise(3, nan, nan))
@@ -308,8 +320,8 @@ _ADAM_FLOPS, _SGD_FLOPS = 12.0, 4.0
 
 
 def optimizer(call: Call) -> AtenCost:
-    """Cost fused optimizers (parameters, gradients, first and second moments): all lists are read, and all
-    except the gradients are written.
+    """Return the cost of fused optimizers over four lists: parameters, gradients, first and second moments.
+    All lists are read, and all except the gradients are written.
     """
     lists = [call.listed(position) for position in range(4)]
     present = [tensors for tensors in lists if tensors is not None]
@@ -330,7 +342,9 @@ def optimizer(call: Call) -> AtenCost:
 
 
 def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCost:
-    """Return a cost that reads indices and gathered elements (at most the source), and writes the result."""
+    """Return the cost of a gather: indices and gathered elements (at most the source) are read, and the
+    result of shape ``shape`` is written.
+    """
     result = dense(source.dtype, shape)
     read = indices.bytes + min(result.bytes, source.bytes)
     return simple([source, indices], [result], op_class=OpClass.GATHER, read=read)
@@ -338,7 +352,7 @@ def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCo
 
 @needs(OpClass.GATHER, 0, 2)
 def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | None:
-    """Cost (source, dim, indices). A missing ``dim`` is 0 for a vector."""
+    """Return the cost of ``index_select`` (source, dim, indices). A missing ``dim`` is 0 for a vector."""
     rank = len(source.shape)
     dim = 0 if rank == 1 else call.integer(1)
     if dim is None or not -rank <= dim < rank:
@@ -349,14 +363,16 @@ def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | No
 
 @needs(OpClass.GATHER, 0)
 def gather(call: Call, source: Strided, *, indices_at: int) -> AtenCost | None:
-    """Cost ``gather`` (source, dim, indices, ...) and ``take`` (source, indices): one element per index."""
+    """Return the cost of ``gather`` (source, dim, indices, ...) and ``take`` (source, indices): one element
+    per index.
+    """
     indices = call.tensor(indices_at)
     return None if indices is None else _picked(source, indices, indices.shape)
 
 
 @needs(OpClass.GATHER, 0, 1)
 def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
-    """Cost (weight, indices): one row per index."""
+    """Return the cost of ``embedding`` (weight, indices): one row of the weight per index."""
     if len(weight.shape) != 2:
         return None
     return _picked(weight, indices, (*indices.shape, weight.shape[1]))
@@ -364,7 +380,9 @@ def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
 
 @needs(OpClass.GATHER, 0)
 def index(call: Call, source: Strided) -> AtenCost | None:
-    """Cost ``index``. The cost is unknown if the trace lacks the list of index tensors, as most do."""
+    """Return the cost of ``index``. It is unknown if the trace lacks the list of index tensors, as most
+    traces do.
+    """
     lists = call.listed(1)
     if not lists or len(lists) > len(source.shape):
         return None
@@ -379,7 +397,8 @@ def index(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.SCATTER, 0, 2)
 def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = False) -> AtenCost | None:
-    """Cost ``index_put_``: values are read and written, or added to the target; indices are as in ``index``.
+    """Return the cost of ``index_put_``: values are read and written, or added to the target; indices are as
+    in ``index``.
 
     ``copies``: not in place, so the whole target is also copied.
     """
@@ -402,7 +421,8 @@ def index_put(call: Call, target: Strided, values: Strided, *, copies: bool = Fa
 
 @needs(OpClass.SCATTER, 0, 2)
 def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies: bool = False) -> AtenCost:
-    """Cost (target, dim, indices, source or value): writes one element per index; ``adds`` reads it first.
+    """Return the cost of ``scatter`` (target, dim, indices, source or value), which writes one element per
+    index. If ``adds``, these elements are read first.
 
     ``copies``: not in place, so the whole target is also copied.
     """
@@ -425,9 +445,10 @@ def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies
 def place_along(
     call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool, copies: bool = False
 ) -> AtenCost:
-    """Cost ``index_add_`` and ``index_copy_`` (target, dim, indices, source): writes slices of the target.
+    """Return the cost of ``index_add_`` and ``index_copy_`` (target, dim, indices, source), which write
+    slices of the target.
 
-    ``copies``: not in place, so the whole target is also copied.
+    ``adds``: the slices are read first. ``copies``: not in place, so the whole target is also copied.
     """
     touched = float(source.elements) * target.width
     copied = target.bytes if copies else 0.0
@@ -442,7 +463,9 @@ def place_along(
 
 @needs(OpClass.SCATTER, 0, 1)
 def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
-    """Cost ``embedding_dense_backward`` (gradient, indices, rows): adds gradients to rows of a table."""
+    """Return the cost of ``embedding_dense_backward`` (gradient, indices, rows), which adds gradients to rows
+    of a table.
+    """
     rows = call.integer(2)
     if rows is None or not grad.shape or rows < 0:
         return None
@@ -452,7 +475,9 @@ def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost 
 
 @needs(OpClass.GATHER, 0, 1, 2)
 def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Strided) -> AtenCost | None:
-    """Cost (weight, indices, offsets, ...): rows are gathered and summed per bag."""
+    """Return the cost of ``embedding_bag`` (weight, indices, offsets, ...): rows are gathered and summed per
+    bag.
+    """
     if len(weight.shape) != 2 or not offsets.shape:
         return None
     head = weight.shape[1]
@@ -473,7 +498,9 @@ def masked_select(call: Call) -> AtenCost:
 
 @needs(OpClass.REDUCTION, 0, 1)
 def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
-    """Cost (log-probabilities, targets, weight, reduction): reads one element per row; 0 is no reduction."""
+    """Return the cost of ``nll_loss`` (log-probabilities, targets, weight, reduction), which reads one
+    element per row. A reduction of 0 means none.
+    """
     reduction = call.integer(3)
     if reduction is None:
         return None
@@ -489,13 +516,17 @@ def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
 
 @needs(OpClass.SCATTER, 0, 1, 2)
 def nll_loss_backward(call: Call, grad: Strided, source: Strided, target: Strided) -> AtenCost:
-    """Cost (gradient, log-probabilities, targets, ...): writes a tensor of the input's shape."""
+    """Return the cost of ``nll_loss_backward`` (gradient, log-probabilities, targets, ...), which writes a
+    tensor of the input's shape.
+    """
     return simple([grad, target], [source.dense], flops=float(target.elements))
 
 
 @needs(OpClass.ELEMENTWISE, 0)
 def dropout(call: Call, source: Strided) -> AtenCost:
-    """Cost ``native_dropout``: writes scaled elements, and a mask of one byte per element."""
+    """Return the cost of ``native_dropout``, which writes scaled elements and a mask of one byte per
+    element.
+    """
     results = [source.dense, dense(_BOOL, source.shape)]
     return simple([source], results, flops=2.0 * source.elements)
 
@@ -513,7 +544,9 @@ def repeat(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.UPDATE, 0)
 def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
-    """Cost (gradient, input sizes, ...): writes zeros of the input's size, with the gradient in them."""
+    """Return the cost of ``slice_backward`` (gradient, input sizes, ...). The result has the input's size:
+    zeros, with the gradient in the slice.
+    """
     sizes = call.integers(1)
     if sizes is None or min(sizes, default=0) < 0:
         return None

@@ -1,8 +1,8 @@
-"""Costs of mixtures of experts: each token is multiplied with the weights of its chosen experts.
+"""Costs of mixture-of-experts layers, which multiply each token with the weights of its chosen experts.
 
-Two products: (rows, hidden) by the first weights of an expert (gate and up concatenated), and (rows, inner)
-by its second weights, where rows = tokens x experts per token. All weights that rows can reach are read.
-Intermediate results are written and read, because the products are separate kernels.
+An expert computes two products: (rows, hidden) by its first weights (gate and up concatenated), and (rows,
+inner) by its second weights, where rows = tokens x experts per token. The weights of as many experts as the
+rows can reach are read. Intermediate results are written and read, because the products are separate kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FLOPS_OF_GATE = 2.0
 
 
 class _ExpertWeights(NamedTuple):
-    """Weights of all experts as (experts, out, depth), with their element type."""
+    """Weights of all experts with shape (experts, out, depth), and their element type."""
 
     experts: int
     out: int
@@ -39,12 +39,14 @@ class _ExpertWeights(NamedTuple):
 
     @property
     def bytes_each(self) -> float:
-        """Return bytes of one expert, including block scales."""
+        """Bytes of the weights of one expert, including block scales."""
         return float("nan") if self.dtype is None else float(self.dtype.storage_bytes(self.out * self.depth))
 
 
 def _expert_weights(weights: Strided, depth: int) -> _ExpertWeights | None:
-    """Return weights of three dimensions for rows of ``depth``; 4-bit values are packed along the depth."""
+    """Return three-dimensional weights that multiply rows of ``depth`` elements; None if the shape does not
+    fit. 4-bit values are packed along the depth.
+    """
     if len(weights.shape) != 3:
         return None
     experts, *sides = weights.shape
@@ -57,7 +59,9 @@ def _expert_weights(weights: Strided, depth: int) -> _ExpertWeights | None:
 
 
 def _second_weights(weights: Strided, hidden: int, inner: int) -> _ExpertWeights | None:
-    """Return the weights from ``inner`` (half of it for gated layers) to ``hidden``."""
+    """Return the second weights, which map ``inner`` elements (or half of them in gated layers) to
+    ``hidden``; None if the shape does not fit.
+    """
     for depth in (inner // 2, inner):
         answer = _expert_weights(weights, depth)
         if answer is not None and answer.out == hidden:
@@ -68,7 +72,11 @@ def _second_weights(weights: Strided, hidden: int, inner: int) -> _ExpertWeights
 def _experts_cost(
     x: Strided, rows: int, pair: tuple[Strided, Strided], extra: list[Strided]
 ) -> AtenCost | None:
-    """Return the cost; ``rows`` is the total of all experts, ``pair`` the weights of both products."""
+    """Return the cost of both products of an expert layer; None if the shapes do not fit.
+
+    ``rows`` is the total number of rows of all experts, ``pair`` the weights of the two products, ``extra``
+    further inputs.
+    """
     first, second = pair
     hidden = x.shape[-1]
     up = _expert_weights(first, hidden)
@@ -98,7 +106,9 @@ def _experts_cost(
 
 
 def _fused_experts(call: Call, *, ids_at: int = 4) -> AtenCost:
-    """Cost (x, first weights, second weights, routing weights, chosen experts per token, ...)."""
+    """Return the cost of a fused expert layer (x, first weights, second weights, routing weights, chosen
+    experts per token, ...).
+    """
     x, first, second, ids = (call.tensor(position) for position in (0, 1, 2, ids_at))
     if x is None or first is None or second is None or ids is None or len(x.shape) < 2:
         return unknown(call, OpClass.CONTRACTION)
@@ -129,10 +139,11 @@ def _experts_a_token(parts: tuple[Call, ...]) -> int | None:
 
 
 def _moe_forward(call: Call) -> AtenCost:
-    """Cost (x, logits of the experts, ...), whose arguments lack the weights.
+    """Return the cost of vLLM's ``moe_forward`` (x, logits of the experts, ...), which does not have the
+    weights as arguments.
 
-    The weights are read from enclosed views of three dimensions, of which the first is the number of experts:
-    the first view that fits x has the first weights, the next one that fits those the second weights.
+    The weights are found among the recorded three-dimensional views inside the call. Their first extent is
+    the number of experts. The first pair of views whose shapes fit x is used.
     """
     x, logits = call.tensor(0), call.tensor(1)
     chosen = _experts_a_token(call.parts)

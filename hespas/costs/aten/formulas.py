@@ -1,11 +1,12 @@
-"""Formulas of an operation's arguments: ``2 * in0[0] * in0[1] * in1[0]``.
+"""Formulas of an operation's arguments, such as ``2 * in0[0] * in0[1] * in1[0]``.
+
     name = argument "[" sum "]" | value | tensor-function "(" argument ")"
 
 The rest of the grammar is in :mod:`hespas.costs.expressions`. ``in0`` is the first argument: ``in0[0]`` its
-first extent, ``in0[-1]`` its last; ``elements(in0)``, ``bytes(in0)``, ``width(in0)`` (bytes of an element)
-and ``rank(in0)`` are of the tensor; ``val3`` is the number that the fourth argument has as value. Numbers are
-those of floating point. A missing part of an argument makes the whole formula unknown: NaN. Arithmetic errors
-are those of Python.
+first extent, ``in0[-1]`` its last. ``elements(in0)``, ``bytes(in0)``, ``width(in0)`` (bytes of an element)
+and ``rank(in0)`` are functions of the tensor. ``val3`` is the value of the fourth argument, if it is a
+number. Numbers are floating-point. If a part of an argument is missing, the whole formula is unknown (NaN).
+Arithmetic errors follow the rules of Python.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _OF_NUMBERS: dict[str, tuple[int, Callable[..., float]]] = {
 
 
 class _FormulaParser(ExpressionParser[Call]):
-    """Parser of formulas, whose names are parts of the arguments of an operation."""
+    """Parser of formulas in which names are parts of the arguments of an operation."""
 
     functions = _OF_NUMBERS
 

@@ -1,9 +1,9 @@
-"""Costs of attention kernels of all libraries.
+"""Costs of fused attention kernels of all libraries.
 
 Forward: scores = q x k^T and out = weights x v. Each head takes 2 x pairs x (head + value head) FLOPs, where
-pairs are (query, key) positions, and per pair one exponential and four FLOPs (scale, shift, sum, divide).
-Backward: five such products, because the scores are computed again. ``flops`` counts all pairs,
-``useful_flops`` only the pairs of a causal mask. Queries, keys and values are read once; the scores
+pairs are (query, key) positions. Each pair also takes one exponential and four FLOPs (scale, shift, sum,
+divide). Backward: five such products, because the scores are computed again. ``flops`` counts all pairs,
+``useful_flops`` only the pairs that a causal mask leaves. Queries, keys and values are read once; the scores
 are never written to memory.
 """
 
@@ -32,7 +32,7 @@ _FLOPS_A_PAIR = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayout:
-    """Positions of arguments; -1: no such argument.
+    """Positions of the arguments of an attention operation; -1: the operation has no such argument.
 
     ``heads_first``: tensors are (batch, heads, length, head), else (batch, length, heads, head). With
     ``ragged`` they are (tokens, heads, head). The arguments from that position on are the sequence offsets of
@@ -125,7 +125,9 @@ FALLBACK = AttentionLayout(causal=5, bias=3, top_left=True, logsumexp=False)
 
 @dataclass(frozen=True, slots=True)
 class _AttentionSizes:
-    """Extents of an attention; ``keys_read`` counts distinct key positions."""
+    """Sizes of an attention operation. ``keys_read`` is the number of distinct key positions that are
+    read.
+    """
 
     batch: int
     heads: int
@@ -174,7 +176,9 @@ def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strid
 def _ragged(
     call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
 ) -> _AttentionSizes | None:
-    """Return the sizes of sequences of one length (tokens = sequences x longest), else None."""
+    """Return the sizes of a batch of packed sequences; None unless all sequences have the maximum length
+    (tokens = sequences x longest).
+    """
     q, k, v = qkv
     position = layout.ragged + 2 + layout.paged
     longest_q, longest_k = call.integer(position), call.integer(position + 1)
@@ -215,7 +219,7 @@ def _is_causal(call: Call, layout: AttentionLayout) -> tuple[bool, bool] | None:
 
 
 def _pairs(sizes: _AttentionSizes, causal: bool, top_left: bool) -> float:
-    """Return (query, key) pairs of one head under a mask."""
+    """Return the number of (query, key) pairs of one head that the mask leaves."""
     rows, columns = sizes.length_q, sizes.length_k
     if not causal:
         return float(rows * columns)

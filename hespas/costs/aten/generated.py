@@ -1,14 +1,14 @@
-"""Costs of kernels that Inductor generates, by their arguments, sizes and names.
+"""Costs of kernels that Inductor generates, from their arguments, sizes and names.
 
-A generated kernel takes, in order, tensors that it updates in place (``in_out_ptr0``, ...), those that
-it only reads (``in_ptr0``, ...), those that it only writes (``out_ptr0``, ...), sizes of dynamic shapes, and
+A generated kernel takes, in order: tensors that it updates in place (``in_out_ptr0``, ...), tensors that it
+only reads (``in_ptr0``, ...), tensors that it only writes (``out_ptr0``, ...), sizes of dynamic shapes, and
 the extents of its loops (``ynumel``, ``xnumel``; of a reduction also ``rnumel``). A trace states shapes and
-values of these arguments, not their names. A store covers the loops: an output has as many elements as they
-have iterations. Where the last tensor has not, the first tensor is the output and is updated in place: its
-bytes are read and written.
+values of these arguments, not their names. A store covers all iterations of the loops, so an output has as
+many elements as the loops have iterations. If the last tensor has another size, the first tensor is the
+output and is updated in place: its bytes are read and written.
 
-A name lists the operations that a kernel fuses, each once: FLOPs are those of one execution of each, and
-unknown where a part of the name is not an operation of the table.
+The name of a kernel lists the operations that it fuses, each once. FLOPs are of one execution of each
+operation, and unknown if a part of the name is not an operation of the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _BOOL = find_dtype("i1")
 
 
 class _NamedStep(NamedTuple):
-    """Operation in the name of a kernel: work per iteration, and the minimum number of tensors it reads."""
+    """Operation that may occur in the name of a kernel: its work per iteration, and the minimum number of
+    tensors that it reads.
+    """
 
     flops: float = 0.0
     transcendentals: float = 0.0
@@ -121,7 +123,8 @@ _REDUCTIONS = frozenset({"red", "per", "mix", "spl", "split_scan"})
 
 
 def _steps_of(text: str) -> list[str] | None:
-    """Split the middle of a name into operations; None where a part is not one of the table.
+    """Split the middle part of a kernel name into operations; None if a part is not an operation of the
+    table.
 
     Numbers after operations, and at the end, count nodes and kernels.
     """
@@ -141,7 +144,9 @@ def _steps_of(text: str) -> list[str] | None:
 
 
 class _LoopSizes(NamedTuple):
-    """Iterations of a kernel; ``outer`` excludes reduced loops. -1: not in the trace."""
+    """Iterations of a kernel's loops. ``total`` counts all loops, ``outer`` leaves out reduced loops. -1: not
+    in the trace.
+    """
 
     total: int = -1
     outer: int = -1
@@ -151,15 +156,15 @@ class _LoopSizes(NamedTuple):
         return self.total >= 0
 
     def is_output(self, tensor: Strided) -> bool:
-        """Return True if a store of the kernel covers the tensor."""
+        """Return True if the tensor has the size that a store of the kernel covers."""
         return tensor.elements in (self.total, self.outer)
 
 
 def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _LoopSizes:
-    """Find the extents of the loops among the numbers after the tensors.
+    """Return the loop sizes, found among the numbers after the tensors.
 
-    Sizes of dynamic shapes come before them, so the loops are the longest run of last numbers whose product
-    is the size of a tensor. Unknown where no tensor has as many elements as any of them.
+    Sizes of dynamic shapes come first. The loops are therefore the longest run of numbers at the end whose
+    product is the size of a tensor. The result is unknown if no run fits a tensor.
     """
     numbers: list[int] = []
     for position in range(len(call.args) - 1, -1, -1):
@@ -175,8 +180,10 @@ def _loops(call: Call, tensors: tuple[Strided, ...], *, reduces: bool) -> _LoopS
 
 
 class _TensorUse(NamedTuple):
-    """Tensors of a kernel by use; one that is updated in place is in both. ``guessed`` marks an update in
-    place that names and shapes suggest, and that the sizes of the loops do not prove.
+    """Tensors that a kernel reads and tensors that it writes. A tensor that is updated in place is in both.
+
+    ``guessed`` is true if only names and shapes suggest an update in place, and the loop sizes do not prove
+    it.
     """
 
     read: tuple[Strided, ...]
@@ -187,7 +194,7 @@ class _TensorUse(NamedTuple):
 def _updates_first(
     tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None, *, reduces: bool
 ) -> bool:
-    """Return True if the first tensor is the output, updated in place, and the last one is only read."""
+    """Return True if the first tensor is the output, updated in place, and the last tensor is only read."""
     first, last, others = tensors[0], tensors[-1], tensors[:-1]
     needed = max((_STEPS[name].inputs for name in steps or ()), default=0)
     if not others:
@@ -215,7 +222,9 @@ _NORMALISES = frozenset(
 
 
 def _is_weight(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None) -> bool:
-    """Return True if the last tensor is the weight of a norm over as many elements as there are rows."""
+    """Return True if the last tensor is the weight of a norm over rows whose length equals the number of
+    rows, so that sizes alone are ambiguous.
+    """
     square = loops.outer * loops.outer == loops.total
     full = [tensor.elements == loops.total for tensor in tensors]
     vector = tensors[-1].shape == (loops.outer,)
@@ -226,7 +235,9 @@ _MASKED = frozenset(["relu", "hardtanh", "threshold", "native_dropout"])
 
 
 def _keeps_mask(tensors: tuple[Strided, ...], loops: _LoopSizes, steps: list[str] | None) -> bool:
-    """Return True if the last tensor is the mask of an activation whose result replaces the first tensor."""
+    """Return True if the last tensor is the mask that an activation writes, while its result overwrites the
+    first tensor.
+    """
     covered = [tensor for tensor in tensors if loops.known and tensor.elements == loops.total]
     ends = len(covered) == 2 and covered[0] is tensors[0] and covered[1] is tensors[-1]
     is_mask = ends and covered[1].dtype == _BOOL and covered[0].dtype != _BOOL
@@ -254,7 +265,7 @@ def _tensor_use(call: Call, loops: _LoopSizes, steps: list[str] | None, kind: st
 
 
 def generated_kernel(call: Call) -> AtenCost:
-    """Cost a kernel that Inductor generated, or a user's kernel with such a name."""
+    """Return the cost of a kernel that Inductor generated, or of a user's kernel with such a name."""
     tensors = call.tensors
     if not tensors:
         return unknown(call, OpClass.FUSION)
@@ -283,7 +294,9 @@ def generated_kernel(call: Call) -> AtenCost:
 
 
 def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
-    """Return bytes of the elements that the loops reach: all, or one per iteration of a larger tensor."""
+    """Return the bytes of a tensor that the loops reach: all of it, or one element per iteration if the
+    tensor is larger.
+    """
     if not loops.known or tensor.elements <= loops.total:
         return tensor.bytes
     return tensor.bytes * loops.total / tensor.elements
@@ -292,7 +305,9 @@ def _part_bytes(tensor: Strided, loops: _LoopSizes) -> float:
 def _work(
     steps: list[str] | None, loops: _LoopSizes, use: _TensorUse, *, reduces: bool
 ) -> tuple[float, float]:
-    """Return FLOPs and transcendentals of one execution of each named operation; NaN without names."""
+    """Return the FLOPs and transcendentals of one execution of each operation in the name; NaN without such
+    names.
+    """
     named = [_STEPS[name] for name in dict.fromkeys(steps or ())]
     if not named or (reduces and not any(step.reduces for step in named)):
         return nan, nan
@@ -311,8 +326,10 @@ _TEMPLATES = (
 
 
 def _template(call: Call, steps: str) -> AtenCost:
-    """Cost a product, convolution or attention from a template. The last tensor is the result, unless it has
-    another size than that of a product: then the first one is, updated in place.
+    """Return the cost of a product, convolution or attention that Inductor generated from a template.
+
+    The last tensor is the result. If its size does not fit the product, the first tensor is the result,
+    updated in place.
     """
     tensors = call.tensors
     op_class = next((kind for pattern, kind in _TEMPLATES if pattern.search(steps)), OpClass.FUSION)
@@ -335,7 +352,9 @@ def _template(call: Call, steps: str) -> AtenCost:
 
 
 def _product(tensors: tuple[Strided, ...]) -> Contraction | None:
-    """Return the product of two operands for which another tensor has the size of the result."""
+    """Return the product of two of the tensors whose result would have the size of a third one; None without
+    such tensors.
+    """
     matrices = [tensor for tensor in tensors if len(tensor.shape) in (2, 3)]
     for position, lhs in enumerate(matrices):
         for rhs in matrices[position + 1 :]:

@@ -66,13 +66,15 @@ def _product_cost(
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Cost ``mm``, ``mv``, ``dot``, ``bmm`` and ``matmul`` with broadcasting: 2 x batch x M x N x K."""
+    """Return the cost of ``mm``, ``mv``, ``dot``, ``bmm`` and ``matmul`` with broadcasting: 2 x batch x M x N
+    x K FLOPs.
+    """
     return _matmul(lhs, rhs)
 
 
 @needs(OpClass.CONTRACTION, 0, 1, 2)
 def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Cost ``addmm``, ``baddbmm`` and ``addmv``: beta x bias + alpha x (lhs x rhs).
+    """Return the cost of ``addmm``, ``baddbmm`` and ``addmv``: beta x bias + alpha x (lhs x rhs).
 
     The bias, an alpha other than 1 and a beta other than 1 each add one FLOP per result element. With beta 0
     the bias is not read.
@@ -95,7 +97,9 @@ def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> Aten
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Cost ``_scaled_mm``: 8-bit operands with scales, a bias, and the result type at position 6."""
+    """Return the cost of ``_scaled_mm``: a product of 8-bit operands with scales and a bias. The argument at
+    position 6 is the result type.
+    """
     bias = call.tensor(4)
     plain = _matmul(lhs, rhs)
     explicit = scalar_type(call.integer(6))
@@ -112,7 +116,9 @@ def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
-    """Cost ``_grouped_mm``: each group of rows of (tokens, K) is multiplied with its own K x N."""
+    """Return the cost of ``_grouped_mm``: each group of rows of (tokens, K) is multiplied with its own K x N
+    matrix.
+    """
     if len(lhs.shape) != 2 or len(rhs.shape) != 3 or lhs.shape[1] != rhs.shape[1]:
         return None
     tokens, k = lhs.shape
@@ -123,7 +129,7 @@ def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
 
 @needs(OpClass.CONTRACTION, 0, 1)
 def linear(call: Call, x: Strided, weight: Strided) -> AtenCost | None:
-    """Cost ``linear``: x (..., K) by the transpose of weight (N, K), plus bias (N)."""
+    """Return the cost of ``linear``: x (..., K) by the transpose of weight (N, K), plus bias (N)."""
     bias = call.tensor(2)
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         return None
@@ -157,7 +163,9 @@ def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]
 
 
 class _ConvolutionArguments(NamedTuple):
-    """Positions of the arguments of a convolution; -1: no such argument, with the default value."""
+    """Positions of the arguments of a convolution; -1: the operation has no such argument, and its default
+    applies.
+    """
 
     bias: int = -1
     stride: int = -1
@@ -169,7 +177,9 @@ class _ConvolutionArguments(NamedTuple):
     depthwise: bool = False
 
     def spatial(self, call: Call, position: int, rank: int, default: int) -> tuple[int, ...] | None:
-        """Return one number per spatial dimension; None where the trace lacks them."""
+        """Return an argument with one number per spatial dimension, such as the stride; None if the trace
+        lacks it.
+        """
         if position < 0:
             return (default,) * rank
         answer = call.integers(position)
@@ -218,7 +228,7 @@ _LAYOUTS: dict[str, _ConvolutionArguments] = {
 def _forward(
     call: Call, layout: _ConvolutionArguments, source: Strided, kernel: Strided
 ) -> tuple[Cost, Strided] | None:
-    """Return cost and result of a convolution of dense tensors; None where a number is missing."""
+    """Return the cost and the result of a convolution of dense tensors; None if a number is missing."""
     rank = len(kernel.shape) - 2
     if rank < 1 or len(source.shape) != rank + 2:
         return None
@@ -263,7 +273,9 @@ def _forward(
 
 @needs(OpClass.CONVOLUTION, 0, 1)
 def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) -> AtenCost | None:
-    """Cost a convolution with the argument positions of ``layout``: 2 FLOPs per kernel position."""
+    """Return the cost of a convolution with the argument positions of ``layout``: 2 FLOPs per pair of output
+    and kernel position.
+    """
     answer = _forward(call, _LAYOUTS[layout], source, kernel)
     if answer is None:
         return None
@@ -282,7 +294,8 @@ def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) ->
 
 @needs(OpClass.CONVOLUTION, 0, 1, 2)
 def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Strided) -> AtenCost | None:
-    """Cost gradients of input and weight (each as many products as forward) and of the bias (sums).
+    """Return the cost of the gradients of a convolution: of input and weight (each as many products as
+    forward), and of the bias (sums).
 
     ``output_mask``, the last argument, selects the gradients; the cost is unknown without it.
     """

@@ -1,9 +1,9 @@
-"""Costs of attention over a paged cache, whose lengths are in the name of the enclosing step.
+"""Costs of attention over a paged KV cache, whose lengths come from the name of the enclosing step.
 
-Engines name the step that they run by its batch (the profiling annotations of vLLM and SGLang):
-``execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)`` sums
-queries, keys, squares of queries and products of both over the sequences in their prompt, and over those
-that generate.
+Serving engines put the batch into the name of a step (the profiling annotations of vLLM and SGLang):
+``execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)``. The
+numbers are sums over sequences of queries, keys, squared queries, and queries times keys: first over
+sequences in their prompt, then over sequences that generate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class BatchLengths(NamedTuple):
 
 
 def batch_lengths(step: str) -> BatchLengths | None:
-    """Return the lengths in the name of a step; None where it has none, or contradictory ones."""
+    """Return the sums of lengths in the name of a step; None if the name has none, or if they contradict each
+    other.
+    """
     match = _STEP.search(step[:1000])
     if match is None:
         return None
@@ -59,10 +61,11 @@ def batch_lengths(step: str) -> BatchLengths | None:
 
 
 def _paged(call: Call, *, q_at: int, k_at: int, v_at: int) -> AtenCost:
-    """Cost attention of queries (tokens, heads, head) over the number of cached keys in the step name.
+    """Return the cost of attention of queries (tokens, heads, head) over the cached keys whose number is in
+    the step name.
 
-    ``flops`` counts all pairs of a sequence, ``useful_flops`` those of a causal mask; a sliding
-    window is not recorded, and not counted. Keys and values are read once per key head.
+    ``flops`` counts all pairs of a sequence, ``useful_flops`` the pairs of a causal mask. A sliding window is
+    not recorded, and not counted. Keys and values are read once per key head.
     """
     q, k, v = (call.tensor(position) for position in (q_at, k_at, v_at))
     lengths = batch_lengths(call.step)

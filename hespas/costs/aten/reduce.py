@@ -41,14 +41,14 @@ _NORM_FLOPS, _NORM_BACKWARD_FLOPS = 6.0, 11.0
 
 
 def _statistics(dtype: DType | None) -> DType | None:
-    """Return the type of means and deviations: at least single precision."""
+    """Return the type in which means and deviations are stored: the input type, but at least float32."""
     return FLOAT32 if dtype is not None and dtype.bits < 32 else dtype
 
 
 def _reduced(
     shape: tuple[int, ...], dims: tuple[int, ...] | None, keep: bool | None
 ) -> tuple[int, ...] | None:
-    """Return the shape without ``dims`` (empty: all of them); None where unknown."""
+    """Return the shape after a reduction over ``dims`` (empty: all dimensions); None if unknown."""
     rank = len(shape)
     if dims is None or any(not -max(rank, 1) <= dim < max(rank, 1) for dim in dims):
         return None
@@ -59,7 +59,9 @@ def _reduced(
 
 
 def _dims(call: Call, position: int, full_from: int) -> tuple[int, ...] | None:
-    """Return the dimensions to reduce: all (empty) without such an argument; None where unknown."""
+    """Return the dimensions to reduce. The result is empty for all dimensions (no such argument), and None if
+    unknown.
+    """
     if len(call.args) <= full_from:
         return ()
     if not call.has_values:
@@ -82,7 +84,8 @@ def reduction(
     results: int = 1,
     finish: float = 0.0,
 ) -> AtenCost | None:
-    """Cost a reduction: ``flops`` per step (elements minus results), ``finish`` per result (a division).
+    """Return the cost of a reduction: ``flops`` per step (elements minus results), and ``finish`` per result
+    (such as a division).
 
     A call with at most ``full_from`` arguments reduces everything. ``result``: ``same``, ``sum`` (whole
     numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the position of an explicit type.
@@ -115,7 +118,9 @@ def _result(kind: str, dtype: DType | None) -> DType | None:
 
 @needs(OpClass.NORMALIZATION, 0)
 def layer_norm(call: Call, source: Strided) -> AtenCost | None:
-    """Cost ``native_layer_norm`` (input, normalised shape, weight, bias), with mean and deviation per row."""
+    """Return the cost of ``native_layer_norm`` (input, normalised shape, weight, bias), which also writes a
+    mean and a deviation per row.
+    """
     weight = call.tensor(2)
     inner = call.integers(1) or (None if weight is None else weight.shape)
     if inner is None or source.shape[-len(inner) :] != inner:
@@ -125,7 +130,7 @@ def layer_norm(call: Call, source: Strided) -> AtenCost | None:
 
 
 def _normalised(source: Strided, affine: list[Strided], rows: tuple[int, ...]) -> AtenCost:
-    """Return the cost of a norm with a mean and a deviation for each of ``rows``."""
+    """Return the cost of a norm that writes a mean and a deviation for each of ``rows``."""
     statistic = dense(_statistics(source.dtype), rows)
     return simple(
         [source, *affine],
@@ -146,7 +151,8 @@ def rms_norm(
     residual_out_at: int = -1,
     out_at: int = -1,
 ) -> AtenCost | None:
-    """Cost x / sqrt(mean(x^2)) * weight: four FLOPs per element. A residual is added and written.
+    """Return the cost of x / sqrt(mean(x^2)) * weight: four FLOPs per element. A residual, if there, is added
+    to x and written.
 
     Tensors that the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
@@ -164,7 +170,7 @@ def rms_norm(
 
 @needs(OpClass.NORMALIZATION, 0)
 def group_norm(call: Call, source: Strided) -> AtenCost | None:
-    """Cost ``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
+    """Return the cost of ``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
     batch, groups = call.integer(3), call.integer(6)
     if batch is None or groups is None or min(batch, groups) < 1:
         return None
@@ -173,8 +179,9 @@ def group_norm(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.NORMALIZATION, 0)
 def batch_norm(call: Call, source: Strided) -> AtenCost | None:
-    """Cost (input, weight, bias, running mean, running variance, training): eight FLOPs per element in
-    training, four in inference, as in the table of StableHLO.
+    """Return the cost of a batch norm (input, weight, bias, running mean, running variance, training).
+
+    It takes eight FLOPs per element in training and four in inference, as in the cost table of StableHLO.
     """
     training = call.flag(5)
     if len(source.shape) < 2 or training is None:
@@ -193,8 +200,9 @@ def batch_norm(call: Call, source: Strided) -> AtenCost | None:
 def normalisation_backward(
     call: Call, *, read_at: tuple[int, ...], weight_at: int, source_at: int = 1, mask: bool = True
 ) -> AtenCost | None:
-    """Cost the gradients of input, weight and bias. With ``mask``, the last argument selects the gradients;
-    a trace without values counts all.
+    """Return the cost of the gradients of input, weight and bias of a norm.
+
+    With ``mask``, the last argument selects the gradients; if the trace has no values, all of them count.
     """
     source, weight = call.tensor(source_at), call.tensor(weight_at)
     if source is None:
@@ -209,7 +217,9 @@ def normalisation_backward(
 
 @needs(OpClass.NORMALIZATION, 0)
 def softmax(call: Call, source: Strided) -> AtenCost:
-    """Cost (input, dim, half to float): maximum, subtract, sum, divide and one exponential per element."""
+    """Return the cost of a softmax (input, dim, half to float): maximum, subtract, sum, divide and one
+    exponential per element.
+    """
     dim = call.integer(1)
     widened = call.flag(2) is True and "backward" not in call.name
     result = dense(FLOAT32 if widened else source.dtype, source.shape)
@@ -227,7 +237,9 @@ def softmax(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.NORMALIZATION, 0, 1)
 def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
-    """Cost (gradient, output, ...): two products, a sum and a difference per element."""
+    """Return the cost of the gradient of a softmax (gradient, output, ...): two products, a sum and a
+    difference per element.
+    """
     is_log = "log" in call.name
     return simple(
         [grad, output],
@@ -239,7 +251,7 @@ def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
 
 @needs(OpClass.REDUCTION, 0)
 def scan(call: Call, source: Strided) -> AtenCost:
-    """Cost ``cumsum`` and ``cumprod``: one FLOP per element."""
+    """Return the cost of ``cumsum`` and ``cumprod``: one FLOP per element."""
     out = call.last_output(1)
     explicit = out.dtype if out is not None else scalar_type(call.integer(2))
     result = dense(explicit or _result("sum", source.dtype), source.shape)
@@ -248,7 +260,9 @@ def scan(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.SORT, 0)
 def sort(call: Call, source: Strided) -> AtenCost | None:
-    """Cost (input, dim): n log2(extent) comparisons; values and 64-bit indices are written."""
+    """Return the cost of a sort (input, dim): n log2(extent) comparisons. Values and 64-bit indices are
+    written.
+    """
     dim = call.integer(1)
     if dim is None or not -len(source.shape) <= dim < len(source.shape):
         return None
@@ -259,7 +273,7 @@ def sort(call: Call, source: Strided) -> AtenCost | None:
 
 @needs(OpClass.SORT, 0)
 def top_k(call: Call, source: Strided) -> AtenCost | None:
-    """Cost (input, k, dim): 1 + log2(k) comparisons per element."""
+    """Return the cost of ``topk`` (input, k, dim): 1 + log2(k) comparisons per element."""
     k = call.integer(1)
     if k is None or not source.shape or not 0 <= k <= max(source.shape):
         return None
@@ -306,7 +320,9 @@ def pool(
     indices: bool = False,
     adaptive: bool = False,
 ) -> AtenCost | None:
-    """Cost windows over the last ``rank`` dimensions: one FLOP per position of each window."""
+    """Return the cost of pooling over windows of the last ``rank`` dimensions: one FLOP per element of each
+    window.
+    """
     if len(source.shape) < rank:
         return None
     if adaptive:
@@ -326,7 +342,8 @@ def pool(
 
 @needs(OpClass.WINDOW, 0, 1)
 def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
-    """Cost (gradient, input, ..., indices of maxima): each gradient is added at its maximum.
+    """Return the cost of the gradient of a pooling (gradient, input, ..., indices of maxima): each gradient
+    is added at its maximum.
 
     The FLOPs are unknown without indices.
     """
@@ -337,7 +354,9 @@ def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
 
 @needs(OpClass.WINDOW, 0)
 def upsample(call: Call, source: Strided, *, rank: int, flops: float) -> AtenCost | None:
-    """Cost (input, output size, ...): ``flops`` per result element. Without FLOPs only the result is read."""
+    """Return the cost of an upsampling (input, output size, ...): ``flops`` per result element. With 0 FLOPs
+    (nearest neighbour), at most as many bytes are read as the result has.
+    """
     size = call.integers(1)
     if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
         return None

@@ -1,10 +1,11 @@
-"""Costs of operations that libraries of inference and training register: vLLM, SGLang, AITER, fbgemm, TE.
+"""Costs of operations that inference and training libraries register with PyTorch: vLLM, SGLang, AITER,
+fbgemm, Transformer Engine.
 
 Argument orders follow the schemas that the libraries register, and traces: vLLM
 (https://github.com/vllm-project/vllm, ``csrc/torch_bindings.cpp``), SGLang
 (https://github.com/sgl-project/sglang, ``sgl-kernel/csrc/common_extension.cc``), AITER
 (https://github.com/ROCm/aiter, ``aiter/ops``), fbgemm (https://github.com/pytorch/FBGEMM), Transformer Engine
-(https://github.com/NVIDIA/TransformerEngine). Most get their result as an argument, first.
+(https://github.com/NVIDIA/TransformerEngine). Most of them write their result into their first argument.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ __all__ = ["SERVING", "SERVING_COMPOSITE"]
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCost | None:
-    """Cost gated activations as ``silu_and_mul``: (out, in, scale) with in = [gate, up] concatenated."""
+    """Return the cost of gated activations such as ``silu_and_mul``: (out, in, scale) with in = [gate, up]
+    concatenated.
+    """
     if source.elements != 2 * out.elements:
         return None
     quantizes = out.dtype is not None and source.dtype is not None and out.dtype.bits < source.dtype.bits
@@ -51,9 +54,11 @@ def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCo
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
-    """Cost (positions, query, key, head size, table of cosines and sines): three FLOPs per element, in place.
+    """Return the cost of a rotary embedding in place (positions, query, key, head size, table of cosines and
+    sines): three FLOPs per element.
 
-    The table has one row of ``rotated`` columns per position; only so many elements of a head are rotated.
+    The table has one row of ``rotated`` columns per position. Only that many elements of each head are
+    rotated.
     """
     table, head = call.tensor(4), call.integer(3)
     if table is None or not head or len(table.shape) != 2:
@@ -76,7 +81,7 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
 def _store_cache(
     call: Call, key: Strided, value: Strided, *, cache_at: int, slots_at: int
 ) -> AtenCost | None:
-    """Cost the copy of keys and values of new tokens into their cache slots."""
+    """Return the cost of copying keys and values of new tokens into their slots of the KV cache."""
     slots, cache = call.tensor(slots_at), call.tensor(cache_at)
     if slots is None:
         return None
@@ -86,7 +91,7 @@ def _store_cache(
 
 @needs(OpClass.SCATTER, 0, 1)
 def _update_cache(call: Call, key: Strided, value: Strided) -> AtenCost:
-    """Cost the update of a cache that is not an argument: (key, value, ...)."""
+    """Return the cost of updating a KV cache that is not an argument of the operation (key, value, ...)."""
     return simple([key, value], [], written=key.bytes + value.bytes)
 
 
@@ -94,7 +99,9 @@ def _update_cache(call: Call, key: Strided, value: Strided) -> AtenCost:
 def _quantize(
     call: Call, *, source_at: int, out_at: int, scale_at: int, given: bool = False
 ) -> AtenCost | None:
-    """Cost a quantisation: two FLOPs per element, and two more unless scales are ``given``."""
+    """Return the cost of a quantisation: two FLOPs per element, and two more to compute scales unless they
+    are ``given``.
+    """
     source, out, scale = (call.tensor(position) for position in (source_at, out_at, scale_at))
     if source is None or out is None or scale is None:
         return None
@@ -107,7 +114,7 @@ def _quantize(
 def _norm_and_quantize(
     call: Call, out: Strided, source: Strided, weight: Strided, *, residual_at: int = -1
 ) -> AtenCost:
-    """Cost (out, in, [residual,] weight, scale): a norm with a quantised result."""
+    """Return the cost of a norm with a quantised result (out, in, [residual,] weight, scale)."""
     residual = call.tensor(residual_at)
     inputs = call.present(1, 2, 3) if residual_at == 2 else call.present(1, 2, residual_at)
     results = [out.dense] if residual is None else [out.dense, residual.dense]
@@ -117,25 +124,29 @@ def _norm_and_quantize(
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
 def _activation(call: Call, out: Strided, source: Strided) -> AtenCost:
-    """Cost ``gelu_new`` and ``gelu_fast``: (out, in)."""
+    """Return the cost of ``gelu_new`` and ``gelu_fast`` (out, in)."""
     return simple([source], [out.dense], flops=8.0 * out.elements, transcendentals=float(out.elements))
 
 
 @needs(OpClass.MOVE, 0)
 def _column_permutation(call: Call, source: Strided) -> AtenCost:
-    """Cost ``permute_pooled_embs``: pooled embeddings are copied to another order of columns."""
+    """Return the cost of ``permute_pooled_embs``, which copies pooled embeddings to another order of
+    columns.
+    """
     return simple(call.tensors, [source.dense])
 
 
 @needs(OpClass.ELEMENTWISE, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
-    """Cost (rows of each table, indices, offsets, ...): every index is compared with two bounds."""
+    """Return the cost of a bounds check (rows of each table, indices, offsets, ...): every index is compared
+    with two bounds.
+    """
     return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
 
 
 @needs(OpClass.REDUCTION, 0)
 def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
-    """Cost ``asynchronous_complete_cumsum``: running sums after a leading 0."""
+    """Return the cost of ``asynchronous_complete_cumsum``: cumulative sums, preceded by a 0."""
     if len(source.shape) != 1:
         return None
     result = dense(source.dtype, (source.shape[0] + 1,))
@@ -157,7 +168,7 @@ def _weighted(
     type_at: int = -1,
     packed: bool = False,
 ) -> AtenCost | None:
-    """Cost x (..., K) by a weight (N, K) or (K, N), with scales of either and a bias.
+    """Return the cost of a product of x (..., K) by a weight (N, K) or (K, N), with optional scales and bias.
 
     The result has the type of the tensor at ``out_at``, or the ``c10::ScalarType`` code at ``type_at``, else
     bf16 for operands of at most 8 bits. ``packed``: two 4-bit values per byte along K.
@@ -188,7 +199,9 @@ def _result_type(call: Call, x: Strided, out: Strided | None, type_at: int) -> D
 
 @needs(OpClass.NORMALIZATION, 0, 1, 3)
 def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -> AtenCost | None:
-    """Cost ``_LayerNormLinear`` (x, norm weight, norm bias, weight, bias): the norm, then the product."""
+    """Return the cost of ``_LayerNormLinear`` (x, norm weight, norm bias, weight, bias): a norm, then a
+    product.
+    """
     product = _weighted(call, x_at=0, weight_at=3, bias_at=4)
     if not product.results:
         return None
@@ -205,7 +218,7 @@ def _norm_linear(call: Call, x: Strided, weight: Strided, projection: Strided) -
 
 @needs(OpClass.SORT)
 def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) -> AtenCost | None:
-    """Cost a softmax over the experts of each token and the selection of the largest.
+    """Return the cost of routing: a softmax over the experts of each token and the selection of the largest.
 
     Each expert takes four FLOPs, one exponential, and one comparison per chosen expert.
     """
@@ -222,14 +235,18 @@ def _route(call: Call, *, logits_at: int, count_at: int = -1, ids_at: int = -1) 
 
 @needs(OpClass.SORT, 0, 1)
 def _sort_tokens(call: Call, weights: Strided, experts: Strided) -> AtenCost:
-    """Cost ``SortTokens`` (weights, experts, count): tokens are counted and sorted by expert."""
+    """Return the cost of ``SortTokens`` (weights, experts, count): tokens are counted and sorted by
+    expert.
+    """
     places = dense(find_dtype("i32"), (2 * experts.elements,))
     return simple([weights, experts], [weights.dense, places], flops=2.0 * experts.elements)
 
 
 @needs(OpClass.REDUCTION, 0, 1)
 def _sum_of_experts(call: Call, source: Strided, out: Strided) -> AtenCost:
-    """Cost ``moe_sum`` (results of each expert, out)."""
+    """Return the cost of ``moe_sum`` (results of each expert, out), which adds the results of a token's
+    experts.
+    """
     return simple([source], [out.dense], flops=float(max(source.elements - out.elements, 0)))
 
 

@@ -1,7 +1,7 @@
-"""Table of library kernel names, for profiles without host operations: library, kind of work, type and tile.
+"""Table of library kernel names, for profiles without host operations.
 
-The first pattern that matches a name gives its facts. Other facts are unknown: most names state the kind
-of work and the tile of a block, few state the amount of work.
+The first pattern that matches a kernel name gives its library, kind of work, element type and tile. Most
+names state the kind of work and the tile of a block. Few state the amount of work, which is then unknown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATTERNS: tuple[KernelPattern, ...] = (
 
 @lru_cache(maxsize=1 << 16)
 def kernel_facts(name: str) -> KernelFacts:
-    """Return the facts of a kernel name, mangled or not; class UNKNOWN for a name without a pattern.
+    """Return the facts that a kernel name states, mangled or not. The class is UNKNOWN if no pattern matches.
 
     O(patterns x length of the name). The length is limited; results are cached.
     """

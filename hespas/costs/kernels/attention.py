@@ -1,9 +1,9 @@
-"""Patterns of attention kernels.
+"""Patterns of the names of attention kernels.
 
-Names are read as their sources have them: FlashAttention (https://github.com/Dao-AILab/flash-attention),
-FlashInfer (https://github.com/flashinfer-ai/flashinfer), vLLM (https://github.com/vllm-project/vllm), SGLang
-(https://github.com/sgl-project/sglang), Composable Kernel, AITER, AOTriton; names of cuDNN and
-TensorRT-LLM are as traces show them.
+Name formats follow the sources of FlashAttention (https://github.com/Dao-AILab/flash-attention), FlashInfer
+(https://github.com/flashinfer-ai/flashinfer), vLLM (https://github.com/vllm-project/vllm), SGLang
+(https://github.com/sgl-project/sglang), Composable Kernel, AITER and AOTriton. The formats of cuDNN and
+TensorRT-LLM follow recorded traces.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ _CK_SHAPE = re.compile(r"TileFmhaShape<(?:ck_tile::)?sequence<(\d{1,4}), (\d{1,4
 
 
 def _tiled(facts: KernelFacts, elements: int) -> KernelFacts:
-    """Return facts in which a thread block computes ``elements`` elements: one tile of rows of queries. The
-    count is a limit, because blocks beyond the end of a short sequence compute nothing.
+    """Return facts in which a thread block computes at most ``elements`` elements: one tile of rows of
+    queries. Blocks beyond the end of a short sequence compute nothing.
     """
     return replace(facts, cover=Cover.AT_MOST, per_block=float(elements))
 
 
 def _paged(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``<.., block size, head size, threads, alibi, queries per key head, ...>``: a block computes the
-    queries of one key head over a part of the keys of one sequence.
+    """Read the template arguments ``<.., block size, head size, threads, alibi, queries per key head, ...>``.
+
+    A block computes the queries of one key head over a part of the keys of one sequence.
     """
     head, shared = name.number(5), name.number(8)
     return _tiled(facts, head * shared) if head > 0 and shared > 0 else facts
@@ -58,7 +59,8 @@ def _flash2(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kerne
 
 
 def _flash3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the first shape of three constants that is not a cluster: queries and keys of a tile, head size.
+    """Read the tile (queries, keys, head size) of FlashAttention 3: the first triple of constants that is not
+    a cluster shape.
 
     Blocks loop over tiles.
     """

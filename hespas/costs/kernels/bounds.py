@@ -1,8 +1,8 @@
-"""Bounds on the work of a kernel, from its name and its launch.
+"""Bounds on the work of a kernel, from its name and its launch configuration.
 
-A name states elements per block or thread, and the launch their numbers. The product is an upper bound.
-Where the launch covers a range exactly once, all blocks except the last one are full, which gives a lower
-bound. The launch of a kernel that loops over its grid gives no bound.
+A name states elements per block or thread, and the launch states the number of blocks and threads. The
+product is an upper bound. If the launch covers a range exactly once, all blocks except the last one are full,
+which gives a lower bound. The launch of a kernel that loops over its grid gives no bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 1 << 62
 
 
 class WorkBounds(NamedTuple):
-    """Lower and upper bounds on the work of a kernel; NaN where there is no bound.
+    """Lower and upper bounds on the work of a kernel; NaN without a bound.
 
     ``elements`` counts result elements, ``bytes`` reads plus writes.
     """
@@ -33,7 +33,7 @@ class WorkBounds(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Return True if there is any bound."""
+        """True if there is at least one bound."""
         return not all(map(isnan, self))
 
 
@@ -42,7 +42,7 @@ _Extents = tuple[int, int, int]
 
 
 def launch_of(text: str) -> tuple[_Extents, _Extents] | None:
-    """Return blocks and threads of ``[[x,y,z],[x,y,z]]``; None for other texts."""
+    """Parse the grid and block size of a launch from ``[[x,y,z],[x,y,z]]``; None for other texts."""
     parts = text.translate(_NO_BRACKETS).split(",")
     if len(parts) != 6 or not all(part.isdecimal() and len(part) < 12 for part in parts):
         return None
@@ -76,13 +76,13 @@ def work_bounds(
 
 
 def _width(dtype: str) -> float:
-    """Return bytes of an element, NaN for an unknown type."""
+    """Return the bytes of an element type; NaN if unknown."""
     dtype_entry = find_dtype(dtype)
     return nan if dtype_entry is None else float(dtype_entry.storage_bytes(1))
 
 
 def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None) -> tuple[float, float]:
-    """Return the lower and upper bound of result elements."""
+    """Return the lower and upper bound on the number of result elements."""
     if grid is None or block is None or facts.cover is Cover.UNKNOWN:
         return nan, nan
     blocks, threads = float(prod(grid)), float(prod(block))
@@ -105,7 +105,9 @@ def _elements(facts: KernelFacts, grid: _Extents | None, block: _Extents | None)
 
 
 def _stated_product(sizes: dict[str, int], width: float) -> WorkBounds:
-    """Return bounds of a product that is generated for one N and K, with at least one row."""
+    """Return bounds on a product whose kernel was generated for one N and K. M, the number of rows, is at
+    least 1.
+    """
     m, n, k = float(sizes.get("m", 1)), float(sizes["n"]), float(sizes["k"])
     flops = 2.0 * m * n * k
     is_stated = "m" in sizes

@@ -1,4 +1,6 @@
-"""Facts that the name of a kernel states, and patterns that find them."""
+"""Facts that the name of a kernel states (library, operation, element types, tile), and the patterns that
+find them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ __all__ = [
 
 
 class Cover(Enum):
-    """Distribution of the result over the blocks of a launch."""
+    """Distribution of the result's elements over the thread blocks of a launch."""
 
     UNKNOWN = "unknown"
     """Blocks may loop: their number does not bound the work."""
@@ -45,17 +47,18 @@ class Cover(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Facts of a kernel name. Absent facts are the empty text, class UNKNOWN or the empty tuple.
+    """Facts that the name of a kernel states. Facts that are not stated are the empty text, class UNKNOWN or
+    the empty tuple.
 
     ``library`` is the library of the kernel (``hipBLASLt``), ``family`` its function there (``gemm``).
     ``dtype`` is the element type of operands, ``result_dtype`` of the result. ``tile`` is the part of the
     result that one block computes: (M, N, K) of a matrix product, (queries, keys) of an attention. ``sizes``
-    are extents of the problem, in names that are generated for one.
+    are extents of the problem, for kernels that are generated for one problem.
 
     ``cover`` is the distribution of the result over blocks. A block computes at most ``per_block`` elements
     plus ``per_thread`` for each thread, and a full block at least the ``_low`` figures (0: not stated).
-    ``arrays`` are read or written with one element per result element (0: unknown), of at most ``widest``
-    bytes.
+    ``arrays`` is the number of arrays that are read or written with one element per result element (0:
+    unknown), of at most ``widest`` bytes.
     """
 
     op_class: OpClass = OpClass.UNKNOWN
@@ -81,11 +84,11 @@ KernelReader = Callable[[KernelFacts, KernelName, re.Match[str]], KernelFacts]
 
 @dataclass(frozen=True, slots=True)
 class KernelPattern:
-    """Pattern of kernel names, searched in the qualified name, or with ``whole`` in the whole text.
+    """Pattern of kernel names. It is searched in the qualified name, or with ``whole`` in the whole text.
 
-    Groups named ``m``, ``n`` and ``k`` are the tile, ``type`` and ``out`` the element types, ``layout`` the
-    layout. Without a group ``type``, the first element type among the template arguments is used. ``read``
-    adds further facts. ``cover`` is the distribution of tiles over blocks.
+    The groups ``m``, ``n`` and ``k`` of the pattern are the tile, ``type`` and ``out`` the element types,
+    ``layout`` the layout. Without a group ``type``, the first element type among the template arguments is
+    used. ``read`` adds further facts. ``cover`` is the distribution of tiles over blocks.
     """
 
     pattern: str
@@ -102,7 +105,7 @@ class KernelPattern:
         object.__setattr__(self, "compiled", re.compile(self.pattern))
 
     def facts(self, name: KernelName) -> KernelFacts | None:
-        """Return the facts of a name; None where the pattern does not match."""
+        """Return the facts that a name states; None if the pattern does not match."""
         match = self.compiled.search(name.text if self.whole else name.qualified)
         if match is None:
             return None
@@ -122,12 +125,12 @@ class KernelPattern:
 
 
 def any_of(words: str) -> str:
-    """Return a pattern that matches any of the words, which are patterns without spaces."""
+    """Return a pattern that matches any of the space-separated ``words``, which are patterns themselves."""
     return f"(?:{'|'.join(words.split())})"
 
 
 def widest_type(text: str) -> float:
-    """Return the bytes of the widest element type in a text, 0 for none."""
+    """Return the bytes of the widest element type in a text, 0 without one."""
     words = {*_TYPE_WORD.findall(text), *_WHOLE_NUMBER.findall(text)}
     types = (find_dtype(spelled_type(word)) for word in words)
     return max((float(dtype.storage_bytes(1)) for dtype in types if dtype is not None), default=0.0)
@@ -138,12 +141,12 @@ _CUTE_SHAPE = re.compile(rf"tuple<{_CUTE_EXTENT}, ?{_CUTE_EXTENT}, ?{_CUTE_EXTEN
 
 
 def cute_shapes(text: str) -> list[tuple[int, int, int]]:
-    """Return shapes of three constants in the order of the text: ``tuple<C<128>, C<176>, C<64>>``."""
+    """Return the CuTe shapes of three constants in a text, in order: ``tuple<C<128>, C<176>, C<64>>``."""
     return [(int(m), int(n), int(k)) for m, n, k in _CUTE_SHAPE.findall(text)]
 
 
 def type_in_text(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Set the element type to the first one in the whole name."""
+    """Return the facts with the first element type in the whole name."""
     return replace(facts, dtype=element_type(name.text))
 
 
@@ -189,7 +192,7 @@ _SPELLED = {
 
 @lru_cache(maxsize=4096)
 def spelled_type(spelling: str) -> str:
-    """Return the canonical name of an element type in a kernel name; empty for other texts."""
+    """Return the canonical name of an element type as spelled in kernel names; empty for other texts."""
     plain = spelling.strip().lower()
     plain = plain.removesuffix(" const").removeprefix("const ").rstrip("*& ")
     spelled = _SPELLED.get(plain) or _SPELLED.get(plain.rpartition("::")[2])

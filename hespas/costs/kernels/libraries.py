@@ -1,10 +1,11 @@
-"""Patterns of communication, copies, generated kernels, and kernels of serving and training libraries.
+"""Patterns of the names of communication, copy and generated kernels, and of kernels of serving and training
+libraries.
 
-Names are read as the sources have them: NCCL and RCCL (https://github.com/NVIDIA/nccl), DeepEP
+Name formats follow the sources of NCCL and RCCL (https://github.com/NVIDIA/nccl), DeepEP
 (https://github.com/deepseek-ai/DeepEP), vLLM, SGLang, FlashInfer, AITER, Transformer Engine
-(https://github.com/NVIDIA/TransformerEngine), apex (https://github.com/NVIDIA/apex), FBGEMM
-(https://github.com/pytorch/FBGEMM); names of XLA and MIOpen are as traces show them. The library
-of a name that several libraries use is unknown, unless a namespace states it.
+(https://github.com/NVIDIA/TransformerEngine), apex (https://github.com/NVIDIA/apex) and FBGEMM
+(https://github.com/pytorch/FBGEMM). The formats of XLA and MIOpen follow recorded traces. The library of a
+name that several libraries use is unknown, unless a namespace states it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _NCCL_KINDS = {
 
 
 def _nccl(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the kind and the element type; collectives without arithmetic always have ``int8_t``."""
+    """Read the kind of collective and the element type. Collectives without arithmetic always have
+    ``int8_t``.
+    """
     typed = _NCCL_TYPE.search(name.text)
     kind = _NCCL_KINDS.get(match["kind"] or "", facts.family)
     return replace(facts, family=kind, dtype=spelled_type(typed[1]) if typed else "")
@@ -66,7 +69,7 @@ _NAMESPACES = {
 
 
 def _owned(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Set the library from the namespace, and the first element type in the whole name."""
+    """Read the library from the namespace of the name, and the first element type in the whole name."""
     owner = _NAMESPACES.get(name.qualified.partition("::")[0], "")
     return replace(facts, library=facts.library or owner, dtype=element_type(name.text))
 
@@ -142,7 +145,7 @@ elements of a vector.
 
 
 def _per_thread(elements: float) -> KernelReader:
-    """Return a reader that limits the elements per thread."""
+    """Return a function that adds a limit of ``elements`` per thread to the facts."""
     return lambda facts, name, match: replace(facts, cover=Cover.AT_MOST, per_thread=elements)
 
 
@@ -192,8 +195,8 @@ _CK_ROWS = re.compile(r"Generic2dBlockShape<(?:ck_tile::)?sequence<(\d{1,5}), (\
 
 
 def _norm_rows(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``add_rmsnorm_quant_kernel<in, out, threads, elements per thread, ...>`` (AITER) and one-pass
-    norms of CK, in which a block computes the rows that fit into it.
+    """Read the template arguments of ``add_rmsnorm_quant_kernel<in, out, threads, elements per thread, ...>``
+    (AITER) and of one-pass norms of CK. A block computes as many rows as fit into it.
     """
     facts = _owned(facts, name, match)
     shape = _CK_ROWS.search(name.text)
@@ -206,7 +209,7 @@ def _norm_rows(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Ke
 
 
 def _named(words: str, family: str, op_class: OpClass, library: str = "") -> KernelPattern:
-    """Return the pattern of kernels with one of the words in their name."""
+    """Return the pattern of kernels whose name contains one of the words."""
     return KernelPattern(rf"(?:^|::|_){any_of(words)}", library, family, op_class, read=_owned)
 
 

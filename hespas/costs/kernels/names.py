@@ -1,8 +1,9 @@
-"""Parser of kernel names: qualified name and template arguments.
+"""Parser of kernel names, which returns the qualified name and the template arguments.
 
-Profilers write C++ kernels demangled or mangled (Itanium C++ ABI, https://itanium-cxx-abi.github.io/cxx-abi/).
-Of a mangled name, only the first qualified name and its template arguments are read, in one pass. Names are
-untrusted: their length is limited, and the parser does not recurse.
+Profilers write C++ kernels demangled or mangled (Itanium C++ ABI,
+https://itanium-cxx-abi.github.io/cxx-abi/). Of a mangled name, only the first qualified name and its template
+arguments are read, in one pass. Names are untrusted: their length is limited, and the parser does not
+recurse.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ _ENUMERATOR = re.compile(r"n?\d{1,18}E")
 
 
 class _MangledBracket:
-    """Open bracket: ``<`` arguments, ``J`` an argument pack, ``N`` a nested name, ``X`` an expression,
-    ``L`` a constant of a named type, ``F`` a function type. ``filled``: the bracket is not empty.
+    """Open bracket of a mangled name: ``<`` template arguments, ``J`` an argument pack, ``N`` a nested name,
+    ``X`` an expression, ``L`` a constant of a named type, ``F`` a function type. ``filled``: the bracket
+    is not empty.
     """
 
     __slots__ = ("filled", "kind")
@@ -59,7 +61,8 @@ class _MangledBracket:
 
 
 def demangled(name: str) -> str:
-    """Return ``aiter::norm<bf16, 64>`` for ``_ZN5aiter4normIDF16bLi64EEEvPT_``; other texts do not change.
+    """Return the readable form of a mangled name: ``aiter::norm<bf16, 64>`` for
+    ``_ZN5aiter4normIDF16bLi64EEEvPT_``. Other texts do not change.
 
     Substitutions (``S1_``) and parameters are skipped. O(length).
     """
@@ -75,7 +78,7 @@ class _Demangler:
         self.frames: list[_MangledBracket] = []
 
     def run(self) -> str:
-        """Return the part of the name that can be read."""
+        """Return the readable form of the part of the name that the parser understands."""
         while self.place < len(self.text):
             match = _TOKEN.match(self.text, self.place)
             if match is None:
@@ -96,7 +99,7 @@ class _Demangler:
         return "".join(self.pieces)
 
     def _add(self, text: str) -> None:
-        """Append a part of a name or an argument, with its separator."""
+        """Append a part of the name or an argument, with its separator."""
         top = self.frames[-1] if self.frames else None
         if not text or (top is not None and top.kind == "F"):
             return
@@ -143,7 +146,7 @@ class _Demangler:
 
 
 def _argument(match: re.Match[str]) -> str:
-    """Return a token as a template argument; empty for other tokens."""
+    """Return the template argument that a mangled token encodes; empty for other tokens."""
     if match["number"]:
         if match["type"] == "b":
             return "false" if match["number"] == "0" else "true"
@@ -166,11 +169,11 @@ class KernelName(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Return the last part of the qualified name."""
+        """Last part of the qualified name."""
         return self.qualified.rpartition("::")[2]
 
     def number(self, position: int) -> int:
-        """Return a template argument that is a whole number, else -1."""
+        """Return the template argument at a position as a whole number; -1 if it is not one."""
         text = self.arguments[position] if -len(self.arguments) <= position < len(self.arguments) else ""
         digits = _NUMBER.fullmatch(text)
         return int(digits[1]) if digits else -1
@@ -186,7 +189,7 @@ _STRUCTURE = re.compile(r"[<>() ,]")
 
 
 def read_name(name: str) -> KernelName:
-    """Parse one name. O(length)."""
+    """Parse a kernel name into its parts. O(length)."""
     text = _SUFFIX.sub("", _ANONYMOUS.sub("", demangled(name[:_LONGEST].strip())))
     if text.startswith(_DRIVER):
         return KernelName(text, text, ())
@@ -199,7 +202,9 @@ def read_name(name: str) -> KernelName:
 
 
 def _head(text: str) -> tuple[int, int]:
-    """Return start and end of the function with its template arguments, after its type, before parameters."""
+    """Return the start and end of the function name with its template arguments. The result type before it
+    and the parameters after it are left out.
+    """
     depth, begins = 0, 0
     for match in _STRUCTURE.finditer(text):
         mark = match.group()
@@ -215,7 +220,7 @@ def _head(text: str) -> tuple[int, int]:
 
 
 def _split(text: str) -> list[str]:
-    """Return template arguments, split at the outermost commas."""
+    """Split a text at its outermost commas into template arguments."""
     if not text:
         return []
     depth, begins, parts = 0, 0, list[str]()

@@ -1,9 +1,9 @@
-"""Patterns of matrix products and convolutions in libraries.
+"""Patterns of the names of matrix product and convolution kernels.
 
-Names are read as the libraries generate them: Tensile (https://github.com/ROCm/rocm-libraries, ``Cijk_``),
-CUTLASS's profiler (https://github.com/NVIDIA/cutlass), DeepGEMM (https://github.com/deepseek-ai/DeepGEMM),
-Composable Kernel (https://github.com/ROCm/composable_kernel), AITER (https://github.com/ROCm/aiter). Names of
-cuBLAS, cuDNN, MIOpen and TensorRT-LLM are as traces show them.
+Name formats follow the generators of Tensile (https://github.com/ROCm/rocm-libraries, ``Cijk_``), CUTLASS's
+profiler (https://github.com/NVIDIA/cutlass), DeepGEMM (https://github.com/deepseek-ai/DeepGEMM), Composable
+Kernel (https://github.com/ROCm/composable_kernel) and AITER (https://github.com/ROCm/aiter). The formats of
+cuBLAS, cuDNN, MIOpen and TensorRT-LLM follow recorded traces.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ _TRANSPOSED = {"Ailk": "N", "Alik": "T", "Bljk": "N", "Bjlk": "T"}
 
 
 def _tensile(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read types and layout of ``Cijk_Alik_Bljk_BBS_BH_..._MT256x192x64_...``: C[i,j,k] = A[l,i,k] B[l,j,k].
+    """Read the element types and the layout of ``Cijk_Alik_Bljk_BBS_BH_..._MT256x192x64_...``: C[i,j,k] =
+    A[l,i,k] B[l,j,k].
 
-    Letters are the types of operands, result and arithmetic; the first index of an operand is the fastest.
+    The letters after the indices are the types of operands, result and arithmetic. The first index of an
+    operand is the fastest in memory.
     """
     letters = _TENSILE_LETTER.findall(match["types"] + (match["more"] or ""))
     types = [_TENSILE_TYPES[letter] for letter in letters]
@@ -76,7 +78,7 @@ _ONE_SPLIT = re.compile(r"_GSU1(?:_|$)")
 
 
 def _tensile_cover(name: str) -> Cover:
-    """Return the distribution of tiles over blocks.
+    """Return how the kernel distributes tiles over thread blocks.
 
     Stream-K (``SK3``) and persistent kernels loop. Others have a block per tile, or several blocks where K is
     split; kernels with user arguments get the number of splits at run time.
@@ -109,7 +111,9 @@ _XMMA_TYPE = re.compile(r"tf32|bf16|f16|f32|f64|e4m3|e5m2|i8|u8|i32")
 
 
 def _xmma(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``bf16bf16_bf16f32_f32`` (operands, result, accumulator) or ``f32f32_tf32f32`` (TF32)."""
+    """Read the element types in ``bf16bf16_bf16f32_f32`` (operands, result, accumulator) or
+    ``f32f32_tf32f32`` (TF32).
+    """
     types = _XMMA_TYPE.findall(match["types"])
     if "_segment_k_off_" in name.text and len(facts.tile) > 1:  # persistent, with no more blocks than tiles
         facts = replace(facts, cover=Cover.AT_LEAST)
@@ -128,14 +132,18 @@ _NVJET = {"h": "f16", "t": "bf16", "s": "f32", "q": "f8E4M3FN", "o": "f4E2M1FN",
 
 
 def _nvjet(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``hsh`` (operands, arithmetic, result) or ``qqtst`` (two operands, addend, arithmetic, result)."""
+    """Read the type letters ``hsh`` (operands, arithmetic, result) or ``qqtst`` (two operands, addend,
+    arithmetic, result).
+    """
     letters = match["types"]
     operands = "tf32" if letters[:2] == "ss" else _NVJET.get(letters[0], "")
     return replace(facts, dtype=operands, result_dtype=_NVJET.get(letters[-1], ""))
 
 
 def _deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``<shape M, N, K, groups, block M, N, K, ...>``; run-time extents are 0."""
+    """Read the template arguments ``<shape M, N, K, groups, block M, N, K, ...>``. Extents that are given at
+    run time are 0.
+    """
     low = "bf16" if "bf16" in name.base else "f8E4M3FN"
     # Casts to an enumeration of a namespace are layouts.
     plain = (position for position, argument in enumerate(name.arguments[:12]) if "::" not in argument)
@@ -147,7 +155,7 @@ def _deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Ke
 
 
 def _old_deep_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``<shape N, K, block M, N, K, ...>``, the arguments before June 2025."""
+    """Read the template arguments ``<shape N, K, block M, N, K, ...>`` of DeepGEMM before June 2025."""
     numbers = [name.number(position) for position in range(5)]
     if min(numbers) <= 0:
         return replace(facts, dtype="f8E4M3FN")
@@ -160,7 +168,7 @@ _LEAST_TILE = 8
 
 
 def _cutlass3(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read the tile of a CUTLASS 3 collective: the first shape of three constants that is not a cluster."""
+    """Read the tile of a CUTLASS 3 collective: the first triple of constants that is not a cluster shape."""
     tile = next((shape for shape in cute_shapes(name.text) if min(shape) >= _LEAST_TILE), ())
     return replace(facts, dtype=element_type(name.text), tile=tile)
 
@@ -169,7 +177,9 @@ _AITER_KINDS = {"f4": "f4E2M1FN", "fp8": "f8E4M3FN", "f8": "f8E4M3FN", "i8": "i8
 
 
 def _aiter_gemm(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``f4gemm_bf16_per1x32Fp4``: the prefix is the operand type, the next word the result type."""
+    """Read the types in a name such as ``f4gemm_bf16_per1x32Fp4``: the prefix is the operand type, the next
+    word the result type.
+    """
     return replace(facts, dtype=_AITER_KINDS[match["kind"].lower()])
 
 
@@ -180,7 +190,7 @@ def _ck_type(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kern
 
 
 def _matmul_ogs(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``bf16xbf16xmxfp4``: result, activations, weights."""
+    """Read the types in ``bf16xbf16xmxfp4``: result, activations, weights."""
     types = [spelled_type(part) for part in match["types"].split("x", 1)]
     activations = match["types"].split("x")[1]
     loops = name.base.startswith("_p_")

@@ -1,6 +1,7 @@
-"""Patterns of PyTorch's kernels (``at::native``), and of the CUB and rocPRIM primitives that it uses.
+"""Patterns of the names of PyTorch's kernels (``at::native``), and of the CUB and rocPRIM primitives that it
+uses.
 
-Elementwise kernels are one template over a functor, whose name is the operation:
+Elementwise kernels are one C++ template over a functor, whose name is the operation:
 https://github.com/pytorch/pytorch/tree/main/aten/src/ATen/native/cuda.
 """
 
@@ -52,8 +53,8 @@ _LAMBDA = re.compile(r"\{lambda\((\w[\w: ]{0,40})")
 
 
 def _functor(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Set the operation of an elementwise kernel from its functor, a template argument: a template over the
-    element type or a lambda over elements.
+    """Read the operation of an elementwise kernel from its functor. The functor is a template argument: a
+    template over the element type, or a lambda over elements.
     """
     text = ", ".join(_OVER_PLACES.sub("", argument) for argument in name.arguments)
     typed = _LAMBDA.search(text)
@@ -78,7 +79,9 @@ _NARROW = re.compile(
 
 
 def _shared(facts: KernelFacts, name: KernelName, text: str) -> KernelFacts:
-    """Set the distribution of elements over blocks: https://github.com/pytorch/pytorch, ``CUDALoops.cuh``."""
+    """Return the facts with the distribution of elements over thread blocks, which ``CUDALoops.cuh`` of
+    PyTorch defines for each kernel.
+    """
     arrays = _ARRAYS.search(text)
     described = replace(
         facts, cover=Cover.ONCE, arrays=int(arrays[1]) if arrays else 0, widest=widest_type(text) or 8.0
@@ -114,7 +117,9 @@ _LONGEST_ROW = 1024
 
 
 def _softmax(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``softmax_warp_forward<in, out, sum, log2 of a row, ...>``, ``cunn_SoftMaxForward<...>`` (a block
+    """Read the template arguments of softmax kernels.
+
+    They are ``softmax_warp_forward<in, out, sum, log2 of a row, ...>``, ``cunn_SoftMaxForward<...>`` (a block
     per row), and ``cunn_SoftMaxForwardReg<..., registers>`` with the row in registers.
     """
     arrays = replace(facts, arrays=2, widest=4.0)
@@ -132,13 +137,17 @@ def _softmax(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> Kern
 
 
 def _reduces(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``reduce_kernel<threads, results per thread, ...>``; the name does not state the operands."""
+    """Read the template arguments of ``reduce_kernel<threads, results per thread, ...>``. The name does not
+    state the operands.
+    """
     elements = max(name.number(1), 1)
     return replace(type_in_text(facts, name, match), cover=Cover.AT_MOST, per_thread=float(elements))
 
 
 def _gathers(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Read ``vectorized_gather_kernel<bytes per thread, index>``; it has at most as many indices as bytes."""
+    """Read the template arguments of ``vectorized_gather_kernel<bytes per thread, index>``. It has at most as
+    many indices as bytes.
+    """
     elements = name.number(0)
     return replace(
         facts, dtype="ui8", cover=Cover.AT_MOST, per_thread=float(max(elements, 0)), arrays=3, widest=1.0
@@ -154,7 +163,7 @@ _TENSORS: tuple[tuple[str, str, OpClass], ...] = (
 
 
 def _tensors(facts: KernelFacts, name: KernelName, match: re.Match[str]) -> KernelFacts:
-    """Set the operation on lists of tensors."""
+    """Read the operation of a kernel over lists of tensors, such as a fused optimizer."""
     facts = replace(facts, cover=Cover.AT_MOST, per_block=_CHUNK)
     for pattern, family, op_class in _TENSORS:
         if re.search(pattern, name.text):

@@ -183,7 +183,7 @@ class WorkerSession:
         return Timing(fault=fault)
 
     def _greet(self, line: bytes) -> str:
-        """Store the machine from the first line of the process; return its fault, empty if there is none."""
+        """Store the machine from the first line of the process, and return its fault (empty: no fault)."""
         try:
             self._machine = msgspec.json.decode(line, type=MeasuringMachine)
         except msgspec.DecodeError as error:

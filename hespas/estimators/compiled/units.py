@@ -448,8 +448,8 @@ class _UnitWriter:
     def _convolution(
         self, node: int, types: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> Operator | None:
-        """Return the convolution whose total and useful FLOPs (without padding) equal those of the node; None
-        if none was found.
+        """Return a convolution with the same total FLOPs and the same useful FLOPs (without padding) as the
+        node; None if none was found.
         """
         if len(types) != 2 or len(results) != 1:
             return None

@@ -245,7 +245,7 @@ def _bend_and_noise(position: FloatArray, log_time: FloatArray) -> tuple[float, 
 
 
 def work_of(flops: FloatArray, bytes_moved: FloatArray) -> FloatArray:
-    """Return the columns of which a reference time is a weighted sum: 1, FLOPs and bytes; shape ``(ops, 3)``.
+    """Return the columns whose weighted sum is a reference time: 1, FLOPs and bytes; shape ``(ops, 3)``.
     Unknown values count as 0.
     """
     return np.stack((np.ones(len(flops)), np.nan_to_num(flops), np.nan_to_num(bytes_moved)), axis=1)

@@ -243,8 +243,8 @@ def _tables(
 
 
 def _known_columns(frame: pd.DataFrame, name: str, path: Path) -> pd.DataFrame:
-    """Return a table of aiconfigurator with columns renamed and units converted to those of this package's
-    measurement tables.
+    """Return a table of aiconfigurator with the column names and units of this package's measurement
+    tables.
     """
     kind, dtype = _TABLES[name]
     frame = frame.rename(columns={**_SAME_NAME, dtype: "dtype"})

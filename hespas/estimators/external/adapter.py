@@ -93,8 +93,8 @@ def run_command(
 
 
 def read_answer(path: Path) -> bytes:
-    """Return the contents of a program's output file; empty if there is none. Raises :class:`CommandError`
-    for more than 16 MiB.
+    """Return the contents of a program's output file, or empty bytes if the file is missing. Raises
+    :class:`CommandError` for more than 16 MiB.
     """
     if not path.is_file():
         return b""

@@ -151,7 +151,7 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Error on shape groups outside the fit, for one class of operations on one device.
 
-    The groups are those of the split ``devval``. For a user's own models they are the folds of the fit in
+    The groups are in the split ``devval``. For a user's own models they are the folds of the fit in
     turn, and ``op`` and ``variant`` are ``*``. Errors are fractions; None: refused, or not tested.
     ``before_mape`` is the error of the package's learned models.
     """

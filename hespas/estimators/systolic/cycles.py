@@ -1,9 +1,9 @@
 """Cycles, utilisation and buffer accesses of products on a systolic array, as SCALE-Sim v3 counts them.
 
 A product of an (M, K) input by a (K, N) filter on ``rows`` x ``columns`` cells is cut into folds that run one
-after another. The counts equal those of scalesim 3.0.0 for runs that do not wait for memory (a word is one
-byte there; the element type plays no part). The functions are vectorised: a million shapes take about a tenth
-of a second.
+after another. The counts equal the output of scalesim 3.0.0 for runs that do not wait for memory (a word is
+one byte there; the element type plays no part). The functions are vectorised: a million shapes take about a
+tenth of a second.
 """
 
 from __future__ import annotations
