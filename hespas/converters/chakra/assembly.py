@@ -59,7 +59,7 @@ class Strings(NamedTuple):
 
     @classmethod
     def of(cls, table: StringTable) -> Strings:
-        """Copy the strings once."""
+        """Copy the strings of a table into one padded buffer."""
         return cls(ByteWindow.holding(np.frombuffer(table.buffer, np.uint8)), table.offsets)
 
     def lengths(self, rows: NDArray[np.integer]) -> Longs:
@@ -146,8 +146,9 @@ class Assembly:
         optional: Bools | None = None,
         implied: Bools | None = None,
     ) -> None:
-        """Add an integer attribute. ``optional`` rows are written only if the node's layout names them;
-        ``implied`` rows are omitted if the node has a layout that does not name them.
+        """Add an integer attribute. Rows marked in ``optional`` are written only if the node has a layout
+        that contains the attribute. Rows marked in ``implied`` are not written if the node has a layout
+        without the attribute (see :class:`Layouts`).
         """
         part = self._part(name, kind, node, slot)
         no = part.optional

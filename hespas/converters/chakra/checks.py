@@ -34,9 +34,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Destination of the faults of one file, or of a whole directory, for which ``rank`` has the value
-    None.
-    """
+    """Receiver of the faults of one file, or of a whole directory, for which ``rank`` has the value None."""
 
     path: str
     rank: int | None

@@ -73,7 +73,7 @@ class NamedGroups(dict[int, list[int]]):
                 self[number] = ranks
 
     def find(self, text: str) -> int:
-        """Return the id that a text names: 0 for all ranks, -1 if the group is unknown."""
+        """Return the id for a group name or a decimal id: 0 for all ranks, -1 if the group is unknown."""
         if text in self.names:
             return self.names[text]
         if text in WHOLE_WORLD:
@@ -130,7 +130,9 @@ def _lists_ranks(path: Path) -> bool:
 
 
 def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
-    """Return group id -> ranks. Groups under a name or under id 0 get ids after the listed ones."""
+    """Parse the content of ``comm_group.json``. Groups with a name instead of an id, or with id 0, get new
+    ids after the other groups.
+    """
     import msgspec
 
     try:
@@ -187,7 +189,7 @@ def groups_of_metadata(texts: Iterable[bytes]) -> tuple[bytes, set[str]]:
 
 
 def render_groups(groups: Mapping[int, Sequence[int]]) -> bytes:
-    """Return the content of the file, by ascending id."""
+    """Return the content of a ``comm_group.json`` with these groups, by ascending id."""
     rows = ", ".join(f'"{number}": {list(groups[number])}' for number in sorted(groups))
     return b"{" + rows.encode() + b"}"
 

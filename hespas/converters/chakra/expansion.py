@@ -2,7 +2,7 @@
 
 The positions of these bytes are found by encoding the class twice, with values that differ in every byte but
 have equal widths. Ranks whose values have other widths get another encoding; a few encodings are cached. The
-values of many ranks are rows of numbers in the order of :class:`.from_graph.Variables`: group ids become
+values of many ranks are rows of numbers in the order of :class:`.from_graph.RankVariables`: group ids become
 decimal text in a trace, other numbers varints.
 """
 

@@ -71,8 +71,8 @@ _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time", "chakra-json.
 
 @dataclass(slots=True)
 class TraceAccount:
-    """Losses in the written traces, summed over ranks: ``counts`` has by code the parts of the workload that
-    are missing or only approximate.
+    """Losses in the written traces, summed over ranks. ``counts`` maps a diagnostic code to the number of
+    parts of the workload that are missing or only approximate.
     """
 
     ranks: int = 0
@@ -87,7 +87,7 @@ class TraceAccount:
         self.counts.update({code: count * ranks for code, count in of_one.items() if count})
 
     def join(self, other: TraceAccount) -> Self:
-        """Add the counts of another account."""
+        """Add the losses in another account."""
         self.ranks += other.ranks
         self.idle_ns += other.idle_ns
         self.counts.update(other.counts)

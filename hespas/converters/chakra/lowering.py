@@ -57,7 +57,7 @@ class ExpandedGraph(NamedTuple):
     halves: Longs
 
     def alone(self, idle: Bools) -> Longs:
-        """Return the SENDs in ``halves`` of which only the RECV has work on a rank."""
+        """Return the SENDs in ``halves`` that have no work on a rank while their RECV has some."""
         return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
 
     def for_rank(self, idle: Bools) -> OpGraph:
@@ -156,8 +156,8 @@ def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> Ragged
 
 
 def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
-    """Return the graph without nodes that do nothing on a rank. A node that cannot be bypassed becomes
-    zero-cost work.
+    """Return the graph without the ``idle`` nodes, which have no work on a rank. An idle node whose
+    dependencies cannot be passed on to its users becomes a zero-cost node.
     """
     if not idle.any():
         return graph

@@ -41,8 +41,8 @@ def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[st
 
 
 def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics) -> OpGraph:
-    """Return the graph with the recorded steps that its trace states. An invalid document is ignored with a
-    warning.
+    """Attach the recorded steps in a trace's metadata (``document``) to its graph. An invalid document is
+    ignored with a warning.
     """
     if not document:
         return graph
@@ -76,7 +76,8 @@ def with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byte
 
 
 def with_label(workload: Workload, version: str) -> Workload:
-    """Return the workload with traces of version ``version``; unchanged if it is empty.
+    """Return the workload with ``version`` as the version label of its traces; an empty ``version`` changes
+    nothing.
 
     Raises :class:`UsageError` for a version that is not written. The two written versions differ only in the
     label.

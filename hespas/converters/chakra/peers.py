@@ -210,9 +210,9 @@ class _RankPartition:
     peers: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def admits(self, rank: int, named: Sequence[int], peers: Sequence[int], job: _GroupIndex) -> bool:
-        """Return True if a rank can join. Each of its groups must be the group of all its members in this
-        class, and no other rank may use its message peers. ``named`` and ``peers`` are the rank's values by
-        vector.
+        """Return True if a rank can join the class. No member of its groups may already be in another group
+        of the same collective, and no rank of the class may have the same message peers. ``named`` and
+        ``peers`` are the rank's values by vector.
         """
         for vector, number in enumerate(named):
             if not number:

@@ -224,8 +224,8 @@ _Write = Callable[[], int]
 
 
 def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterator[_Write]:
-    """Yield the writes of a batch, each for the ranks that one thread writes at a time. Traces without a
-    template are encoded and written here.
+    """Yield tasks that write the files of a batch. Each task is executed by one thread and writes several
+    files. Traces without a template are encoded and written here.
     """
     writer, values = batch.runs.writer, batch.values
     template = None
@@ -247,7 +247,7 @@ def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterato
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PatchedRanks:
-    """Write of some ranks from a template; one thread executes it."""
+    """Task of one thread: write the files of some ranks from a template."""
 
     template: TraceTemplate
     spelled: Bytes
@@ -274,7 +274,7 @@ class _WriterThreads:
             self._pool = ThreadPoolExecutor(jobs)
 
     def run(self, write: _Write) -> None:
-        """Write now, or as soon as a thread is free."""
+        """Execute a task now, or as soon as a thread is free."""
         if self._pool is None:
             self._done(write())
             return

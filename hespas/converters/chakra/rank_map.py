@@ -111,7 +111,7 @@ class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
-    """Return a group set as a document."""
+    """Convert a group set for ``rank_map.json``."""
     if isinstance(groups, ExplicitGroups):
         return ListedDocument(groups=[list(row) for row in groups.rows], communicator=groups.communicator)
     return StridedDocument(
@@ -123,7 +123,7 @@ def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
 
 
 def permutation_document(way: Permutation) -> ShiftDocument | PairsDocument:
-    """Return a permutation as a document."""
+    """Convert a permutation for ``rank_map.json``."""
     if way.pairs is not None:
         return PairsDocument(num_ranks=way.num_ranks, pairs=list(way.pairs))
     return ShiftDocument(num_ranks=way.num_ranks, digit=way.digit, shift=way.shift, wraps=way.wraps)
@@ -236,7 +236,9 @@ def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
 
 
 def _classes(document: RankMapDocument, ranks: Sequence[int], path: Path) -> Longs:
-    """Return the class of each rank."""
+    """Return the class of each rank. Raise :class:`FormatError` if the representatives contradict the files
+    of ``ranks``.
+    """
     listed = [entry.rank for entry in document.classes]
     if missing := sorted(set(listed) - set(ranks)):
         raise _wrong(path, f"the file of rank {missing[0]} is missing, but represents other ranks")

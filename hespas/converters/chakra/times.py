@@ -81,7 +81,7 @@ class WrittenTimes(NamedTuple):
 
 
 def micros_as_ns(micros: Words) -> FloatArray:
-    """Convert microseconds of a trace to ns in the way in which readers do."""
+    """Convert the microseconds in a trace to ns, as readers of traces do."""
     return micros.astype(np.float64) * 1e3
 
 

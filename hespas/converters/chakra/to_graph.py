@@ -164,7 +164,7 @@ def _counted(reader: _AttributeReader, name: str, totals: FloatArray, others: Fl
 
 
 def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
-    """Return resource and stream of each node."""
+    """Return the resource and the stream of each node from its attributes."""
     count = len(reader.columns)
     flags = reader.facts.integers("is_cpu_op")
     resource = np.full(count, Resource.DEVICE, np.uint8)
@@ -177,8 +177,8 @@ def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]
 
 
 def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, _AttributeReader]:
-    """Replace negative times by unknown ones; return the columns and a reader of their attributes. Without
-    ``recover`` such times were refused before.
+    """Replace negative times by unknown ones; return the columns and a reader of their attributes. Negative
+    times occur only if the user requested ``recover``; otherwise the file was refused.
     """
     negative = columns.duration_micros > LARGEST_MICROS
     if negative.any():

@@ -494,7 +494,7 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
 
 @dataclass(slots=True)
 class _BodyTotals:
-    """Accumulator of the costs of a body."""
+    """Accumulator of the costs of a computation."""
 
     flops: float = 0.0
     useful_flops: float = 0.0
@@ -508,7 +508,9 @@ class _BodyTotals:
     collectives: list[tuple[Computation, int]] = field(default_factory=list[tuple[Computation, int]])
 
     def add(self, part: Cost | BodyCost) -> None:
-        """Add the costs of an operation or of a called computation that both kinds have."""
+        """Add the costs that operations and called computations have in common: arithmetic and
+        contractions.
+        """
         self.flops += part.flops
         self.useful_flops += part.useful_flops
         self.transcendentals += part.transcendentals

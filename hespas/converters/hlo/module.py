@@ -338,8 +338,9 @@ class LoweredValue:
 class Gate:
     """Decision of a loop or branch, made by ``node``, for which the nodes of the body wait.
 
-    Only nodes without a dependency on ``first`` or a later node need an edge from the decision; they are
-    listed in ``waiting``. ``outer`` is the gate of the enclosing loop or branch.
+    ``first`` is the number of the first node of the body. Only nodes without a dependency on another node of
+    the body need an edge from the decision; they are listed in ``waiting``. ``outer`` is the gate of the
+    enclosing loop or branch.
     """
 
     node: int

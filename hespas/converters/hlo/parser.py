@@ -503,7 +503,7 @@ class _HloParser:
 
 
 def _number(digits: str) -> int:
-    """Parse a number of a table; -1 for other texts and too many digits."""
+    """Parse a number in a stack frame table. Return -1 for other texts and for more than 18 digits."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else -1
 
 

@@ -2,7 +2,7 @@
 
 An uncompressed Arrow IPC *file* (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) with one
 record batch, of one row, per rank class. A column of the graph is one list-typed field, so every array of
-the hub is one contiguous buffer of the file and is used without a copy::
+the graph is one contiguous buffer of the file and is used without a copy::
 
     table = pyarrow.ipc.open_file(pyarrow.memory_map("step.opgraph")).read_all()
     table["flops"][0].as_py(), table["data_deps"][0], table["strings"][0]
@@ -474,7 +474,7 @@ def _indirect(data: memoryview[int], position: int) -> int:
 
 
 def _field(data: memoryview[int], table: int, number: int) -> int:
-    """Return the position of field ``number`` of a table, 0 if it is absent."""
+    """Return the position of field ``number`` of a flatbuffer table, 0 if it is absent."""
     (back,) = struct.unpack_from("<i", data, table)
     vtable = table - int(back)
     if vtable < 0:
@@ -488,7 +488,7 @@ def _field(data: memoryview[int], table: int, number: int) -> int:
 
 
 def _vector(data: memoryview[int], table: int, number: int) -> tuple[int, int]:
-    """Return the position of the items of a vector field, and their number."""
+    """Return the position of the items of a vector in a flatbuffer table, and their number."""
     field = _field(data, table, number)
     if not field:
         return 0, 0

@@ -141,8 +141,8 @@ class DocumentOutline(Struct):
 
 
 class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.CollectiveTable`. The group set is a row of the table, or
-    ``groups`` states it here.
+    """Row of :class:`hespas.graph.opgraph.CollectiveTable`. ``group_set`` is an index in the group sets of
+    the class; alternatively ``groups`` contains the group set itself.
     """
 
     kind: str
@@ -156,8 +156,8 @@ class DocumentCollective(Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class P2pEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Row of :class:`hespas.graph.opgraph.P2pTable`. The permutation is a row of the table, or ``pairs``
-    states it here.
+    """Row of :class:`hespas.graph.opgraph.P2pTable`. ``permutation`` is an index in the permutations of the
+    class; alternatively ``pairs`` contains the permutation itself.
     """
 
     permutation: Row | None = None
@@ -514,7 +514,7 @@ def _cut(
 
 
 def spell_permutation(permutation: Permutation) -> PermutationSpec:
-    """Return a permutation for the document."""
+    """Convert a permutation for the document: a shifted digit, or listed pairs."""
     if permutation.pairs is not None:
         return PermutationSpec(ranks=permutation.num_ranks, pairs=permutation.pairs)
     return PermutationSpec(

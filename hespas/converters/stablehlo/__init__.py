@@ -112,7 +112,9 @@ def sniff(head: Head) -> int:
 
 
 def class_files(names: Iterable[str]) -> dict[int, str]:
-    """Return file names by class if all are ``NAME.{class}.mlir`` of one name, ascending; else nothing."""
+    """Return the files of a folder by rank class, ascending. Return nothing unless all are called
+    ``NAME.{class}.mlir`` with one NAME.
+    """
     parsed_names = [_CLASS_FILE.fullmatch(name) for name in names if not name.startswith(".")]
     matches = [match for match in parsed_names if match is not None]
     if len(matches) < len(parsed_names) or len({match[1] for match in matches}) != 1:

@@ -54,7 +54,9 @@ def read_parsed(
     options: ReadOptions,
     diagnostics: Diagnostics,
 ) -> Workload:
-    """Read a parsed program; ``data`` is the program as stored."""
+    """Convert a parsed program to a workload. ``data`` is the program as bytes, for the graph's
+    attachment.
+    """
     with parsing(data, path), without_collector():
         return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
 

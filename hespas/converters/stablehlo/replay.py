@@ -68,8 +68,8 @@ _WHOLE_GRAPH = "the graph as a whole"
 
 @dataclass(slots=True)
 class ProgramReplay:
-    """Body of a replay, and its differences from the graph. ``changes`` has by code of the difference
-    examples and their number of nodes.
+    """Body of a replay, and its differences from the graph. ``changes`` maps the code of each kind of
+    difference to examples with their number of nodes.
     """
 
     emitter: ReplayEmitter

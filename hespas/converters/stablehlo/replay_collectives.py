@@ -85,11 +85,11 @@ class ReplayCollective(NamedTuple):
 
 
 def devices_for(graph: OpGraph, num_ranks: int) -> int:
-    """Return the number of devices of a replay: the ranks of the job, or more if groups or messages contain
+    """Return the number of devices of a replay: the ranks of the job, or more if groups or messages refer to
     higher ranks.
 
-    The trace of one rank, for example, contains other ranks. Raises ``UnsupportedError`` if the lists of
-    groups and messages would have more than 2**24 ids.
+    A graph read from the trace of one rank, for example, refers to other ranks. Raises ``UnsupportedError``
+    if the lists of groups and messages would have more than 2**24 ids.
     """
     named = [1 + highest_id(groups) for groups in graph.group_sets]
     devices = max([num_ranks, *named, *(way.num_ranks for way in graph.permutations)])

@@ -120,7 +120,7 @@ class Walker:
             self.environment[value] = (flow, self.context.types.get(value.type))
 
     def block(self, block: MlirBlock, region: int, depth: int) -> list[FlowValue]:
-        """Read a block and return the flows of the values that its terminator returns."""
+        """Read a block, and return the flows of the values in its terminator."""
         if depth > MAX_REGION_DEPTH:
             raise FormatError(
                 f"regions nest more than {MAX_REGION_DEPTH} deep",
@@ -161,7 +161,7 @@ class Walker:
         return self.scope.copy(callee, self.flows(op), region, locations)
 
     def plain(self, op: MlirOperation, name: str, region: int) -> int:
-        """Add the node of an operation that produces all its results."""
+        """Add a node for an operation without regions. The node produces all results of the operation."""
         environment, types = self.environment, self._types
         entries = [environment[value] for value in op.operands]
         results = list(op.results)
@@ -314,7 +314,7 @@ class Walker:
 
     def visit_fusion(self, op: MlirOperation, region: int, depth: int) -> None:
         """Add one node for a fusion. It has the FLOPs of the body, the bytes of operands and results, and the
-        precision of a matmul inside.
+        arithmetic rate of a matmul inside.
         """
         total = self.context.attributes.executed(op, depth)
         entries = [self.environment[value] for value in op.operands]

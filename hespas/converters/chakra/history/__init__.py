@@ -115,8 +115,9 @@ def possible_versions(signature: Signature) -> frozenset[str]:
     """Return the versions whose traces may begin with this frame.
 
     All proto2 versions may start with a node, because writers lagged behind the schema; the current codec
-    reads such a file only as a faulty one. An attribute begins with its name, whose tag is a line feed, and a
-    version label never does. Attributes of proto2 declare a type; current ones have a doc string instead.
+    reads such a file only as a faulty one. Field 1 of a metadata frame is a version label or an attribute. An
+    attribute begins with the tag of its name, a line feed, and a version label never does. Attributes of
+    proto2 contain a type; in their place current ones have a doc string.
     """
     if first_frame(signature) is not FirstFrame.METADATA:
         return _PROTO2 | {CURRENT}

@@ -106,7 +106,7 @@ class JsonFrames:
         lenient: bool,
         cache: KnownNodes | None = None,
     ) -> None:
-        """Open nothing yet."""
+        """Store the arguments. :meth:`messages` opens the file."""
         self._cache = KnownNodes() if cache is None else cache
         self._file = path
         self._max_bytes = max_bytes

@@ -172,7 +172,7 @@ _SHORT = 256
 
 
 class _AttributeText(NamedTuple):
-    """Attribute as text. ``number`` is its value if that is an integer or bool."""
+    """Attribute as JSON text. ``number`` is its value if that is an integer or bool."""
 
     name: str
     number: int | None
@@ -198,7 +198,7 @@ _short_attribute = lru_cache(maxsize=1 << 14)(_new_attribute)
 
 
 def _new_line(data: bytes) -> bytes:
-    """Return a node as one line, with the feeder's keys first."""
+    """Convert an encoded node to one line of JSON, with the keys for Chakra's feeder first."""
     numbers: dict[int, int] = {}
     deps: dict[int, list[int]] = {}
     io: dict[int, JsonValue] = {}
