@@ -73,8 +73,8 @@ __all__ = [
 class Throughput:
     """Rates of a step; NaN if the workload does not state the required facts.
 
-    ``mfu`` is model FLOPs over the FLOPs that all devices could do at the dense peak for ``peak_dtype``, the
-    element type of the products of linear layers.
+    ``mfu`` is model FLOPs / the FLOPs that all devices could do in the step at the dense peak for
+    ``peak_dtype``. That is the element type of the products in linear layers.
     """
 
     model_flops: float = nan
@@ -107,8 +107,8 @@ def throughput_of(metadata: Mapping[str, str], step_ns: float, device: Device | 
 
 
 def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Throughput:
-    """Return the rates of a step with given facts, over all its ranks. ``step_ns`` is the step time; for a
-    recording, the time from the start of a step to the start of the next.
+    """Return the rates of a step of all ranks from its facts. ``step_ns`` is the step time; for a recording,
+    it is the time from the start of a step to the start of the next.
     """
     if not step_ns > 0:
         return Throughput()
@@ -126,7 +126,7 @@ def rates_of(facts: StepFacts, step_ns: float, device: Device | None) -> Through
 
 
 def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> None:
-    """Warn if a step does more FLOPs than its devices can do."""
+    """Warn if the FLOPs of a step exceed the peak of its devices."""
     message = (
         f"MFU is {rates.mfu:.1%} of the {rates.peak_dtype} peak, more than 100 %: check the model FLOPs, the "
         "number of ranks, the element type and the steps that were recorded"
@@ -135,8 +135,10 @@ def warn_of_rates(rates: Throughput, where: str, diagnostics: Diagnostics) -> No
 
 
 def _peak(name: str, device: Device | None) -> tuple[str, float]:
-    """Return the element type whose peak applies to a type on a device, and that peak; NaN if the device has
-    no peak for it. GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
+    """Return the element type whose peak the device uses for ``name``, and that peak; NaN if the device has
+    no peak for it.
+
+    GPUs multiply IEEE f32 on vector units if they have no matrix units for it.
     """
     if device is None or find_dtype(name) is None:
         return name, nan
@@ -151,12 +153,12 @@ def _peak(name: str, device: Device | None) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """Chain of spans that ends last; each span starts when the previous one ends. If a rank waits for another
+    """Chain of spans that ends last. Each span starts when the previous one ends. If a rank waits for another
     rank, the chain continues on that rank.
 
-    ``spans`` counts them, ``after_resource`` those that waited for a busy stream and not for a dependency.
-    ``class_ns`` and ``resource_ns`` split its time by operation class and by resource; each sums to the
-    finish of the rank.
+    ``spans`` is the number of spans. ``after_resource`` counts spans that waited for a busy stream instead of
+    a dependency. ``class_ns`` and ``resource_ns`` split the time of the path by operation class and by
+    resource; each sums to the finish of the rank.
     """
 
     spans: int
@@ -167,14 +169,15 @@ class CriticalPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassResult:
-    """Summary of one rank class. ``rank`` is the rank whose spans the timeline has.
+    """Summary of one rank class. ``rank`` is the rank whose spans are in the timeline; it is the last one to
+    end.
 
-    That rank ends last; the ranks of the class behave in ``ways`` different ways. ``busy_ns`` is by resource.
-    ``wait_ns`` is the time in which the rank waited for other ranks with no work of its own, by cause
-    (:data:`hespas.graph.WAITS`). ``unknown`` counts nodes of unknown time: they took 0, so ``finish_ns`` is a
-    lower bound. ``kept`` counts nodes with recorded times although other times are estimated for a device.
-    ``extrapolated`` counts the loops that were not simulated iteration by iteration. ``interference_ns`` is
-    the time that contention between communication and kernels added, summed over operations.
+    The ranks of the class behave in ``ways`` different ways. ``busy_ns`` is by resource. ``wait_ns`` is the
+    time in which the rank does nothing but wait for other ranks, by cause (:data:`hespas.graph.WAITS`).
+    ``unknown`` counts nodes of unknown time, which count as 0; ``finish_ns`` is then a lower bound. ``kept``
+    counts nodes that use a recorded time although other times are estimated for a device. ``extrapolated``
+    counts loops that were not simulated iteration by iteration. ``interference_ns`` is the time that
+    contention between communication and kernels added, summed over operations.
     """
 
     rank_class: int
@@ -195,7 +198,8 @@ class ClassResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Timeline of all ranks, and one summary per rank class, in order of the classes.
+    """Result of a simulation: the timeline of all ranks, and a summary of each rank class, in the order of
+    the classes.
 
     ``workload`` is the simulated workload. ``critical_path`` has the spans of the critical path of the whole
     job, first to last, across ranks. ``interval_ns`` is the 90 % interval of the step time, from the
@@ -220,7 +224,9 @@ class Simulation:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Return True if some node that runs has an unknown time, which counts as 0."""
+        """Return True if the time of some node is unknown and counts as 0, so that the real step is
+        longer.
+        """
         return any(result.unknown for result in self.classes)
 
     @property
@@ -230,13 +236,13 @@ class Simulation:
 
     @property
     def low_ns(self) -> float:
-        """Return the lower end of ``interval_ns``: a deprecated name."""
+        """Return the lower end of ``interval_ns``. Deprecated."""
         warn_renamed("Simulation.low_ns", "Simulation.interval_ns[0]")
         return self.interval_ns[0]
 
     @property
     def high_ns(self) -> float:
-        """Return the upper end of ``interval_ns``: a deprecated name."""
+        """Return the upper end of ``interval_ns``. Deprecated."""
         warn_renamed("Simulation.high_ns", "Simulation.interval_ns[1]")
         return self.interval_ns[1]
 
@@ -261,7 +267,9 @@ class Simulator(Protocol):
 
 
 class SpanColumns(NamedTuple):
-    """Columns of :class:`hespas.graph.Timeline` of one rank or of several; ``cause`` counts within them."""
+    """Columns of :class:`hespas.graph.Timeline` for one rank or several ranks. ``cause`` is the number of a
+    span in these columns.
+    """
 
     node: SmallIntArray
     rank: SmallIntArray
@@ -278,7 +286,7 @@ class SpanColumns(NamedTuple):
 
 
 class RepresentedClass(NamedTuple):
-    """Rank class that runs, the rank that represents it, and the number of ranks it represents."""
+    """Rank class with the simulated rank that represents it, and the number of ranks that it represents."""
 
     rank_class: int
     rank: int
@@ -287,10 +295,10 @@ class RepresentedClass(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScheduledRank:
-    """Schedule of one rank, which represents other ranks with the same behaviour.
+    """Schedule of one simulated rank, which represents other ranks with the same behaviour.
 
-    ``tasks`` are the tasks of the spans. ``path`` has the tasks on the critical path of a rank that waits for
-    no other rank, first to last.
+    ``tasks`` are the tasks of its spans. ``path`` lists the tasks of its critical path, first to last, if the
+    rank waits for no other rank.
     """
 
     result: ClassResult
@@ -338,8 +346,10 @@ def schedule_alone(
 
 
 def critical_path(spent_ns: FloatArray, by_resource: BoolArray) -> CriticalPath:
-    """Summarize a path that spends time by class and kind of stream, with one entry of ``by_resource`` per
-    span.
+    """Return the summary of a path.
+
+    ``spent_ns`` is the time on the path by operation class and kind of stream. ``by_resource`` is True for
+    each of its spans that waited for a busy stream.
     """
     by_class, by_stream = spent_ns.sum(axis=1).tolist(), spent_ns.sum(axis=0).tolist()
     longest = sorted(range(len(by_class)), key=lambda code: -by_class[code])
@@ -360,8 +370,8 @@ def spans_of(
     critical: BoolArray,
     wait_ns: FloatArray | None = None,
 ) -> tuple[IntArray, SpanColumns]:
-    """Return the tasks that take time, in order of their starts, and one span for each. O(tasks log
-    tasks).
+    """Return the tasks of a rank that take time, in order of their starts, and the columns of one span for
+    each. O(tasks log tasks).
     """
     posted_only = (program.tasks.stream == POSTED) & (schedule.start_ns == schedule.end_ns)
     tasks = np.flatnonzero((program.tasks.stream != FREE) & ~posted_only)
@@ -390,7 +400,9 @@ def spans_of(
 
 
 def _joined(parts: Sequence[SpanColumns], first: Sequence[int]) -> SpanColumns:
-    """Return the concatenated spans of several ranks."""
+    """Return the concatenated span columns of several ranks. ``first`` is the number of the first span of
+    each.
+    """
     if len(parts) == 1:
         return parts[0]
     moved = [
@@ -401,8 +413,10 @@ def _joined(parts: Sequence[SpanColumns], first: Sequence[int]) -> SpanColumns:
 
 
 class JobColumns(NamedTuple):
-    """Columns that exist only for ranks that wait for each other: the span that each span waited for (-1:
-    none), and the spans of the critical path of the whole job.
+    """Timeline columns of ranks that wait for each other.
+
+    They are the span for which each span waited (-1: none), and the spans of the critical path of the whole
+    job.
     """
 
     awaited: SmallIntArray
@@ -410,8 +424,8 @@ class JobColumns(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Part of a job's critical path on one rank: its number of spans, first and last node, start and end
-    [ns].
+    """Part of a job's critical path on one rank: its number of spans, its first and last node, and its start
+    and end [ns].
     """
 
     rank: int
@@ -423,8 +437,8 @@ class Segment(NamedTuple):
 
 
 def segments(done: Simulation) -> list[Segment]:
-    """Return the critical path of a job, split by the ranks that it passes, first to last. O(spans on the
-    path).
+    """Return the parts of a job's critical path, first to last; a new part begins whenever the path changes
+    the rank. O(spans on the path).
     """
     timeline, path = done.timeline, done.critical_path
     if not len(path):
@@ -446,8 +460,8 @@ def simulation_of(
     part_of: IntArray,
     across: JobColumns | None = None,
 ) -> Simulation:
-    """Return the simulation of all ranks: ``part_of`` is the part of each rank (-1: absent), shape
-    ``(ranks,)``. O(spans + ranks).
+    """Return the result for all ranks from the schedules of simulated ranks (``parts``). ``part_of`` is the
+    part that represents each rank (-1: absent), shape ``(ranks,)``. O(spans + ranks).
     """
     sizes = [len(part.tasks) for part in parts]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -501,7 +515,7 @@ _Rows = TypeVar("_Rows", bound="NDArray[Any]")
 
 
 def _of_ranks(rows: _Rows, part_of: IntArray) -> _Rows:
-    """Return the row of each rank; a view of one row if all ranks share it."""
+    """Return for each rank the row of its part. If all ranks share one row, return a view without copies."""
     if part_of.strides != (0,):
         return cast("_Rows", rows[part_of])
     row = rows[int(part_of[0])]

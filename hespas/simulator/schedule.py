@@ -61,8 +61,8 @@ PRIORITIES: tuple[Priority, ...] = ("program", "critical-path")
 class Tasks:
     """Tasks to schedule, in program order; columns of shape ``(tasks,)``.
 
-    ``stream`` is ``FREE``, ``DELAY`` or the code of a stream (:mod:`hespas.simulator.streams`); ``deps`` are
-    task numbers. ``pressure`` has the factors of contention (None: no contention).
+    ``stream`` is the code of a stream (:mod:`hespas.simulator.streams`), ``FREE`` or ``DELAY``. ``deps``
+    lists the tasks for which each task waits. ``pressure`` has the contention factors (None: no contention).
     """
 
     name: str
@@ -77,11 +77,11 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Start and end of each task, and the reason why it did not start earlier; columns of shape ``(tasks,)``.
+    """Start and end of each task, and the task that delayed its start; columns of shape ``(tasks,)``.
 
-    ``cause`` is the task with a stream whose end let a task start (-1: it starts at 0): a dependency, or, if
-    ``by_resource``, the task that occupied its stream. ``added_ns`` is the time that contention added to a
-    task.
+    ``cause`` is the task whose end allowed a task to start (-1: it starts at 0). It is a dependency, or, if
+    ``by_resource``, the previous task on the same stream. Only tasks with a stream are causes. ``added_ns``
+    is the time that contention added to a task.
     """
 
     start_ns: FloatArray
@@ -96,8 +96,8 @@ class Schedule:
         return float(self.end_ns.max()) if len(self.end_ns) else 0.0
 
     def critical(self) -> IntArray:
-        """Return the tasks of the critical path, first to last: backwards from the task that ends last, cause
-        by cause.
+        """Return the tasks of the critical path, first to last. The path is followed backwards through causes
+        from the task that ends last.
         """
         if not len(self.end_ns):
             return np.empty(0, np.int64)
@@ -111,8 +111,10 @@ class Schedule:
 
 
 def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None = None) -> Schedule:
-    """Schedule the tasks of one rank; see the module. ``queued`` are the dependencies plus those on the
-    previous task of a queue. Raises ``FormatError`` if dependencies form a cycle, and if times overflow.
+    """Schedule the tasks of one rank; see the module.
+
+    ``queued`` are the dependencies, extended by the order of communication streams
+    (:func:`communication_order`). Raises ``FormatError`` if dependencies form a cycle, and if times overflow.
     """
     rank = ranks_of(tasks, priority)
     pace = ConstantPace()
@@ -144,7 +146,8 @@ def list_schedule(tasks: Tasks, priority: Priority, queued: RaggedArray | None =
 
 
 def communication_order(tasks: Tasks) -> RaggedArray:
-    """Return the dependencies of the tasks of one rank plus the order of its communication streams.
+    """Return the dependencies of the tasks of one rank, extended so that each communication stream runs in
+    order of issue.
 
     See :func:`communication_pairs`. O(tasks) if program order respects the dependencies.
     """
@@ -156,10 +159,11 @@ def communication_order(tasks: Tasks) -> RaggedArray:
 
 
 def communication_pairs(stream: SmallIntArray, issued: IntArray) -> tuple[IntArray, IntArray]:
-    """Return each communication task of one rank with the task that its stream runs before it.
+    """Return pairs of communication tasks of one rank that run one after the other on the same stream: the
+    later tasks, and the earlier tasks.
 
-    ``issued`` lists the tasks in order of issue. A communication stream is a device queue: it runs in that
-    order, also if a later task is ready first. This avoids deadlocks between ranks that would otherwise start
+    ``issued`` lists the tasks in order of issue. A communication stream is a device queue. It runs in that
+    order even if a later task is ready first. This avoids deadlocks between ranks that would otherwise start
     collectives in different orders.
     """
     queue = issued[(stream[issued] >= 0) & (kinds_of(stream[issued]) == COMMUNICATION)]
@@ -169,7 +173,8 @@ def communication_pairs(stream: SmallIntArray, issued: IntArray) -> tuple[IntArr
 
 
 def issue_order(deps: RaggedArray) -> IntArray:
-    """Return the tasks in topological order, the smallest number first; tasks on a cycle come last.
+    """Return the tasks in topological order; of several ready tasks, the smallest number is first. Tasks on a
+    cycle come last.
 
     O(tasks) if program order is topological, else O((tasks + dependencies) log tasks).
     """
@@ -182,7 +187,7 @@ def issue_order(deps: RaggedArray) -> IntArray:
 
 
 def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
-    """Return the position of each task among ready tasks; None for program order."""
+    """Return the priority of each task among ready tasks (0: first); None for program order."""
     if priority == "program":
         return None
     durations: list[float] = tasks.duration_ns.tolist()
@@ -208,11 +213,12 @@ def ranks_of(tasks: Tasks, priority: Priority) -> IntArray | None:
 def causes_of(
     tasks: Tasks, start_ns: FloatArray, end_ns: FloatArray, ran: IntArray
 ) -> tuple[IntArray, BoolArray]:
-    """Return per task the task with a stream whose end let it start, and whether that task only occupied the
+    """Return for each task the task whose end allowed it to start, and True if that task only occupied the
     stream.
 
-    The task it waited for ended exactly when it started, so equal times identify it. A dependency takes
-    precedence over the stream, and the first listed dependency over the others.
+    A task starts exactly when its cause ends, so equal times identify the cause. A dependency takes
+    precedence over the stream, and the first listed dependency over the others. Only tasks with a stream are
+    causes.
     """
     count = len(tasks)
     cause = np.full(count, -1, np.int64)
@@ -239,13 +245,15 @@ _CLASSES = max(OpClass) + 1
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Block:
-    """Iterations of a loop that are not simulated one by one, as if the loop had its streams to itself.
+    """Later iterations of a loop, which are not simulated one by one, with their times as if the loop had its
+    streams to itself.
 
-    ``trips`` counts these iterations (all but the first) and ``duration_ns`` is the time they add. Within it,
-    ``busy_ns`` is by stream, ``exposed_ns`` is communication without computation, and the critical path
-    spends ``critical_ns`` by operation class and stream, shape ``(CLASSES, streams)``, which sums to the
-    duration. ``wait_ns`` is the time that the rank waits for other ranks with no work of its own, by cause
-    (:data:`hespas.graph.WAITS`); ``added_ns`` is the time added by contention.
+    ``trips`` is the number of these iterations (all but the first) and ``duration_ns`` the time that they
+    add. ``busy_ns`` is the time in which each stream works. ``exposed_ns`` is the time of communication
+    without computation. ``critical_ns`` splits the critical path by operation class and stream, shape
+    ``(CLASSES, streams)``; it sums to the duration. ``wait_ns`` is the time in which the rank does nothing
+    but wait for other ranks, by cause (:data:`hespas.graph.WAITS`). ``added_ns`` is the time added by
+    contention.
     """
 
     region: int
@@ -260,7 +268,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskProgram:
-    """Tasks with their origin: ``node`` of the graph (-1: a block), ``block`` (-1: a node), operation class.
+    """Tasks of a program, each with its ``node`` in the graph (-1: part of a block), its ``block`` (-1: a
+    node) and its operation class.
 
     A block consists of one task on each stream that its loop uses.
     """
@@ -273,8 +282,8 @@ class TaskProgram:
 
 
 def busy_ns(program: TaskProgram, schedule: Schedule) -> FloatArray:
-    """Return the time in which each kind of stream works, shape ``(streams,)``: the union over streams of one
-    kind. O(tasks log tasks).
+    """Return the time in which each kind of stream works, shape ``(streams,)``. Time in which several streams
+    of one kind work counts once. O(tasks log tasks).
     """
     tasks = program.tasks
     alone = (program.block < 0) & (tasks.stream != FREE)
@@ -292,7 +301,7 @@ def busy_ns(program: TaskProgram, schedule: Schedule) -> FloatArray:
 
 
 def interference_ns(program: TaskProgram, schedule: Schedule) -> float:
-    """Return the time that contention added to operations, summed over them; blocks include theirs."""
+    """Return the time that contention added to operations, summed over operations and blocks."""
     added = float(schedule.added_ns[program.tasks.stream != FREE].sum())
     for number, block in enumerate(program.blocks):
         added += block.added_ns * bool((program.block == number).any())
@@ -300,7 +309,9 @@ def interference_ns(program: TaskProgram, schedule: Schedule) -> float:
 
 
 def exposed_ns(program: TaskProgram, schedule: Schedule) -> float:
-    """Return the time of communication without computation; blocks include theirs. O(tasks log tasks)."""
+    """Return the time in which the rank communicates and does not compute, including the exposed time of
+    blocks. O(tasks log tasks).
+    """
     resource, block = kinds_of(program.tasks.stream), program.block
     several = concurrent_kinds(program.tasks.stream)
     compute, talking = resource == COMPUTE, (resource == COMMUNICATION) & (block < 0)
@@ -320,7 +331,9 @@ def exposed_ns(program: TaskProgram, schedule: Schedule) -> float:
 
 
 def critical_ns(program: TaskProgram, schedule: Schedule, path: IntArray) -> FloatArray:
-    """Return the time of the critical path by operation class and kind of stream, ``(CLASSES, STREAMS)``."""
+    """Return the time on the critical path by operation class and kind of stream, shape ``(CLASSES,
+    STREAMS)``.
+    """
     spent = schedule.end_ns[path] - schedule.start_ns[path]
     stream, block = kinds_of(program.tasks.stream[path]), program.block[path]
     alone = (block < 0) & (stream >= 0)
@@ -334,5 +347,5 @@ def critical_ns(program: TaskProgram, schedule: Schedule, path: IntArray) -> Flo
 
 
 def node_label(graph: OpGraph, node: int) -> str:
-    """Return the name of a node, else its operation; -1 is the rest of a loop."""
+    """Return the name of a node, or its operation if it has no name. -1 is the rest of a loop."""
     return graph.node_name(node) or graph.op_name(node) if node >= 0 else "the rest of a loop"

@@ -1,7 +1,7 @@
-"""Stream of each node as a code: the kind of stream in the low bits, its number among streams of that kind
-above.
+"""Stream of each node as a code: the low bits are the kind of stream, the high bits its number among streams
+of that kind.
 
-Streams that a graph names run concurrently, one per kind of work and name: a device queue and a host thread
+Streams that a graph names run concurrently, one per kind of work and name. A device queue and a host thread
 run one operation at a time. A delay takes time and occupies no stream.
 """
 
@@ -51,10 +51,10 @@ _COPY_CLASSES = (OpClass.HOST, OpClass.MEMORY)
 def stream_codes(graph: OpGraph) -> SmallIntArray:
     """Return the stream code of each node.
 
-    Collectives and messages communicate. Loads, stores, transfers between host and device (also messages over
-    the host link), and recorded copies and fills by the runtime are copies. Other host nodes have a stream of
-    their own, or the compute stream if the device computes nothing: then the host is the device. A time of 0
-    gives ``FREE``. O(nodes log nodes).
+    Collectives and messages run on communication streams. Loads, stores, transfers between host and device
+    (including messages over the host link), and recorded copies and fills run on copy streams. Other host
+    nodes run on host streams, or on the compute stream if the device computes nothing, because then the host
+    is the device. Nodes with a time of 0 get ``FREE``. O(nodes log nodes).
     """
     kinds = np.full(len(graph), COMPUTE, np.int32)
     kinds[graph.resource == int(Resource.HOST)] = HOST
@@ -77,7 +77,9 @@ def stream_codes(graph: OpGraph) -> SmallIntArray:
 
 
 def kinds_of(codes: SmallIntArray) -> SmallIntArray:
-    """Return the kind of each stream, an index of ``STREAMS``; a delay counts as host. ``FREE`` stays."""
+    """Return the kind of each stream code, as an index in ``STREAMS``. A delay counts as host; ``FREE`` is
+    returned unchanged.
+    """
     kinds = np.where(codes >= 0, codes % len(STREAMS), codes)
     kinds = np.where(codes == POSTED, COMMUNICATION, kinds)
     return np.where(codes == DELAY, HOST, kinds).astype(np.int32)
@@ -97,9 +99,10 @@ def concurrent_kinds(codes: SmallIntArray) -> tuple[int, ...]:
 def shown_streams(
     graph: OpGraph, node: SmallIntArray, codes: SmallIntArray, spans: tuple[FloatArray, FloatArray]
 ) -> SmallIntArray:
-    """Return the stream to show for each span, so that no two spans of one kind and stream overlap: the
-    stream that its node names if its kind has several, else -1. Delays get streams after those of the host,
-    posted communication after those of communication. O(spans log spans).
+    """Return the stream number to show for each span, such that no two spans of one kind and stream overlap.
+
+    It is the stream that the node names if its kind has several streams, otherwise -1. Delays get streams
+    after the host's streams, posted communication after the other communication streams. O(spans log spans).
     """
     several = np.isin(kinds_of(codes), concurrent_kinds(codes))
     named = np.append(graph.stream, -1)[node]  # a block of iterations has no node

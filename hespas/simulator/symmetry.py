@@ -60,14 +60,15 @@ RECEIVES = (int(NodeKind.RECV), int(NodeKind.PERMUTE))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relations:
-    """Distinct group sets (the last: all ranks, if none is stated) and permutations over all ranks of a job.
+    """Distinct group sets and permutations of a job, over all ranks. The last group set has all ranks, for
+    collectives without a group set.
 
-    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the group of each rank,
-    numbered over all sets by its members; ``members`` lists the members of each group.
+    ``rank_class`` has shape ``(ranks,)``. ``group``, of shape ``(sets, ranks)``, is the group of each rank;
+    groups with equal members have the same number in all sets. ``members`` lists the members of each group.
     ``label``, of the same shape as ``group``, is the first set through which the rank's class calls the same
-    group, or ``NONE`` if its class does not call it. ``target`` and ``source`` have shape ``(permutations,
-    ranks)``. ``sends``, ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are the
-    operations of a class along a permutation.
+    group (``NONE``: its class does not call it). ``target`` and ``source`` have shape ``(permutations,
+    ranks)``. ``sends``, ``receives`` and ``permutes``, of shape ``(classes, permutations)``, are True if a
+    class has such operations along a permutation.
     """
 
     rank_class: IntArray
@@ -88,7 +89,7 @@ class Relations:
         return len(self.rank_class)
 
     def absent_members(self) -> int:
-        """Return the number of called groups with absent members."""
+        """Return the number of groups that some rank calls and that have members without a program."""
         used = self.group[self.label != NONE]
         here = np.zeros(len(self.members), np.int64)
         for row in self.group:
@@ -98,14 +99,15 @@ class Relations:
 
     @property
     def num_listed(self) -> IntArray:
-        """Return the number of listed members of each group."""
+        """Return the number of members in the list of each group."""
         return np.fromiter(map(len, self.members), np.int64, len(self.members))
 
 
 def relations_of(workload: Workload, path: str = "", *, only_executed: bool = True) -> Relations:
-    """Return the relations of a workload, by default only of nodes that are executed. O(ranks x (sets +
-    permutations)). Raises ``BudgetError`` for more ranks than can be compared individually; ``path`` is their
-    file.
+    """Return the relations of a workload, by default only of nodes that are executed.
+
+    O(ranks x (sets + permutations)). Raises ``BudgetError`` if the job has too many ranks to compare them one
+    by one; ``path`` is the file of the job, for the message.
     """
     ranks = workload.num_ranks
     refuse_comparison(ranks, path or workload.name)
@@ -153,14 +155,14 @@ def _numbered(*keys: _Key) -> dict[_Key, int]:
 
 
 def group_rows(graph: OpGraph, sets: dict[GroupSet, int]) -> IntArray:
-    """Return the number of the group set of each row of the graph's collectives."""
+    """Return for each collective of a graph the number of its group set in ``sets``."""
     numbers = [*(sets[groups] for groups in graph.group_sets), len(sets) - 1]
     return np.array(numbers, np.int64)[graph.collectives.group_set]
 
 
 def permutation_rows(graph: OpGraph, permutations: dict[Permutation, int]) -> IntArray:
-    """Return the number of the permutation of each row of the graph's messages; ``NONE`` if none is stated,
-    and for messages over the host link.
+    """Return for each message of a graph the number of its permutation in ``permutations``; ``NONE`` if it
+    states none, and for messages over the host link.
     """
     numbers = [*(permutations[entry] for entry in graph.permutations), NONE]
     rows: IntArray = np.array(numbers, np.int64)[graph.p2p.permutation]
@@ -183,13 +185,14 @@ def _doing(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BehaviourClasses:
-    """Behaviour classes of ranks.
+    """Classes of ranks that behave alike.
 
-    ``behaviour`` is the class of each rank (-1: absent), shape ``(ranks,)``, numbered by first ranks.
-    ``first`` is the first rank of each class and ``count`` its number of ranks. ``group_class``, with one
-    entry per group of :attr:`Relations.group`, numbers groups whose members have the same classes and call it
-    alike: they run the same collectives at the same times. ``num_members`` counts the different members of
-    each group, by class and by the set of their call.
+    ``behaviour`` is the class of each rank (-1: absent), shape ``(ranks,)``; classes are numbered in order of
+    their first ranks. ``first`` is the first rank of each class and ``count`` its number of ranks.
+    ``group_class`` has one entry per group of :attr:`Relations.group`. Groups have the same number if their
+    members have the same classes and call the group alike: they run the same collectives at the same times.
+    ``num_members`` is the number of different members of each group, where members of the same class and call
+    are not different.
     """
 
     behaviour: IntArray
@@ -200,8 +203,11 @@ class BehaviourClasses:
 
 
 class RankKinds(NamedTuple):
-    """``kind`` of each rank, numbered by first ranks, and a fingerprint per group of
-    :attr:`Relations.group`, which groups of the same kinds and sizes share.
+    """Classes of indistinguishable ranks. ``kind`` is the class of each rank, numbered in order of first
+    ranks.
+
+    Groups of :attr:`Relations.group` have a fingerprint, which is equal for groups with the same kinds and
+    numbers of members.
     """
 
     kind: IntArray
@@ -209,21 +215,25 @@ class RankKinds(NamedTuple):
 
 
 def behave_alike(relations: Relations, start: IntArray, *, both_ways: bool) -> BehaviourClasses:
-    """Return the coarsest behaviour classes. ``start`` separates ranks by their own properties;
-    ``both_ways``: a send also waits for its receiver. O(rounds x ranks x (sets + permutations)), vectorised.
+    """Return the largest classes of ranks that behave alike.
+
+    ``start`` separates ranks that differ in other properties. ``both_ways``: a send also waits for its
+    receiver. O(rounds x ranks x (sets + permutations)), vectorised.
     """
     behaviour, groups = _refined(relations, start, both_ways=both_ways, counts_members=False)
     return _result(behaviour, groups.word, groups.num_members)
 
 
 def indistinguishable(relations: Relations) -> RankKinds:
-    """Return the coarsest partition of the ranks of a complete job that is safe to check. Costs the same."""
+    """Return the largest classes of indistinguishable ranks in a job without absent ranks. Has the cost of
+    :func:`behave_alike`.
+    """
     kind, groups = _refined(relations, relations.rank_class, both_ways=True, counts_members=True)
     return RankKinds(kind, groups.word)
 
 
 def every_rank(relations: Relations) -> BehaviourClasses:
-    """Return one class per present rank."""
+    """Return classes of one rank each, for all ranks that are present."""
     here = relations.rank_class != ABSENT
     behaviour = np.where(here, np.cumsum(here) - 1, -1)
     groups = _group_words(relations, _Memberships.of(relations), behaviour, counts_members=False)
@@ -231,7 +241,7 @@ def every_rank(relations: Relations) -> BehaviourClasses:
 
 
 class _Groups(NamedTuple):
-    """Fingerprint and number of different members of each group."""
+    """Fingerprint of each group, and its number of different members."""
 
     word: _Words
     num_members: IntArray
@@ -240,7 +250,9 @@ class _Groups(NamedTuple):
 def _refined(
     relations: Relations, start: IntArray, *, both_ways: bool, counts_members: bool
 ) -> tuple[IntArray, _Groups]:
-    """Return the class of each rank (-1: absent), numbered by first ranks, and the fingerprints of groups."""
+    """Run the refinement. Return the class of each rank (-1: absent), numbered in order of first ranks, and
+    the fingerprints of groups.
+    """
     ranks = np.flatnonzero(relations.rank_class != ABSENT)
     members = _Memberships.of(relations)
     is_called = np.zeros(len(relations.members), np.bool_)
@@ -290,7 +302,9 @@ def _result(behaviour: IntArray, groups: _Words, num_members: IntArray) -> Behav
 
 
 class _Memberships(NamedTuple):
-    """Each member of each group once, with the set through which its class calls the group."""
+    """Pairs of a group and a member, each listed once, with the group set through which the member's class
+    calls the group.
+    """
 
     group: IntArray
     rank: IntArray
@@ -308,8 +322,10 @@ class _Memberships(NamedTuple):
 def _group_words(
     relations: Relations, members: _Memberships, behaviour: IntArray, *, counts_members: bool
 ) -> _Groups:
-    """Return per group a fingerprint of the (class, label) of its members, and the number of different ones.
-    ``counts_members``: the fingerprint covers the number of members of each (class, label), and of all.
+    """Return a fingerprint of each group, and its number of different members.
+
+    The fingerprint covers the (class, label) pairs of the members. ``counts_members``: it also covers the
+    number of members with each pair, and of all members.
     """
     labels = len(relations.group) + 1
     kinds = (int(behaviour.max()) + 1) * labels
@@ -330,8 +346,8 @@ def _group_words(
 
 
 def _patterns(relations: Relations) -> _Words:
-    """Return a fingerprint per rank of the permutations, its own and its peers', that connect the same two
-    ranks: messages of such permutations are matched with each other.
+    """Return a fingerprint for each rank of the permutations that connect the same two ranks, for both ends.
+    Messages of such permutations are matched with each other.
     """
     ranks = np.arange(relations.num_ranks)
     pattern = np.zeros(relations.num_ranks, np.uint64)

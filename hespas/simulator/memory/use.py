@@ -1,9 +1,9 @@
 """Memory use of a rank: its peak, the time of the peak, and the buffers at that time.
 
 A value lives from the start of its producer to the end of its last reader. Parameters and constants live
-throughout, and so do the results of a program that states them, which have their memory from the beginning.
-Values that a loop does not change live until its last iteration has ended; values made in its iterations
-count once, because each iteration overwrites the previous one.
+throughout. If a program states its results, their memory also exists from the beginning. Values that a loop
+only reads live until its last iteration has ended. Values made in a loop count once, because each iteration
+overwrites those of the previous one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LISTED = 10
 
 
 class ProgramBytes(NamedTuple):
-    """Bytes of a program's parameters, of its results, and of parameters that results overwrite, for programs
-    whose parameters are not nodes. ``peak`` is the memory of a rank at its peak (NaN: not stated).
+    """Bytes of a program's parameters, of its results, and of parameters that results overwrite (donated).
+    Used for programs whose parameters are not nodes. ``peak`` is the peak memory of a rank (NaN: not stated).
     """
 
     parameters: float
@@ -47,8 +47,8 @@ class ProgramBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveValue:
-    """Buffer in memory at the peak, described by its first value. ``kind`` is ``parameter``, ``constant``,
-    ``output`` or ``temporary``.
+    """Buffer that is in use at the peak, described by its first value. ``kind`` is ``parameter``,
+    ``constant``, ``output`` or ``temporary``.
     """
 
     node: int
@@ -66,16 +66,17 @@ class MemoryUse:
 
     ``peak_bytes`` is reached at the start of ``at_node`` (-1: before any node), at ``at_ns`` (NaN: times are
     unknown). It is the sum of ``parameters_bytes``, ``constants_bytes``, ``outputs_bytes`` (results that do
-    not overwrite parameters) and ``temporaries_bytes`` (without those in memory of results or donated
-    parameters); ``collectives_bytes`` is the part of the temporaries that communication made.
-    ``unlisted_bytes`` are in the peak that a program states and are not values of its nodes: gathered
-    weights, workspace, library buffers (below 0 if nodes keep more than the program accounts for).
-    ``class_bytes`` splits temporaries by operation class, ``largest`` are the largest buffers of all kinds.
-    ``donated_bytes`` are parameters whose memory results take. ``unknown`` counts tensors of unknown size and
-    nodes without stated results: with any, the peak is a lower bound.
+    not overwrite parameters) and ``temporaries_bytes`` (without temporaries in memory of results or donated
+    parameters). ``collectives_bytes`` is the part of the temporaries that communication made.
+    ``unlisted_bytes`` is the part of a stated peak that is not in values of nodes: gathered weights,
+    workspace, library buffers. It is below 0 if the values need more than the stated peak.
 
-    ``held_bytes[i]`` is in use from position ``i`` of the order of starts and ends, and ``held_ns[i]`` is its
-    time (empty if times are unknown).
+    ``class_bytes`` splits temporaries by operation class, ``largest`` are the largest buffers of all kinds.
+    ``donated_bytes`` are parameters whose memory results reuse. ``unknown`` counts tensors of unknown size
+    and nodes without stated results; if it is not 0, the peak is a lower bound.
+
+    ``held_bytes[i]`` is the memory in use from position ``i`` in the order of starts and ends of nodes.
+    ``held_ns[i]`` is the time of that position (empty if times are unknown).
     """
 
     peak_bytes: float
@@ -103,12 +104,11 @@ class MemoryUse:
 def memory_use(
     graph: OpGraph, moments: Moments | None = None, program_bytes: ProgramBytes | None = None
 ) -> MemoryUse | None:
-    """Return the memory that a program needs, in program order unless ``moments`` has the times of nodes;
-    None if no node states its results.
+    """Return the memory that a program needs; None if no node states its results.
 
-    If parameters are not nodes, ``program_bytes`` has their size and the size of the results. Both live
-    throughout;
-    values without readers count as results. O((nodes + values) log values).
+    Nodes run in program order, unless ``moments`` has their times. If parameters are not nodes,
+    ``program_bytes`` has their size and the size of the results; both live throughout. Values without readers
+    count as results. O((nodes + values) log values).
     """
     if not len(graph.results.values):
         return None
@@ -138,8 +138,8 @@ def memory_use(
 
 
 def _mark_results(graph: OpGraph, values: ProgramValues) -> dict[int, int]:
-    """Mark the values that are results; if the program does not state them, the values without readers.
-    Return the parameter that each donated result overwrites.
+    """Mark the values that the program returns (values without readers, if it does not state its results).
+    Return for each donated result the parameter that it overwrites.
     """
     if values.results is None:
         for value in values.values:
@@ -164,7 +164,7 @@ def _mark_results(graph: OpGraph, values: ProgramValues) -> dict[int, int]:
 def _figures(
     graph: OpGraph, values: ProgramValues, when: Moments, buffers: list[Buffer], donated: dict[int, int]
 ) -> MemoryUse:
-    """Return the figures of a buffer assignment."""
+    """Return the memory figures of a finished buffer assignment."""
     held = _held(buffers, int(when.last.max(initial=0)) + 2)
     at = int(np.argmax(held))
     live = [
@@ -200,7 +200,7 @@ def _figures(
 
 
 def _held(buffers: list[Buffer], places: int) -> FloatArray:
-    """Return the bytes in use from each position of the order."""
+    """Return the bytes in use from each position in the order of starts and ends of nodes."""
     changes = [0.0] * (places + 1)
     for buffer in buffers:
         if buffer.reserved:
@@ -253,10 +253,10 @@ class RankMemory:
 def memory_by_class(
     workload: Workload, timeline: Timeline, shown: Mapping[int, int], capacity_bytes: float = nan
 ) -> tuple[RankMemory, ...]:
-    """Return the memory of each class of ``shown``, which maps it to the rank whose spans are used. Classes
-    whose nodes lack results and readers are skipped.
+    """Return the memory of the rank classes in ``shown``, which maps a class to the rank whose spans are
+    used. Classes are skipped if their nodes lack results or readers.
 
-    A program that a compiler has scheduled uses memory by its own order, because its buffers were assigned
+    A program that a compiler has scheduled uses memory in program order, because its buffers were assigned
     before it ran. Other programs use the times of their spans.
     """
     scheduled = workload.metadata.get("is_scheduled") == "true"
@@ -285,8 +285,8 @@ def memory_by_class(
 
 
 def _states_readers(graph: OpGraph) -> bool:
-    """Return True if a graph states the readers of its values. Recordings have only dependencies, and most of
-    their values have no reader.
+    """Return True if a graph states which nodes read each value. Recordings have only dependencies, so most
+    of their values seem to have no reader.
     """
     made = np.flatnonzero((graph.results.lengths > 0) & (graph.executions != 0))
     read = np.isin(made, graph.data_deps.values)
@@ -294,7 +294,9 @@ def _states_readers(graph: OpGraph) -> bool:
 
 
 def _program_bytes(workload: Workload, rank_class: int) -> ProgramBytes | None:
-    """Return the bytes of parameters and results in the metadata, if it has them for every rank class."""
+    """Return the bytes of parameters and results from the metadata of a workload; None unless it has them for
+    every rank class.
+    """
     parts = workload.program_bytes[rank_class].split()
     if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
         return None

@@ -1,9 +1,9 @@
-"""Values that a program keeps in memory: results of its nodes, with their readers and possible overwriters.
+"""Values that a program stores in memory: results of its nodes, with their readers and possible overwriters.
 
-A computing node makes one value per result. Views, tuples, loops, calls and completions make none: they
-forward their inputs, so that their readers read those. A value that a loop carries has memory of its own
-between iterations, the *slot*: the first iteration finds the value from before the loop there, every other
-iteration the value of the previous one.
+A computing node makes one value per result. Views, tuples, loops, calls and completions of asynchronous
+operations forward their inputs: a reader of their results reads the values of the inputs. A value that a loop
+carries has separate memory between iterations, the *slot*. The first iteration reads the value from before
+the loop in it, every other iteration the value of the previous one.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _LONGEST = 9
 
 
 def donated_to(graph: OpGraph) -> dict[int, int]:
-    """Return per donated parameter node the position of the result that overwrites it."""
+    """Return a map from donated parameter nodes to the position of the result that overwrites them."""
     return {node: places[0] for node, places in _numbers(graph, DONATED_TO).items()}
 
 
 def overwritten(graph: OpGraph) -> dict[int, list[int]] | None:
-    """Return per fusion that may overwrite inputs the positions of these among its dependencies; None if the
-    graph has no such facts.
+    """Return for each fusion that may overwrite inputs the positions of these inputs among its dependencies.
+    None if the graph has no such information.
     """
     return _numbers(graph, IN_PLACE) or None
 
 
 def end_of(graph: OpGraph) -> int:
-    """Return the node whose results the program returns, or which takes them as operands and has none; -1 if
-    the graph does not state it.
+    """Return the node at the end of the program: its results, or else its operands, are what the program
+    returns. -1 if the graph has no such node.
     """
     row = graph.strings.find(RETURNED)
     marked = graph.extra.node[graph.extra.key == row]
@@ -63,12 +63,12 @@ def end_of(graph: OpGraph) -> int:
 
 
 def elements(graph: OpGraph) -> dict[int, int]:
-    """Return the index of the tuple element that a node takes, by node."""
+    """Return for each node that selects a tuple element the index of that element."""
     return {node: places[0] for node, places in _numbers(graph, _INDEX).items()}
 
 
 def _numbers(graph: OpGraph, key: str) -> dict[int, list[int]]:
-    """Return the comma-separated numbers under a key of the extra texts, by node."""
+    """Return for each node the comma-separated numbers stored under ``key`` in the graph's extra texts."""
     row = graph.strings.find(key)
     numbers: dict[int, list[int]] = {}
     if row < 0:
@@ -120,9 +120,11 @@ class ValueKind(IntEnum):
 
 @dataclass(slots=True)
 class MemoryValue:
-    """One tensor. ``node`` makes it; for a slot this is the node that makes the value of the next iteration,
-    and ``slot`` is the loop's region (-1: no slot). ``over`` are values that it may overwrite when they end;
-    ``in_place``: it is one of them with a part replaced.
+    """One tensor in memory.
+
+    ``node`` makes it. For a slot, ``node`` makes the value of the next iteration, and ``slot`` is the loop's
+    region (-1: no slot). ``over`` lists values that it may overwrite when they end. ``in_place``: it is one
+    of them with a part replaced.
     """
 
     node: int
@@ -145,8 +147,8 @@ class ProgramValues:
     """Values of a graph.
 
     ``results`` are the values that the program returns, in order (-1: not made by a node); None if the graph
-    does not state them. ``handed`` are slots of loops and the values in them for the next iteration.
-    ``unknown`` counts tensors of unknown size and nodes without stated results.
+    does not state them. ``handed`` are pairs of a slot and the value that an iteration stores in it for the
+    next one. ``unknown`` counts tensors of unknown size and nodes without stated results.
     """
 
     values: list[MemoryValue]
@@ -165,7 +167,7 @@ def values_of(graph: OpGraph) -> ProgramValues:
 
 
 class _ValueTracer:
-    """Traversal of nodes in program order."""
+    """Visitor that collects the values of nodes in program order."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -210,7 +212,7 @@ class _ValueTracer:
         """Inputs of pending asynchronous operations, by the nodes from their start on."""
 
     def visit(self, node: int) -> None:
-        """Find the values that a node reads and makes."""
+        """Record the values that a node reads and makes."""
         read = self._read(node)
         if self._forwards[node]:
             self._leaves[node] = self._forwarded(node, read)
@@ -242,7 +244,9 @@ class _ValueTracer:
         return self._operands[self._operand_bounds[node] : self._operand_bounds[node + 1]]
 
     def _read(self, node: int) -> list[list[int]]:
-        """Return the values behind each dependency, and those that loops carry to the node."""
+        """Return for each dependency of a node the values of its results, and the values that loops carry to
+        the node.
+        """
         read = [self._leaves[dep] for dep in self._deps[node] if self._runs[dep]]
         if node in self._index and len(read) == 1 and len(read[0]) > 1:
             leaves = read[0]
@@ -281,7 +285,7 @@ class _ValueTracer:
         return here != region
 
     def _forwarded(self, node: int, read: list[list[int]]) -> list[int]:
-        """Return the values behind the results of a forwarding node, by their types in order."""
+        """Return the values that a node forwards as its results, matched by tensor type in order."""
         wanted = self._results[node]
         pool = [value for leaves in read for value in leaves]
         if not pool:
@@ -301,7 +305,7 @@ class _ValueTracer:
         return pool[:1] if len(wanted) == 1 and forwarded == [-1] else forwarded
 
     def _given(self, node: int) -> list[int]:
-        """Return the values of a node without inputs: parameters and constants."""
+        """Return the new values of a parameter or constant node."""
         op_id = self._op_id[node]
         kind = ValueKind.PARAMETER if op_id in self._parameters else ValueKind.TEMPORARY
         if op_id in self._constants:
@@ -309,7 +313,9 @@ class _ValueTracer:
         return [self._new(node, row, kind=kind) for row in self._results[node]]
 
     def _made(self, node: int, used: list[int]) -> list[int]:
-        """Return new values of a computing node, with the values that each may overwrite."""
+        """Return the new values of a computing node, with the values in ``used`` that each of them may
+        overwrite.
+        """
         rows = self._results[node]
         if not rows:
             self.unknown += self._written[node] != 0
@@ -333,7 +339,9 @@ class _ValueTracer:
         return made
 
     def _overwritable(self, node: int, used: list[int]) -> list[int]:
-        """Return the values that a node reads element by element."""
+        """Return the inputs that the results of a node may overwrite, because it reads them element by
+        element.
+        """
         if self._overwritten is None or self._op_class[node] != OpClass.FUSION:
             return used
         deps = self._deps[node]
@@ -364,8 +372,8 @@ class _ValueTracer:
         return len(self.values) - 1
 
     def handed(self) -> list[tuple[int, int]]:
-        """Return slots and the values that an iteration leaves in them for the next one, kept to the end of
-        the iteration.
+        """Return pairs of a slot and the value that an iteration stores in it for the next one. These values
+        are marked to live to the end of the iteration.
         """
         handed: list[tuple[int, int]] = []
         for (region, producer), slots in self._slots.items():
@@ -383,7 +391,7 @@ class _ValueTracer:
         return list(self._leaves[end]) if self._results[end] else self._aligned(end)
 
     def _aligned(self, node: int) -> list[int]:
-        """Return the value behind each operand; -1 if no node makes it."""
+        """Return the value of each operand of a node; -1 if no node makes it."""
         alike: dict[int, list[int]] = {}
         for dep in reversed(self._deps[node]):
             for value in reversed(self._leaves[dep]):
@@ -393,7 +401,7 @@ class _ValueTracer:
 
 
 def _forwards(graph: OpGraph) -> BoolArray:
-    """Return a mask of the nodes that make no values."""
+    """Return a mask of the nodes that forward values and make none."""
     forwards = np.isin(graph.op_class, _FORWARDING) | (graph.kind == int(NodeKind.METADATA))
     elsewhere = np.isin(graph.op_class, _MADE_BY_USERS) & (graph.bytes_written == 0)
     forwards |= elsewhere & (graph.data_deps.lengths + graph.operands.lengths > 0)

@@ -66,10 +66,12 @@ __all__ = [
 
 
 class Level(NamedTuple):
-    """Level of a group. ``up`` and ``down`` are the rates at which a device sends and receives [bytes/ns],
-    ``link`` is the rate of one message; ``steps`` is the number of steps of a ring of the members, ``hops``
-    the links between neighbours, each with ``latency_ns``; ``adds`` is the share of the rate at which
-    switches reduce (0: no reduction).
+    """Dimension of a network in which a group has several members.
+
+    ``up`` and ``down`` are the rates at which a device sends and receives [bytes/ns]; ``link`` is the rate of
+    one message. ``steps`` is the number of steps of a ring of the members, ``hops`` the number of links
+    between neighbours, each with ``latency_ns``. ``adds`` is the rate at which switches reduce, as a share of
+    the rate (0: no reduction).
     """
 
     members: int
@@ -89,12 +91,16 @@ class Level(NamedTuple):
 
     @property
     def log_steps(self) -> int:
-        """Return the number of steps with doubling distances; along a ring they sum to all steps."""
+        """Return the number of steps of an algorithm whose distances double in each step. On a ring the steps
+        have a total length of all steps of the ring.
+        """
         return self.steps if self.is_ring else ceil(log2(self.members))
 
 
 class _DimensionUse(NamedTuple):
-    """Use of one dimension by a group."""
+    """Use of one network dimension by a group: its members along it, their stride, and the sharers of a
+    link.
+    """
 
     members: int
     stride: int
@@ -102,7 +108,7 @@ class _DimensionUse(NamedTuple):
 
 
 def levels_of(system: System, footprint: Footprint) -> tuple[Level, ...]:
-    """Return the levels of a group, innermost first. An unknown latency counts as 0."""
+    """Return the levels of a group with a footprint, innermost first. An unknown latency counts as 0."""
     lines = map(_DimensionUse, footprint.members, footprint.stride, footprint.sharers)
     return tuple(_level(system, axis, line) for axis, line in enumerate(lines) if line.members > 1)
 
@@ -131,9 +137,10 @@ def _level(system: System, axis: int, line: _DimensionUse) -> Level:
 
 
 def _share_of_switch(system: System, axis: int, sharers: int) -> float:
-    """Return the share of the rate of a device when all devices send. A device that sends alone has an
-    interface of its node to itself; devices of a node share its interfaces, and oversubscription limits all
-    of them.
+    """Return the share of its rate that a device gets when all devices send.
+
+    Devices of a node share network interfaces; a device that sends alone has one for itself. Oversubscription
+    limits all devices.
     """
     dimension, unit = system.dimensions[axis], prod(system.shape[:axis])
     share = min(dimension.devices_per_nic, unit / max(sharers, 1))
@@ -141,8 +148,10 @@ def _share_of_switch(system: System, axis: int, sharers: int) -> float:
 
 
 def message_ns(system: System, away: Sequence[int], message_bytes: FloatArray) -> FloatArray:
-    """Return the time of messages to a device at distance ``away`` along each dimension: the latency of all
-    hops, plus the bytes over the slowest link. Of several switches only the outermost counts.
+    """Return the time of messages to a device at distance ``away`` along each dimension.
+
+    It is the latency of all hops plus the bytes over the slowest link. If a message passes several switches,
+    only the outermost one counts.
     """
     latency_ns, rate = 0.0, inf
     for axis in reversed(range(len(away))):
@@ -176,7 +185,9 @@ SHARDS = {CollectiveKind.ALL_GATHER, CollectiveKind.GATHER}
 def collective_times(
     kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray
 ) -> dict[str, FloatArray]:
-    """Return the time [ns] of messages (in Chakra's sense) by algorithm; empty for kinds without a rule."""
+    """Return the times [ns] of messages (sizes as Chakra counts them) by algorithm; empty for kinds without a
+    formula.
+    """
     whole = message_bytes * prod(level.members for level in levels) if kind in SHARDS else message_bytes
     if kind is CollectiveKind.ALL_REDUCE:
         times = {name: 2 * time for name, time in _one_way(levels, whole).items()}
@@ -202,27 +213,29 @@ def collective_times(
 
 
 def fastest_ns(kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray) -> FloatArray:
-    """Return the time of the fastest algorithm for each size; NaN for kinds without a rule."""
+    """Return the time of the fastest algorithm for each message size; NaN for kinds without a formula."""
     times = list(collective_times(kind, levels, message_bytes).values())
     return np.min(np.stack(times), axis=0) if times else np.full(len(message_bytes), np.nan)
 
 
 def least_ns(kind: CollectiveKind, levels: Sequence[Level], message_bytes: FloatArray) -> FloatArray:
-    """Return a lower bound: the fastest time if switches reduce at full rate; 0 for kinds without a rule."""
+    """Return a lower bound of the time: the fastest algorithm, on switches that reduce at full rate. 0 for
+    kinds without a formula.
+    """
     ideal = [level._replace(adds=1.0 if level.adds else 0.0) for level in levels]
     return np.nan_to_num(fastest_ns(kind, ideal, message_bytes))
 
 
 def _one_way(levels: Sequence[Level], whole: FloatArray) -> dict[str, FloatArray]:
-    """Return the times of a reduce-scatter or an all-gather."""
+    """Return the times of a reduce-scatter or an all-gather by algorithm."""
     ranks = prod(level.members for level in levels)
     ring = _chain(levels) + (ranks - 1) / ranks * whole / _bus(levels)
     return {"ring": ring, "hierarchical": _log_latency(levels) + _moved(levels, whole)}
 
 
 def _bus(levels: Sequence[Level]) -> float:
-    """Return the rate of a ring through all members: every member of a node sends over its own rail; a torus
-    sends along all its axes at once.
+    """Return the rate of a ring through all members. Every member of a node sends over a separate rail; in a
+    torus, members send along all axes at once.
     """
     if all(level.is_ring for level in levels):
         return sum(level.rate for level in levels)
@@ -234,7 +247,9 @@ def _bus(levels: Sequence[Level]) -> float:
 
 
 def _chain(levels: Sequence[Level]) -> float:
-    """Return the latency of a ring through all members, once around: all passes of each level."""
+    """Return the latency of one round of a ring through all members, summed over the links of each level that
+    it passes.
+    """
     outside = prod(level.members for level in levels)
     total = 0.0
     for level in levels:
@@ -248,7 +263,9 @@ def _log_latency(levels: Sequence[Level]) -> float:
 
 
 def _moved(levels: Sequence[Level], whole: FloatArray) -> FloatArray:
-    """Return the transfer time of the slowest level; the axes of a torus share the bytes."""
+    """Return the transfer time on the slowest level for the hierarchical algorithm. The axes of a torus share
+    the bytes.
+    """
     if all(level.is_ring for level in levels):
         ranks = prod(level.members for level in levels)
         return (ranks - 1) / ranks * whole / _bus(levels)
@@ -260,8 +277,8 @@ def _moved(levels: Sequence[Level], whole: FloatArray) -> FloatArray:
 
 
 def _in_network(levels: Sequence[Level], size: FloatArray) -> FloatArray:
-    """Return the time with reduction in switches: the sum comes back; on levels without it, members exchange
-    parts.
+    """Return the time of an all-reduce with reduction in switches, which send back the sum. On levels without
+    such switches, members exchange parts.
     """
     worst, inside, latency_ns = 0.0, 1, 0.0
     for level in levels:
@@ -274,7 +291,9 @@ def _in_network(levels: Sequence[Level], size: FloatArray) -> FloatArray:
 
 
 def _exchange(levels: Sequence[Level], size: FloatArray) -> FloatArray:
-    """Return the time of an all-to-all on its slowest level; bytes pass every axis of a torus."""
+    """Return the time of an all-to-all, which is limited by its slowest level. Bytes pass every axis of a
+    torus.
+    """
     worst, latency_ns = 0.0, 0.0
     for level in levels:
         share = (level.members - 1) / level.members
@@ -290,8 +309,8 @@ _FITS = 1 + 1e-9
 
 
 def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, FloatArray]:
-    """Return the share of the whole buffer that a member sends over each level, shape ``(levels,)``, by the
-    algorithms of :func:`hespas.simulator.network.algorithms.collective_times`.
+    """Return the share of the whole buffer that a member sends over each level, shape ``(levels,)``, for each
+    algorithm of :func:`hespas.simulator.network.algorithms.collective_times`.
     """
     if kind is CollectiveKind.ALL_REDUCE:
         by_algorithm = {name: 2 * shares for name, shares in _one_way_shares(levels).items()}
@@ -314,7 +333,9 @@ def shares_sent(kind: CollectiveKind, levels: Sequence[Level]) -> dict[str, Floa
 
 
 def _inside(levels: Sequence[Level]) -> FloatArray:
-    """Return the number of members within one member of each level, and within all of them."""
+    """Return for each level the number of members below it (the product of the inner levels), and the number
+    of all members.
+    """
     return np.array([*accumulate((level.members for level in levels), mul, initial=1)], np.float64)
 
 
@@ -328,7 +349,9 @@ def _is_torus(levels: Sequence[Level]) -> bool:
 
 
 def _by_rate(levels: Sequence[Level]) -> FloatArray:
-    """Return the share that each axis of a torus sends of traffic through all members."""
+    """Return the share of a ring's traffic that a member sends along each axis of a torus, in proportion to
+    the rates.
+    """
     rates, ranks = np.array([level.rate for level in levels]), _inside(levels)[-1]
     shares: FloatArray = (ranks - 1) / ranks * rates / rates.sum()
     return shares
@@ -359,12 +382,14 @@ def _exchanged(level: Level) -> float:
 def chosen_traffic(
     system: System, kind: CollectiveKind, footprint: Footprint, message_bytes: FloatArray, time_ns: FloatArray
 ) -> tuple[list[str], FloatArray, FloatArray]:
-    """Return the algorithm of each message (in Chakra's sense) of groups with one footprint, the bytes that a
-    device then sends over each dimension, shape ``(dimensions, messages)``, and its maximum rate [bytes/ns],
-    shape ``(dimensions,)``: a device with an interface to itself exceeds its share of one.
+    """Return the traffic of messages (sizes as Chakra counts them) of groups with one footprint.
 
-    The algorithm is the fastest one whose bytes fit into the time of the message; "" and NaN for kinds
-    without a rule.
+    It consists of the algorithm of each message, the bytes that a device sends over each dimension, shape
+    ``(dimensions, messages)``, and the maximum rate of a device [bytes/ns], shape ``(dimensions,)``. A device
+    that has a network interface for itself can exceed its nominal rate.
+
+    The algorithm is the fastest one whose bytes can be sent in ``time_ns``; "" and NaN for kinds without a
+    formula.
     """
     axes = [axis for axis, members in enumerate(footprint.members) if members > 1]
     levels = levels_of(system, footprint)
@@ -392,7 +417,9 @@ def chosen_traffic(
 
 def message_traffic(system: System, away: Sequence[int], message_bytes: FloatArray) -> FloatArray:
     """Return the bytes that a device sends over each dimension, shape ``(dimensions, messages)``, in messages
-    to a device at distance ``away``; of several switches only the outermost counts, as in
+    to a device at distance ``away``.
+
+    If a message passes several switches, only the outermost one counts, as in
     :func:`hespas.simulator.network.algorithms.message_ns`.
     """
     sent = np.zeros((len(away), len(message_bytes)))

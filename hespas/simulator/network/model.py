@@ -1,14 +1,14 @@
 """Times of collectives and messages on a system: measured times of its device, scaled to its links.
 
-A device's fits for a layout (:class:`hespas.estimators.collectives.Collectives`: measured tables, fits of
-reference devices, NCCL's model) apply to the links in the device's own file. For the same links and an even
-layout they are used unchanged. For other links they are scaled by the ratio of
-:mod:`hespas.simulator.network.algorithms` on the system's levels and on the device's levels. Without
-measurements and models (TPUs, loopbacks) the algorithms are used alone. The links of the system give a lower
-bound.
+A device has fits of communication times (:class:`hespas.estimators.collectives.Collectives`: measured tables,
+fits of reference devices, NCCL's model). They apply to the links in the file of the device. If the system has
+the same links and equal numbers of ranks per node, they are used unchanged. For other links they are scaled
+by the ratio of two times of :mod:`hespas.simulator.network.algorithms`: on the system's links and on the
+device's links. Without measurements and models (TPUs, loopbacks) the algorithms are used alone. The links of
+the system give a lower bound.
 
-Ranks of a class run the same graph, but a group within one node is faster than one across two: a workload's
-classes are split between ranks with different times.
+Ranks of a class run the same graph, but a group within one node is faster than one across two. Therefore rank
+classes are split so that all ranks of a class have equal times.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def collective_ns(
     members: IntArray,
     device: Device | None = None,
 ) -> FloatArray:
-    """Return the time [ns] of collectives of one group of ranks that has the network to itself, shape
-    ``(messages,)``; ``message_bytes`` as Chakra counts them. ``device`` replaces the system's device.
+    """Return the time [ns] of collectives in one group of ranks that has the network to itself, shape
+    ``(messages,)``.
+
+    ``message_bytes`` are sizes as Chakra counts them. ``device`` replaces the system's device.
     """
     named = load_device(system.device) if device is None and system.device else device
     network = Network(system, named)
@@ -84,7 +86,9 @@ def collective_ns(
 
 
 class _CollectiveCase(NamedTuple):
-    """Collective in the terms of the estimator."""
+    """Collective as the estimator of collectives describes it: operation, number format, ranks, and ranks per
+    node.
+    """
 
     op: str
     scheme: str
@@ -92,7 +96,7 @@ class _CollectiveCase(NamedTuple):
     per_node: int
 
     def operations(self, message_bytes: FloatArray) -> Operations:
-        """Return the operations of messages of this collective."""
+        """Return the operations to estimate for messages of this collective."""
         count = len(message_bytes)
         blank = np.full(count, nan)
         return Operations(
@@ -112,7 +116,9 @@ class _CollectiveCase(NamedTuple):
 
 
 class _MeasuredTimes(NamedTuple):
-    """Measured times and their 90 % interval [ns], shape ``(3, messages)``, on ``links``."""
+    """Times and their 90 % interval [ns] from the estimator of collectives, shape ``(3, messages)``, and the
+    ``links`` for which they hold.
+    """
 
     times: FloatArray
     links: tuple[Link, ...]
@@ -120,8 +126,10 @@ class _MeasuredTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """Sized system, and the device whose measurements apply (None: none). ``library`` selects the fits of a
-    library (``nccl 2.29.2``, a part of the name is enough; empty: the device's default).
+    """System with a known number of devices, and the device whose measurements apply (None: none).
+
+    ``library`` selects the fits of a communication library (``nccl 2.29.2``; a part of the name is enough;
+    empty: the default of the device).
     """
 
     system: System
@@ -129,7 +137,7 @@ class Network:
     library: str = ""
 
     def __post_init__(self) -> None:
-        """Check that the system has a size."""
+        """Raise an error if the system does not have a number of devices."""
         if self.system.devices < 0:
             raise InvariantError(f"{self.system.name} has no size")
 
@@ -141,8 +149,10 @@ class Network:
         message_bytes: FloatArray,
         diagnostics: Diagnostics | None = None,
     ) -> FloatArray:
-        """Return times and their 90 % interval [ns], shape ``(3, messages)``, for messages of one operation
-        in one number format on groups with one footprint; NaN for operations without a rule.
+        """Return times and their 90 % interval [ns], shape ``(3, messages)``, of one kind of collective on
+        groups with one footprint.
+
+        ``scheme`` is the number format. Times are NaN for operations without a formula.
         """
         if footprint.ranks <= 1:
             return np.zeros((3, len(message_bytes)))
@@ -183,8 +193,8 @@ class Network:
         message_bytes: FloatArray,
         diagnostics: Diagnostics | None = None,
     ) -> FloatArray:
-        """Return times and intervals like :meth:`collectives`, for messages from one rank to another;
-        ``away`` is their distance along each dimension.
+        """Return times and intervals like :meth:`collectives`, for messages from one rank to another at
+        distance ``away`` along each dimension.
         """
         if not any(away):
             return np.zeros((3, len(message_bytes)))
@@ -198,15 +208,15 @@ class Network:
         return np.maximum(_scaled(measured.times, own, theirs), own.moved_ns)
 
     def _alone(self, time_ns: FloatArray) -> FloatArray:
-        """Return the times of the algorithms, after the launch of a kernel."""
+        """Return the times of the algorithms plus the launch time of a kernel."""
         launch_ns = 0.0 if self.device is None else float(np.nan_to_num(self.device.launch_overhead_ns))
         whole_ns = time_ns + launch_ns
         return np.stack((whole_ns, whole_ns * _MODEL_SPREAD[0], whole_ns * _MODEL_SPREAD[1]))
 
     @cached_property
     def _links(self) -> tuple[Link, ...]:
-        """Links of the device for the system's first two dimensions, with its own figures and the extent of
-        the system; empty if such links were not measured.
+        """Links of the device that correspond to the system's first two dimensions. Their figures are the
+        device's, their extent is the system's. Empty if such links were not measured.
         """
         device, dimensions = self.device, self.system.dimensions
         if device is None or device.kind != "gpu" or dimensions[0].topology == "ring":
@@ -221,9 +231,11 @@ class Network:
     def _measured(
         self, case: _CollectiveCase, message_bytes: FloatArray, diagnostics: Diagnostics | None
     ) -> _MeasuredTimes | None:
-        """Return the answer of the estimator of collectives for the device's own links. If that is the model
-        of an algorithm, estimate again for links as fast as the system's, which select the algorithm. None if
-        the estimator has only a data sheet, or not all times.
+        """Return the times of the estimator of collectives on the device's links.
+
+        If they are from the model of an algorithm, the estimate is repeated with the bandwidth of the
+        system's links, because the bandwidth determines the algorithm. None if the estimator has only
+        data-sheet figures, or lacks some times.
         """
         if self.device is None or not self._links or (len(self._links) == 1 and case.per_node < case.ranks):
             return None
@@ -248,7 +260,9 @@ class Network:
         *,
         clusters: bool = True,
     ) -> tuple[_MeasuredTimes, Diagnostics]:
-        """Return the answer of the estimator of collectives for the device on some links."""
+        """Return the times of the estimator of collectives for the device with the given links, and its
+        diagnostics.
+        """
         if self.device is None:
             raise InvariantError("no device for the estimate")
         kinds = {link.kind for link in links}
@@ -261,7 +275,7 @@ class Network:
         ), messages
 
     def _as_system(self, links: tuple[Link, ...], nodes: int = 2) -> System:
-        """Return links as a system of up to two dimensions, with ``nodes`` nodes."""
+        """Return a system of up to two dimensions that has the given links, with ``nodes`` nodes."""
         first, *rest = links
         inside = _as_dimension(first, self.system.dimensions[0], first.devices_per_domain)
         dimensions = (inside, *(_as_dimension(link, None, nodes) for link in rest))
@@ -285,8 +299,10 @@ def _as_link(dimension: Dimension) -> Link:
 
 
 def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
-    """Return a link of the device as a dimension. Reductions in the system's network also exist in the
-    device's network (measured times include them).
+    """Return a link of the device as a network dimension.
+
+    ``like`` is the system's dimension. Its in-network reduction is copied, because measured times of the
+    device include it.
     """
     return Dimension(
         name=link.name,
@@ -303,14 +319,16 @@ def _as_dimension(link: Link, like: Dimension | None, size: int) -> Dimension:
 
 
 class _TimeParts(NamedTuple):
-    """Times of messages on links alone [ns]: latency of an empty message, and the rest, which moves bytes."""
+    """Times of messages [ns] according to the links alone, in two parts: the latency of an empty message, and
+    the transfer of the bytes.
+    """
 
     latency_ns: FloatArray
     moved_ns: FloatArray
 
     @classmethod
     def of(cls, model: Callable[[FloatArray], FloatArray], message_bytes: FloatArray) -> _TimeParts:
-        """Return the parts of a model's times."""
+        """Return the parts of the times that ``model`` gives for messages."""
         latency_ns = model(np.zeros(len(message_bytes)))
         return cls(latency_ns, model(message_bytes) - latency_ns)
 
@@ -321,9 +339,10 @@ class _TimeParts(NamedTuple):
 
 
 def _scaled(measured: FloatArray, own: _TimeParts, theirs: _TimeParts) -> FloatArray:
-    """Return measured times on other links: multiplied by the ratio of transfer times (system's links over
-    the device's own links), plus the difference of latencies. They stay unchanged if both links agree, or
-    without a rule.
+    """Return measured times converted to other links.
+
+    They are multiplied by the ratio of transfer times (system's links / device's links), and the difference
+    of latencies is added. They stay unchanged if both links are equal, or without a formula.
     """
     later_ns = np.nan_to_num(own.latency_ns - theirs.latency_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -342,9 +361,9 @@ def on_system(
     network: Network,
     diagnostics: Diagnostics | None = None,
 ) -> tuple[Workload, tuple[Estimate, ...] | None]:
-    """Return the workload and its estimates with communication times on the system; without estimates, the
-    times of the graphs are replaced. Collectives without a rule keep their times.
+    """Return the workload and its estimates with communication times on the system.
 
+    Without estimates, the times of the graphs are replaced. Collectives without a formula keep their times.
     O(ranks log ranks) for each group set and permutation, and O(nodes) for each class.
     """
     reported = diagnostics if diagnostics is not None else Diagnostics()
@@ -392,7 +411,7 @@ def on_system(
 
 @dataclass(frozen=True, slots=True)
 class _Placements:
-    """Cached placements of the groups and messages of all classes."""
+    """Cache of the placements of groups and messages."""
 
     network: Network
     num_ranks: int
@@ -414,7 +433,7 @@ class _Placements:
 
 @dataclass(frozen=True, slots=True)
 class _CommunicationTimes:
-    """Communication of one graph; ``scheme`` is the number format of each node."""
+    """Communication times of one graph on a network. ``scheme`` is the number format of each node."""
 
     graph: OpGraph
     scheme: Labels
@@ -428,7 +447,9 @@ class _CommunicationTimes:
         message_bytes: FloatArray,
         times_of: Callable[[FloatArray], FloatArray],
     ) -> FloatArray:
-        """Return the times of messages; without diagnostics, once for classes with equal messages."""
+        """Return the times of messages. They are cached for equal messages of other classes, unless
+        diagnostics are collected.
+        """
         if self.found is not None:
             return times_of(message_bytes)
         key, known = (*case, message_bytes.tobytes()), self.placements.times
@@ -437,9 +458,10 @@ class _CommunicationTimes:
         return known[key]
 
     def parts(self, ranks: IntArray) -> list[tuple[IntArray, FloatArray]]:
-        """Return ranks with equal communication times, with the times of all nodes [ns] and their intervals,
-        shape ``(3, nodes)``, NaN for nodes without a network time. Each rank occurs once; without ranks there
-        is one empty part.
+        """Divide ``ranks`` into parts with equal communication times.
+
+        Return for each part its ranks, and the times of all nodes [ns] with their intervals, shape ``(3,
+        nodes)``; NaN for nodes without a network time. Without ranks, return one empty part.
         """
         used: list[int] = np.unique(self.graph.collectives.group_set).tolist()
         sets = self._sets()
@@ -464,7 +486,9 @@ class _CommunicationTimes:
         return [(np.concatenate(parts), times) for parts, times in by_times.values()]
 
     def _sets(self) -> list[GroupSet]:
-        """Return the group sets, and all ranks for collectives without a group set."""
+        """Return the group sets of the graph, and last the group of all ranks for collectives without a group
+        set.
+        """
         return [*self.graph.group_sets, StridedGroups.all_ranks(self.placements.num_ranks)]
 
     def _collectives(self, rank: int, times: FloatArray) -> None:

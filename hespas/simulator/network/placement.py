@@ -1,8 +1,8 @@
 """Placement of groups in a system: members along each dimension, their distance, and the sharing of links.
 
-A rank is a device of a sized system, a mixed-radix number with the innermost dimension fastest. A *footprint*
-has the properties of a placement that determine its time; equal footprints are computed once, so 65,536 ranks
-need only a few.
+A rank is a device of a system with known size: a mixed-radix number with the innermost dimension fastest. A
+*footprint* has the properties of a placement that determine its time. Times are computed once for equal
+footprints, so 65,536 ranks need only a few.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ __all__ = ["Footprint", "PlacedGroups", "footprint_of", "place_groups", "place_m
 
 
 class Footprint(NamedTuple):
-    """Footprint of a group of ``ranks``. Per dimension: ``members`` along one line (the maximum, if lines
-    differ), ``stride`` between neighbours, and ``sharers``: the number of devices of one unit inside it that
-    send into it at once; on a ring, the number of groups that share each link.
+    """Placement of a group of ``ranks``, with one entry per dimension.
+
+    ``members`` is the number of members along one line (the maximum, if lines differ), ``stride`` the
+    distance between neighbours. ``sharers`` is the number of devices in one unit of the next inner dimension
+    (such as a node) that use the dimension at once; on a ring, it is the number of groups that share each
+    link.
     """
 
     ranks: int
@@ -34,8 +37,8 @@ class Footprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedGroups:
-    """Distinct footprints, and the index of each rank's footprint: ``which`` of shape ``(ranks,)``, -1 for
-    none.
+    """Placement of the groups of a set: the distinct footprints, and for each rank the index of its footprint
+    (``which``, shape ``(ranks,)``, -1: in no group).
     """
 
     footprints: tuple[Footprint, ...]
@@ -51,8 +54,8 @@ def footprint_of(system: System, members: IntArray) -> Footprint:
 
 
 def place_groups(groups: GroupSet, system: System, num_ranks: int) -> PlacedGroups:
-    """Return the placement of the groups of a set, which run at once. O(ranks log ranks) for each
-    dimension.
+    """Return the placement of the groups of a set, which communicate at the same time. O(ranks log ranks) for
+    each dimension.
     """
     which = np.full(num_ranks, -1, np.int64)
     index_of: dict[Footprint, int] = {}
@@ -86,9 +89,10 @@ def place_groups(groups: GroupSet, system: System, num_ranks: int) -> PlacedGrou
 
 
 def place_messages(permutation: Permutation, system: System, num_ranks: int) -> tuple[IntArray, IntArray]:
-    """Return the distance that each rank sends and receives over, per dimension, shape ``(ranks,
-    dimensions)``; 0 along all dimensions without a peer. The distance through a switch and over a direct link
-    is 1.
+    """Return the distances, per dimension, over which each rank sends and receives in a permutation, two
+    arrays of shape ``(ranks, dimensions)``.
+
+    All distances of a rank without a peer are 0. The distance through a switch or over a direct link is 1.
     """
     ranks: IntArray = np.arange(num_ranks, dtype=np.int64)
     away: list[IntArray] = []
@@ -99,7 +103,9 @@ def place_messages(permutation: Permutation, system: System, num_ranks: int) -> 
 
 
 def _units(system: System) -> list[int]:
-    """Return the number of devices within one device of each dimension, and in all of them."""
+    """Return the number of devices in one unit of each dimension: the product of the inner dimensions. The
+    last entry is the number of all devices.
+    """
     units = [1]
     for size in system.shape:
         units.append(units[-1] * size)
@@ -107,9 +113,10 @@ def _units(system: System) -> list[int]:
 
 
 def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
-    """Return members along each dimension and their stride for groups of one size, ``(groups, dimensions)``.
+    """Return the number of members along each dimension and their stride, for groups of one size, shape
+    ``(groups, dimensions)``.
 
-    Members along a dimension are the maximum number of units within the enclosing unit.
+    If the lines of a group differ, the maximum counts.
     """
     units, shape = _units(system), system.shape
     counts: IntArray = np.ones((len(rows), len(shape)), np.int64)
@@ -130,13 +137,13 @@ def _lines(rows: IntArray, system: System) -> tuple[IntArray, IntArray]:
 
 
 def _busy(ranks: IntArray, system: System) -> list[int]:
-    """Return the maximum number of some devices within one unit of each dimension."""
+    """Return for each dimension the maximum number of the given ranks in one of its units."""
     units = _units(system)[:-1]
     return [int(np.unique(ranks // unit, return_counts=True)[1].max(initial=0)) for unit in units]
 
 
 def _sharers(system: System, stride: list[int], busy: list[int], active: int) -> tuple[int, ...]:
-    """Return the sharers per dimension. Groups are interleaved on a ring only if all its devices take
+    """Return the ``sharers`` of a footprint. Groups share the links of a ring only if all devices take
     part.
     """
     interleaved = active >= system.devices

@@ -54,16 +54,19 @@ _RENAMED = {
 @renamed_fields(**_RENAMED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Scheduler settings of a serving engine. ``tokens``: maximum tokens per step; ``sequences``: maximum
-    running sequences. ``chunked``: the rest of a prompt that does not fit is processed in the next step;
-    otherwise prompts are processed whole. ``page_tokens``: tokens per cache page. ``order``: see
-    :data:`Order`. ``reserves``: a request starts only if the cache has pages for its whole length, so none is
-    preempted; otherwise a request without a page preempts the youngest, whose tokens are recomputed.
-    ``watermark``: share of the pages that stay free when a request starts. ``recv_interval``: the scheduler
-    receives requests every ``recv_interval`` decoding steps, and after steps that only process prompts
-    (SGLang: scheduler-recv-interval). ``async_scheduling``: it forms the next step while the current one
-    runs. ``batch_wait_iters``: maximum number of steps for which waiting requests are held back, while
-    sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
+    """Scheduler settings of a serving engine.
+
+    ``tokens``: maximum tokens per step; ``sequences``: maximum running sequences. ``chunked``: the rest of a
+    prompt that does not fit is processed in the next step; otherwise prompts are processed whole.
+    ``page_tokens``: tokens per cache page. ``order``: see :data:`Order`. ``reserves``: a request starts only
+    if the cache has pages for its whole length, so none is preempted; otherwise a request without a page
+    preempts the youngest, whose tokens are recomputed. ``watermark``: share of the pages that stay free when
+    a request starts.
+
+    ``recv_interval``: the scheduler receives requests every ``recv_interval`` decoding steps, and after steps
+    that only process prompts (SGLang: scheduler-recv-interval). ``async_scheduling``: the scheduler forms the
+    next step while the current one runs. ``batch_wait_iters``: maximum number of steps for which waiting
+    requests are held back, while sequences decode and a step has fewer than ``batch_wait_tokens`` tokens.
     """
 
     name: str = "vllm"
@@ -104,8 +107,8 @@ GUARANTEED_NO_EVICT).
 
 
 def policy_of(name: str, **changes: int | float | bool | str | None) -> Policy:
-    """Return the policy of an engine with changes (None: no change). Raises ``UsageError`` for an unknown
-    name.
+    """Return the policy of an engine, with some settings replaced (None: not replaced). Raises ``UsageError``
+    for an unknown name.
     """
     policy = POLICIES.get(name)
     if policy is None:
@@ -125,8 +128,8 @@ _ROOM = 64
 
 
 class DecodingSequence(NamedTuple):
-    """Request that decodes: its tokens in the cache, its generated tokens and their final number, and the
-    time of the latest one [ns].
+    """Decoding request: its tokens in the cache, its generated tokens and their final number, and the time of
+    its latest token [ns].
     """
 
     request: int
@@ -138,7 +141,9 @@ class DecodingSequence(NamedTuple):
 
 class DecodingBatch:
     """Decoding sequences as columns, in order of their start, so that a step needs a few array operations.
-    ``least_left``: the fewest tokens that a sequence still has to generate; ``pages``: cache pages in use.
+
+    ``least_left`` is the smallest number of tokens that a sequence still has to generate. ``pages`` is the
+    number of cache pages in use.
     """
 
     __slots__ = (
@@ -154,7 +159,7 @@ class DecodingBatch:
     )
 
     def __init__(self, page_tokens: int, gain: float) -> None:
-        """Start without sequences. A step generates ``gain`` tokens per sequence."""
+        """Create an empty batch. A step generates ``gain`` tokens per sequence."""
         self.requests: list[int] = []
         self.least_left, self.pages = inf, 0.0
         self._columns = np.zeros((4, _ROOM))
@@ -171,11 +176,11 @@ class DecodingBatch:
 
     @property
     def held(self) -> FloatArray:
-        """Return the tokens of each sequence in the cache."""
+        """Number of tokens of each sequence in the cache."""
         return self._columns[_HELD, : len(self.requests)]
 
     def join(self, sequence: DecodingSequence) -> None:
-        """Append a sequence."""
+        """Append a sequence to the batch."""
         count = len(self.requests)
         if count == self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
@@ -192,7 +197,7 @@ class DecodingBatch:
         self.pages += -(-sequence.held // self._page_tokens)
 
     def leave_last(self) -> DecodingSequence:
-        """Remove the sequence that started last."""
+        """Remove and return the sequence that started last."""
         self._grown = 0.0
         last = self._sequence(len(self.requests) - 1)
         self.requests.pop()
@@ -206,8 +211,8 @@ class DecodingBatch:
         return DecodingSequence(self.requests[index], held, made, output, latest_ns)
 
     def generate(self, tokens: float) -> tuple[float, list[DecodingSequence]]:
-        """Add ``tokens`` to each sequence. Return the additional pages, and the finished sequences, which are
-        removed.
+        """Add ``tokens`` tokens to each sequence, and remove finished sequences. Return the number of
+        additional pages, and the finished sequences.
         """
         count = len(self.requests)
         self._grown = 0.0
@@ -232,13 +237,13 @@ class DecodingBatch:
         self.least_left = float(np.minimum.reduce(left, initial=inf))
 
     def _pages(self, held: FloatArray) -> float:
-        """Return the number of pages for the tokens of each sequence."""
+        """Return the number of cache pages for sequences with ``held`` tokens."""
         if self._rounds:
             return float(np.add.reduce(-(-held // self._page_tokens)))
         return float(np.add.reduce(np.ceil(held / self._page_tokens)))
 
     def grown(self, by: float) -> float:
-        """Return the additional pages for ``by`` more tokens per sequence."""
+        """Return the number of additional cache pages if each sequence gets ``by`` more tokens."""
         if self._grown != by:
             self._grown, self._grown_pages = by, self._pages(self.held + by) - self.pages
         return self._grown_pages
@@ -248,8 +253,9 @@ class DecodingBatch:
         return float(len(self.requests) * ceil(by / self._page_tokens))
 
     def latest(self, now: float, others: list[float]) -> list[tuple[float, int]]:
-        """Return the times of the latest tokens, ascending, with their counts; all sequences generate a token
-        at ``now``, and so do ``others``, whose latest tokens were at the given times.
+        """Return the times of previous tokens, ascending, each with the number of tokens that follow it at
+        ``now``: of all sequences in the batch, and of other requests, whose previous tokens were at
+        ``others``.
         """
         count, is_common = len(self.requests), self._latest == self._latest
         if is_common and not others:
@@ -263,12 +269,12 @@ class DecodingBatch:
         return times
 
     def generated(self, now: float) -> None:
-        """Record that all sequences generated a token at ``now``."""
+        """Set the time of the latest token of all sequences to ``now``."""
         self._latest = now
 
 
 def count_times(times: list[float]) -> list[tuple[float, int]]:
-    """Return the distinct times, ascending, with their counts."""
+    """Return the distinct times, ascending, each with its number of occurrences."""
     return sorted(Counter(times).items())
 
 
@@ -288,8 +294,9 @@ def serve_replicas(
     cache_tokens: float = inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ServingRun, ...]:
-    """Return the runs of equal replicas, over which requests are distributed in turn, with arguments and
-    errors as in :func:`serve`. Replicas beyond the number of concurrent requests stay idle and have no run.
+    """Return the runs of equal replicas, over which requests are distributed round-robin. Arguments and
+    errors are as in :func:`serve`. Replicas beyond the number of concurrent requests stay idle and have no
+    run.
     """
     busy = min(replicas, len(requests), requests.concurrency or len(requests))
     runs: list[ServingRun] = []
@@ -306,7 +313,9 @@ def serve_replicas(
 def _report_progress(
     progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
 ) -> None:
-    """Report the finished requests of a replica, added to the requests of the replicas before it."""
+    """Report progress over all replicas: ``done`` requests of the current replica plus the ``before``
+    requests of earlier replicas.
+    """
     progress(before + done, total)
 
 
@@ -318,11 +327,11 @@ def serve(
     cache_tokens: float = inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> ServingRun:
-    """Return the run of requests on a server with a cache of ``cache_tokens``; ``progress`` is called with
-    the number of finished requests and of all requests. O(events x running sequences).
+    """Simulate a server with a KV cache of ``cache_tokens`` tokens, and return the times of its requests.
 
-    Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of a policy
-    without chunked prompts.
+    ``progress`` is called with the number of finished requests and of all requests. O(events x running
+    sequences). Raises ``UnsupportedError`` if a single request does not fit into the cache, or into a step of
+    a policy without chunked prompts.
     """
     pages = inf if cache_tokens == inf else float(int(cache_tokens) // policy.page_tokens)
     longest = int((requests.prompt + requests.output).max()) if len(requests) else 0
@@ -342,8 +351,8 @@ def serve(
 
 @dataclass
 class _PrefillChunk:
-    """Prompts of a step: their number, new tokens, cached tokens before these, and the requests whose prompts
-    are finished.
+    """Prompt tokens that a step processes: the number of prompts, their new tokens, the cached tokens before
+    these, and the requests whose prompts are then finished.
     """
 
     prompts: int = 0
@@ -353,7 +362,7 @@ class _PrefillChunk:
 
 
 class _ServerRun:
-    """State of a run. Requests are numbered as in :class:`Requests`."""
+    """State of a simulated server. Requests are numbered as in :class:`Requests`."""
 
     def __init__(self, requests: Requests, steps: StepTimes, policy: Policy, pages: float) -> None:
         count = len(requests)
@@ -420,7 +429,7 @@ class _ServerRun:
         )
 
     def _arrive(self) -> None:
-        """Add arrived requests to the waiting queue, if the scheduler receives requests in this step."""
+        """Move arrived requests to the waiting queue, if the scheduler receives requests in this step."""
         if self.due and len(self.decoding):
             return
         self.due = self.policy.recv_interval
@@ -430,7 +439,9 @@ class _ServerRun:
             self.coming += 1
 
     def _holds(self) -> bool:
-        """Return True if waiting requests are held back for a larger batch."""
+        """Return True if the scheduler holds waiting requests back, so that more of them start in one
+        step.
+        """
         policy = self.policy
         if self.held_back >= policy.batch_wait_iters or self.prompting or not len(self.decoding):
             return False
@@ -441,8 +452,8 @@ class _ServerRun:
         return -(-tokens // self.policy.page_tokens)
 
     def _has_room(self, pages: float = 0.0, *, free: float = 0.0) -> bool:
-        """Return True if ``pages`` are available in addition to those for the next token of decoding
-        sequences; the share ``free`` of all pages must stay free.
+        """Return True if the cache has ``pages`` free pages in addition to the next page of each decoding
+        sequence. A share ``free`` of all pages must stay free.
         """
         pages, most = self.used + pages, self.pages * (1 - free)
         if self.policy.reserves:
@@ -452,12 +463,12 @@ class _ServerRun:
         return pages + self.decoding.grown(self.gain) <= most
 
     def _make_room(self) -> None:
-        """Preempt the youngest requests until each decoding sequence has a page for its next token."""
+        """Preempt the youngest requests until each decoding sequence has a cache page for its next token."""
         while not (self.policy.reserves or self._has_room()):
             self._preempt()
 
     def _preempt(self) -> None:
-        """Preempt the request that started last; its tokens are recomputed."""
+        """Preempt the request that started last. Its tokens will be recomputed."""
         youngest = self.prompting.pop() if self.prompting else self._left(self.decoding.leave_last())
         self._free(youngest)
         self.preemptions[youngest] += 1
@@ -466,7 +477,7 @@ class _ServerRun:
         self.waiting.appendleft(youngest)
 
     def _left(self, sequence: DecodingSequence) -> int:
-        """Record the state of a request that stops decoding."""
+        """Save the state of a sequence that stops decoding. Return its request."""
         request = sequence.request
         self.held[request], self.made[request] = sequence.held, sequence.made
         self.latest[request] = sequence.latest
@@ -479,7 +490,7 @@ class _ServerRun:
         self.used -= self._pages(tokens)
 
     def _prompts(self) -> _PrefillChunk:
-        """Return the prompts that a step processes in addition to decoding, and reserve their pages."""
+        """Return the prompts that this step processes, and reserve cache pages for them."""
         policy, chunk = self.policy, _PrefillChunk()
         if policy.order == "mixed":
             self._make_room()
@@ -501,7 +512,7 @@ class _ServerRun:
         return chunk
 
     def _starts(self, request: int, left: int) -> bool:
-        """Return True if a waiting request can start with ``left`` tokens of the step."""
+        """Return True if a waiting request can start in a step that has ``left`` tokens left."""
         policy = self.policy
         if len(self.decoding) + len(self.prompting) >= policy.sequences:
             return False
@@ -513,8 +524,8 @@ class _ServerRun:
         return alone or self._has_room(self._pages(held), free=policy.watermark)
 
     def _extend(self, chunk: _PrefillChunk, request: int, left: int) -> int:
-        """Process as much of a prompt as the tokens of the step and the cache pages allow; return the
-        remaining tokens.
+        """Add as much of a request's prompt to ``chunk`` as the step's tokens and the cache allow. Return the
+        tokens that are left in the step.
         """
         held = int(self.held[request])
         count = min(int(self.target[request]) - held, left)
@@ -534,7 +545,7 @@ class _ServerRun:
         return left - count
 
     def _step(self, chunk: _PrefillChunk) -> None:
-        """Run a step that processes prompts."""
+        """Run one step that processes the prompts in ``chunk`` and decodes."""
         batch = len(self.decoding) if self.policy.order == "mixed" else 0
         context = float(np.add.reduce(self.decoding.held)) / batch if batch else 0.0
         time = self.steps.step_ns(
@@ -565,7 +576,7 @@ class _ServerRun:
                 self.decoding.join(DecodingSequence(request, held, made, output, self.now))
 
     def _decode(self) -> None:
-        """Run steps that only decode, until the batch changes."""
+        """Run steps that only decode, until a request finishes, arrives, or lacks a cache page."""
         self._make_room()
         batch, gain = len(self.decoding), self.gain
         count = ceil(self.decoding.least_left / gain)
@@ -596,15 +607,15 @@ class _ServerRun:
         self._generate(count)
 
     def _log_gaps(self, batch: int, again: list[float]) -> None:
-        """Log the times between tokens: decoding sequences (if ``batch``) generate a token now, and so do
-        other requests, whose latest tokens were at the times ``again``. Requests with equal times are logged
-        together.
+        """Log the times since the previous token for the requests that generate a token now: the decoding
+        sequences (if ``batch`` is not 0), and other requests, whose previous tokens were at the times
+        ``again``.
         """
         for before, tokens in self.decoding.latest(self.now, again) if batch else count_times(again):
             self.log.add_gap(self.now - before, tokens)
 
     def _steps_with_room(self, most: int) -> int:
-        """Return the number of steps until the cache is full, at least one and at most ``most``."""
+        """Return the number of decoding steps until the cache is full: at least one, at most ``most``."""
         gain, decoding = self.gain, self.decoding
         if self.policy.reserves or self.used + decoding.most_grown(most * gain) <= self.pages:
             return most

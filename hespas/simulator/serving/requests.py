@@ -1,5 +1,5 @@
-"""Requests to a server (recorded, from an arrival process, or from waiting clients), and the times of their
-run.
+"""Requests to a server (recorded, from an arrival process, or from clients that wait for answers), and their
+times in a run.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _MOST = 10_000_000
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Requests:
-    """Columns of shape ``(requests,)``: ``arrival_ns`` ascending, ``prompt`` and ``output`` tokens of at
-    least 1. ``concurrency``: number of running requests at any time; the next one arrives when one is done
-    (0: requests arrive at ``arrival_ns``). With a concurrency, ``arrival_ns`` is ignored.
+    """Requests to a server, as columns of shape ``(requests,)``: ``arrival_ns`` (ascending), ``prompt`` and
+    ``output`` tokens (at least 1).
+
+    ``concurrency`` is the number of requests that run at any time: the next request arrives when one is done,
+    and ``arrival_ns`` is ignored. 0: requests arrive at ``arrival_ns``.
     """
 
     arrival_ns: FloatArray
@@ -41,7 +43,7 @@ class Requests:
     concurrency: int = 0
 
     def __post_init__(self) -> None:
-        """Check the columns. Raises ``InvariantError``."""
+        """Raise ``InvariantError`` if the columns are inconsistent."""
         if not len(self.arrival_ns) == len(self.prompt) == len(self.output):
             raise InvariantError("Requests: columns differ in length")
         if len(self) and ((self.prompt < 1).any() or (self.output < 1).any()):
@@ -55,7 +57,7 @@ class Requests:
 
 
 def share_of(requests: Requests, replica: int, replicas: int) -> Requests:
-    """Return the requests of one of several replicas (round-robin)."""
+    """Return the requests that one of several replicas serves (round-robin)."""
     if replicas == 1:
         return requests
     mine = slice(replica, None, replicas)
@@ -72,7 +74,9 @@ def share_of(requests: Requests, replica: int, replicas: int) -> Requests:
 
 
 def lengths(count: int, most: int, ratio: float, generator: np.random.Generator) -> IntArray:
-    """Return ``count`` lengths, uniform over ``ratio`` x ``most`` .. ``most``. Raises ``UsageError``."""
+    """Return ``count`` random lengths, uniform from ``ratio`` x ``most`` to ``most``. Raises
+    ``UsageError``.
+    """
     if not 0 < ratio <= 1 or most < 1 or not 1 <= count <= _MOST:
         raise UsageError(
             f"invalid lengths: {count} of {ratio:g} x {most} to {most} tokens",
@@ -82,16 +86,16 @@ def lengths(count: int, most: int, ratio: float, generator: np.random.Generator)
 
 
 def arrivals_of_poisson(count: int, per_second: float, generator: np.random.Generator) -> FloatArray:
-    """Return arrival times [ns] of a Poisson process, the first 0. Raises ``UsageError`` for a rate that is
-    not between 0 and 1e9 per second.
+    """Return arrival times [ns] of a Poisson process; the first arrival is at 0. Raises ``UsageError`` for a
+    rate that is not between 0 and 1e9 per second.
     """
     _check_rate(per_second)
     return np.cumsum(generator.exponential(1e9 / per_second, size=count)) if count else np.zeros(0)
 
 
 def arrivals_of_bursts(count: int, per_second: float, burst: int) -> FloatArray:
-    """Return arrival times [ns] of bursts of ``burst`` requests at a mean rate. Raises ``UsageError`` for an
-    empty burst or a rate that is not between 0 and 1e9 per second.
+    """Return arrival times [ns] of bursts of ``burst`` requests each, at a mean rate of ``per_second``
+    requests. Raises ``UsageError`` for an empty burst or a rate that is not between 0 and 1e9 per second.
     """
     _check_rate(per_second)
     if burst < 1:
@@ -108,8 +112,11 @@ def _check_rate(per_second: float) -> None:
 
 @dataclass(slots=True)
 class StepLog:
-    """Log of steps in order: time [ns], and runs of equal batch size and new prompt tokens; and times between
-    tokens [ns], with runs of equal token counts.
+    """Log of a server's steps and of the times between tokens.
+
+    A step has a time [ns], a batch size and a number of new prompt tokens. Consecutive steps with equal batch
+    size and prompt tokens are stored as one run. Times between tokens [ns] are stored with the number of
+    tokens, in runs of equal numbers.
     """
 
     _time_ns: array[float] = field(default_factory=lambda: array("d"))
@@ -130,30 +137,32 @@ class StepLog:
         self._runs.extend((len(time_ns), batch, 0))
 
     def add_gap(self, gap_ns: float, tokens: int) -> None:
-        """Add ``tokens`` tokens that followed the previous token of their request after ``gap_ns``."""
+        """Add ``tokens`` tokens, each generated ``gap_ns`` after the previous token of its request."""
         self._gap_ns.append(gap_ns)
         self._gap_runs.extend((1, tokens))
 
     def add_gaps(self, gap_ns: FloatArray, tokens: int) -> None:
-        """Add ``tokens`` tokens for each of the times ``gap_ns``."""
+        """Add ``tokens`` tokens for each of the times since the previous token in ``gap_ns``."""
         self._gap_ns.frombytes(gap_ns.tobytes())
         self._gap_runs.extend((len(gap_ns), tokens))
 
     def gaps(self) -> tuple[FloatArray, IntArray]:
-        """Return all times between tokens."""
+        """Return all times between tokens [ns], and the number of tokens with each."""
         count, tokens = np.array(self._gap_runs, np.int64).reshape(-1, 2).T
         return np.array(self._gap_ns, np.float64), np.repeat(tokens, count)
 
     def columns(self) -> tuple[FloatArray, IntArray, IntArray]:
-        """Return all steps."""
+        """Return time [ns], batch size and new prompt tokens of all steps."""
         count, batch, prompt_tokens = np.array(self._runs, np.int64).reshape(-1, 3).T
         return np.array(self._time_ns, np.float64), np.repeat(batch, count), np.repeat(prompt_tokens, count)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ServingRun:
-    """Columns of shape ``(requests,)`` on one clock [ns]: arrival at the server, start of the first step that
-    processes a request, first and last token; ``preemptions`` counts preemptions for lack of pages.
+    """Times of requests, as columns of shape ``(requests,)`` on one clock [ns]: arrival at the server, start
+    of the first step that processes the request, first token and last token.
+
+    ``preemptions`` counts preemptions of requests because cache pages ran out.
     """
 
     requests: Requests
@@ -196,14 +205,18 @@ class ServingRun:
         return float(self.requests.output.sum()) / span * 1e9 if span > 0 else np.nan
 
     def gaps(self) -> tuple[FloatArray, IntArray]:
-        """Return the times from a token of a request to its next [ns], with the number of tokens after each
-        time; tokens that a step generates at once count as one. First tokens have no such time.
+        """Return the times between successive tokens of the requests [ns], and the number of tokens with each
+        time.
+
+        Tokens that one step generates for a request count as one. First tokens are not included.
         """
         return self.steps.gaps()
 
 
 def weighted_percentile(values: FloatArray, weights: IntArray, share: float) -> float:
-    """Return the smallest value that ``share`` of the weight does not exceed; NaN without values."""
+    """Return the smallest value such that the values up to it have at least ``share`` of the weight; NaN
+    without values.
+    """
     if not len(values):
         return float("nan")
     order = np.argsort(values)

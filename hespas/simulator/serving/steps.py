@@ -1,9 +1,9 @@
-"""Time of a serving step: estimates at the points of a lattice, and interpolation between them.
+"""Time of a serving step: estimates at the points of a grid (lattice), and interpolation between them.
 
 A step processes ``tokens``, of which some are sampled, decodes some sequences and processes some prompts. Its
 kernels run one after the other, so its time is a sum of four parts: token-wise kernels, the head, attention
-of decoding sequences, and attention of prompts. Between grid points, times are linear in each size, as kernel
-times are between two sizes with equal numbers of tiles.
+of decoding sequences, and attention of prompts. Between grid points, times are interpolated linearly in each
+size, because kernel times are linear between two sizes with equal numbers of tiles.
 """
 
 from __future__ import annotations
@@ -45,47 +45,49 @@ SHARES = ("products", "experts", "attention", "collectives", "others")
 
 
 class StepGrids(Protocol):
-    """Ascending grid points of the sizes of a step."""
+    """Protocol of the grids: ascending grid points for each size of a step."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Return the tokens of a step."""
+        """Return grid points of the number of tokens in a step."""
         ...
 
     @property
     def rows(self) -> Sequence[int]:
-        """Return the sampled tokens."""
+        """Return grid points of the number of sampled tokens."""
         ...
 
     @property
     def batch(self) -> Sequence[int]:
-        """Return the decoding sequences."""
+        """Return grid points of the number of decoding sequences."""
         ...
 
     @property
     def context(self) -> Sequence[int]:
-        """Return the cached tokens of each sequence."""
+        """Return grid points of the cached tokens per decoding sequence."""
         ...
 
     @property
     def prompts(self) -> Sequence[int]:
-        """Return the prompts of a step."""
+        """Return grid points of the number of prompts in a step."""
         ...
 
     @property
     def length(self) -> Sequence[int]:
-        """Return the new tokens of each prompt."""
+        """Return grid points of the new tokens per prompt."""
         ...
 
     @property
     def before(self) -> Sequence[int]:
-        """Return the cached tokens before them."""
+        """Return grid points of the cached tokens before the new tokens of a prompt."""
         ...
 
 
 class LatticeKernels(Protocol):
-    """Kernels of all grid points: ``times[i]`` executions of ``node[i]`` are part of point ``point[i]`` of
-    part ``part[i]`` of (tokens, rows, decode, prompts).
+    """Protocol of the kernels at all grid points.
+
+    Entry ``i`` of the columns: ``node[i]`` is executed ``times[i]`` times at grid point ``point[i]`` of part
+    ``part[i]`` of the step (tokens, rows, decode, prompts).
     """
 
     @property
@@ -100,33 +102,35 @@ class LatticeKernels(Protocol):
 
     @property
     def node(self) -> IntArray:
-        """Return the nodes of the graph."""
+        """Return the graph node of each entry."""
         ...
 
     @property
     def part(self) -> IntArray:
-        """Return the part of a step of each kernel."""
+        """Return the part of the step of each entry."""
         ...
 
     @property
     def point(self) -> IntArray:
-        """Return the point of the part of each kernel."""
+        """Return the grid point of each entry."""
         ...
 
     @property
     def times(self) -> FloatArray:
-        """Return the number of executions."""
+        """Return the number of executions of each entry."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Effects of a serving engine that kernel estimates do not include: factors on the time of each of
-    :data:`SHARES`, host time per step and per sequence [ns], and time of a request outside of steps
-    (tokenizer, transport) [ns]. ``launch_ns``: host time per kernel launch; steps with prompts are at least
-    as long as their launches, while decoding steps are launched as one graph. ``routed``: factor on products
-    of experts. ``prefill``: factor on kernels that process prompts, in addition to other factors; products of
-    experts take ``experts`` times that. ``accepts``: probability that a speculative token is accepted.
+    """Effects of a serving engine that kernel estimates do not include.
+
+    They are factors on the time of each of :data:`SHARES`, host time per step and per sequence [ns], and the
+    time of a request outside of steps (tokenizer, transport) [ns]. ``launch_ns`` is the host time per kernel
+    launch. Steps with prompts take at least the time of their launches; decoding steps are launched as one
+    graph. ``routed`` is a factor on products of experts. ``prefill`` is a factor on kernels that process
+    prompts, in addition to other factors; for products of experts it is multiplied by ``experts``.
+    ``accepts`` is the probability that a speculative token is accepted.
     """
 
     products: float = 1.0
@@ -145,18 +149,20 @@ class Correction:
 
     @property
     def factors(self) -> FloatArray:
-        """Return the factors of :data:`SHARES`, shape ``(shares,)``."""
+        """Return the factors on :data:`SHARES`, shape ``(shares,)``."""
         experts = self.products * self.routed
         return np.array([self.products, experts, self.attention, self.collectives, self.others])
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
-    """Times at grid points [ns], with :data:`SHARES` as the first dimension: ``of_tokens`` and ``of_rows`` of
-    shape ``(shares, points)``, ``of_decode`` of ``(shares, batch, context)``, ``of_prompts`` of ``(shares,
-    prompts, length, before)``. ``kernels``: launches of a step with prompts; a step with at most ``captured``
-    tokens is launched as a graph. ``speculative_tokens``: speculative tokens per sequence and step, made by
-    additional layers that each take ``draft_share`` of the time of the model.
+    """Times at grid points [ns]; the first dimension of each table is :data:`SHARES`.
+
+    ``of_tokens`` and ``of_rows`` have shape ``(shares, points)``, ``of_decode`` has ``(shares, batch,
+    context)``, ``of_prompts`` has ``(shares, prompts, length, before)``. ``kernels`` is the number of
+    launches in a step with prompts; a step with at most ``captured`` tokens is launched as one graph.
+    ``speculative_tokens`` is the number of speculative tokens per sequence and step. Additional layers make
+    them; each token takes ``draft_share`` of the time of the model.
     """
 
     grids: StepGrids
@@ -172,13 +178,13 @@ class StepTimes:
 
     @property
     def queries(self) -> int:
-        """Return the number of tokens of a decoding sequence in a step."""
+        """Return the number of tokens that a step processes for a decoding sequence."""
         return 1 + self.speculative_tokens
 
     @property
     def gain(self) -> float:
-        """Return the expected tokens of a sequence per step: speculative tokens count up to the first
-        rejection.
+        """Return the expected number of tokens that a step generates for a sequence. Speculative tokens count
+        up to the first rejected one.
         """
         return float(sum(self.correction.accepts**position for position in range(self.queries)))
 
@@ -204,18 +210,20 @@ class StepTimes:
 
     @cached_property
     def _points(self) -> dict[str, tuple[float, ...]]:
-        """Axes as tuples of Python floats, for fast lookup of single values."""
+        """Grid points of each size as tuples of Python floats, for fast lookup of single values."""
         return {name: tuple(axis.tolist()) for name, axis in self._axes.items()}
 
     @cached_property
     def _lines_of_tokens(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """First two tables as tuples of Python floats."""
+        """Times by tokens and by sampled tokens, summed over shares with their factors, as tuples of Python
+        floats.
+        """
         by_tokens, by_rows = self._tables[:2]
         return tuple(by_tokens.tolist()), tuple(by_rows.tolist())
 
     def decode_ns(self, batch: int, context: FloatArray) -> FloatArray:
-        """Return the times [ns] of steps in which ``batch`` sequences decode, by their mean cached tokens
-        ``context``.
+        """Return the times [ns] of steps in which ``batch`` sequences decode with a mean of ``context``
+        cached tokens.
         """
         decoded = self._decoded_by(batch)
         return decoded.fixed_ns + _lines(self._axes["context"], decoded.row, context)
@@ -229,7 +237,7 @@ class StepTimes:
         return {}
 
     def _decoded_by(self, batch: int) -> _DecodeTimes:
-        """Return the times of ``batch`` sequences by their cached tokens."""
+        """Return the decoding times of ``batch`` sequences as a function of their cached tokens."""
         decoded = self._known_batches.get(batch)
         if decoded is None:
             row = _row(self._points["batch"], self._tables[2], float(batch))
@@ -239,7 +247,9 @@ class StepTimes:
         return decoded
 
     def _prompted_ns(self, prompts: int, length: float, before: float) -> float:
-        """Return the time of prompts with ``length`` new tokens each after ``before`` cached tokens."""
+        """Return the time of attention for ``prompts`` prompts with ``length`` new tokens each, after
+        ``before`` cached tokens.
+        """
         plane = self._known_prompts.get(prompts)
         if plane is None:
             plane = _row(self._points["prompts"], self._tables[3], prompts).tolist()
@@ -259,9 +269,11 @@ class StepTimes:
     def step_ns(
         self, *, batch: int, context: float, prompts: int, new_tokens: int, before: float, sampled: int
     ) -> float:
-        """Return the time of a step in which ``batch`` sequences with ``context`` tokens each decode, and
-        ``prompts`` have ``new_tokens`` together, after a mean of ``before`` cached tokens each. The step
-        samples ``sampled`` tokens.
+        """Return the time of one step [ns].
+
+        In the step, ``batch`` sequences with ``context`` cached tokens each decode. ``prompts`` prompts have
+        ``new_tokens`` new tokens in total, after a mean of ``before`` cached tokens each. The step samples
+        ``sampled`` tokens.
         """
         tokens = batch * self.queries + new_tokens
         time = self._of_decoded(batch, tokens)
@@ -278,8 +290,8 @@ class StepTimes:
         return time + host + self.correction.prompt_ns * prompts
 
     def _of_decoded(self, batch: int, tokens: int) -> float:
-        """Return the time that depends on the tokens of a step, plus the time of speculation for ``batch``
-        sequences.
+        """Return the time of the kernels that depend on the number of tokens, plus the time to make
+        speculative tokens for ``batch`` sequences.
         """
         axis, table = self._points["tokens"], self._lines_of_tokens[0]
         time = _line(axis, table, float(tokens))
@@ -296,8 +308,8 @@ _OVERLAP = 4
 
 
 def _grid_position(axis: Sequence[float], value: float) -> tuple[int, float]:
-    """Return the grid point at or before a value and the relative distance to the next; extrapolate beyond
-    the ends.
+    """Return the index of the last grid point up to a value, and the relative position of the value between
+    that point and the next one. The position is below 0 or above 1 for values beyond the grid.
     """
     if len(axis) == 1:
         return 0, 0.0
@@ -306,7 +318,9 @@ def _grid_position(axis: Sequence[float], value: float) -> tuple[int, float]:
 
 
 def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
-    """Return the table at a value of its first dimension; below the first grid point its first row."""
+    """Return a table interpolated at a value of its first dimension. Below the first grid point, its first
+    row is returned.
+    """
     at, part = _grid_position(axis, value)
     part = max(part, 0.0)
     if len(axis) == 1:
@@ -315,7 +329,7 @@ def _row(axis: Sequence[float], table: FloatArray, value: float) -> FloatArray:
 
 
 def _line(axis: Sequence[float], values: Sequence[float], value: float) -> float:
-    """Return the value of a one-dimensional table, as :func:`_row`."""
+    """Return a one-dimensional table interpolated at a value, as in :func:`_row`."""
     at, part = _grid_position(axis, value)
     if len(axis) == 1:
         return values[0]
@@ -323,7 +337,9 @@ def _line(axis: Sequence[float], values: Sequence[float], value: float) -> float
 
 
 def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
-    """Return values on one axis; the last piece is extrapolated."""
+    """Return interpolated values of a one-dimensional table. Beyond the last grid point, the last piece is
+    extrapolated.
+    """
     if len(axis) == 1:
         return np.full(len(at), values[0])
     inside: FloatArray = np.interp(at, axis, values)
@@ -334,7 +350,9 @@ def _lines(axis: FloatArray, values: FloatArray, at: FloatArray) -> FloatArray:
 
 
 def _interpolated(axis: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the result of :func:`_lines` for one value, with the arithmetic of ``numpy.interp``."""
+    """Return the same result as :func:`_lines` for a single value, with the arithmetic of
+    ``numpy.interp``.
+    """
     if len(axis) == 1 or at <= axis[0]:
         return values[0]
     index = min(bisect_right(axis, at), len(axis) - 1) - 1
@@ -345,8 +363,8 @@ def _interpolated(axis: Sequence[float], values: Sequence[float], at: float) -> 
 
 
 class _DecodeTimes(NamedTuple):
-    """Times of decoding sequences by their cached tokens, as an array and as Python floats, and the rest of a
-    step without prompts.
+    """Decoding times by cached tokens, as an array and as Python floats, and the time of the rest of a step
+    without prompts.
     """
 
     row: FloatArray
@@ -355,8 +373,9 @@ class _DecodeTimes(NamedTuple):
 
 
 class KernelModel(NamedTuple):
-    """Model for some kernels of a step: operations of these classes (empty: all), in these number formats
-    with their names in tables (``formats``; empty: any).
+    """Estimator for some kernels of a step: operations of the given classes (empty: all) and number formats.
+
+    ``formats`` maps number formats to their names in measured tables (empty: any format).
     """
 
     model: OperationModel
@@ -378,8 +397,10 @@ def step_times(
     num_ranks: int,
     diagnostics: Diagnostics,
 ) -> StepTimes:
-    """Return estimates of all points; for each kernel the shortest time of the ``models``, because a library
-    selects its fastest algorithm. Raises ``UnsupportedError`` if a kernel has no estimate.
+    """Return the estimated times at all grid points.
+
+    Each kernel takes the shortest time of the ``models`` that apply, because a library selects its fastest
+    algorithm. Raises ``UnsupportedError`` if a kernel has no estimate.
     """
     used, row_of = np.unique(kernels.node, return_inverse=True)
     ops = operations_on(kernels.graph, device, num_ranks=num_ranks).take(used)
@@ -431,8 +452,10 @@ def step_times(
 def _foreign_experts(
     ops: Operations, kernel_model: KernelModel, device: Device, models: Sequence[KernelModel]
 ) -> IntArray:
-    """Return experts in a format that was not measured on the device, if another format of the ``models`` was
-    measured there: estimates from other devices describe a kernel that this device does not have.
+    """Return the operations of experts whose number format was measured on other devices only, while the
+    device has measurements of another format.
+
+    Estimates from other devices would describe a kernel that this device does not have.
     """
     measured = {_PLAIN.get(fit.scheme, fit.scheme) for fit in device.fits if fit.kind == "moe"}
     experts = ops.kind.where("moe")
@@ -449,7 +472,9 @@ _OF_DECODE = 2
 
 
 def _renamed(ops: Operations, kernel_model: KernelModel) -> Operations:
-    """Return the operations with the names of the tables."""
+    """Return the operations as the measured tables describe them, with the variant, the format names and the
+    contracted extent of the tables.
+    """
     if kernel_model.variant:
         ops = replace(ops, variant=Labels.constant(kernel_model.variant, len(ops)))
     if not kernel_model.formats:
@@ -501,9 +526,11 @@ _LARGE = frozenset({OpClass.CONTRACTION, OpClass.ATTENTION, OpClass.COLLECTIVE, 
 
 
 def models_of(engine: str, estimator: str) -> tuple[KernelModel, ...]:
-    """Return the models for the kernels of a serving engine: the estimator for products, attention and
-    collectives, the engine's own all-reduce, and the roofline for memory-bound kernels, because serving
-    libraries fuse them into kernels at memory speed.
+    """Return the estimators for the kernels of a serving engine.
+
+    Products, attention and collectives use ``estimator``. The engine's custom all-reduce has a separate
+    model. Memory-bound kernels use the roofline, because serving libraries fuse them into kernels that run at
+    memory speed.
     """
     model = _operation_model(estimator)
     custom = f"collectives:library={_CUSTOM[engine]},tuned=false" if engine in _CUSTOM else "collectives"
