@@ -1,4 +1,4 @@
-"""Errors of predictions against published figures: error figures of a set of rows, and groups of rows."""
+"""Errors of predictions against published figures: error figures of a set of rows, and grouping of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class ErrorSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, errors: Iterable[float], **others: Any) -> Self:
-        """Return the figures of relative errors, with the values of other fields. NaN are skipped."""
+        """Return the error figures of ``errors`` (relative errors; NaN are skipped). ``others`` are the
+        values of further fields.
+        """
         known = finite(errors)
         figures = error_figures(known)
         figures["mean_ape"] = figures.pop("mape")
@@ -54,13 +56,13 @@ class GroupErrors(ErrorFigures, frozen=True, kw_only=True):
 
 
 def finite(values: Iterable[float]) -> FloatArray:
-    """Return the finite values, in order."""
+    """Return the finite values as an array, in order."""
     column = np.fromiter(values, np.float64)
     return np.asarray(column[np.isfinite(column)], np.float64)
 
 
 def grouped_by(rows: Iterable[_Row], key: Callable[[_Row], _Key]) -> dict[_Key, list[_Row]]:
-    """Return the rows by their key, in order of appearance."""
+    """Return the rows grouped by their key. Groups are in the order in which their keys first appear."""
     groups: defaultdict[_Key, list[_Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -70,7 +72,9 @@ def grouped_by(rows: Iterable[_Row], key: Callable[[_Row], _Key]) -> dict[_Key, 
 def grouped(
     rows: Sequence[_Row], groupings: Mapping[str, Callable[[_Row], str]]
 ) -> Iterator[tuple[str, str, list[_Row]]]:
-    """Yield each group of each grouping: the name of the grouping, the value of the group, and its rows."""
+    """Yield every group of each of several groupings: the name of the grouping, the value of the group, and
+    its rows.
+    """
     for by, value_of in groupings.items():
         for value, members in sorted(grouped_by(rows, value_of).items()):
             yield by, value, members

@@ -63,7 +63,7 @@ class PeakMemoryErrors(ErrorSizes, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class League:
-    """Evaluated rows of a table with one calibration, and their summaries."""
+    """Result of a league: the evaluated rows of a table with one calibration, and their summaries."""
 
     table: str
     estimator: str
@@ -83,7 +83,7 @@ class League:
 
     @property
     def memory(self) -> PeakMemoryErrors:
-        """Return the errors of the peak memory of the rows that publish it."""
+        """Return the errors of the predicted peak memory, for rows that publish their peak memory."""
         return PeakMemoryErrors.of(
             row.row.predicted.peak_memory_bytes / 2**30 / published - 1
             for row in self.rows
@@ -99,8 +99,8 @@ def evaluate_league(
     *,
     estimator: str = "composite",
 ) -> League:
-    """Evaluate the rows of a table that ``estimator`` has predicted; ``factors`` are for the calibration of
-    that name.
+    """Return the league of the rows of a table that ``estimator`` has predicted. ``factors`` are used by the
+    calibration ``factors``.
     """
     evaluated = evaluate_rows(rows, calibrate, factors)
     if calibrate not in {"none", "factors"}:
@@ -256,8 +256,10 @@ def league_json(league: League) -> bytes:
 
 
 def factors_json(before: League, after: League, hardware: str) -> bytes:
-    """Return JSON text of the factors of an accelerator, with the errors ``before`` and, on groups left out
-    of the fit, ``after`` their correction.
+    """Return JSON text with the component factors of an accelerator.
+
+    It has the errors ``before`` correction and ``after`` it; the latter are measured on groups of rows that
+    were left out of the fit.
     """
     groups = [
         group
@@ -324,8 +326,8 @@ def read_factors(path: Path, estimator: str) -> list[ComponentFactor]:
 
 
 def refusals(rows: Iterable[EvaluatedRow]) -> list[tuple[str, str, int]]:
-    """Return each reason for which rows are not predicted, the position of its first row, and its number of
-    rows.
+    """Return each reason for which rows are not predicted, with the position of the first such row and the
+    number of rows.
     """
     refused: dict[str, list[LeagueRow]] = {}
     for row in rows:
@@ -335,7 +337,9 @@ def refusals(rows: Iterable[EvaluatedRow]) -> list[tuple[str, str, int]]:
 
 
 def _diagnostics(rows: Sequence[EvaluatedRow]) -> list[_LeagueDiagnosticJson]:
-    """Return rows that are not predicted, by reason, and rows with assumptions or omissions, by code."""
+    """Return diagnostics of rows that are not predicted, one per reason, and of rows with assumptions or
+    omissions, one per code.
+    """
     assumed: dict[str, _LeagueDiagnosticJson] = {}
     for row in rows:
         for assumption in row.row.predicted.assumed:

@@ -1,4 +1,4 @@
-"""Evaluation of predicted rows against published times: corrections by a calibration, errors, intervals."""
+"""Evaluation of predicted rows against published times: calibration, errors and intervals."""
 
 from __future__ import annotations
 
@@ -65,11 +65,12 @@ development rows in view.
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRow:
-    """Prediction of a row and its published time, in ms.
+    """Predicted and published step time of a row, in ms.
 
-    ``parts`` are the shares of the components in the predicted step. ``error_parts`` attributes the relative
-    error to components (:func:`hespas.fitting.effects.attribute_errors`), and to :data:`SHARED`;
-    positive if the prediction is too long.
+    ``parts`` are the shares of the components (such as matmuls or all-reduces) in the predicted step.
+    ``error_parts`` attributes the relative error to components
+    (:func:`hespas.fitting.effects.attribute_errors`) and to :data:`SHARED`. A positive part means that the
+    prediction is too long.
     """
 
     row: LeagueRow
@@ -90,12 +91,14 @@ class EvaluatedRow:
 
     @property
     def inside(self) -> bool:
-        """Return True if the interval overlaps the interval of the published time."""
+        """Return True if the predicted interval overlaps the interval of the published time."""
         return self.low_ms <= self.published_high_ms and self.high_ms >= self.published_low_ms
 
     @property
     def dominant(self) -> str:
-        """Return the component with the largest part of the error; empty without an error."""
+        """Return the component to which the largest part of the error is attributed; empty if the row has no
+        error.
+        """
         error = self.relative_error
         signed = {name: part * error for name, part in self.error_parts.items() if part * error > 0}
         return max(signed, key=signed.__getitem__, default="")
@@ -107,7 +110,7 @@ class EvaluatedRow:
 
 
 def fit_rows_of(rows: Sequence[LeagueRow]) -> FitRows:
-    """Return predicted rows as input of a fit. The error of a row without a measurement is NaN."""
+    """Return predicted rows in the form that fits need. The error of a row without a measurement is NaN."""
     parts = np.array([[row.predicted.path.get(name, 0.0) for name in COMPONENTS] for row in rows])
     parts = parts.reshape(len(rows), len(COMPONENTS))
     predicted = np.array([row.predicted.time_ns / 1e6 for row in rows])
@@ -142,8 +145,8 @@ def fit_rows_of(rows: Sequence[LeagueRow]) -> FitRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowCorrections:
-    """Corrections of rows: the logarithm of the factor of each one, the ends of its 90 % interval relative to
-    that, and True for rows in the fit.
+    """Calibration of each row: the logarithm of its factor (``mean``), the ends of its 90 % interval relative
+    to that (``low``, ``high``), and True if the row was used in the fit (``calibrating``).
     """
 
     mean: FloatArray
@@ -155,7 +158,9 @@ class _RowCorrections:
 def evaluate_rows(
     rows: Sequence[LeagueRow], calibrate: Calibration, factors: Sequence[ComponentFactor] = ()
 ) -> list[EvaluatedRow]:
-    """Evaluate all rows, in order, with a calibration; ``factors`` are for the calibration of that name."""
+    """Return the evaluation of all rows, in order, with a calibration. ``factors`` are used by the
+    calibration ``factors``.
+    """
     predicted = [row for row in rows if not row.predicted.refused]
     fit_rows = fit_rows_of(predicted)
     if calibrate == "none":
@@ -220,9 +225,11 @@ def _evaluated_row(
 
 
 def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArray) -> _RowCorrections:
-    """Return corrections by one row of each cell (a source on an accelerator), if possible one that is
-    ``complete`` (needs no assumption). A cell gets the share of its correction that lowers the errors of the
-    other cells.
+    """Return corrections that are fitted to one row of each cell. A cell is a source of runs on one
+    accelerator.
+
+    A ``complete`` row, which needs no assumption, is preferred. The correction of a cell is scaled by the
+    share that lowers the errors of the other cells most.
     """
     measured, calibrating = ~np.isnan(rows.log_error), np.zeros(len(rows), np.bool_)
     covariance = rows.covariance()
@@ -254,8 +261,10 @@ def _correct_by_single_rows(rows: FitRows, groups: TextColumn, complete: BoolArr
 
 
 def _leave_groups_out(rows: FitRows, groups: TextColumn) -> _RowCorrections:
-    """Return corrections of each group by a fit on all other groups. Its interval is of the residuals of the
-    rows in that fit, each without its own group.
+    """Return corrections of each group of rows by a fit to all other groups.
+
+    The intervals come from the residuals of the rows in that fit; the fit for each residual leaves out its
+    own group.
     """
     covariance, sources = rows.covariance(), np.array(rows.keys["source"])
     measured, prior = ~np.isnan(rows.log_error), np.sqrt(np.diag(covariance))
@@ -276,7 +285,9 @@ def _leave_groups_out(rows: FitRows, groups: TextColumn) -> _RowCorrections:
 
 
 def _step_bounds(level: Level) -> tuple[float, float]:
-    """Return the interval of all predicted training steps at an extrapolation level, as factors."""
+    """Return the ends of the interval of predicted training steps at an extrapolation level, as factors on
+    the prediction.
+    """
     interval = step_intervals()["training", level]
     return interval.low, interval.high
 
@@ -284,11 +295,12 @@ def _step_bounds(level: Level) -> tuple[float, float]:
 def _interval(
     residual: FloatArray, deviation: FloatArray, same_source: BoolArray, predicted_deviation: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the ends of 90 % intervals of the logarithm of predictions with the ``predicted_deviation``.
+    """Return the ends of 90 % intervals of the logarithm of predictions whose standard deviation is
+    ``predicted_deviation``.
 
     They are quantiles of the residuals of rows of other groups, relative to their standard deviations. Rows
-    of one software stack have similar errors, so rows of the same source have more weight, the more there
-    are. With few rows, the ends are the interval of all predicted training steps.
+    of one software stack have similar errors, so rows of the same source have more weight; the weight grows
+    with their number. With few rows, the ends are those for all predicted training steps.
     """
     if len(residual) < _MIN_RESIDUALS:
         low, high = np.log(_step_bounds("measured"))

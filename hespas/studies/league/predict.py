@@ -69,7 +69,9 @@ _MAX_STEPS = 1_000
 
 
 def content_digest(files: Iterable[Path]) -> str:
-    """Return a digest of the contents of files. An unreadable file counts as empty: its reader reports it."""
+    """Return a digest of the contents of files. An unreadable file counts as empty, because its reader
+    reports the error.
+    """
     digest = sha256()
     for file in files:
         try:
@@ -82,14 +84,16 @@ def content_digest(files: Iterable[Path]) -> str:
 
 @cached
 def _package_digest() -> str:
-    """Return a digest of the code and data of Hespas on which predictions depend (8 MB)."""
+    """Return a digest of the code and data of Hespas that predictions depend on (8 MB)."""
     root = Path(__file__).parents[2]
     files = [file for package in _PACKAGES for file in _files_in(root / package)]
     return content_digest([*files, *(Path(__file__).with_name(f"{module}.py") for module in _MODULES)])
 
 
 def estimator_digest(spelling: str) -> str:
-    """Return a digest of the files and folders in the options of an estimator."""
+    """Return a digest of the files and folders that the options of an estimator name. ``spelling`` is the
+    estimator with its options.
+    """
     paths = named_paths(spelling.partition(":")[2])
     return content_digest(file for path in paths for file in (_files_in(path) if path.is_dir() else [path]))
 
@@ -99,8 +103,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 class PredictionTask(NamedTuple):
-    """Row of ``table`` to predict. ``cells`` has the name of its accelerator, ``device`` its spelling in the
-    table.
+    """Row of ``table`` to predict. In ``cells`` the accelerator has its name; ``device`` is its spelling in
+    the table.
     """
 
     number: int
@@ -119,12 +123,12 @@ def predicted_rows(
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> list[LeagueRow]:
-    """Predict every row of ``table``. About 1 s per row.
+    """Predict every row of ``table``. A row takes about 1 s.
 
     Models that are not in the package are read from ``models.csv`` in the folder of ``table``. Files that a
-    row names are in that folder too. A prediction is read from ``cache`` (None: the user's cache) if the row,
-    its files and the package have not changed; ``diagnostics`` report a cache that cannot be written. Raises
-    ``FormatError`` or ``UnsupportedError`` if no row can be predicted.
+    row names are in that folder too. A prediction is read from ``cache`` (None: the user's cache folder) if
+    the row, its files and the package have not changed. ``diagnostics`` report a cache that cannot be
+    written. Raises ``FormatError`` or ``UnsupportedError`` if no row can be predicted.
     """
     load_estimator(estimator)
     _step.cache_clear()
@@ -188,14 +192,18 @@ def predicted_rows(
 
 @dataclass(slots=True)
 class _PredictionCache:
-    """Cached predictions. A folder that cannot be written is reported once; its rows are predicted again."""
+    """Cache of predictions in a folder. A folder that cannot be written is reported once; predictions are
+    then not cached.
+    """
 
     results: ResultCache[StepPrediction]
     diagnostics: Diagnostics | None
     is_writable: bool = True
 
     def get(self, key: str) -> StepPrediction | None:
-        """Return a cached prediction; None if it is missing, or if its parts do not sum to its time."""
+        """Return a cached prediction. None if it is missing, or if it is damaged: its parts do not sum to its
+        time.
+        """
         prediction = self.results.get(key)
         if prediction is None or prediction.refusal:
             return None
@@ -219,8 +227,8 @@ class _PredictionCache:
 
 
 def _device_key(spelling: str, table: Path) -> tuple[str, str]:
-    """Return the name of a device, and a digest of its files outside of the package. The prediction of the
-    row reports an error.
+    """Return the name of a device, and a digest of its files outside of the package. On an error return the
+    spelling and the message; the prediction of the row reports it.
     """
     try:
         device = resolve_reference(table, spelling, "column accelerator")
@@ -231,8 +239,8 @@ def _device_key(spelling: str, table: Path) -> tuple[str, str]:
 
 @lru_cache(maxsize=_MAX_STEPS)
 def _step(settings: RunSettings) -> tuple[StepTime, int, Diagnostics]:
-    """Return the step of some settings, the number of nodes without a time, and the diagnostics. The cache
-    serves rows of a table that differ in their measurements only.
+    """Return the simulated step of a run, the number of nodes without a time, and the diagnostics. Results
+    are cached for rows whose settings are equal and that differ in measurements only.
     """
     diagnostics = Diagnostics()
     timed = timed_run(settings, diagnostics)
@@ -240,7 +248,7 @@ def _step(settings: RunSettings) -> tuple[StepTime, int, Diagnostics]:
 
 
 def _predicted(task: PredictionTask) -> StepPrediction:
-    """Predict a row; an error becomes its refusal."""
+    """Return the prediction of a row. An error is returned as a refusal."""
     diagnostics, position = Diagnostics(), f"row {task.number}"
     try:
         for column in NEEDED:
@@ -294,6 +302,8 @@ def _predicted(task: PredictionTask) -> StepPrediction:
 
 
 def layout_text(run: PublishedRun) -> str:
-    """Return a text that is equal for equal layouts, in every process: sets are sorted."""
+    """Return a text that identifies the layout of a run. It is the same in every process, because sets are
+    sorted.
+    """
     settings = (run.layout, run.training.micro_batch, run.training.recompute)
     return msgspec.json.encode(settings, order="sorted").decode()

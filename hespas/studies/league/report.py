@@ -61,7 +61,7 @@ def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
 
 
 def _figures(*names: str, detail: int = 0) -> list[Column]:
-    """Return columns of figures with their titles, to six digits."""
+    """Return the declarations of numeric columns with their titles, shown with six digits."""
     return [
         Column(name, _TITLES.get(name, ""), "number", write="{:.6g}".format, digits=6, detail=detail)
         for name in names
@@ -69,8 +69,8 @@ def _figures(*names: str, detail: int = 0) -> list[Column]:
 
 
 def row_table(rows: Sequence[EvaluatedRow]) -> Table:
-    """Return one row per row of the table: settings, prediction, published time and shares of the predicted
-    step.
+    """Return the table of all evaluated rows: settings, prediction, published time and shares of the
+    predicted step.
     """
     header = (
         Column("row", kind="id"),
@@ -114,7 +114,7 @@ def row_table(rows: Sequence[EvaluatedRow]) -> Table:
 
 
 def league_html(league: League) -> str:
-    """Return the page: predicted against published times, errors, components, scaling, rows."""
+    """Return the HTML page: predicted against published times, errors, components, scaling, rows."""
     total, memory = league.whole, league.memory
     summary = (
         "no row is both predicted and measured" if total is None
@@ -142,13 +142,13 @@ def league_html(league: League) -> str:
 
 
 def _view(name: str, label: str, header: Sequence[Column], rows: Iterable[Sequence[object]]) -> list[Block]:
-    """Return a table; nothing without rows."""
+    """Return a table of the page in a list; an empty list if it has no rows."""
     table = table_from_rows(header, rows)
     return [TableView(name=f"table-{name}", table=table, title=label)] if len(table) else []
 
 
 def _error_views(league: League) -> list[Block]:
-    """Return the errors by group, and the errors of the naive baselines."""
+    """Return tables of the errors by group, and of the errors of the naive baselines."""
     groups = (
         (group.by, group.value, group.n, group.mean_ape, group.median_ape, group.p90_ape, group.bias,
          group.interval_coverage)
@@ -177,8 +177,8 @@ def _error_views(league: League) -> list[Block]:
 
 
 def _component_views(rows: Sequence[EvaluatedRow]) -> list[Block]:
-    """Return the mean share of each component in the predicted steps, and the number of rows whose error each
-    component dominates, by source.
+    """Return tables by source: the mean share of each component in the predicted steps, and the number of
+    rows in which each component dominates the error.
     """
     sources: dict[str, list[EvaluatedRow]] = {}
     dominated: dict[str, Counter[str]] = {}
@@ -279,7 +279,7 @@ def _factor_views(league: League) -> list[Block]:
 
 
 def _row_view(rows: Sequence[EvaluatedRow]) -> TableView:
-    """Return the rows of the CSV file with the components that matter most."""
+    """Return the table of all rows on the page, with only the most important components."""
     table = row_table(rows)
     largest = [sorted(row.parts.items(), key=lambda part: -part[1])[:2] for row in rows]
     return TableView(
@@ -319,7 +319,7 @@ def _dot(row: EvaluatedRow, x: float, y: float) -> str:
 
 
 def _scatter_plot(rows: Sequence[EvaluatedRow]) -> Markup:
-    """Return predicted over published times, on logarithmic axes."""
+    """Return a plot of predicted against published times with logarithmic axes."""
     comparable = _comparable(rows)
     if not comparable:
         return Markup('<p class="faint">no row is both predicted and measured</p>')
@@ -346,7 +346,7 @@ def _scatter_plot(rows: Sequence[EvaluatedRow]) -> Markup:
 
 
 def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
-    """Return the error of each row, in one strip per source with its median."""
+    """Return a plot of the error of each row, with one strip and a median per source."""
     sources: dict[str, list[EvaluatedRow]] = {}
     for row in _comparable(rows):
         sources.setdefault(row.row.cells.get("source", "") or "not stated", []).append(row)
@@ -372,8 +372,8 @@ def _error_plot(rows: Sequence[EvaluatedRow]) -> Markup:
 
 
 def _scaling_charts(league: League) -> list[Block]:
-    """Return throughput per accelerator over the number of accelerators, published and predicted: a chart
-    for each model that was published on three numbers of accelerators or more.
+    """Return charts of the throughput per accelerator against the number of accelerators, published and
+    predicted. Each model that was published for at least three numbers of accelerators has a chart.
     """
     curves: dict[tuple[str, ...], list[ScalingPoint]] = {}
     for point in league.scaling:

@@ -40,7 +40,7 @@ class _MeasuredColumns(msgspec.Struct, frozen=True, kw_only=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a row is not predicted, with its position in the row or another file, and a fix.
 
-    ``supported`` is True if the row is at fault, and False if this version does not support it.
+    ``supported`` is True if the row has an error, and False if this version does not support the row.
     """
 
     message: str
@@ -85,21 +85,23 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool | None:
-        """Return True if the peak fits in the memory of the device; None if one of them is unknown."""
+        """Return True if the peak memory fits in the memory of the device; None if one of them is unknown."""
         if isnan(self.peak_memory_bytes) or isnan(self.capacity_bytes):
             return None
         return self.peak_memory_bytes <= self.capacity_bytes
 
     @property
     def assumptions(self) -> list[str]:
-        """Return the codes that mark the row: settings that it does not have, and kernels without a time."""
+        """Return the codes of the row's assumptions: settings that it does not state, and kernels without a
+        time.
+        """
         return [assumption.code for assumption in self.assumed if assumption.code.startswith("row.")]
 
 
 @dataclass(frozen=True, slots=True)
 class LeagueRow:
-    """Row of the table, numbered from 0, with its prediction. The cell ``accelerator`` has the name of the
-    device, however the table spells it.
+    """Row of a league table, numbered from 0, with its prediction. The cell ``accelerator`` has the name of
+    the device instead of its spelling in the table.
     """
 
     number: int
@@ -108,12 +110,14 @@ class LeagueRow:
 
     @property
     def position(self) -> str:
-        """Return the position of a refusal: the row, and the column or key in it."""
+        """Return the position that a refusal refers to: the row, and the column or key in it."""
         refusal = self.predicted.refusal
         return f"row {self.number}{refusal.position if refusal else ''}"
 
     def number_of(self, column: str) -> float:
-        """Return a number of the row; NaN if the cell is empty. Raises ``FormatError`` for another text."""
+        """Return the number in a cell; NaN if the cell is empty. Raises ``FormatError`` if it is not a
+        number.
+        """
         text = self.cells.get(column, "")
         try:
             return float(text) if text else nan
@@ -124,10 +128,10 @@ class LeagueRow:
 
 
 def read_runs(table: Path) -> list[Mapping[str, str]]:
-    """Read the rows of a table of runs, with stripped cells.
+    """Read the rows of a table of runs; spaces around cells are removed.
 
-    Raises ``FormatError`` for another file, a table without rows, a measured value that is not a number above
-    0, and step times out of order.
+    Raises ``FormatError`` for a file that is not such a table, a table without rows, a measured value that is
+    not a number above 0, and step times that are not in ascending order.
     """
 
     rows: list[Mapping[str, str]] = []

@@ -1,4 +1,6 @@
-"""Published runs as simulator jobs: the system of a row, and its passes with kernel and network times."""
+"""Published runs as simulator jobs: the system of a run, and its passes (forward or backward of one
+microbatch) with kernel and network times.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class RunSettings:
 def settings_of(
     run: PublishedRun, device: Device, estimator: str, system: System | None = None
 ) -> RunSettings:
-    """Return the settings of a run on a device; the default system is the usual one of the device.
+    """Return the settings of a run on a device. Without ``system``, the usual system of the device is used.
 
     Raises ``UsageError`` for an invalid layout.
     """
@@ -118,7 +120,7 @@ def system_of(run: PublishedRun, system: System | None, device: Device) -> Syste
 def _dimension(
     name: str, topology: DimensionTopology, size: int, bandwidth: float, latency_ns: float
 ) -> Dimension:
-    """Return a dimension with one link per device, whose figures are in the device file."""
+    """Return a network dimension with one link per device. Its figures are attributed to the device file."""
     return Dimension(
         name=name, topology=topology, size=size, bandwidth_bytes_per_s=bandwidth, latency_ns=latency_ns,
         links_per_device=1, source="device", latency_source="device",
@@ -130,8 +132,10 @@ def _source(device: Device) -> FigureSource:
 
 
 def _system_of_links(device: Device) -> System:
-    """Return a system of the links in a device file: scale-up links (or PCIe) inside a node, and a switch
-    between nodes, with 400 Gb/s per device if the file has no scale-out link.
+    """Return a system made of the links in a device file.
+
+    Inside a node it has the scale-up links (or PCIe), and between nodes a switch. A file without a scale-out
+    link gets 400 Gb/s per device.
     """
     inside, outside = device.link("scale_up") or device.link("pcie"), device.link("scale_out")
     if inside is None:
@@ -155,8 +159,8 @@ def _system_of_links(device: Device) -> System:
 
 
 def _system_of_slices(system: System, device: Device, ranks: int) -> System:
-    """Return the fewest equal slices of a torus with enough devices for all ranks, connected by the
-    data-center network.
+    """Return a system of equal slices of a torus, connected by the data-center network. It has the smallest
+    number of slices with enough devices for all ranks.
     """
     outside = device.link("scale_out")
     if outside is None:
@@ -178,7 +182,7 @@ def _system_of_slices(system: System, device: Device, ranks: int) -> System:
 class TimedRun:
     """Run whose passes have durations.
 
-    ``passes`` has one entry for stages with equal layers on ranks with equal network times. ``part`` is the
+    Stages with equal layers, on ranks with equal network times, share an entry of ``passes``. ``part`` is the
     entry that each rank runs, shape ``(ranks,)``.
     """
 
@@ -194,7 +198,9 @@ class TimedRun:
         return micro_batches(self.settings.layout, self.settings.training)
 
     def workload(self, count: int) -> Workload:
-        """Return a timed step with ``count`` microbatches. O(nodes of the step + ranks)."""
+        """Return the step with ``count`` microbatches as a workload with times. O(nodes of the step +
+        ranks).
+        """
         run, layout = self.settings, self.settings.layout
         stage = np.repeat(np.arange(layout.pp), layout.ranks // layout.pp)
         distinct, rank_class = np.unique(np.stack([stage, self.part]), axis=1, return_inverse=True)
@@ -210,7 +216,9 @@ class TimedRun:
 
 
 def timed_run(run: RunSettings, diagnostics: Diagnostics) -> TimedRun:
-    """Return a run with the durations that its estimator and the network of its system give its passes."""
+    """Return the run with a duration for each node of its passes, from its estimator and the network of its
+    system.
+    """
     device, network = run.device, Network(run.system, run.device)
     layers, last = run.model.all_layers, run.layout.pp - 1
     number_of: dict[tuple[object, ...], int] = {}

@@ -1,8 +1,8 @@
 """Simulated step of a published run, and its time by component.
 
-A component is the part of a step that one physical figure scales: the efficiency of one class of kernels, or
-the bandwidth of one kind of communication. The time of a step is a sum over its critical path, so over
-components.
+A component is a part of the step that one physical figure scales, such as the efficiency of one class of
+kernels or the bandwidth of one kind of communication. The time of a step is the sum over its critical path,
+and therefore a sum over components.
 
 Once the pipeline is full, each further group of microbatches adds the same time to a step. So steps with few
 microbatches are simulated, and longer steps are extrapolated.
@@ -65,7 +65,9 @@ _ROUNDING = 1e-6
 
 
 def components_of(graph: OpGraph) -> IntArray:
-    """Return the index in :data:`COMPONENTS` of each node, shape ``(nodes,)``. O(nodes log nodes)."""
+    """Return the component of each node as an index in :data:`COMPONENTS`, shape ``(nodes,)``. O(nodes log
+    nodes).
+    """
     operand = np.full(len(graph), -1, np.int64)
     operand[graph.contractions.node] = graph.contractions.lhs
     key = graph.name_id.astype(np.int64) * len(graph.strings) + graph.op_id
@@ -98,10 +100,11 @@ def components_of(graph: OpGraph) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTime:
-    """Time of a step [ns] and its split by component [ns], shape ``(components,)``.
+    """Time of a step [ns] and two splits of it by component [ns], each of shape ``(components,)``.
 
     ``path_ns`` splits the critical path, which crosses stages. ``spent_ns`` splits the time of the last rank
-    to finish, with its idle time as bubble. Both are 0 or more and sum to the time.
+    to finish; its idle time is the component "bubble". Parts are not negative, and each split sums to the
+    time.
     """
 
     time_ns: float
@@ -110,7 +113,9 @@ class StepTime:
 
 
 def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulator | None = None) -> StepTime:
-    """Return the step of a run by :func:`hespas.simulator.simulate`. O(nodes of few microbatches)."""
+    """Simulate the step of a run (:func:`hespas.simulator.simulate`) and return its time by component.
+    O(nodes of few microbatches).
+    """
 
     def simulation(micro_batches: int) -> Simulation:
         workload = timed.workload(micro_batches)
@@ -135,14 +140,18 @@ def simulated_step(timed: TimedRun, diagnostics: Diagnostics, simulator: Simulat
 
 
 def _normalized(parts_ns: FloatArray, time_ns: float) -> FloatArray:
-    """Return parts that sum to the time, with negative ones (of differences of two steps) set to 0."""
+    """Return non-negative parts that sum to ``time_ns``. Negative parts, which arise as differences of two
+    steps, are set to 0.
+    """
     positive_ns = np.maximum(parts_ns, 0.0)
     total_ns = float(positive_ns.sum())
     return positive_ns * (time_ns / total_ns) if total_ns > 0 else positive_ns
 
 
 def _step_time(result: Simulation, rank: int = -1) -> StepTime:
-    """Return the split of a simulated step; ``spent_ns`` is of ``rank`` (-1: the last rank to finish)."""
+    """Return the time of a simulated step by component. ``spent_ns`` is for ``rank`` (-1: the last rank to
+    finish).
+    """
     timeline, workload = result.timeline, result.workload
     if rank < 0:
         rank = int(np.argmax(timeline.finish_ns))
@@ -172,15 +181,17 @@ def _sums(component: IntArray, time_ns: FloatArray) -> FloatArray:
 
 
 def _uncontended(duration_ns: FloatArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the time of kernels without the slowdown by concurrent communication. Times are differences of
-    sums, so a kernel may seem slightly longer than it is.
+    """Return the times of kernels without the slowdown by concurrent communication.
+
+    Durations are differences of sums. If a kernel seems slightly longer than ``alone_ns`` because of
+    rounding, its duration is returned.
     """
     return np.where(duration_ns <= alone_ns * (1.0 + _ROUNDING), duration_ns, alone_ns)
 
 
 def _rank_time(result: Simulation, spans: IntArray, component: IntArray, alone_ns: FloatArray) -> FloatArray:
-    """Return the time of a rank by component: its kernels, its communication and copies while no kernel
-    runs, its waits for launches by the host, and its waits for other ranks.
+    """Return the time of a rank by component: kernels, communication and copies while no kernel runs, waits
+    for host launches, and waits for other ranks.
     """
     timeline = result.timeline
     start_ns, end_ns = timeline.start_ns + timeline.wait_ns, timeline.end_ns

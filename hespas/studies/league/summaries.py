@@ -56,7 +56,9 @@ def _cell(column: str) -> Callable[[EvaluatedRow], str]:
 
 
 def _scale(row: EvaluatedRow) -> str:
-    """Return the range of the number of accelerators, by powers of eight: a node, a rack, a pod."""
+    """Return the range in which the number of accelerators falls. Ranges grow by powers of eight: a node, a
+    rack, a pod.
+    """
     count = row.row.number_of("num_accelerators")
     if isnan(count):
         return "not stated"
@@ -76,7 +78,7 @@ GROUPINGS: dict[str, Callable[[EvaluatedRow], str]] = {
 
 
 def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[RowGroupErrors]:
-    """Return the errors of all rows, and of each group of :data:`GROUPINGS`."""
+    """Yield the errors of all rows, and of each group of :data:`GROUPINGS`."""
     for by, value, members in grouped([row for row in rows if row.counts], GROUPINGS):
         yield RowGroupErrors.of(
             (row.relative_error for row in members),
@@ -88,15 +90,19 @@ def group_errors(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterat
 
 
 class BaselineErrors(ErrorSizes, frozen=True, kw_only=True):
-    """Errors of a constant MFU per accelerator and number format: the median of the other rows."""
+    """Errors of a naive baseline. It predicts a constant MFU for each accelerator and number format: the
+    median of the other rows.
+    """
 
     name: str
     p90_ape: Figure
 
 
 def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
-    """Return the errors of the baseline with the row left out, and with its source, model and accelerator
-    left out. Rows without other rows of their accelerator and number format are not included.
+    """Yield the errors of two baselines. For each prediction, one leaves out the row, the other all rows with
+    its source, model and accelerator.
+
+    Rows without other rows of their accelerator and number format are not included.
     """
     measured = [row for row in rows if not isnan(row.row.number_of("mfu_pct"))]
     mfu = np.array([row.row.number_of("mfu_pct") for row in measured])
@@ -115,7 +121,9 @@ def naive_baselines(rows: Sequence[EvaluatedRow]) -> Iterator[BaselineErrors]:
 
 
 def group_of(row: EvaluatedRow) -> str:
-    """Return the source, model and accelerator of a row, whose rows are left out together."""
+    """Return the name of the group of a row: its source, model and accelerator. Rows of a group are left out
+    of a fit together.
+    """
     return " | ".join(_cell(column)(row) for column in ("source", "model", "accelerator"))
 
 
@@ -126,7 +134,9 @@ def _num_accelerators(row: EvaluatedRow) -> int:
 def _families(
     rows: Sequence[EvaluatedRow], columns: Sequence[str], member: Callable[[EvaluatedRow], _Member]
 ) -> Iterator[tuple[tuple[str, ...], dict[_Member, list[EvaluatedRow]]]]:
-    """Yield the predicted and measured rows that are equal in some columns, grouped by ``member``."""
+    """Yield families of predicted and measured rows that are equal in ``columns``; the rows of a family are
+    grouped by ``member``.
+    """
     comparable = [row for row in rows if row.published_ms > 0 and not isnan(row.predicted_ms)]
     for key, members in grouped_by(
         comparable, lambda row: tuple(_cell(column)(row) for column in columns)
@@ -161,7 +171,9 @@ class LayoutRanking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_layouts(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[LayoutRanking]:
-    """Return sets of two layouts and more, ranked by the time per sequence (the median of their rows)."""
+    """Yield the ranking of each set of at least two layouts, by the time per sequence (the median of the rows
+    of a layout).
+    """
     for key, layouts in _families(
         rows, _LAYOUT_KEYS, lambda row: (row.row.predicted.layout, row.row.cells.get("precision", ""))
     ):
@@ -206,9 +218,11 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scaling_points(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[ScalingPoint]:
-    """Return the scaling of every model that was published on several numbers of one accelerator, by the
-    medians of the rows of each number. The error is the error of the step with one factor, fitted on the
-    fewest accelerators.
+    """Yield the scaling of every model that was published for several numbers of one accelerator. Figures are
+    medians of the rows with each number.
+
+    The error is the error of the step time after the prediction is multiplied by one factor, fitted on the
+    smallest number of accelerators.
     """
     for key, points in _families(rows, _SCALING_KEYS, _num_accelerators):
         base = min(points)
@@ -256,8 +270,10 @@ class AcceleratorSpeedup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[AcceleratorSpeedup]:
-    """Return the speed-up for every two accelerators on which a source published the same model, by the best
-    throughput on each number of accelerators: a buyer chooses the best layout on both.
+    """Yield the speed-up for every two accelerators on which a source published the same model.
+
+    On each number of accelerators the best throughput is used, because a buyer would choose the best layout
+    on both.
     """
     for key, points in _families(
         rows, _SPEEDUP_KEYS, lambda row: (_cell("accelerator")(row), _num_accelerators(row))
@@ -291,7 +307,7 @@ def speedups(rows: Sequence[EvaluatedRow], calibrate: Calibration) -> Iterator[A
 
 
 def _rates(rows: Sequence[EvaluatedRow], time_of: Callable[[EvaluatedRow], float]) -> Iterator[float]:
-    """Return the tokens per second and accelerator of rows."""
+    """Yield the tokens per second and accelerator of each row, by the step time that ``time_of`` returns."""
     for row in rows:
         sequences, accelerators = row.row.number_of("global_batch"), row.row.number_of("num_accelerators")
         yield sequences * row.row.number_of("seq_len") / time_of(row) / accelerators
