@@ -65,8 +65,8 @@ class MeshCollectiveRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedProgram:
-    """A captured workload, with the StableHLO of the whole mesh (``program``) and the HLO that the devices
-    run (``partitioned``).
+    """Captured workload, with the StableHLO of the whole mesh (``program``) and the HLO that each device runs
+    (``partitioned``).
     """
 
     workload: Workload

@@ -140,7 +140,9 @@ def scan(op: Operation) -> Cost:
 
 
 def batch_norm(per_element: int) -> Rule:
-    """Return a rule with about ``per_element`` FLOPs per input element and one rsqrt per feature."""
+    """Return the cost rule of a batch norm with about ``per_element`` FLOPs per input element and one rsqrt
+    per feature.
+    """
 
     def rule(op: Operation) -> Cost:
         features: Tensor = op.operands[1]

@@ -309,11 +309,12 @@ _MAX_POSITIONS = 1 << 22
 
 @lru_cache(maxsize=4096)
 def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
-    """Count pairs (output position, window position) of one dimension that multiply a stored input element.
+    """Count the pairs (output position, window position) of one dimension that multiply a stored input
+    element.
 
-    Output ``o`` and window position ``k`` read the input at ``p = o * stride + k * rhs_dilation - pad_low``,
-    which is stored where ``0 <= p <= (extent - 1) * lhs_dilation`` and ``p`` is a multiple of
-    ``lhs_dilation``. Dimensions are independent.
+    Padding and dilation holes are not stored. Output ``o`` and window position ``k`` read the input at ``p =
+    o * stride + k * rhs_dilation - pad_low``, which is stored where ``0 <= p <= (extent - 1) * lhs_dilation``
+    and ``p`` is a multiple of ``lhs_dilation``. Dimensions are independent.
 
     O(min(output, window)); NaN where an extent is unknown, or both are above four million.
     """

@@ -35,7 +35,7 @@ __all__ = ["custom_call", "is_known_target"]
 
 
 class _GemmDims(msgspec.Struct, frozen=True):
-    """Dimension numbers of a product."""
+    """Dimension numbers of a product, as in the backend configuration."""
 
     lhs_contracting_dimensions: tuple[int, ...] = ()
     rhs_contracting_dimensions: tuple[int, ...] = ()
@@ -44,13 +44,13 @@ class _GemmDims(msgspec.Struct, frozen=True):
 
 
 class _PrecisionConfig(msgspec.Struct, frozen=True):
-    """Precision of each operand."""
+    """Precision of each operand, as in the backend configuration."""
 
     operand_precision: tuple[str, ...] = ()
 
 
 class _GemmConfig(msgspec.Struct, frozen=True):
-    """Configuration of a library product."""
+    """Backend configuration of a matrix product of a library."""
 
     dot_dimension_numbers: _GemmDims | None = None
     precision_config: _PrecisionConfig = _PrecisionConfig()
@@ -77,7 +77,7 @@ class _CostEstimate(msgspec.Struct, frozen=True):
 
 
 class _KernelConfig(msgspec.Struct, frozen=True):
-    """Configuration of a hand-written kernel."""
+    """Backend configuration of a hand-written kernel."""
 
     cost_estimate: _CostEstimate | None = None
 
@@ -327,7 +327,9 @@ def is_known_target(target: str) -> bool:
 
 
 def custom_call(op: Operation) -> Cost:
-    """Return the cost of a custom call by its target; for unknown targets the bytes are a lower bound."""
+    """Return the cost of a custom call by the rule of its target. For unknown targets the bytes are a lower
+    bound.
+    """
     attributes = op.attributes
     if not isinstance(attributes, CustomAttributes):
         return unknown_cost(op, OpClass.CUSTOM)

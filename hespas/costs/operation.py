@@ -167,9 +167,10 @@ class WindowDim(NamedTuple):
 
 
 class ConvAttributes(NamedTuple):
-    """Dimension numbers and window of a convolution of any rank, in the order of the spatial dimensions.
+    """Dimension numbers and window of a convolution of any rank. Tuples follow the order of the spatial
+    dimensions.
 
-    ``kernel_in`` is the kernel's input-feature dimension, whose extent is per group already.
+    ``kernel_in`` is the kernel's input-feature dimension; its extent is per feature group.
     """
 
     input_batch: int
@@ -312,7 +313,8 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Row of :class:`hespas.graph.ContractionTable`: ``batch`` products of M x K by K x N; -1 unknown.
+    """Batched matrix product as a row of :class:`hespas.graph.ContractionTable`: ``batch`` products of M x K
+    by K x N (-1: unknown).
 
     ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.costs.operation.Precision`.
     """
@@ -343,7 +345,7 @@ class Contraction:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of one execution of an operation; see the columns of :class:`hespas.graph.OpGraph`."""
+    """Cost of one execution of an operation. The fields are columns of :class:`hespas.graph.OpGraph`."""
 
     op_class: OpClass
     flops: float = 0.0

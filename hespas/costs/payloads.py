@@ -38,9 +38,10 @@ class Payload(NamedTuple):
 
 
 def payload(kind: CollectiveKind, operand_bytes: float, result_bytes: float, group_size: int) -> Payload:
-    """Return the payload of one collective; unknown sent bytes if ``group_size`` is -1 (unknown or unequal).
+    """Return the sizes of one collective. Sent bytes are unknown if ``group_size`` is -1 (unknown or unequal
+    groups).
 
-    All-gather counts the shard and reduce-scatter the full input: both are the operand.
+    For an all-gather ``comm_bytes`` is the shard, for a reduce-scatter the full input: both are the operand.
     """
     others = float(group_size - 1) if group_size > 0 else nan
     share = others / group_size if group_size > 0 else nan

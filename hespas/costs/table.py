@@ -183,7 +183,7 @@ def canonical_name(op_name: str) -> str:
 
 
 def find_rule(op_name: str) -> Rule | None:
-    """Return the rule of an operation in any spelling; None if the table has none."""
+    """Return the cost rule of an operation, by its name in any dialect; None if the table has none."""
     return TABLE.get(canonical_name(op_name))
 
 

@@ -268,9 +268,10 @@ def _report_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], fi
 
 
 def settle_missing(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> OpGraph:
-    """Apply ``missing`` to the computation of a graph without an estimate: see :func:`apply_estimate`.
+    """Apply the policy ``missing`` to the compute nodes of a graph that has no estimate: see
+    :func:`apply_estimate`.
 
-    Communication gets its duration from a simulator.
+    Communication nodes are skipped, because a simulator computes their duration.
     """
     compute = (graph.kind == int(NodeKind.COMPUTE)) & ~is_free(graph)
     unknown = np.isnan(graph.duration_ns) & compute & (graph.executions != 0)
@@ -286,7 +287,7 @@ def _settle(
     missing: MissingPolicy,
     diagnostics: Diagnostics,
 ) -> NDArray[np.float64]:
-    """Apply ``missing`` to the nodes ``unknown``; return the durations."""
+    """Apply the policy ``missing`` to the nodes in the mask ``unknown``, and return the new durations."""
     count = int(unknown.sum())
     listed = _operations(graph, unknown)
     if missing == "error":
@@ -308,7 +309,9 @@ def _settle(
 
 
 def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
-    """Return operation names with their counts, most frequent first, and the location of the first one."""
+    """Return a text that lists the operation names of some nodes with their counts, most frequent first, and
+    the location of the first node.
+    """
     rows = Counter[int](graph.op_id[nodes].tolist())
     parts: list[str] = []
     for row, count in rows.most_common(_LISTED):

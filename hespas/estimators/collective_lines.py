@@ -140,7 +140,9 @@ class CollectiveLines:
         return self._between(max(fewer), min(more), layout, message_bytes)
 
     def distance(self, layout: RankLayout) -> float:
-        """Return the doublings of ranks from a layout to the nearest measured one on as many nodes."""
+        """Return the distance from a layout to the nearest measured layout on the same number of nodes, in
+        doublings of the number of ranks.
+        """
         same_nodes = (other for other in self.by_layout if other.nodes == layout.nodes)
         return min((_doublings(other, layout) for other in same_nodes), default=inf)
 
@@ -218,7 +220,9 @@ class CollectiveLines:
     def _between(
         self, low: RankLayout, high: RankLayout, layout: RankLayout, message_bytes: FloatArray
     ) -> FloatArray:
-        """Interpolate the time between two measured layouts on as many nodes."""
+        """Interpolate the time on ``layout`` between two measured layouts on the same number of nodes, one
+        with fewer and one with more ranks.
+        """
         sizes = [self._as_whole(end, layout, message_bytes) for end in (low, high)]
         times = [self._time_ns(end, size) for end, size in zip((low, high), sizes, strict=True)]
         starts = [
@@ -291,7 +295,9 @@ def named(layout: RankLayout, line: CollectiveLine) -> Iterable[tuple[str, float
 
 
 def lines_of(fit: Fit) -> dict[RankLayout, CollectiveLine]:
-    """Return the lines of a fit by layout, except layouts of one rank and lines with missing parameters."""
+    """Return the lines of a fit by layout of ranks. Layouts of one rank and lines with missing parameters are
+    left out.
+    """
     by_layout: dict[RankLayout, dict[str, float]] = {}
     for parameter in fit.parameters:
         if name := segment_name(parameter.name):

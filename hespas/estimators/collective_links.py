@@ -143,10 +143,11 @@ class _TuningCase:
 
 
 def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArray, device: Device) -> Tuned:
-    """Return the time of one collective for numbers of ranks and nodes and message sizes (Chakra's
-    definition).
+    """Return the times of a collective by NCCL's tuning model, for columns of ranks, nodes and message sizes
+    (bytes by Chakra's definition).
 
-    NaN for devices without NCCL, operations that it does not tune, and links that the device does not state.
+    They are NaN for devices without NCCL, operations that it does not tune, and links that the device does
+    not state.
     """
     generation = _generation(device)
     up = device.link("scale_up") or device.link("pcie")
@@ -210,7 +211,7 @@ def _low_latency(case: _TuningCase) -> FloatArray:
 
 
 def _moved_us(case: _TuningCase, rate: FloatArray) -> FloatArray:
-    """Return the microseconds to move the whole buffer at a rate [GB/s]."""
+    """Return the time [us] to move the whole buffer at a rate [GB/s]."""
     return case.size / rate / 1e3
 
 
@@ -259,7 +260,9 @@ def _nvls_us(case: _TuningCase) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankLayout:
-    """Number of ranks and of nodes over which they are spread."""
+    """Layout of the ranks of a collective: their number, and the number of nodes that they are spread
+    over.
+    """
 
     ranks: int
     nodes: int
@@ -271,8 +274,8 @@ class RankLayout:
 
 
 def sent_share(op: str, ranks: float) -> float:
-    """Return the bytes that one of ``ranks`` sends for each byte of its message (Chakra's definition) on one
-    level.
+    """Return the bytes that one of ``ranks`` sends for each byte of its message (Chakra's definition), within
+    one level of the network.
     """
     peers = max(ranks - 1, 0.0)
     if op == "all_gather":

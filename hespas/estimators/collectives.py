@@ -150,8 +150,8 @@ class _CollectiveRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CollectiveTimes:
-    """Times and intervals of shape ``(3, messages)`` [ns], with the code and text of the diagnostic about
-    their source.
+    """Times and intervals of shape ``(3, messages)`` [ns], and the code and text of the diagnostic that
+    states their source.
     """
 
     times: FloatArray
@@ -319,8 +319,11 @@ class Collectives:
         return replace(answer, times=answer.times * np.maximum(least / answer.times[0], 1.0))
 
     def _by_reference(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return the times of the nearest reference devices on this device's links. Across nodes only
-        siblings are used, since networks belong to a cluster; except for permutes, which have no other model.
+        """Return the times of the nearest reference devices, scaled to the links of this device; None without
+        reference devices.
+
+        Networks belong to a cluster. Across nodes only siblings (devices of the same generation with equal
+        links) are therefore used, except for permutes, which have no other model.
         """
         near = reference_devices_of(request.device, request.layout, self.reference_devices)
         relations = RELATIONS if request.layout.nodes == 1 or request.op == "permute" else RELATIONS[:1]
@@ -333,8 +336,8 @@ class Collectives:
 
 
 def _layouts(ops: Operations, device: Device) -> Iterator[tuple[RankLayout, IntArray]]:
-    """Yield the distinct layouts of more than one rank with their rows. Where ranks per node are not stated,
-    there are as few nodes as the scale-up domain allows.
+    """Yield each distinct layout of more than one rank, with the rows that have it. If the ranks per node are
+    not stated, as few nodes as the scale-up domain allows are assumed.
     """
     ranks, per_node = ops.dim("ranks"), ops.dim("ranks_per_node")
     link = device.link("scale_up")

@@ -110,7 +110,7 @@ class Order:
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def of(self, kind: str) -> tuple[str, ...]:
-        """Return the estimators of a kind, in order."""
+        """Return the names of the estimators for a kind of operation, the first choice first."""
         return self.kinds.get(kind, self.default)
 
     def spellings(self) -> tuple[str, ...]:
@@ -120,7 +120,9 @@ class Order:
 
 
 def split_order(text: str) -> tuple[str, ...]:
-    """Split ``a+b:x=1+c`` at ``+``. Raises ``UsageError`` for an empty or repeated part."""
+    """Split a text of estimators such as ``a+b:x=1+c`` at ``+``. Raises ``UsageError`` for an empty or
+    repeated part.
+    """
     return _checked(tuple(part.strip() for part in text.split("+")), "order")
 
 
@@ -305,8 +307,8 @@ class _DeviceOrder:
 
 
 class _DispatchRound(NamedTuple):
-    """One call of a model: the index of the model, the rows that try it, and True if no later
-    model follows.
+    """One call of an estimator: its index, a mask of the operations that it predicts, and True if no other
+    estimator follows.
     """
 
     model: int
@@ -345,8 +347,10 @@ class _Dispatch:
         return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
 
     def rounds(self, ops: Operations) -> list[_DispatchRound]:
-        """Return the calls that cover ``ops``. In round n each class of operations tries the n-th estimator
-        of its order; classes that try the same estimator share one call.
+        """Return the calls of estimators that are needed for ``ops``.
+
+        In round n each class of operations tries the n-th estimator of its order; classes that try the same
+        estimator share one call.
         """
         kinds, schemes = ops.kind.names, ops.scheme.names
         orders = [
@@ -376,8 +380,8 @@ class _Dispatch:
     def predict(
         self, call: _DispatchRound, ops: Operations, rows: IntArray, device: Device, diagnostics: Diagnostics
     ) -> FloatArray:
-        """Return the times and intervals that the model of a round predicts for ``rows``, shape ``(3,
-        rows)``.
+        """Call the estimator of a round for ``rows`` of ``ops`` and return the times and intervals, shape
+        ``(3, rows)``.
         """
         part = ops.take(rows)
         key = (call.model, *part.content())
@@ -561,7 +565,7 @@ class Composite:
         return prediction.take(index)
 
     def _dispatch(self, device: Device) -> _Dispatch:
-        """Return the estimators for a device and their order, derived once for each device."""
+        """Return the estimators for a device and their order. The result is cached for each device."""
         if id(device) not in self._dispatches:
             self._dispatches[id(device)] = device, self._dispatch_of(device)
         return self._dispatches[id(device)][1]

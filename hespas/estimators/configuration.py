@@ -76,7 +76,7 @@ class Configuration:
     beside: float = nan
 
     def model(self, num_ranks: int) -> Estimator:
-        """Return the estimator for a job of ``num_ranks`` ranks."""
+        """Return the estimator object for a job of ``num_ranks`` ranks."""
         return for_job(load_estimator(self.estimator), num_ranks)
 
 
@@ -117,7 +117,7 @@ def host_issue_ns(facts: StepFacts, device: Device) -> float:
 
 
 def beside_share(device: Device) -> float:
-    """Return the share by which kernels of a training step are slower during communication."""
+    """Return the share by which kernels of a training step are slower while the device communicates."""
     return _SLOWDOWN.get(device.kind, 0.0)
 
 

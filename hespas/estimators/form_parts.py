@@ -106,7 +106,7 @@ class Form:
 
 
 def machine_of(device: Device, kind: str, scheme: str) -> MachineRates:
-    """Return the rates for operations of a kind and scheme."""
+    """Return the rates of a device for operations of a kind in a number format (``scheme``)."""
     rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
     known_scheme = find_scheme(scheme)
     caches = [memory for memory in device.memories if memory.level != "main" and memory.capacity_bytes > 0]

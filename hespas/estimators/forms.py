@@ -588,8 +588,10 @@ _CHUNK = 2048
 
 
 def form_time_ns(form: Form, values: Values, ops: Operations, machine: MachineRates) -> FloatArray:
-    """Return the time of operations of one scheme [ns]; NaN where a size or a rate is unknown. O(ops), in
-    chunks that fit the processor's cache.
+    """Return the time of operations of one number format [ns] by a form with parameters ``values``; NaN if a
+    size or a rate is unknown.
+
+    O(ops), in chunks that fit the processor's cache.
     """
     duration_ns = np.empty(len(ops))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

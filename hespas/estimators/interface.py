@@ -80,10 +80,10 @@ class Availability(NamedTuple):
 
 @runtime_checkable
 class Probed(Protocol):
-    """Estimator that needs other software and reports if it is installed."""
+    """Interface of estimators that need other software and report if it is installed."""
 
     def available(self) -> Availability:
-        """Probe the installation without a long run."""
+        """Probe the installation quickly, without a simulation or compilation."""
         ...
 
 
@@ -109,7 +109,7 @@ class Prediction:
         low_ns: FloatArray | None = None,
         high_ns: FloatArray | None = None,
     ) -> Prediction:
-        """Return the prediction of one model."""
+        """Return a prediction in which all times come from one model."""
         unknown = np.full(len(duration_ns), np.nan)
         return cls(
             duration_ns=duration_ns,
@@ -120,7 +120,7 @@ class Prediction:
         )
 
     def take(self, rows: IntArray) -> Prediction:
-        """Return the predictions of ``rows``, which may repeat; row -1 is unknown."""
+        """Return the predictions of ``rows``, which may repeat. The row number -1 gives an unknown time."""
         duration_ns, low_ns, high_ns = (
             np.append(column, np.nan)[rows] for column in (self.duration_ns, self.low_ns, self.high_ns)
         )
@@ -169,7 +169,9 @@ class OperationModel(Protocol):
 
 
 def with_option(model: Estimator, name: str, default: object, value: object) -> Estimator:
-    """Return a copy of the model with ``name`` set to ``value`` if it has that option at its ``default``."""
+    """Return a copy of the model with the option ``name`` set to ``value``. If the model has no such option,
+    or it differs from ``default`` already, return the model unchanged.
+    """
     candidate: object = model
     absent = object()
     if not is_dataclass(candidate) or isinstance(candidate, type):
@@ -228,7 +230,9 @@ def estimate_by_operation(
     *,
     num_ranks: int = -1,
 ) -> Estimate:
-    """Estimate a graph by one prediction per distinct operation. O(nodes log nodes)."""
+    """Estimate a graph with a model of single operations. Equal operations are predicted once. O(nodes log
+    nodes).
+    """
     distinct, index = operations_on(graph, device, num_ranks=num_ranks).distinct()
     prediction = model.predict(distinct, device, diagnostics).take(index)
     free = takes_no_time(graph)
@@ -307,7 +311,9 @@ def transcendentals(graph: OpGraph) -> FloatArray:
 
 
 def takes_no_time(graph: OpGraph) -> BoolArray:
-    """Return True for nodes that take no time on any device: metadata, and nodes that state no cost."""
+    """Return a mask of the nodes that take no time on any device: metadata, nodes with a cost of zero, and
+    views or control nodes without work.
+    """
     work = (graph.flops > 0) | (graph.transcendentals > 0) | (graph.bytes_moved > 0)
     nothing = (graph.flops == 0) & (transcendentals(graph) == 0) & (graph.bytes_moved == 0)
     structural = np.isin(graph.op_class, (int(OpClass.FREE), int(OpClass.CONTROL)))

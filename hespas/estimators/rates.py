@@ -161,10 +161,11 @@ def unit_rate(device: Device, unit: Unit) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiencies:
-    """Fitted efficiencies of a device as tables of shape ``(classes, types + 1)``; the last type is unknown.
+    """Efficiencies of a device by operation class and element type, as tables of shape ``(classes, types +
+    1)``. The last column is for an unknown type.
 
-    ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
     ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` is the time before the work starts.
+    The ``op_class`` in a hardware file is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
     """
 
     compute: FloatArray
@@ -173,8 +174,8 @@ class Efficiencies:
 
     @classmethod
     def of(cls, device: Device, compute: float, memory: float) -> Efficiencies:
-        """Return the fits of ``device``; ``compute``, ``memory`` and its launch overhead where it
-        has no fit.
+        """Return the fitted efficiencies of ``device``. Without a fit they are ``compute``, ``memory`` and
+        the launch overhead of the device.
         """
         shape = (len(OpClass), len(DTYPES) + 1)
         tables = cls(
@@ -488,7 +489,7 @@ def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
 
 
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:
-    """Return the time of each row of the collective table.
+    """Return the time of each collective of a graph (row of the collective table).
 
     ``num_ranks`` is the size of groups that are not stated (-1: such rows stay unknown). O(rows + groups).
     """
@@ -556,7 +557,7 @@ def _traffic(
 
 
 def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
-    """Return the time of each row of the point-to-point table: one latency plus the bytes over one link of
+    """Return the time of each point-to-point message of a graph: one latency plus the bytes over one link of
     the device.
 
     Host transfers use the host link; a message without a stated peer is assumed to leave the domain.

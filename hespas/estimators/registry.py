@@ -71,8 +71,8 @@ def estimator_names() -> tuple[str, ...]:
 
 
 def estimator_factory(name: str) -> Callable[..., object]:
-    """Return the factory of an estimator. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for
-    a broken plug-in, ``InvariantError`` for a broken estimator of this package.
+    """Return the function or class that creates an estimator. Raises ``UsageError`` for an unknown name,
+    ``UnsupportedError`` for a broken plug-in, ``InvariantError`` for a broken estimator of this package.
     """
     factory = _TABLE.load(name)
     if not callable(factory):
@@ -184,8 +184,8 @@ def named_paths(spelling: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedEstimator:
-    """An estimator in a listing: ``what`` is a one-line description, ``detail`` the version or the reason why
-    it is not available, ``install`` the command that installs it.
+    """Entry in the list of estimators: ``what`` is a one-line description, ``detail`` the version or the
+    reason why it is not available, ``install`` the command that installs it.
     """
 
     name: str

@@ -52,7 +52,7 @@ def content_key(parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResultCache(Generic[_Result]):
-    """Results of one type in a folder, by key."""
+    """Cache of results of one type in a folder; each result has a key."""
 
     folder: Path
     type: type[_Result]
@@ -114,7 +114,7 @@ class _Lock:
         self.mine = f"{os.getpid()} {time():.6f}"
 
     def take(self, wait_s: float) -> None:
-        """Create the file, or wait until that is possible."""
+        """Create the lock file. If another process holds it, wait up to ``wait_s`` seconds."""
         end_s = monotonic() + wait_s
         while not self._create():
             if self._is_stale():

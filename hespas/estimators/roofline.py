@@ -209,7 +209,7 @@ class Roofline:
         return Prediction.of(self.name, duration)
 
     def _work(self, graph: OpGraph, device: Device) -> _NodeTimes:
-        """Return the times of arithmetic, memory and launch of each node."""
+        """Return the times of arithmetic, memory traffic and launch of each node."""
         fits = Efficiencies.of(device, self.compute_efficiency, self.memory_efficiency)
         default = find_dtype(self.default_dtype) if self.default_dtype else None
         dtype = arithmetic_dtype(graph, UNKNOWN_DTYPE if default is None else default.code)
@@ -238,7 +238,9 @@ class Roofline:
         return _NodeTimes(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])
 
     def _products(self, graph: OpGraph, device: Device, fits: Efficiencies) -> tuple[FloatArray, FloatArray]:
-        """Return the time of each node's contractions [ns], and their FLOPs by the specification."""
+        """Return the time of the contractions of each node [ns], and their FLOPs including padding, as the
+        specification counts them.
+        """
         table = graph.contractions
         if not len(table):
             zeros = constant(0.0, len(graph))
@@ -256,7 +258,9 @@ class Roofline:
     def _network(
         self, graph: OpGraph, device: Device, overhead_ns: FloatArray, diagnostics: Diagnostics
     ) -> Iterator[tuple[NetworkCosts, FloatArray, NDArray[np.int8]]]:
-        """Yield the rows, times with launch [ns] and bounds of collectives, then of messages."""
+        """Yield three columns, first for collectives and then for messages: their cost rows, their times with
+        launch [ns], and the resource that bounds each.
+        """
         collectives = collective_costs(graph, device, num_ranks=self.num_ranks, algorithm=self.algorithm)
         messages = message_costs(graph, device)
         bandwidth = device.main_memory.bandwidth_bytes_per_s * self.memory_efficiency
@@ -283,7 +287,9 @@ _NARROW = 16
 def _report_compute(
     graph: OpGraph, device: Device, unknown: BoolArray, no_rate: BoolArray, diagnostics: Diagnostics
 ) -> None:
-    """Report reasons for gaps of compute nodes; the first reason that applies to a node counts."""
+    """Report why compute nodes have no time. For each node, only the first reason that applies is
+    reported.
+    """
     bytes_unknown = np.isnan(graph.bytes_moved)
     flops_unknown = np.isnan(graph.flops)
     reasons: tuple[tuple[str, str, BoolArray], ...] = (
@@ -305,7 +311,9 @@ def _report_compute(
 
 
 def _report_rates(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> None:
-    """Report the rates used for products of narrow or unlike types for which the device lists no rate."""
+    """Report the rates that are used for products of narrow or different types for which the device lists no
+    rate.
+    """
     table = graph.contractions
     is_narrow = np.array([entry.bits < _NARROW for entry in DTYPES] + [False])
     rows = np.flatnonzero((table.lhs != table.rhs) | is_narrow[table.lhs])

@@ -80,7 +80,9 @@ def step_intervals() -> dict[tuple[WorkloadKind, Level], StepInterval]:
 
 
 def device_level(kind: WorkloadKind, device: Device) -> Level:
-    """Return the extrapolation level of predictions for a device."""
+    """Return the extrapolation level of step predictions for a device: ``measured``, or ``new device``
+    without fits or published training figures.
+    """
     if device.fits:
         return "measured"
     if kind == "training" and (device.kind == "tpu" or device.family in training_shares(device).families):

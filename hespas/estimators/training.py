@@ -44,10 +44,12 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Estimator of training steps. ``base``: estimator of the other times. ``attention``: library of the
-    fused attention (empty: the newest known for the device). ``power_w``: power limit (0: the device file's).
-    ``bandwidth``: bandwidth of the memory relative to the file's. ``fused``: elementwise work is fused, by a
-    compiler or a library. ``num_ranks`` as in :class:`~hespas.estimators.composite.Composite`.
+    """Estimator of training steps.
+
+    ``base``: estimator of all times without a published rate. ``attention``: library of the fused attention
+    (empty: the newest known for the device). ``power_w``: power limit (0: the device file's). ``bandwidth``:
+    bandwidth of the memory relative to the file's. ``fused``: elementwise work is fused, by a compiler or a
+    library. ``num_ranks`` as in :class:`~hespas.estimators.composite.Composite`.
     """
 
     base: str = "composite"

@@ -110,7 +110,7 @@ class FitMemory:
         return None if fits is None else tuple(replace(fit, fitted=fitted) for fit in fits)
 
     def recall_model(self, key: str) -> LearnedModel | None:
-        """Return a learned model of an interrupted run; None without one."""
+        """Return the saved learned model of an interrupted run; None without one."""
         return self._read(f"{key}.json", read_model)
 
     def _read(self, name: str, read: Callable[[Path], _Stored]) -> _Stored | None:
@@ -129,7 +129,7 @@ class FitMemory:
         self._write(f"{key}.json", card)
 
     def keep(self, key: str, name: str, fits: Sequence[Fit]) -> None:
-        """Save the fits of one step of the run. Raises ``OutputError``."""
+        """Save ``fits`` of the device ``name`` under a key. Raises ``OutputError``."""
         self._write(f"{key}.toml", fits_to_toml(name, fits).encode())
 
     def _write(self, name: str, content: bytes) -> None:

@@ -115,14 +115,18 @@ class _PackageErrors:
         return cls(device, samples, errors, [card for _, card in cards_in(shipped_folder())])
 
     def with_mape(self, fit: Fit) -> Fit:
-        """Return a fit with the error of the package's models."""
+        """Return a copy of the fit that states the mean error (MAPE) of the package's models on the same
+        operations.
+        """
         if ANY in (fit.kind, fit.scheme):
             return fit
         mape = self.mape(fit.kind, fit.op, fit.scheme, fit.variant, table=fit.table)
         return replace(fit, error=with_fields(fit.error, before_mape=rounded(mape)))
 
     def model_with_mape(self, model: LearnedModel) -> LearnedModel:
-        """Return a model with the error of the package's models, by kind and number format."""
+        """Return a copy of the model that states the mean error (MAPE) of the package's models, by kind and
+        number format.
+        """
         rows: list[ErrorRow] = []
         for row in model.card.errors:
             mape = self.mape(row.kind, ANY, row.scheme, ANY)
@@ -158,7 +162,7 @@ class _PackageErrors:
 
 
 def _sampled_rows(table: Measurements, seed: int, kinds: Sequence[str] = KINDS_BY_MODELS) -> IntArray:
-    """Return a sample of the rows of each class of some kinds."""
+    """Return a random sample of the rows of each class of operations of the given kinds."""
     generator = np.random.default_rng(seed)
     parts = [np.empty(0, np.int64)]
     for labels, rows in table.ops.classes():

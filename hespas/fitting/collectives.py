@@ -59,7 +59,7 @@ def fit_collectives(
     fitted: str = "",
     progress: Progress | None = None,
 ) -> tuple[Fit, ...]:
-    """Fit all libraries and collectives in the tables for ``device``.
+    """Fit all collectives of all libraries that the tables have for ``device``.
 
     Only rows that may be fitted are used. The folds of the held-out error are random, by ``seed``.
     """
@@ -112,7 +112,9 @@ def _nccl_ratios(rows: Measurements, device: Device, seed: int, fitted: str) -> 
 
 
 def _fit_library(labels: Key, rows: Measurements, seed: int, fitted: str) -> Fit | None:
-    """Fit a line for each layout of one library and collective; None with too few sizes."""
+    """Fit a line for each layout of ranks of one library and collective; return None if there are too few
+    sizes.
+    """
     generator = np.random.default_rng(seed)
     parameters: list[tuple[str, float, float]] = []
     predicted, times = [np.empty(0)], [np.empty(0)]
@@ -139,7 +141,7 @@ def _fit_library(labels: Key, rows: Measurements, seed: int, fitted: str) -> Fit
 
 
 def _layouts(rows: Measurements) -> Iterable[tuple[RankLayout, _SizeTimes]]:
-    """Yield the distinct sizes of each number of ranks and nodes, with their median times."""
+    """Yield each layout of ranks with its distinct message sizes and their median times."""
     ranks, per_node = rows.ops.dim("ranks"), rows.ops.dim("ranks_per_node")
     nodes = np.where(np.isnan(per_node), 1.0, np.ceil(ranks / np.maximum(per_node, 1)))
     sizes = rows.ops.dim("message_bytes")

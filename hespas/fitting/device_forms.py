@@ -97,7 +97,7 @@ class ClassRows:
     group: IntArray
 
     def take(self, rows: IntArray) -> ClassRows:
-        """Return some rows of the class."""
+        """Return the class with only the given rows."""
         return ClassRows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
 
     def machine(self, device: Device) -> MachineRates:
@@ -232,7 +232,7 @@ def fit_class(rows: ClassRows, machine: MachineRates, prior: Prior, seed: int) -
 def _fit_form(
     rows: ClassRows, form: Form, machine: MachineRates, prior: Prior, seed: int
 ) -> FittedClass | None:
-    """Fit one form from two starts, and predict held-out groups of rows by fits to the others.
+    """Fit one form from two starting points, and predict held-out groups of rows by fits to the others.
 
     Returns None if the device has no rate for the form.
     """

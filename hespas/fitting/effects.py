@@ -152,7 +152,7 @@ class FitRows:
         return np.asarray(code[:, None] == code[None, :])
 
     def select(self, rows: IntArray) -> FitRows:
-        """Return some of the rows."""
+        """Return a table with only the given rows."""
         indices: list[int] = rows.tolist()
         return FitRows(
             shares=self.shares[rows],
@@ -363,8 +363,8 @@ def central_rows(covariance: FloatArray, table: FitRows, preferred: Sequence[Boo
 class ComponentFactor:
     """Ratio of measured to predicted time of a component on an accelerator in a software stack.
 
-    ``std_error`` is the standard error of its logarithm, ``prior_std`` that of the prior, ``share`` the mean
-    share of the component in the steps, ``n`` the number of rows.
+    ``std_error`` is the standard error of its logarithm, ``prior_std`` the standard deviation before the fit.
+    ``share`` is the mean share of the component in the steps, ``n`` the number of rows.
     """
 
     source: str
@@ -378,7 +378,9 @@ class ComponentFactor:
 
 
 def factors_of(table: FitRows) -> list[ComponentFactor]:
-    """Return the factors of the components of each accelerator and stack, fitted on all measured rows."""
+    """Return the factor of each component on each accelerator and software stack, fitted to all measured
+    rows.
+    """
     measured = np.flatnonzero(~np.isnan(table.log_error))
     cells = list(zip(table.keys["source"], table.keys["accelerator"], strict=True))
     members: dict[tuple[str, str], list[int]] = {}

@@ -248,10 +248,11 @@ def _class_of_logs(logs: FloatArray) -> KernelClass:
 def common_kernels(
     tables: Sequence[tuple[Measurements, Device]], vendor: str
 ) -> Mapping[KernelName, KernelClass]:
-    """Return the common kernel classes of a vendor's devices: one per kind and operation, and one per kind.
+    """Return the kernel classes that a vendor's devices have in common: one per kind and operation, and one
+    per kind.
 
-    The factor of a device is the mean over the recorded devices. Devices with tables of single operations
-    alone, which are timed differently, only contribute to the factors of kinds and operations.
+    The factor of a device is the mean over the recorded devices. Devices that only have tables of single
+    operations, which are timed differently, only contribute to the factors of kinds and operations.
 
     Starts are proportional to the shortest kernel in a device's file. The classes are of a device with
     :data:`~hespas.hardware.kernel_shares.COMMON_FLOOR_NS`; :func:`~hespas.hardware.kernel_shares.scaled_fits`

@@ -301,7 +301,9 @@ def wholly_widened(residual: FloatArray, group: IntArray) -> Interval:
 
 
 def cells_of(measured: Measurements) -> tuple[Cell, ...]:
-    """Return the labels of the fitted rows, with the number of rows of each device."""
+    """Return the cells of a fit: each combination of labels among the fitted rows, with the number of rows of
+    each device.
+    """
     ops = measured.ops
     by_labels: dict[tuple[str, ...], dict[str, int]] = {}
     for labels, rows in rows_by_label(ops.kind, ops.op, ops.scheme, ops.variant, measured.hardware):

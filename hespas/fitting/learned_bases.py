@@ -100,7 +100,7 @@ class Bases:
 
     @property
     def index(self) -> BaseIndex:
-        """Lookup table of the bases."""
+        """Bases indexed by device and class of operations."""
         return BaseIndex(self.bases, self.forms)
 
     def log_ratio(

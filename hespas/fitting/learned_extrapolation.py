@@ -58,7 +58,7 @@ class TransferTrees:
 
 
 def devices_of(rows: TrainingRows) -> tuple[FittedDevice, ...]:
-    """Return the devices of some rows, ordered by name."""
+    """Return the devices that the rows were measured on, ordered by name."""
     return tuple(
         FittedDevice(
             name=name,

@@ -51,7 +51,9 @@ Loss = Literal["squared_error", "absolute_error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoostingForm:
-    """Hyperparameters of boosted trees; ``columns`` is the share of columns that each split may use."""
+    """Hyperparameters of boosted trees; ``columns`` is the fraction of the columns that each split may
+    use.
+    """
 
     trees: int
     leaves: int
@@ -157,7 +159,7 @@ PARTS: tuple[LearnedPart, ...] = (
 
 
 def rows_of_part(part: LearnedPart, table: Measurements) -> IntArray:
-    """Return the numbers of the rows of a table that a part covers; none for another table."""
+    """Return the numbers of the table rows that belong to a part; empty if the part is of another table."""
     if not table.name.startswith(part.table):
         return np.empty(0, np.int64)
     rows = table.ops.kind.where(*part.kinds)
@@ -231,9 +233,10 @@ def transferable(part: LearnedPart, names: tuple[str, ...]) -> tuple[str, ...]:
 def rows_for(
     part: LearnedPart, measured: Measurements, files: Mapping[str, Device] | None = None
 ) -> TrainingRows:
-    """Return the rows of one part with their columns, without constant columns and impossible rows. O(rows).
+    """Return the training rows of one part with their input columns. O(rows).
 
-    ``files`` are the devices by their names in the table (None: the devices that ship with the package).
+    Constant columns and rows with impossible times are left out. ``files`` are the devices by their names in
+    the table (None: the devices that ship with the package).
     """
     available = set(device_names()) if files is None else set(files)
     used = [name for name in measured.hardware.used() if name in available]

@@ -321,8 +321,8 @@ class _ReferenceModel:
         return LearnedModel(card, forests, np.unique(np.concatenate((self._model.octaves, octaves)), axis=0))
 
     def _fits(self, numbers: IntArray) -> Mapping[_Labels, _FittedForm]:
-        """Fit the form of each class to some rows, with the parameters of the reference devices as the
-        prior.
+        """Fit the form of each class to the rows ``numbers``, with the parameters of the reference devices as
+        the prior.
         """
         fits: dict[_Labels, _FittedForm] = {}
         for labels, rows in self._classes:
@@ -362,9 +362,10 @@ class _ReferenceModel:
         return fits
 
     def _log_ratio(self, fits: Mapping[_Labels, _FittedForm]) -> FloatArray:
-        """Return the log of measured times over the reference bases, shape ``(rows,)``.
+        """Return the log of measured times over base times, shape ``(rows,)``.
 
-        The bases are scaled by the ratio of the fitted forms to the reference forms.
+        The base times use the parameters of the reference devices, and are multiplied by the ratio of the
+        fitted to the reference forms.
         """
         ratio = np.log(self._measured.duration_ns)
         for labels, rows in self._classes:
@@ -483,7 +484,9 @@ def unused_name(name: str, used: Collection[str]) -> str:
 def _parts_by_format(
     kind: str, rows: Measurements, start_ns: float
 ) -> Iterator[tuple[LearnedPart, Measurements]]:
-    """Yield the parts of one kind: one per number format for matmuls, otherwise one for all formats."""
+    """Yield the parts into which the rows of one kind are divided: one per number format for matmuls,
+    otherwise a single one.
+    """
     formats: dict[str, list[str]] = {}
     for name in sorted(rows.ops.scheme.used()):
         scheme = find_scheme(name)

@@ -52,7 +52,7 @@ def rows_to_fit(measured: Measurements, device: Device) -> Measurements:
 
 
 def one_table(tables: Sequence[Measurements]) -> Measurements | None:
-    """Return the rows of some tables as one table; None without rows."""
+    """Return the rows of all tables as one table; None without rows."""
     filled = [table for table in tables if len(table)]
     if len(filled) > 1:
         return joined(filled, " ".join(table.name for table in filled))

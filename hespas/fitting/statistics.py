@@ -177,7 +177,7 @@ class ShapeGroups:
 
     @classmethod
     def of(cls, shape: IntArray) -> ShapeGroups:
-        """Return the groups of some rows. O(rows)."""
+        """Return the groups of rows with equal numbers in ``shape``. O(rows)."""
         if len(shape) and int(shape.max()) >= _SPARSE * len(shape):  # a few rows of a large table
             return cls(*np.unique(shape, return_inverse=True, return_counts=True))
         every = np.bincount(shape)
@@ -256,8 +256,8 @@ class NoiseFloor:
 def noise_floor(
     measured: FloatArray, spread_ns: FloatArray, repeats: NDArray[np.integer], shape: IntArray
 ) -> NoiseFloor:
-    """Return the error that no estimator can fall below, from repeats between cases and between their
-    runs.
+    """Return the smallest error that any estimator can have, from the variation between cases of equal work
+    and between their runs.
     """
     real: BoolArray = measured > 0
     if not real.all():

@@ -167,7 +167,7 @@ def _parameters(part: _LineColumns, duration_ns: FloatArray) -> Iterator[tuple[s
 def _times_without(
     part: _LineColumns, duration_ns: FloatArray, fitted: IntArray, held_out: IntArray
 ) -> FloatArray:
-    """Return the times of held-out rows by a line fitted to other rows [ns]."""
+    """Return the times of held-out rows [ns], predicted by a line that was fitted to other rows."""
     fold_part = _LineColumns(part.names, part.columns[fitted], part.is_long[fitted])
     parameters = _parameters(fold_part, duration_ns[fitted])
     values = {name: rounded(value) for name, value, _ in parameters}

@@ -250,7 +250,9 @@ class Device:
         return next((link for link in self.links if link.kind == kind), None)
 
     def source_text(self, key: str) -> str:
-        """Return the text of a source key. Raises ``KeyError`` for a key that the device does not have."""
+        """Return the text of a source, by its key in the device file. Raises ``KeyError`` for a key that the
+        device does not have.
+        """
         for source in self.sources:
             if source.key == key:
                 return source.text

@@ -234,7 +234,7 @@ class TrainingShares(TomlRow, frozen=True, kw_only=True):
         return next((share for share in self.attention if share.library == library), None)
 
     def products_of(self, bits: float) -> ProductShare | None:
-        """Return the shares of products with operands of ``bits`` bits, without scales of blocks; None if
+        """Return the shares of products whose operands have ``bits`` bits, without block scales; None if
         unknown.
         """
         return next((share for share in self.products if share.bits == min(16, round(bits))), None)
@@ -250,7 +250,9 @@ class CommonShares(TrainingShares, frozen=True, kw_only=True):
 
 
 def read_training_shares(path: Path) -> TrainingShares:
-    """Return the content of a file. Raises ``FormatError`` with file, key path and expectation."""
+    """Return the contents of a file of training shares. Raises ``FormatError`` with file, key path and
+    expected value.
+    """
     table, file = read_rows(path, CommonShares if path.stem == _COMMON else TrainingShares, _TRAINING_FILE)
     for name in ("attention", "products"):
         rows = cast("list[Mapping[str, object]]", table[name])
@@ -273,7 +275,7 @@ def _shipped() -> tuple[TrainingShares, ...]:
 
 
 def common_shares() -> CommonShares:
-    """Return the figures for all devices."""
+    """Return the training figures that apply to all devices."""
     return next(shares for shares in _shipped() if isinstance(shares, CommonShares))
 
 

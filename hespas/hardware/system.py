@@ -126,7 +126,7 @@ class Dimension(TomlRow, frozen=True, kw_only=True):
         return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
 
     def is_closed(self, devices: int) -> bool:
-        """Return True if a ring of this size, in a slice of ``devices`` devices, is closed."""
+        """Return True if a ring dimension is closed (and not a line) in a slice of ``devices`` devices."""
         return self.size % self.closes_at == 0 and devices >= self.closes_from
 
 
@@ -156,12 +156,14 @@ class System:
 
     @property
     def most(self) -> int:
-        """Maximum number of devices; -1 without a bound."""
+        """Maximum number of devices that a job can use; -1 without a limit."""
         bounds = [] if _ANY in self.shape else [prod(self.shape)]
         return min(bounds + [self.max_devices] * (self.max_devices > 0), default=_ANY)
 
     def source_text(self, key: str) -> str:
-        """Return the text of a source key. Raises ``KeyError`` for a key that the system does not have."""
+        """Return the text of a source, by its key in the system file. Raises ``KeyError`` for a key that the
+        system does not have.
+        """
         return {source.key: source.text for source in self.sources}[key]
 
     def sized(self, devices: int | Sequence[int]) -> System:

@@ -90,7 +90,7 @@ CountOrUnknown = Annotated[
 
 
 class TomlRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of the tables of a hardware file."""
+    """Base class of the rows of a hardware file, which are TOML tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ _KINDS: Mapping[object, tuple[str, str, str]] = {
 
 
 def unexpected_value(value: object, kind: Any, where: str, path: Path) -> FormatError:
-    """Return the error for a value that does not match its type."""
+    """Return a ``FormatError`` for a value that does not match its type ``kind``."""
     expected, remedy, _ = _KINDS[_bare(kind)]
     meta = _meta(kind)
     if _bare(kind) is Literal:
@@ -281,7 +281,7 @@ def _extra(kind: Any, name: str) -> Any:
 
 
 def toml_error(path: Path, where: str, message: str, hint: str) -> FormatError:
-    """Return the error about the key ``where``; ``hint`` is the remedy."""
+    """Return a ``FormatError`` about the key ``where``; ``hint`` is the remedy."""
     return FormatError(message, path=str(path), position=clipped(where), hint=hint)
 
 

@@ -55,9 +55,9 @@ _PLAIN_TEXTS = frozenset(("string", "large_string"))
 
 
 class Columns:
-    """Batch of rows of a table. The index of ``frame`` numbers the rows of the file from 0.
+    """Batch of rows of a table. The index of ``frame`` is the row number in the file, from 0.
 
-    Methods raise ``FormatError`` for a missing column or one of another type.
+    Methods raise ``FormatError`` for a column that is missing or has another type.
     """
 
     def __init__(self, path: Path, frame: pd.DataFrame) -> None:
@@ -74,7 +74,7 @@ class Columns:
         return frozenset(str(name) for name in self._frame.columns)
 
     def row(self, index: int) -> int:
-        """Return the row number in the file, from 1, of a row of this batch."""
+        """Return the row number in the file, from 1, of the row ``index`` of this batch."""
         return int(self._frame.index[index]) + 1
 
     def take(self, rows: IntArray) -> Columns:
@@ -344,7 +344,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 class _GzipStream(io.RawIOBase):
-    """Gzipped table as a stream for pandas."""
+    """Readable stream of a gzipped table, for pandas."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ _RAGGED = frozenset({"all_to_allv", "alltoallv", "all_to_all", "alltoall", "allt
 
 
 def check_recording(profile: Profile, diagnostics: Diagnostics, path: str) -> None:
-    """Report contradictions within a recording. O(events log events).
+    """Report contradictions within one recording. O(events log events).
 
     Rows that aggregate several runs and events without a time are not checked.
     """

@@ -91,9 +91,10 @@ class Measurements:
         return self.take(self.split.where(split))
 
     def shape_group(self) -> IntArray:
-        """Number the distinct shapes, over all devices, number formats and libraries, shape ``(rows,)``.
+        """Number of each row's shape, shape ``(rows,)``. Equal shapes have equal numbers on all devices,
+        number formats and libraries.
 
-        Rows of one group have to be in one split of fitting and testing.
+        Rows with equal numbers have to be in one split of fitting and testing.
         """
         labels = (column.row for column in (self.ops.kind, self.ops.op))
         sizes = (size for size in self.ops.dims.values() if not is_one_value(size))
@@ -225,7 +226,7 @@ class _LabelColumns:
     columns: dict[str, _GrowingColumn] = field(default_factory=dict[str, _GrowingColumn])
 
     def add(self, columns: Mapping[str, Labels]) -> None:
-        """Append columns of a part."""
+        """Append the columns of a part of the table."""
         for name, column in columns.items():
             index = self.indices.setdefault(name, {})
             number = np.array([index.setdefault(text, len(index)) for text in column.names], np.int32)

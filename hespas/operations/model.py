@@ -157,7 +157,7 @@ class Labels:
             yield from (self.names[row] for row in rows)
 
     def used(self) -> tuple[str, ...]:
-        """Return the names that occur, in the order of ``names``."""
+        """Names that occur in at least one row, in the order of ``names``."""
         present = np.bincount(self.row, minlength=len(self.names)) > 0
         return tuple(name for name, occurs in zip(self.names, present.tolist(), strict=True) if occurs)
 
@@ -257,7 +257,9 @@ class Operations:
         )
 
     def distinct(self) -> tuple[Operations, IntArray]:
-        """Return the distinct operations, and the index of each operation among them. O(ops log ops)."""
+        """Return a table of the distinct operations, and for each row the index of its operation in that
+        table. O(ops log ops).
+        """
         first, index_of = self.distinct_rows()
         return self.take(first), index_of
 
@@ -390,7 +392,7 @@ _SYNONYMS: Mapping[str, str] = {
 
 
 def canonical_op(name: str) -> str:
-    """Return the name without dialect, overload, in-place mark and case; synonyms share one name.
+    """Return an operation name without dialect, overload, in-place mark and case. Synonyms become one name.
 
     ``stablehlo.add``, ``aten::add_.Tensor`` and ``addition`` are all ``add``.
     """

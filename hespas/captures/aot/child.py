@@ -162,7 +162,7 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
 
 
 def _devices(job: CompileJob) -> tuple[_DeviceArray, tuple[str, ...]]:
-    """Return the devices of the topology in mesh order, and notes.
+    """Return the devices of the topology in the order of the mesh, and notes for the user.
 
     Neighbours in the mesh are neighbours in the network if JAX finds such an order.
     """

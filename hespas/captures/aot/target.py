@@ -183,12 +183,12 @@ class Target:
 
     @property
     def extra(self) -> str:
-        """Extra of this package that installs the compiler."""
+        """Name of the optional dependency group (extra) of this package that installs the compiler."""
         return f"jax-{self.platform}"
 
     @property
     def chips_of_host(self) -> tuple[int, ...]:
-        """Chips along three axes of a TPU slice that is smaller than a host; otherwise empty."""
+        """Number of chips along three axes, if a TPU slice is smaller than a host; otherwise empty."""
         if self.platform == "gpu" or prod(self.shape) >= prod(_HOST_CHIPS):
             return ()
         return (*self.shape, 1, 1)[:3]

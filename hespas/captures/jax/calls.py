@@ -108,7 +108,7 @@ def _parse_argument(text: str) -> ArrayArgument:
 
 
 def resolve_arguments(args: Arguments, relative_to: str) -> Arguments:
-    """Return the arguments; a text that names an object is replaced by that object.
+    """Return the arguments. A text that names an object is replaced by that object.
 
     A name without a module is looked up in the module of ``relative_to``.
     """

@@ -65,7 +65,7 @@ PyTorch's profiler writes (empty: None).
 
 
 class StepPhase:
-    """Names of the phases of a step."""
+    """Names of the phases of a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -148,7 +148,9 @@ class RankRecording:
 
     @property
     def guessed_values(self) -> int:
-        """Number of values that the program read from tensors without data."""
+        """Number of values that the program read from tensors without data, and that were therefore
+        guessed.
+        """
         return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:

@@ -106,7 +106,7 @@ class OriginTracker:
 
     @property
     def in_optimizer(self) -> bool:
-        """True while an optimizer makes its step."""
+        """True while the step of an optimizer is running."""
         return bool(self._optimizer)
 
     def current(self) -> CallOrigin:
@@ -178,7 +178,9 @@ _WRITES = {"fsdp::all_gather_copy_in": "all_gather_output"}
 
 
 class StepRecorder:
-    """Records into :attr:`record` the operations that are dispatched inside :meth:`recording`."""
+    """Recorder of dispatched operations. Operations inside :meth:`recording` are appended to
+    :attr:`record`.
+    """
 
     def __init__(self, rank: int, num_ranks: int, *, compiled: bool = False) -> None:
         """Prepare the recording of a rank. ``compiled``: keep ``torch.compile`` active, and record the calls

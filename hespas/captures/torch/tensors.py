@@ -93,7 +93,7 @@ def _leaves(value: object, tensor_type: Any) -> Iterator[Any]:
 
 
 def record_tensor(tensor: Any, storage_number: _StorageNumber) -> TensorRecord:
-    """Return the record of a tensor."""
+    """Return a tensor as plain values."""
     is_strided = str(tensor.layout) == "torch.strided"
     strides = tuple(map(int, tensor.stride())) if is_strided else ()
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -106,7 +106,9 @@ def convert_arguments(
     kwargs: Mapping[str, object],
     storage_number: _StorageNumber,
 ) -> tuple[CallArgument, ...]:
-    """Return one entry for each argument of the schema; absent arguments get their defaults."""
+    """Return the arguments of a call as plain values, one entry for each argument of the schema. Absent
+    arguments get their defaults.
+    """
     tensor_type = torch_module().Tensor
 
     def convert(value: Any) -> CallArgument:
@@ -243,9 +245,10 @@ class StorageTracker:
         return tuple(dict.fromkeys(number for number, is_new in numbers if is_new))
 
     def alias(self, results: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Give the results the storage numbers of their sources.
+        """Give the results of a call the storage numbers of its ``sources``.
 
-        A wait returns its argument, but a tensor without data becomes a copy.
+        A wait for communication returns its argument. On tensors without data it returns a copy, which must
+        count as the same storage.
         """
         for result, source in zip(results, sources, strict=False):
             storage = result.untyped_storage()
@@ -254,7 +257,7 @@ class StorageTracker:
 
     @contextmanager
     def tracking(self, torch: Any) -> Generator[None]:
-        """Track resized storages inside the block: FSDP frees gathered parameters by resizing."""
+        """Track storages that are resized inside the block. FSDP frees gathered parameters by resizing."""
         original = torch.UntypedStorage.resize_
 
         def resize(storage: Any, size: int) -> Any:

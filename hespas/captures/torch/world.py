@@ -50,7 +50,7 @@ def rank_of_job(
 ) -> Generator[SimulatedRank]:
     """Make this process one rank of a device mesh inside the block; restore PyTorch afterwards.
 
-    ``compiled``: ``torch.compile`` makes graphs, which run operation by operation.
+    ``compiled``: ``torch.compile`` makes graphs, whose operations run one by one.
 
     Raises ``UsageError`` if a process group exists already.
     """
@@ -94,7 +94,7 @@ def rank_of_job(
 
 @contextmanager
 def _launcher_variables(rank: int, num_ranks: int) -> Generator[None]:
-    """Set the environment variables that a launcher sets for a rank."""
+    """Set the environment variables that a launcher such as ``torchrun`` sets for a rank."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     values = (str(rank), str(num_ranks), "0", "1", "localhost", "29500")
     os.environ.update(zip(_VARIABLES, values, strict=True))
@@ -309,7 +309,8 @@ class ShapeExchange:
             yield
 
     def run_in_order(self, rank: int, run: Callable[[int], _Result]) -> dict[int, _Result]:
-        """Run a rank after the ranks whose shapes it needs, and return the results of all of them.
+        """Run a rank and, before it, the ranks whose shapes it needs. Return the results of all of them by
+        rank.
 
         Raises ``UnsupportedError`` if ranks wait for each other.
         """

@@ -230,7 +230,9 @@ _LARGEST_EXTENT = 1 << 62
 
 
 def find_aten_rule(name: str) -> AtenRule | None:
-    """Return the rule of an operation from user files, the built-in table or plug-ins, or None."""
+    """Return the cost rule of an operation, from a user's files, the built-in table or a plug-in; None
+    without one.
+    """
     of_user = user_rule(name)
     if of_user is not None:
         return of_user.rule

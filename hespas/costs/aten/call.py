@@ -182,7 +182,7 @@ class Call(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
-        """Return all arguments that are single tensors."""
+        """Arguments that are single tensors."""
         result = (self.tensor(position) for position in range(len(self.args)))
         return tuple(tensor for tensor in result if tensor is not None)
 
@@ -380,7 +380,7 @@ FLOAT32, INT64 = find_dtype("f32"), find_dtype("i64")
 
 
 def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
-    """Return an unknown cost with the inputs of the operation."""
+    """Return a cost whose figures are all unknown (NaN). The inputs of the operation are still listed."""
     return AtenCost(Cost(op_class, nan, nan, nan, nan, nan), tuple(tensor.plain for tensor in call.tensors))
 
 

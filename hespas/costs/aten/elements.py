@@ -234,7 +234,7 @@ def cast(call: Call, source: Strided, *, position: int) -> AtenCost | None:
 
 
 def concatenate(call: Call) -> AtenCost:
-    """Cost ``cat``: every tensor of the list is read and written once, for any dimension."""
+    """Return the cost of ``cat``: every tensor of the list is read and written once, for any dimension."""
     tensors = call.listed(0)
     if tensors is None:
         return unknown(call, OpClass.MOVE)
@@ -262,13 +262,15 @@ def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
 
 @needs(OpClass.GENERATE, 0)
 def fill(call: Call, target: Strided) -> AtenCost:
-    """Cost ``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
+    """Return the cost of ``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
     answer = simple([], [target], rate=target.dtype)
     return answer._replace(operands=(target.plain,))
 
 
 def generate(call: Call) -> AtenCost:
-    """Cost ``arange``. The range gives the number of elements, because ``out=`` may be resized."""
+    """Return the cost of ``arange``. The number of elements follows from the range, because ``out=`` may be
+    resized.
+    """
     out = call.last_output(0)
     if out is None:
         return unknown(call, OpClass.GENERATE)
@@ -533,7 +535,7 @@ def dropout(call: Call, source: Strided) -> AtenCost:
 
 @needs(OpClass.MOVE, 0)
 def repeat(call: Call, source: Strided) -> AtenCost | None:
-    """Cost ``repeat``: the source is read, the tiled result is written."""
+    """Return the cost of ``repeat``: the source is read, the tiled result is written."""
     times = call.integers(1)
     if times is None or len(times) < len(source.shape) or min(times, default=0) < 0:
         return None

@@ -140,7 +140,7 @@ class _AttentionSizes:
 
 
 def attention(layout: AttentionLayout) -> AtenRule:
-    """Return the rule of operations with the argument positions of ``layout``."""
+    """Return the cost rule of attention operations with the argument positions of ``layout``."""
 
     def rule(call: Call) -> AtenCost:
         q, k, v = (call.tensor(layout.q + position) for position in range(3))
@@ -207,7 +207,9 @@ def _ragged(
 
 
 def _is_causal(call: Call, layout: AttentionLayout) -> tuple[bool, bool] | None:
-    """Return two flags: a causal mask, and its top-left alignment; None where the trace lacks them."""
+    """Return two flags: the mask is causal, and it starts at the top left. Return None if the trace does not
+    state the mask.
+    """
     if layout.causal_kind == "mask-type":
         kind = call.integer(layout.causal)
         return None if kind is None else (kind > 0, kind == 1)

@@ -50,7 +50,9 @@ def _product_cost(
     bias_flops: float = 0.0,
     dtype: DType | None = None,
 ) -> AtenCost:
-    """Return the cost of one batched product, with the bias as an input."""
+    """Return the cost of one batched product whose result has the shape ``shape``. A bias is an additional
+    input.
+    """
     out = dtype or promoted([lhs, rhs])
     row = matrix_product(extents, (lhs.dtype, rhs.dtype, out))
     inputs = [lhs, rhs] if bias is None else [bias, lhs, rhs]
@@ -188,7 +190,7 @@ class _ConvolutionArguments(NamedTuple):
         return answer * rank if len(answer) == 1 else answer if len(answer) == rank else None
 
     def is_transposed(self, call: Call) -> bool | None:
-        """Return True for a transposed convolution, None where unknown."""
+        """Return True for a transposed convolution; None if the trace does not state it."""
         return self.transposed if isinstance(self.transposed, bool) else call.flag(self.transposed)
 
     def group_count(self, call: Call, source: Strided) -> int | None:

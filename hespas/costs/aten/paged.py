@@ -44,7 +44,9 @@ class BatchLengths(NamedTuple):
 
     @property
     def causal_pairs(self) -> float:
-        """Return (query, key) pairs of a causal mask: the last query attends to all keys of its sequence."""
+        """Number of (query, key) pairs that a causal mask leaves. The last query of a sequence attends to all
+        of its keys.
+        """
         return self.pairs - (self.squares - self.queries) / 2
 
 

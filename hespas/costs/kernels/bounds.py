@@ -56,7 +56,9 @@ _NO_BRACKETS = str.maketrans("", "", "[] ")
 def work_bounds(
     facts: KernelFacts, grid: _Extents | None = None, block: _Extents | None = None
 ) -> WorkBounds:
-    """Return the bounds of a kernel launched with ``grid`` blocks of ``block`` threads."""
+    """Return the bounds on the work of a kernel that is launched with ``grid`` blocks of ``block``
+    threads.
+    """
     low, high = _elements(facts, grid, block)
     if max(low, high) > _LARGEST:
         return UNBOUNDED

@@ -70,7 +70,7 @@ def demangled(name: str) -> str:
 
 
 class _Demangler:
-    """State of one pass over the text after ``_Z``."""
+    """Parser of one mangled name: its state during one pass over the text after ``_Z``."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0

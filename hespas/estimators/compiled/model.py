@@ -38,7 +38,7 @@ _MOST_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CompiledEstimator:
-    """Options of estimators that compile regions.
+    """Base of estimators that compile and time regions of a program, and the options that they share.
 
     ``region``: ``fused`` (chains of elementwise work with their consumer, as compilers fuse them) or ``op``.
     ``repeats``: samples per region. ``timeout_s``: limit for one region. ``cache``: folder of saved results
@@ -163,7 +163,7 @@ class _CompiledEstimator:
         return measured
 
     def _check(self, timing: Timing, op: str, where: str, diagnostics: Diagnostics) -> None:
-        """Report a failure as an error or a diagnostic."""
+        """Report a region that failed, as an error or as a diagnostic (option ``failed``)."""
         if timing.is_known:
             return
         text = f"{op}: {self.name} failed: {timing.fault or 'no time was measured'}"
@@ -211,9 +211,11 @@ def _report_machine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xla(_CompiledEstimator):
-    """XLA, on the device that JAX uses. Options: see :class:`_CompiledEstimator`. With ``devices`` above 1
-    each region, collectives over the devices included, is timed while that many devices of this machine run
-    it at once (the devices of a CPU share its cores).
+    """Estimator that compiles and times regions by XLA, on the device that JAX uses. Options: see
+    :class:`_CompiledEstimator`.
+
+    With ``devices`` above 1, that many devices of this machine run each region at once, including collectives
+    between them (the devices of a CPU share its cores).
     """
 
     devices: int = 1
@@ -236,7 +238,9 @@ class Xla(_CompiledEstimator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iree(_CompiledEstimator):
-    """IREE's LLVM back end, on this CPU. Options: see :class:`_CompiledEstimator`."""
+    """Estimator that compiles and times regions by IREE's LLVM back end, on this CPU. Options: see
+    :class:`_CompiledEstimator`.
+    """
 
     toolchain: ClassVar[str] = "iree"
     what: ClassVar[str] = "Regions of the program, compiled by IREE's LLVM back end and timed on this CPU."

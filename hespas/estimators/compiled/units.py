@@ -78,7 +78,9 @@ def baseline_of(unit: Unit) -> Unit:
 
 
 def loop_text(unit: Unit, *, barrier: bool = True) -> str:
-    """Return the program of a unit: ``@main`` takes the number of iterations, then the arguments."""
+    """Return the StableHLO program that runs a unit in a loop. ``@main`` takes the number of iterations, then
+    the arguments of the unit.
+    """
     renewed = renewed_argument(unit)
     arguments = list(map(str, unit.arguments))
     results = [str(value.type) for value in unit.results]
@@ -124,7 +126,7 @@ def loop_text(unit: Unit, *, barrier: bool = True) -> str:
 
 
 def call_text(unit: Unit) -> str:
-    """Return the program of a unit without a loop: ``@main`` takes its arguments."""
+    """Return the StableHLO program that runs a unit once. ``@main`` takes the arguments of the unit."""
     arguments = ", ".join(f"%p{index}: {argument}" for index, argument in enumerate(unit.arguments))
     results = unit.results or (Value("%one", Tensor(_INTEGER, ())),)
     types = ", ".join(str(value.type) for value in results)

@@ -86,7 +86,9 @@ def _group(ops: Operations) -> FloatArray:
 
 
 def _nodes(ops: Operations) -> FloatArray:
-    """Return the number of nodes that the ranks are spread over; one where it is not stated."""
+    """Return the number of nodes over which the ranks of each collective are spread; 1 if ranks per node are
+    not stated.
+    """
     per_node = ops.dim("ranks_per_node")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.isnan(per_node), 1.0, np.ceil(ops.dim("ranks") / per_node))
@@ -334,8 +336,10 @@ class _Neighbours:
     def around(
         self, coordinates: Mapping[str, FloatArray], work: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the logarithm of the time of queries and the half width of its 90 % interval; NaN where
-        measurements do not surround a query closely. Shape ``(queries,)`` each.
+        """Return the logarithm of the time of each query, by a plane through its nearest measurements, and
+        the half width of the 90 % interval.
+
+        Both are NaN if the measurements do not surround a query closely. Shape ``(queries,)`` each.
         """
         spatial = cast("_Spatial", import_module("scipy.spatial"))
         log_time, half = np.full(len(work), np.nan), np.full(len(work), np.nan)
@@ -507,8 +511,8 @@ class LookupTable:
         )
 
     def look_up(self, ops: Operations) -> LookupResult:
-        """Return the time of operations of this class; NaN where it would be extrapolated. O(ops
-        log rows).
+        """Return the time of operations of this class, measured or interpolated; NaN if it would have to be
+        extrapolated. O(ops log rows).
         """
         coordinates = self.space.of(ops)
         keys = row_keys(list(coordinates.values()), len(ops))

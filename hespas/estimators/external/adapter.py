@@ -195,7 +195,9 @@ _LISTED = 5
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a simulator for a product: cycles of its clock, or a time [ns]; -1 if it reports none."""
+    """Result that a simulator reports for a product: cycles of its clock, or a time [ns]; -1 if it is not
+    reported.
+    """
 
     cycles: float = -1.0
     duration_ns: float = -1.0
@@ -245,7 +247,9 @@ class ExternalSimulator:
         raise NotImplementedError
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:
-        """Run the simulator in an empty folder. Raises :class:`CommandError`."""
+        """Run the simulator for one product in the empty folder ``folder``, and return its result. Raises
+        :class:`CommandError`.
+        """
         raise NotImplementedError
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:

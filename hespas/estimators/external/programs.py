@@ -41,8 +41,10 @@ _COCOSSIM_CYCLES = re.compile(r"^\s*Cycles:?\s+([0-9.eE+]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cocossim(ExternalSimulator):
-    """COCOSSim. Options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` (square; empty: the
-    device's), ``dataflow`` ``os`` or ``ws``, ``cores``.
+    """Estimator by the simulator COCOSSim.
+
+    It has the options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` (square; empty: the
+    device's), ``dataflow`` (``os`` or ``ws``), ``cores``.
     """
 
     array: str = ""
@@ -121,7 +123,9 @@ class _OnnximConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onnxim(ExternalSimulator):
-    """ONNXim. Options of :class:`ExternalSimulator`, and: ``config``, ONNXim's own JSON file (required; it
+    """Estimator by the simulator ONNXim.
+
+    It has the options of :class:`ExternalSimulator`, and ``config``: ONNXim's own JSON file (required; it
     states the clock).
     """
 

@@ -81,9 +81,10 @@ UseRamulatorTrace = False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleSim(ExternalSimulator):
-    """SCALE-Sim. Options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` and ``dataflow``
-    (``os``, ``ws``, ``is``; both empty: the device's), ``buffer_kb`` of each operand. The package needs NumPy
-    1.26.
+    """Estimator by the simulator SCALE-Sim.
+
+    It has the options of :class:`ExternalSimulator`, and: ``array`` as ``128x128`` and ``dataflow`` (``os``,
+    ``ws``, ``is``; both empty: the device's), ``buffer_kb`` of each operand. The package needs NumPy 1.26.
     """
 
     array: str = ""
@@ -162,9 +163,11 @@ _MOST_LOOPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZigZag(ExternalSimulator):
-    """ZigZag. Options of :class:`ExternalSimulator`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML
-    files (both required). The spatial mapping must suit matrix products with dimensions ``D`` (m), ``K``
-    (n) and ``C`` (k). ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
+    """Estimator by the mapper ZigZag.
+
+    It has the options of :class:`ExternalSimulator`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML
+    files (both required). The spatial mapping must suit matrix products with dimensions ``D`` (m), ``K`` (n)
+    and ``C`` (k). ``lpf_limit``: effort of the search (8 takes minutes where 6 takes seconds).
     """
 
     accelerator: str = ""

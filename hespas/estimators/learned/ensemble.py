@@ -69,7 +69,7 @@ def _rounding(exact: FloatArray) -> FloatArray:
 
 
 def _cache_bytes(device: Device) -> float:
-    """Return the size of the largest cache; 1 MiB where the device states none."""
+    """Return the bytes of a device's largest cache; 1 MiB if the device states none."""
     sizes = (memory.capacity_bytes for memory in device.memories if memory.level == "cache")
     return float(max(1 << 20, max(sizes, default=0)))
 
@@ -403,8 +403,8 @@ class Forest:
         return len(self.leaf_offsets) - 1
 
     def predict(self, table: NDArray[np.float32]) -> FloatArray:
-        """Return the sum for each row of ``table`` (ops, columns), without NaN. About 2 us per row and 300
-        trees.
+        """Return the prediction for each row of ``table``, of shape (ops, columns) and without NaN. It takes
+        about 2 us per row and 300 trees.
         """
         if table.shape[1] != len(self.edge_offsets) - 1:
             raise InvariantError(f"Forest: {table.shape[1]} columns, expected {len(self.edge_offsets) - 1}")
@@ -459,7 +459,7 @@ class _AllowedLeaves:
 
     @classmethod
     def of(cls, forest: Forest, start: int, stop: int) -> _AllowedLeaves:
-        """Prepare the trees ``start`` to ``stop - 1`` of a forest."""
+        """Return the trees ``start`` to ``stop - 1`` of a forest, prepared for evaluation."""
         nodes = slice(int(forest.node_offsets[start]), int(forest.node_offsets[stop]))
         tree = np.repeat(np.arange(stop - start), np.diff(forest.node_offsets[start : stop + 1]))
         key = tree.astype(np.int64) * 256 + forest.column[nodes]

@@ -61,7 +61,9 @@ def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> 
 
 
 def _work(family: str, ops: Operations) -> FloatArray:
-    """Return a measure proportional to the arithmetic of operations."""
+    """Return a measure of the arithmetic of each operation; only ratios between sizes of one operation are
+    meaningful.
+    """
     if family == "attention":
         return ops.dim("batch") * ops.dim("heads") * ops.dim("pairs", ops.dim("q_len") ** 2)
     work = np.ones(len(ops))
@@ -71,7 +73,9 @@ def _work(family: str, ops: Operations) -> FloatArray:
 
 
 def _moved(family: str, ops: Operations) -> FloatArray:
-    """Return a measure proportional to the traffic of operations."""
+    """Return a measure of the memory traffic of each operation; only ratios between sizes of one operation
+    are meaningful.
+    """
     if family == "product":
         batch, m, n, k = (ops.dim(name) for name in _DIMS["product"])
         read = m * k * element_bytes(ops.scheme, "activation") + n * k * element_bytes(ops.scheme, "weight")

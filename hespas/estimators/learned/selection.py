@@ -67,12 +67,13 @@ class ModelSelection:
 def select_model(
     cards: Sequence[tuple[Path, Card]], labels: OperationLabels, device: Device, *, ranked: int = 0
 ) -> ModelSelection | str:
-    """Return the model for a class of operations, or the reason why none covers it.
+    """Return the model that predicts a class of operations, or the reason why none covers it.
 
-    Cells of the operation's own number format on this device come first, then cells of a format of the same
-    width and rate, then rows of other devices: those without the launch of another host before those timed
-    with events, the nearest reference devices first. Among equal cells the first ``ranked`` cards come first,
-    in their order. Without a variant the cell with the most rows is taken.
+    A cell is a group of operations with equal labels that a model was fitted on. Cells are preferred in this
+    order: in the operation's own number format on this device, in a format of the same width and rate, on
+    other devices. Among other devices, cells without the launch of another host come before cells timed with
+    events, and the nearest reference devices come first. Among equal cells the first ``ranked`` cards come
+    first, in their order. If the operation has no variant, the cell with the most rows is used.
     """
     candidates: list[tuple[tuple[int, ...], ModelSelection]] = []
     reason = f"no model of {labels.kind} in {labels.scheme or 'an unknown number format'}"

@@ -407,7 +407,7 @@ def shipped_folder() -> Path:
 
 @lru_cache(maxsize=8)
 def cards_in(folder: Path) -> tuple[tuple[Path, Card], ...]:
-    """Return the cards of a folder, by name. Raises ``FormatError`` for a damaged card."""
+    """Return the cards in a folder, sorted by name. Raises ``FormatError`` for a damaged card."""
     paths = sorted(folder.glob("*.json"))
     return tuple((path, _decode_card(_card_bytes(path), str(path))) for path in paths)
 
@@ -426,7 +426,7 @@ def forget_models() -> None:
 
 @lru_cache(maxsize=64)
 def load_model(path: Path) -> LearnedModel:
-    """Return the result of :func:`read_model`, cached."""
+    """Return the model of the card at ``path``, cached; see :func:`read_model`."""
     return read_model(path)
 
 

@@ -134,8 +134,10 @@ def fold_cycles(m: FloatArray, n: FloatArray, k: FloatArray, array: Array) -> Fl
 def fold_counts(
     m: FloatArray, n: FloatArray, k: FloatArray, array: Array, *, batch: FloatArray | None = None
 ) -> FoldCounts:
-    """Return all counts of (m, k) by (k, n) products, columns of one shape. ``batch`` products of each size
-    run one after another, as SCALE-Sim runs layers: they multiply the folds, and are not folded into ``m``.
+    """Return all counts of products (m, k) by (k, n), as columns.
+
+    ``batch`` products of each size run one after another, as SCALE-Sim runs layers: they multiply the number
+    of folds and are not merged into ``m``.
     """
     times = np.ones_like(m) if batch is None else batch
     lengths = {column.shape for column in (m, n, k, times)}

@@ -166,7 +166,7 @@ class Systolic:
     def _products(
         self, ops: Operations, device: Device, basis: LineBasis | None, findings: SystolicFindings
     ) -> FloatArray:
-        """Return the time and interval of products of one class, shape (3, ops)."""
+        """Return the time and interval of matrix products with equal labels, shape (3, ops)."""
         array = self.array_of(device)
         if array is None:
             findings.uncovered(
@@ -247,7 +247,7 @@ def _shared(ops: Operations, array: Array, arrays: int) -> FloatArray:
 
 
 def _elements(ops: Operations, basis: LineBasis | None, label: str, findings: SystolicFindings) -> FloatArray:
-    """Return the time and interval of elementwise operations of one class, shape (3, ops)."""
+    """Return the time and interval of elementwise operations with equal labels, shape (3, ops)."""
     if basis is None:
         findings.uncovered("no-line", f"no line for {label}", len(ops))
         return np.full((3, len(ops)), np.nan)
