@@ -1,5 +1,4 @@
-"""Estimator of training steps: times of another estimator, replaced by published rates of training libraries
-where these are known.
+"""Estimator of training steps: another estimator's times, or published rates of libraries where known.
 
 Fits and learned models come from benchmarks of single kernels on an idle device, of libraries for serving. A
 training step differs in three ways. Its fused attention is one of a few libraries, for the forward and the

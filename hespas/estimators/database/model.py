@@ -1,10 +1,9 @@
-"""Estimator by a database of measured times, which are looked up or interpolated. Other operations get no
-time.
+"""Estimator by a database of measured times, which are looked up or interpolated.
 
-The measured time is divided by a reference time of its FLOPs and bytes. Between two measurements that differ
-in one size, the logarithm of this ratio is interpolated linearly. Without such a pair, a plane through the
-nearest measurements is used. A query beyond the measured sizes, or more than a step of their grid away, has
-no time and a reason.
+Other operations get no time. The measured time is divided by a reference time of its FLOPs and bytes. Between
+two measurements that differ in one size, the logarithm of this ratio is interpolated linearly. Without such a
+pair, a plane through the nearest measurements is used. A query beyond the measured sizes, or more than a step
+of their grid away, has no time and a reason.
 
 Tables are files of measurements, or the tables of an installed ``aiconfigurator-core`` (NVIDIA, Apache-2.0),
 read in place: ``systems/data/SYSTEM/TOPIC/FRAMEWORK/VERSION/NAME_perf.parquet``, times in ms, sizes of

@@ -1,4 +1,4 @@
-"""Learned estimator: gradient-boosted trees that correct a base time.
+"""Learned estimator: gradient-boosted trees that correct a base time (fitted formula and data sheet).
 
     time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 

@@ -1,9 +1,8 @@
-"""Estimator for systolic arrays: SCALE-Sim's cycles of products, and lines (linear functions) that convert
-them to time on TPUs.
+"""Estimator for systolic arrays: SCALE-Sim's cycles of products, converted to time by fitted lines.
 
-Products and convolutions use their cycles; vector operations, norms and poolings use a line over their
-elements. Other operations are not covered. Times are of a device's operations alone, as XLA's profiler
-reports them.
+Lines are linear functions, fitted to measurements of a TPU. Products and convolutions use their cycles;
+vector operations, norms and poolings use a line over their elements. Other operations are not covered. Times
+are of a device's operations alone, as XLA's profiler reports them.
 """
 
 from __future__ import annotations
