@@ -1,7 +1,7 @@
 """Errors of predicted runs of servers, with and without calibration, and their JSON document.
 
-A naive baseline uses the bytes of a step and the FLOPs of a prompt, with the median fractions of the memory
-bandwidth and of the peak that the runs of the engine reach.
+A naive baseline predicts from the bytes that a step reads and the FLOPs of a prompt. It assumes the median
+fractions of memory bandwidth and peak FLOP/s that the runs of the engine reach.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ _TAILS = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRun:
-    """Run with its prediction and the prediction of the baseline.
+    """Measured run of a server, with its prediction and the prediction of the naive baseline.
 
-    ``low`` and ``high`` are the 90 % interval, from the residuals of the runs in the fit; None without a fit.
-    ``status`` is predicted, calibrating (in the fit), or the reason why the run is not predicted.
+    ``low`` and ``high`` are the 90 % interval of the prediction, from the residuals of the runs in the fit;
+    None without a fit. ``status`` is predicted, calibrating (used in the fit), or the reason why the run is
+    not predicted.
     """
 
     row: ServingRow
@@ -75,7 +76,9 @@ class EvaluatedRun:
     """Load relative to the capacity of the server, of sequences or of KV-cache tokens."""
 
     def error(self, metric: str, *, baseline: bool = False) -> float:
-        """Return the relative error of a metric; NaN without a prediction."""
+        """Return the relative error of a metric (``ttft``, ``tpot`` or ``tokens_per_s``); NaN without a
+        prediction.
+        """
         times = self.baseline if baseline else self.predicted
         if times is None:
             return nan
@@ -104,14 +107,16 @@ class ServingErrorSummary(GroupErrors, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingErrors:
-    """Errors of all runs, with the fit of each engine."""
+    """Errors of all runs, and the fit of each engine."""
 
     calibrate: Calibrate
     rows: tuple[EvaluatedRun, ...]
     fits: dict[str, EngineFit] = field(default_factory=dict[str, EngineFit])
 
     def summaries(self) -> list[ServingErrorSummary]:
-        """Return the errors of all runs, by source, engine, model and precision, and capacity."""
+        """Return error summaries over all runs, and by source, engine, model and precision, and load relative
+        to capacity.
+        """
         runs = [run for run in self.rows if run.status == "predicted"]
         return [
             self._summary(by, value, metric, members)
@@ -151,9 +156,10 @@ def evaluate_runs(
     predictor: ServingPredictor | None = None,
     cached_fits: dict[str, EngineFit] | None = None,
 ) -> ServingErrors:
-    """Predict the rows of a ``split`` (empty: all) and return their errors, calibrated with the rows outside
-    of the split ``devval``. ``cached_fits`` has fits of engines to the same rows,
-    and gets new ones.
+    """Predict the rows of a ``split`` (empty: all) and return their errors.
+
+    Predictions are calibrated with the rows that are not in the split ``devval``. ``cached_fits`` maps
+    engines to fits from earlier calls with the same rows; new fits are added to it.
     """
     chosen = predictor or ServingPredictor()
     fitting = [row for row in rows if row.split != _HELD_OUT_SPLIT and not isinstance(chosen.steps(row), str)]
@@ -177,7 +183,7 @@ def evaluate_runs(
 
 
 class _Corrections:
-    """Corrections of the predictions of all rows, by calibration."""
+    """Corrections of the predictions of all rows, for one kind of calibration."""
 
     def __init__(
         self,
@@ -223,16 +229,18 @@ class _Corrections:
 
     @property
     def fitted_on(self) -> frozenset[int]:
-        """Return the rows in the fits."""
+        """Return the numbers of the rows that were used in fits."""
         return frozenset(self.points).union(*(fit.simulated for fit in self.fits.values()))
 
     def of(self, row: ServingRow) -> Correction:
-        """Return the correction of a row; no correction if its engine is not calibrated."""
+        """Return the correction of a row. The default correction, which changes nothing, is returned if its
+        engine is not calibrated.
+        """
         names = (deployment_of(row), library_of(row), engine_of(row))
         return next((self._of[name] for name in names if name in self._of), Correction())
 
     def bounds(self, row: ServingRow, times: MeanTimes) -> tuple[MeanTimes | None, MeanTimes | None]:
-        """Return the 90 % interval of a prediction; None without residuals."""
+        """Return the ends of the 90 % interval of a prediction; None if there are too few residuals."""
         residuals = self._residuals.get(library_of(row))
         if residuals is None:
             return None, None
@@ -254,7 +262,9 @@ _MIN_RESIDUALS = 10
 
 
 class _NaiveBaseline:
-    """Constant utilization of bandwidth and peak: medians over the runs of an engine."""
+    """Naive baseline: constant utilization of memory bandwidth and peak FLOP/s, the medians over the runs of
+    each engine.
+    """
 
     def __init__(self, rows: Sequence[ServingRow]) -> None:
         factors: dict[str, list[FloatArray]] = defaultdict(list)
@@ -272,7 +282,9 @@ class _NaiveBaseline:
 
 
 def _roofline_times(row: ServingRow) -> MeanTimes | None:
-    """Return the times of a run on one of its devices at the roofline: FLOPs of a prompt, bytes of a step."""
+    """Return TTFT and TPOT of a run at the roofline of one of its devices: the FLOPs of a prompt at the peak,
+    and the bytes of a step at the memory bandwidth.
+    """
     step = row.step
     if step is None:
         return None

@@ -3,10 +3,12 @@
 A fit is for one engine on one device, and for MoE models for one format of experts. Its parameters are
 factors on the time of matmuls, expert matmuls, attention, collectives and other kernels, factors for prefill
 and expert matmuls in prefill, CPU overheads per step, sequence, prompt, kernel launch and request, and the
-acceptance rate of speculative tokens. Runs are simulated at a point and at small steps from it, and again at
-the end of a fit. Slopes are reused, so that fits need few simulations. Residuals are logarithms of predicted
-over measured times; residuals beyond 15 % count linearly (soft L1). A deployment (release, model, precision)
-has its own parameters, with the parameters of its engine as the prior.
+acceptance rate of speculative tokens.
+
+To get slopes, runs are simulated at the start parameters and at small steps from them. They are simulated
+again at the end of a fit. Slopes are reused, so that fits need few simulations. Residuals are log(predicted /
+measured); residuals beyond 15 % count linearly (soft L1). A deployment (release, model, precision) has
+separate parameters, whose prior is the parameters of its engine.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ __all__ = ["PRIORS", "EngineFit", "fit_engine", "one_point", "point_of"]
 
 @dataclass(frozen=True, slots=True)
 class _Prior:
-    """Prior of a parameter: expected value, standard deviation and bounds. ``scale`` also sets the
-    finite-difference step.
+    """Prior of a parameter: expected value, standard deviation (``scale``) and bounds. ``scale`` also
+    determines the finite-difference step.
     """
 
     at: float
@@ -74,10 +76,10 @@ _MAX_RESIDUAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """Fitted parameters of an engine with standard errors, and of its deployments.
+    """Fitted parameters of an engine, with standard errors, and of its deployments.
 
-    ``apart`` is the spread of errors (relative) within a deployment with which one run predicts the others
-    best. ``simulated`` are the rows of the table in the fit.
+    ``apart`` is the relative spread of errors between runs of one deployment. It is chosen so that a fit to
+    one run predicts the other runs best. ``simulated`` are the numbers of the rows in the fit.
     """
 
     correction: Correction
@@ -93,8 +95,10 @@ class EngineFit:
 
 
 def fit_engine(rows: Sequence[ServingRow], predictor: ServingPredictor) -> EngineFit | None:
-    """Fit the engine of all rows and its deployments; return None if no row can be predicted. At most
-    :data:`_MAX_ROWS` rows are simulated, spread over servers and loads.
+    """Fit the parameters of the engine of all rows, and of its deployments. Return None if no row can be
+    predicted.
+
+    At most :data:`_MAX_ROWS` rows are simulated, spread over servers and loads.
     """
     order = sorted(rows, key=lambda row: (row.model, row.precision, row.ranks, row.prompt, row.concurrency))
     count = min(len(order), _MAX_ROWS)
@@ -116,7 +120,7 @@ def fit_engine(rows: Sequence[ServingRow], predictor: ServingPredictor) -> Engin
 
 
 def point_of(rows: Sequence[ServingRow]) -> ServingRow:
-    """Return the most central run by its settings: the medoid of concurrency, lengths and ranks in log
+    """Return the run with the most central settings: the medoid of concurrency, lengths and ranks on a log
     scale.
     """
     settings = np.log2([[row.concurrency, row.prompt, row.output, row.ranks] for row in rows])
@@ -130,11 +134,11 @@ def one_point(
     start: Correction | None = None,
     apart: float = _DEFAULT_RUN_SPREAD,
 ) -> Correction | None:
-    """Fit the parameters of a deployment to one measured run. The prior is the parameters of its engine,
-    ``start``.
+    """Fit the parameters of a deployment to one measured run. ``start``, the parameters of its engine, is the
+    prior.
 
-    ``apart`` is the assumed spread of errors within a deployment. Returns None if the row cannot be
-    predicted.
+    ``apart`` is the assumed relative spread of errors between runs of one deployment. Returns None if the row
+    cannot be predicted.
     """
     center = _CENTER if start is None else np.array([getattr(start, name) for name in _NAMES])
     linear = _linear_model([row], predictor, center)
@@ -144,7 +148,9 @@ def one_point(
 
 
 class _FitPrior(NamedTuple):
-    """Prior of a fit: center and standard deviation of the parameters, and the residual of equal weight."""
+    """Prior of a fit: the center and the standard deviation of the parameters, and the residual that costs as
+    much as a deviation of one standard deviation.
+    """
 
     center: FloatArray
     scale: FloatArray
@@ -152,8 +158,10 @@ class _FitPrior(NamedTuple):
 
 
 class _LinearModel(NamedTuple):
-    """Linear model of the times of rows around the parameters ``at``, with the measured times: TTFT and TPOT
-    [ms] of shape ``(rows, 2)``, slopes of shape ``(rows, 2, parameters)``.
+    """Times of rows as a linear function of the parameters, around the parameters ``at``.
+
+    ``base`` has the times at this point, TTFT and TPOT [ms], shape ``(rows, 2)``; ``slopes`` has shape
+    ``(rows, 2, parameters)``. ``measured`` has the measured times.
     """
 
     rows: tuple[ServingRow, ...]
@@ -163,15 +171,15 @@ class _LinearModel(NamedTuple):
     measured: FloatArray
 
     def times(self, values: FloatArray) -> FloatArray:
-        """Return the times for other parameters."""
+        """Return the times at other parameters, in the shape of ``base``."""
         return np.asarray(np.maximum(self.base + self.slopes @ (values - self.at), 0.05 * self.base))
 
     def residuals(self, values: FloatArray) -> FloatArray:
-        """Return the logarithms of predicted over measured times."""
+        """Return log(predicted / measured) at the given parameters."""
         return np.asarray(np.log(self.times(values) / self.measured))
 
     def moved(self, predictor: ServingPredictor, at: FloatArray) -> _LinearModel:
-        """Simulate at other parameters and reuse the slopes."""
+        """Return the model around other parameters: times are simulated there, slopes are reused."""
         simulated = [predictor.times(row, _correction(at)) for row in self.rows]
         linear = self.times(at).tolist()
         base = [
@@ -180,12 +188,12 @@ class _LinearModel(NamedTuple):
         return self._replace(at=at, base=np.array(base))
 
     def subset(self, mask: BoolArray) -> _LinearModel:
-        """Return the model of some rows."""
+        """Return the model restricted to some rows."""
         rows = tuple(row for row, is_in in zip(self.rows, mask.tolist(), strict=True) if is_in)
         return _LinearModel(rows, self.at, self.base[mask], self.slopes[mask], self.measured[mask])
 
     def by_deployment(self) -> dict[str, _LinearModel]:
-        """Return the model of each deployment."""
+        """Return the model restricted to the rows of each deployment, by deployment."""
         names = np.array([deployment_of(row) for row in self.rows])
         return {name: self.subset(names == name) for name in sorted(set(names.tolist()))}
 
@@ -198,7 +206,9 @@ def _correction(values: FloatArray) -> Correction:
 def _linear_model(
     rows: Sequence[ServingRow], predictor: ServingPredictor, values: FloatArray
 ) -> _LinearModel | None:
-    """Simulate the rows and their slopes at some parameters; None if no row can be predicted."""
+    """Simulate the rows at the parameters ``values`` and near them, and return the linear model. None if no
+    row can be predicted.
+    """
     at = _correction(values)
     predicted: list[ServingRow] = []
     base: list[MeanTimes] = []
@@ -228,7 +238,9 @@ def _linear_model(
 def _fit_repeatedly(
     linear: _LinearModel, predictor: ServingPredictor, prior: _FitPrior
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the best parameters and standard errors, with new simulations at the end of each fit."""
+    """Return the best parameters and their standard errors. The linear model is updated by simulations at the
+    end of each fit.
+    """
     at, errors = _solve(linear, prior)
     for _ in range(_ROUNDS - 1):
         at, errors = _solve(linear.moved(predictor, at), prior)
@@ -236,8 +248,9 @@ def _fit_repeatedly(
 
 
 def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArray]:
-    """Return the best parameters and their standard errors, which follow from the residuals and do not
-    exceed the standard errors of the prior.
+    """Return the parameters with the smallest residuals, and their standard errors.
+
+    The standard errors follow from the residuals and are at most the standard deviations of the prior.
     """
     weight, count, parameters = _SOFT_RESIDUAL / prior.residual, linear.base.size, len(linear.at)
 
@@ -257,8 +270,8 @@ def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArr
 
 
 def _best_spread(parts: Sequence[_LinearModel]) -> float:
-    """Return the spread of :data:`_RUN_SPREADS` with which the central run of each deployment predicts the
-    others with the smallest mean error.
+    """Return the value of :data:`_RUN_SPREADS` with the smallest errors. Each deployment is fitted to its
+    central run, and the errors are those of its other runs.
     """
     errors: dict[float, list[FloatArray]] = defaultdict(list)
     for part in parts:

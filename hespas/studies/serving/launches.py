@@ -20,7 +20,9 @@ __all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStart:
-    """Inputs from which the scripts choose the settings of a server, with the date of the run."""
+    """Run of a server as far as the scripts depend on it: the inputs of their choice of settings, and the
+    date of the run.
+    """
 
     model: str
     hardware: str
@@ -37,9 +39,11 @@ class ServerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLaunch:
-    """Settings of a server. ``memory_share`` is the fraction of memory that it uses, or with ``of_free`` the
-    fraction of the memory left by weights that its KV cache uses. ``cache`` is the element type of the KV
-    cache (empty: of the precision). ``drafts`` is the number of speculative tokens per step (MTP).
+    """Settings of a server.
+
+    ``memory_share`` is the fraction of the device memory that the server uses. With ``of_free`` it is the
+    fraction that the KV cache uses of the memory left by weights. ``cache`` is the element type of the KV
+    cache (empty: as the precision). ``drafts`` is the number of speculative tokens per step (MTP).
     ``captured`` is the largest number of tokens of a prefill step that runs as a CUDA graph.
     """
 
@@ -70,12 +74,14 @@ _SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
 
 
 def has_data_parallel_ranks(precision: str, clients: int) -> bool:
-    """Return True if ranks of vLLM were data-parallel: only for MiniMax in 4 bits with the most clients."""
+    """Return True if vLLM ran with data-parallel attention. The scripts use it only for MiniMax in 4 bits
+    with the largest number of clients.
+    """
     return precision == "fp4" and clients >= 512
 
 
 def launch_of(started: ServerStart) -> ServerLaunch:
-    """Return the settings of a server."""
+    """Return the settings with which the scripts start a server."""
     if not started.is_published or started.engine not in _SCRIPTS:
         if started.engine == "trtllm":
             return ServerLaunch(policy=_balanced(started, {}), of_free=True)
@@ -198,8 +204,10 @@ def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
 
 
 def _balanced(at: ServerStart, changes: dict[str, int]) -> Policy:
-    """Return the policy of TensorRT-LLM with whole prompts. Data-parallel ranks start prefill when each has a
-    prompt: after the mean time for that, and at most :data:`_BALANCED` steps.
+    """Return the policy of TensorRT-LLM with whole prompts and data-parallel ranks.
+
+    The ranks start prefill when each of them has a prompt. The policy waits for the mean number of steps
+    until then, and at most :data:`_BALANCED` steps.
     """
     ranks = at.layout.dp
     if ranks > 1:

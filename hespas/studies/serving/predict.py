@@ -1,7 +1,8 @@
-"""Predicted mean TTFT and TPOT of a run of a server, and its load relative to the capacity.
+"""Predicted mean TTFT and TPOT of a run of a server, and the load of the run relative to the capacity of the
+server.
 
-Near and beyond the capacity, a small error of the rate causes a large error of the TTFT: such runs are marked
-and reported, and their errors are summarized separately.
+Near and beyond the capacity, a small error of the rate causes a large error of the TTFT. Such runs are
+marked, and their errors are summarized separately.
 """
 
 from __future__ import annotations
@@ -46,21 +47,23 @@ _MIN_LATER_REQUESTS = 24
 
 
 class MeanTimes(NamedTuple):
-    """Mean TTFT and TPOT of the requests of a run [ms]."""
+    """Mean TTFT and TPOT over the requests of a run [ms]."""
 
     ttft_ms: float
     tpot_ms: float
 
 
 def implied_rate(row: ServingRow, times: MeanTimes) -> float:
-    """Return the output tokens per second that follow from TTFT and TPOT at the run's concurrency."""
+    """Return the output tokens per second that follow from mean TTFT and TPOT at the concurrency of the
+    run.
+    """
     mean = row.output * (1 + row.ratio) / 2
     return row.concurrency * mean / (times.ttft_ms + times.tpot_ms * (mean - 1)) * 1e3
 
 
 @dataclass(slots=True)
 class ServingPredictor:
-    """Predictor of rows, which estimates step times once per server. ``estimator`` is as on the command
+    """Predictor of measured runs. It estimates step times once per server. ``estimator`` is as on the command
     line.
     """
 
@@ -125,8 +128,8 @@ class ServingPredictor:
         return MeanTimes(float(mean) / 1e6, float(np.nanmean(run.tpot_ns)) / 1e6)
 
     def load_share(self, row: ServingRow) -> float:
-        """Return the load of a replica relative to its capacity, of sequences or of KV-cache tokens; NaN if
-        the server is unknown.
+        """Return the load of a replica relative to its capacity, for sequences or KV-cache tokens (the larger
+        share). NaN if the server is unknown.
         """
         if row.step is None:
             return nan
@@ -151,7 +154,7 @@ class ServingPredictor:
     def all_times(
         self, rows: Sequence[ServingRow], correction_of: Callable[[ServingRow], Correction]
     ) -> list[MeanTimes | str]:
-        """Predict all rows."""
+        """Return the predicted times of each row, or the reason why it has none."""
         predictions: list[MeanTimes | str] = []
         for done, row in enumerate(rows):
             if self.progress:
@@ -161,15 +164,15 @@ class ServingPredictor:
 
 
 def capacity_of(load_share: float) -> Capacity:
-    """Classify a load relative to the capacity of the server."""
+    """Return the category of a load relative to the capacity of the server."""
     if isnan(load_share):
         return "unknown"
     return "beyond" if load_share > 1 else "near" if load_share >= _NEAR_CAPACITY else "below"
 
 
 def peak_concurrent(start_s: FloatArray, end_s: FloatArray, amount: IntArray) -> float:
-    """Return the largest sum of ``amount`` over concurrent requests, between start and end. O(requests
-    log).
+    """Return the maximum over time of the sum of ``amount`` over the requests that run then, each from its
+    start to its end. O(requests log).
     """
     times = np.concatenate((start_s, end_s))
     change = np.concatenate((amount, -amount))

@@ -1,8 +1,8 @@
-"""Replays of recorded runs of servers: simulation with the same arrivals and lengths, request by request.
+"""Replays of recorded runs of servers: simulation with the recorded arrivals and lengths, request by request.
 
-The input is two tables as in ``published_e2e``: one row per run (``trace, accelerator, model, tp, dp, ep,
-max_num_seqs, max_num_batched_tokens, num_kv_tokens``; empty ``dp`` and ``ep`` are 1; limits and cache are per
-replica) and one row per request (``trace, queued_s, first_token_s, last_token_s, input_tokens,
+The input is two tables as in ``published_e2e``. One has a row per run (``trace, accelerator, model, tp, dp,
+ep, max_num_seqs, max_num_batched_tokens, num_kv_tokens``; empty ``dp`` and ``ep`` are 1; limits and cache are
+per replica). The other has a row per request (``trace, queued_s, first_token_s, last_token_s, input_tokens,
 output_tokens``).
 """
 
@@ -75,18 +75,20 @@ class RecordedRun:
 
     @property
     def is_early(self) -> BoolArray:
-        """Return True for requests that finished first and calibrate, shape ``(requests,)``."""
+        """Return a mask of the first requests to finish, which are used for calibration, shape
+        ``(requests,)``.
+        """
         return np.asarray(self.last_s <= np.quantile(self.last_s, _CALIBRATION_SHARE), np.bool_)
 
 
 class RunReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """Replay of a recorded run. Errors are relative, of the means over the requests after the fifth that
-    calibrates.
+    """Replay of a recorded run. Errors are relative errors of means over the requests after the first fifth,
+    which calibrates.
 
     The makespan is from the end of that fifth to the last token. load_share is the peak load relative to the
-    capacity, of sequences or of KV-cache tokens: near and beyond 1, the TTFT is dominated by queueing.
-    measured_s is the duration of the run, computed_s that of its simulation with the estimation of steps,
-    calibrating_s that of its calibration (null: none).
+    capacity, for sequences or KV-cache tokens: near and beyond 1, queueing dominates the TTFT. measured_s is
+    the duration of the run. computed_s is the time that Hespas needed to estimate the steps and to simulate
+    the run, calibrating_s the time that its calibration needed (null: none).
     """
 
     trace: str
@@ -202,7 +204,7 @@ class _ReplayTimes:
 
     @classmethod
     def of(cls, runs: Sequence[ServingRun]) -> _ReplayTimes:
-        """Interleave the runs of round-robin replicas."""
+        """Combine the runs of replicas, which serve requests round-robin, in order of arrival."""
         count, num_replicas = sum(len(run.requests) for run in runs), len(runs)
 
         def joined(name: str) -> FloatArray:
@@ -241,7 +243,9 @@ class _PreparedRun:
         return max(sequences, tokens)
 
     def simulated(self, correction: Correction) -> tuple[_ReplayTimes, float]:
-        """Simulate the run with a correction; return its times, and the time of the simulation [s]."""
+        """Simulate the run with a correction. Return the times of its requests, and the time that the
+        simulation needed [s].
+        """
         start = perf_counter()
         steps = self.steps.corrected(correction)
         runs = serve_replicas(
@@ -251,7 +255,7 @@ class _PreparedRun:
 
 
 def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
-    """Estimate the steps of a recorded run's server."""
+    """Return a recorded run with the estimated step times of its server."""
     if run.is_early.all():
         raise UnsupportedError("no request finished after the requests that calibrate")
     start = perf_counter()
@@ -282,11 +286,11 @@ def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
 def replay_runs(
     runs: Sequence[RecordedRun], *, estimator: str = "composite", diagnostics: Diagnostics | None = None
 ) -> list[RunReplay]:
-    """Replay each run without and with calibration: one factor on all kernels of a device, from its runs on
-    one rank, and one factor on its collectives, from runs on several ranks.
+    """Replay each run twice: without and with calibration.
 
-    The first fifth of the requests calibrates, the others are compared. A run that cannot be replayed is
-    skipped with a warning.
+    The calibration is one factor on all kernels of a device, from its runs on one rank, and one factor on its
+    collectives, from runs on several ranks. The first fifth of the requests is used to calibrate, the others
+    are compared. A run that cannot be replayed is skipped with a warning.
     """
     messages = diagnostics if diagnostics is not None else Diagnostics()
     prepared: list[_PreparedRun] = []
@@ -329,8 +333,8 @@ _HALVINGS, _FACTORS = 12, (0.2, 8.0)
 
 
 def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) -> Correction | None:
-    """Return the correction with the factor on some kernels that makes the mean TPOT of early requests exact;
-    None if these have no TPOT.
+    """Return ``start`` with the factors ``names`` scaled so that the simulated mean TPOT of early requests
+    equals the measured one. None if no early request has a TPOT.
     """
     run = entry.run
     early = run.is_early & (run.requests.output > 1)
@@ -351,7 +355,9 @@ def _calibrated(entry: _PreparedRun, start: Correction, names: tuple[str, ...]) 
 
 
 def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float = nan) -> RunReplay:
-    """Compare a run with its simulation. ``calibrating_s`` is the time of its calibration (NaN: none)."""
+    """Return the errors of a simulated run. ``calibrating_s`` is the time that its calibration needed (NaN:
+    none).
+    """
     simulated, seconds = entry.simulated(correction)
     run, later = entry.run, ~entry.run.is_early
     arrival = run.requests.arrival_ns / 1e9
@@ -378,6 +384,8 @@ def _compared(entry: _PreparedRun, correction: Correction, calibrating_s: float 
 
 
 def _error(predicted_ns: FloatArray, measured_s: FloatArray, mask: BoolArray) -> float:
-    """Return the relative error of the mean over some requests; NaN if the measured mean is 0 or missing."""
+    """Return the relative error of the mean over the requests in ``mask``; NaN if the measured mean is 0 or
+    missing.
+    """
     measured = float(measured_s[mask].mean()) if mask.any() else 0.0
     return float(predicted_ns[mask].mean()) / 1e9 / measured - 1 if measured > 0 else nan

@@ -1,10 +1,10 @@
 """Tables of measured runs of servers: model, settings, and the mean TTFT and TPOT of clients.
 
 The columns are as in aiconfigurator's sample of measurements (``silicon_sample.csv``): ``model_path, system,
-backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``.
-The number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank;
-``benchmark`` and ``measured`` (a date) select the scripts that started the server. That sample packs the
-three into the cell ``silicon_data_source``.
+backend, precision, mode, isl, osl``, degrees of parallelism, ``silicon_ttft_ms`` and ``silicon_tpot_ms``. The
+number of concurrent requests is ``concurrency``, or ``batch_size`` for each data-parallel rank. ``benchmark``
+and ``measured`` (a date) select the scripts that started the server. In that sample, the cell
+``silicon_data_source`` contains the last three.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _Degree = Annotated[int, Column(low=0)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a table of runs. A degree of 0, or none, means 1: the model has no such layers."""
+    """Columns of a table of runs. A degree of parallelism of 0, or an empty one, means 1: the model has no
+    such layers.
+    """
 
     model_path: str
     system: str
@@ -79,11 +81,11 @@ Other sources send prompts of equal length.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
-    """Measured run with ``concurrency`` concurrent requests of ``prompt`` input and ``output`` output tokens,
-    or of lengths between ``ratio`` x these numbers and these numbers.
+    """Measured run with ``concurrency`` concurrent requests.
 
-    ``reason`` explains why it cannot be predicted; empty if it can. ``assumed`` lists settings that are not
-    in the source. ``source`` is the benchmark, if known.
+    Each request has ``prompt`` input and ``output`` output tokens, or lengths between ``ratio`` times these
+    numbers and these numbers. ``reason`` explains why the run cannot be predicted; empty if it can.
+    ``assumed`` lists settings that the source does not state. ``source`` is the benchmark, if known.
     """
 
     row: int
@@ -114,12 +116,14 @@ class ServingRow:
 
 
 def engine_of(row: ServingRow) -> str:
-    """Return the device and serving engine of a row."""
+    """Return a name for the device and the serving engine of a row."""
     return f"{row.hardware} {row.engine}"
 
 
 def library_of(row: ServingRow) -> str:
-    """Return the device and engine, and for MoE models the format of experts, whose kernels differ."""
+    """Return a name for the kernels that a row uses: device and engine, and for MoE models the format of
+    experts.
+    """
     step = row.step
     if step is None or not any(isinstance(block, Experts) for block in step.model.blocks()):
         return engine_of(row)
@@ -127,13 +131,16 @@ def library_of(row: ServingRow) -> str:
 
 
 def deployment_of(row: ServingRow) -> str:
-    """Return the device and engine with release, model, precision and the use of speculative tokens."""
+    """Return a name for the deployment of a row: device and engine with release, model, precision and the use
+    of speculative tokens.
+    """
     speculation = "guessing" if row.launch.drafts else ""
     return " ".join((engine_of(row), row.release, row.model, row.precision, speculation))
 
 
 def read_rows(path: Path) -> list[ServingRow]:
-    """Read the rows of a table (CSV, gzipped or not; Parquet). A run that cannot be predicted has a reason.
+    """Read the rows of a table (CSV, gzipped or not; Parquet). A row that cannot be predicted has a
+    ``reason``.
 
     Raises ``FormatError`` for a table without the columns, and for an invalid cell.
     """
@@ -141,7 +148,7 @@ def read_rows(path: Path) -> list[ServingRow]:
 
 
 def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
-    """Raise ``UsageError`` if no row has the ``split``; empty means all rows."""
+    """Raise ``UsageError`` if no row belongs to ``split``; an empty split means all rows."""
     if split and not any(row.split == split for row in rows):
         listed = ", ".join(sorted({row.split for row in rows} - {""}))
         hint = f"choose from {clipped(listed)}" if listed else "leave `split` empty: the table has no splits"
@@ -149,7 +156,7 @@ def refuse_empty_split(rows: Sequence[ServingRow], split: str) -> None:
 
 
 def _unpacked(cells: _RunColumns) -> _RunColumns:
-    """Return the cells with the columns that are empty and packed into ``silicon_data_source``."""
+    """Return the cells of a row, with empty columns filled from ``silicon_data_source``."""
     source = cells.silicon_data_source
     concurrency = re.search(r"silicon_concurrency=(\d{1,15})\b", source)
     dated = re.search(r"measured=([\d-]+)", source)
@@ -208,7 +215,7 @@ def _serving_row(number: int, cells: _RunColumns) -> ServingRow:
 
 
 def _refusal(cells: _RunColumns, row: ServingRow, has_load: bool) -> str:
-    """Return the reason why a row is not predicted, whatever its model; empty if it is."""
+    """Return the reason why a row cannot be predicted, apart from its model; empty if it can be predicted."""
     mode, tp = cells.mode, row.layout.tp
     if mode == _DISAGGREGATED:
         if min(cells.prefill_num_workers, cells.decode_num_workers) < 1:
@@ -239,10 +246,11 @@ compilation at the first prompts of each shape.
 
 
 def _layout(cells: _RunColumns, *, shares_attention: bool) -> tuple[Layout, bool]:
-    """Return the layout, and True if the source counts degrees twice: attention over tensor- or data-parallel
-    ranks and experts over the same ranks, given as the product of both.
+    """Return the layout of a server, and True if the source multiplied degrees that use the same ranks:
+    attention over tensor- or data-parallel ranks, and experts.
 
-    With ``shares_attention``, ranks that are given as both are tensor-parallel in attention.
+    If ranks are given as both tensor-parallel and data-parallel, they are tensor-parallel with
+    ``shares_attention``, otherwise data-parallel.
     """
     degrees = (cells.tp_size, cells.attention_dp_size, cells.moe_tp_size, cells.moe_ep_size)
     tp, dp, etp, ep = (max(1, degree) for degree in degrees)
@@ -256,7 +264,7 @@ def _layout(cells: _RunColumns, *, shares_attention: bool) -> tuple[Layout, bool
 
 
 def _step(model: str, precision: str, layout: Layout) -> tuple[ServingStep | None, str]:
-    """Return the step of the generator that runs, or None with the reason."""
+    """Return the generator of the model's serving step, or None and the reason why it has none."""
     name = _MODELS.get(model, model)
     try:
         spec = named_model(name)

@@ -52,9 +52,7 @@ their time: without this weight the last bit of a logarithm, which differs betwe
 
 
 def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArray:
-    """Return the roofline of the published peaks of each node [ns], in a job of ``num_ranks`` (-1:
-    unknown).
-    """
+    """Return the data-sheet roofline of each node [ns], in a job of ``num_ranks`` ranks (-1: unknown)."""
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
     return Roofline(num_ranks=num_ranks).estimate(graph, bare).duration_ns
 
@@ -129,10 +127,12 @@ def _prediction(name: str, duration_ns: FloatArray) -> CasePrediction:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FittingRows:
-    """Rows of one device for a fit, per execution; columns of shape ``(rows,)``.
+    """Rows of one device for fits of the baselines, with times of one execution; columns of shape
+    ``(rows,)``.
 
-    ``naive_ns`` is NaN if unknown. ``shape`` numbers equal work. Rows of one ``group`` are never on both
-    sides of a fit: it is the shape, or equal sizes of all number formats.
+    ``naive_ns`` is the data-sheet roofline (NaN: unknown). Rows with the same ``shape`` do equal work. Rows
+    with the same ``group`` are never divided between fitted and predicted rows. A group is a shape, or equal
+    sizes in all number formats.
     """
 
     naive_ns: FloatArray
@@ -143,13 +143,14 @@ class FittingRows:
 
     @property
     def is_sampled(self) -> bool:
-        """True if there are more shapes than a fit takes; reports of the figures must mention it."""
+        """True if there are more shapes than a fit uses; reports must mention it."""
         return int(self.shape.max(initial=-1)) >= MOST_FITTED
 
     def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return both fitted baselines, shape ``(2, cases)``, of each part by a fit to the other parts.
+        """Return the predictions of both fitted baselines, shape ``(2, cases)``. ``part`` assigns each case
+        to a part; each part is predicted by a fit to the other parts.
 
-        NaN if the others have no other shape.
+        NaN if the other parts have no other shape.
         """
         fitted = np.full((2, len(part)), np.nan)
         for fold in np.unique(part).tolist():
@@ -157,8 +158,8 @@ class FittingRows:
         return fitted
 
     def predict(self, is_fitted: BoolArray, is_predicted: BoolArray, out: NDArray[np.float64]) -> None:
-        """Write the baselines of the cases ``is_predicted`` into ``out``, fitted to the rows
-        ``is_fitted``.
+        """Write the predictions of the baselines for the rows ``is_predicted`` into ``out``. The fit uses the
+        rows ``is_fitted``.
         """
         is_usable = (self.naive_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
         # The fit also excludes shapes of other sources that are among the predicted ones.

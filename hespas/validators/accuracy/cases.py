@@ -1,4 +1,6 @@
-"""Cases of a comparison: one row per matched group, with its measured time and the predictions."""
+"""Cases of a comparison. A case is one matched group of events and nodes, with its measured time and its
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ LEAST_NS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CaseMembers:
-    """Compiled instructions of one case, the program operations that they carry out, and measured events."""
+    """Members of one case: compiled instructions, the program operations that they carry out, and the
+    measured events.
+    """
 
     instructions: tuple[str, ...]
     operations: tuple[str, ...]
@@ -62,7 +66,7 @@ class CaseMembers:
 
 
 class IndexedTexts(Protocol):
-    """Texts by number that need not be in memory: the texts of large tables are made on demand."""
+    """Protocol of a list of texts that need not be in memory: texts of large tables are made on demand."""
 
     def __len__(self) -> int: ...
 
@@ -177,13 +181,14 @@ class CaseSource:
 
 
 def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
-    """Return a profile of some events, without their communication."""
+    """Return a profile with only the events ``rows``, without their communication."""
     columns = {column: getattr(profile, column)[rows] for column in _EVENT_COLUMNS}
     return replace(profile, name=name, comms=type(profile.comms).empty(), **columns)
 
 
 def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
-    """Return one case per node with a measured time, for all ``times`` that a step runs it.
+    """Return a case for each node with a measured time. The time covers all ``times`` executions of the node
+    in a step.
 
     ``names`` are source, workload and hardware.
     """
@@ -221,9 +226,9 @@ class GroupTimes:
 
 
 def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntArray:
-    """Return the node with most work of each group, shape ``(groups,)``; four FLOPs count as one byte.
+    """Return for each group the node with the most work, shape ``(groups,)``. Work is 4 x FLOPs + bytes.
 
-    The group takes its name and class. Raises ``InvariantError`` for a group without nodes.
+    The group has the name and the class of that node. Raises ``InvariantError`` for a group without nodes.
     """
     work = np.nan_to_num(graph.flops) * 4 + np.nan_to_num(graph.bytes_moved)
     order = np.argsort(work, kind="stable")
@@ -236,10 +241,10 @@ def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntA
 
 
 def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGraph:
-    """Return a graph with one node per group, because one measured time needs one estimate.
+    """Return a graph with one node per group, because each measured time needs one estimate.
 
-    FLOPs and communicated bytes add up; tensors within a group move no bytes. Nodes without a group become
-    the last node.
+    The FLOPs and communicated bytes of a group add up; tensors within a group need no memory traffic. All
+    nodes without a group are merged into the last node.
     """
     leading = leading_nodes(graph, node_group, num_groups)
     rest = np.flatnonzero(node_group < 0)[:1]
@@ -325,9 +330,10 @@ def covered_ns(start: FloatArray, end: FloatArray) -> float:
 def case_labels(
     graph: OpGraph, nodes: IntArray, times: FloatArray
 ) -> tuple[tuple[str, ...], tuple[str, ...], IntArray]:
-    """Return the names of nodes, the distinct texts of their work, and the row of each node's text.
+    """Return the names of ``nodes``, the distinct descriptions of their work, and the index of each node's
+    description.
 
-    A text is ``op(types) -> types``; work that a step does several ``times`` has another text.
+    A description is ``op(types) -> types``. Work that a step does several ``times`` has a different one.
     """
     strings, types = graph.strings, graph.types
     texts: list[str] = []
@@ -360,7 +366,8 @@ def case_labels(
 
 
 def case_dtypes(graph: OpGraph, nodes: IntArray) -> tuple[str, ...]:
-    """Return the element type that each node computes in, or of its first operand, or of its first result.
+    """Return the element type in which each node computes; if unknown, the type of its first operand or its
+    first result.
 
     The text is empty if no type is known.
     """
@@ -375,7 +382,7 @@ def case_dtypes(graph: OpGraph, nodes: IntArray) -> tuple[str, ...]:
 
 
 def shared_shapes(cases: Sequence[Cases]) -> IntArray:
-    """Return the shape numbers of several sources, one after the other; equal texts have equal numbers."""
+    """Return the shape numbers of several sources, concatenated. Equal descriptions have equal numbers."""
     several = [source for source in cases if len(source)]
     if not several:
         return np.empty(0, np.int64)
@@ -386,10 +393,10 @@ def shared_shapes(cases: Sequence[Cases]) -> IntArray:
 
 
 def text_numbers(parts: Sequence[IndexedTexts]) -> list[IntArray]:
-    """Number the distinct texts of several lists (at least one), in order of appearance.
+    """Return a column of numbers for each of several lists of texts. Equal texts have equal numbers, in order
+    of first appearance.
 
-    Returns one column per list. Texts are compared by a digest of 16 bytes, so that millions need not be in
-    memory.
+    Texts are compared by a digest of 16 bytes, so that millions need not be in memory.
     """
     digest_columns: list[NDArray[np.uint64]] = []
     for texts in parts:

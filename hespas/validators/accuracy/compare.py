@@ -74,7 +74,7 @@ class _ComparedReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureChange:
-    """Figure in both reports. All figures are errors: smaller is better, ``difference`` > 0 is worse."""
+    """Error figure of both reports. Smaller is better, so ``difference`` > 0 is worse."""
 
     what: str
     figure: str
@@ -83,7 +83,7 @@ class FigureChange:
 
     @property
     def difference(self) -> float:
-        """Growth of the figure."""
+        """Increase of the figure from the base report to the new report."""
         return self.after - self.before
 
 
@@ -169,7 +169,9 @@ def compare_reports(base: Path | bytes, new: Path | bytes) -> Comparison:
 
 
 def _figures_of(report: _ComparedReport, name: str) -> dict[tuple[str, str], float]:
-    """Return the figures of a report. Raises ``FormatError`` for one figure with two values."""
+    """Return the figures of a report by subject and name. Raises ``FormatError`` if a figure has two
+    values.
+    """
     figures: dict[tuple[str, str], float] = {}
     for key, value in _figures(report):
         if figures.setdefault(key, value) != value:

@@ -1,4 +1,4 @@
-"""Matching of events to program nodes as columns, its comparison groups and its coverage."""
+"""Matching of events to program nodes as columns, the groups of both that are compared, and the coverage."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ shapes, in order; by operation alone, in order."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKey:
-    """Identity of equal events: an instruction of a module, or a position in a run.
+    """Key that equal events share: an instruction of a module, or a position in a run.
 
-    The events carry out ``nodes``, completely or in part. ``rule`` indexes :data:`RULES` (-1: unmatched).
-    ``inferred``: the compiler created the instruction, and ``nodes`` are the nodes of the instructions that
-    it serves. ``communicates``: the instruction exchanges data with other ranks.
+    The events carry out ``nodes``, completely or in part. ``rule`` is an index in :data:`RULES` (-1:
+    unmatched). ``inferred``: the compiler created the instruction, and ``nodes`` belong to the instructions
+    that it serves. ``communicates``: the instruction exchanges data with other ranks.
     """
 
     module: str
@@ -52,10 +52,10 @@ class EventKey:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Matching:
-    """Nodes that each event carries out, and groups of events and nodes that can be compared.
+    """Nodes that each event carries out, and groups of events and nodes whose times can be compared.
 
-    A fusion is one event for many nodes; a node that the compiler split is several events.
-    ``event_key`` has shape ``(events,)`` and indexes ``keys`` (-1: the event has no operation name).
+    A fusion is one event for many nodes; a node that the compiler split is several events. ``event_key`` is
+    the index in ``keys`` of each event, shape ``(events,)`` (-1: the event has no operation name).
     ``node_group`` has shape ``(nodes,)`` and ``event_group`` has shape ``(events,)``; -1 means no group.
     """
 
@@ -87,11 +87,11 @@ def group_keys(
     """Return the group of each key, shape ``(keys,)``, and of each node, shape ``(nodes,)``; -1 means no
     group.
 
-    Keys that carry out the same node form one group, except through ``shared`` nodes, which compilers copy
-    freely: a shared node belongs to one key, preferably to a key without other nodes, and does not join keys
-    that have nodes of their own. A key that communicates is grouped only with nodes that communicate, because
-    the partitioner adds collectives that the program does not contain. Other keys skip such nodes if they
-    have any other node. Nearly O(links).
+    Keys that carry out the same node are in one group. Exceptions are ``shared`` nodes, which compilers copy
+    freely. A shared node belongs to one key only, preferably a key without other nodes. It does not connect
+    keys that have other nodes. A key that communicates is grouped only with nodes that communicate, because
+    the partitioner adds collectives that the program does not contain. Other keys skip communicating nodes if
+    they have any other node. Nearly O(links).
     """
     forest = _KeyForest(len(keys), len(shared))
     is_shared, is_communication = shared.tolist(), communicates.tolist()
@@ -117,7 +117,7 @@ def group_keys(
 
 
 class _KeyForest:
-    """Union-find forest (path halving) of keys and nodes; ``is_joined`` marks the keys that have a node."""
+    """Union-find forest (path halving) of keys and nodes. ``is_joined`` marks the keys that have a node."""
 
     def __init__(self, num_keys: int, num_nodes: int) -> None:
         self.is_joined = [False] * num_keys
@@ -152,7 +152,7 @@ _MOST_LISTED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmatchedName:
-    """Unmatched events or nodes of one name; ``total_ns`` is NaN for nodes."""
+    """Name of unmatched events or nodes, with their number. ``total_ns`` is NaN for nodes."""
 
     name: str
     count: Count
@@ -242,11 +242,11 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionJoin:
-    """Instruction of ``module`` that ran, with the names of the ``operations`` that it carries out.
+    """Instruction of ``module`` that ran, with the names of the program ``operations`` that it carries out.
 
-    The instruction carries out the operations completely or in part. Without any, ``rule`` is empty.
+    The instruction carries out the operations completely or in part. If it has none, ``rule`` is empty.
     ``inferred``: the compiler created the instruction, and ``operations`` belong to the instructions that it
-    serves. All its ``events`` took ``time_ns``; ``group`` is its comparison group (-1: none).
+    serves. Its ``events`` took ``time_ns`` in total. ``group`` is its comparison group (-1: none).
     """
 
     module: str

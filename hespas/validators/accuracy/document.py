@@ -77,7 +77,7 @@ class SummaryJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosticJson(msgspec.Struct, frozen=True, kw_only=True):
-    """Finding of a run; ``count`` is the count of all findings with the same code."""
+    """Diagnostic of a run. ``count`` is the number of all diagnostics with the same code."""
 
     code: str
     severity: Literal["info", "warning", "error"]
@@ -255,7 +255,7 @@ def accuracy_json(result: Accuracy, limits: Thresholds) -> bytes:
 
 
 def diagnostics_json(diagnostics: Diagnostics) -> list[DiagnosticJson]:
-    """Return the findings of a run."""
+    """Return the diagnostics of a run for a document."""
     counts = diagnostics.counts()
     return [
         DiagnosticJson(
@@ -271,7 +271,7 @@ def diagnostics_json(diagnostics: Diagnostics) -> list[DiagnosticJson]:
 
 
 def summary_json(row: SummaryRow) -> SummaryJson:
-    """Return a row with the figures of its errors as columns."""
+    """Return a summary row with its error figures as columns."""
     columns = _columns(row)
     return SummaryJson(**_columns(columns.pop("errors")), **columns)
 

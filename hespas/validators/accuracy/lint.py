@@ -1,4 +1,4 @@
-"""Findings about the quality of measurements, which are reported next to the errors."""
+"""Checks of the quality of measurements, whose findings are reported next to the errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _DRIFT_SIGMAS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """Finding about measurements; ``share`` is the affected share of device time (NaN: not applicable)."""
+    """Finding about measurements. ``share`` is the share of device time that it affects (NaN: not
+    applicable).
+    """
 
     code: str
     source: str
@@ -94,9 +96,10 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
 
 
 def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
-    """Yield the ranks whose clock drifts from the clock of the first rank.
+    """Yield a finding for each rank whose clock drifts from the clock of the first rank.
 
-    All ranks leave a collective together, so the difference of its ends must not grow by more than chance.
+    All ranks leave a collective at the same time, so the difference between their recorded ends must stay
+    constant up to noise.
     """
     comms = profile.comms
     usable = np.flatnonzero((comms.sequence >= 0) & (comms.group_id > 0))
@@ -129,10 +132,10 @@ def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
 
 
 def lint_cases(cases: Cases, naive_ns: FloatArray, times: FloatArray, device: Device) -> list[LintFinding]:
-    """Return the cases that are faster than the device can be.
+    """Return findings about cases that are faster than the device can be.
 
-    If caches do not explain it, a byte or FLOP count is too high or the measurement is wrong. ``naive_ns`` is
-    the roofline of one execution; each case has ``times`` executions.
+    Caches may explain it. Otherwise a count of bytes or FLOPs is too high, or the measurement is wrong.
+    ``naive_ns`` is the data-sheet roofline of one execution; each case has ``times`` executions.
     """
     cache = max((memory.capacity_bytes for memory in device.memories if memory.level == "cache"), default=0)
     fast = (cases.measured_ns > 0) & (cases.measured_ns < _BELOW_ROOFLINE * naive_ns * times)

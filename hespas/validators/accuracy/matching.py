@@ -156,10 +156,11 @@ def match_program(
 def _warn_of_events(
     graph: OpGraph, profile: Profile, matching: Matching, modules: set[str], diagnostics: Diagnostics
 ) -> None:
-    """Warn of instructions with more events than one run has, and of events of modules not in ``modules``.
+    """Warn of instructions with more events than a single run has, and of events of modules that are not in
+    ``modules``.
 
-    Without run numbers, several runs would count as a single long one. Instruction names of a module that is
-    missing do not identify operations.
+    Without run numbers, several runs would count as one long run. The instruction names of a missing module
+    do not identify operations.
     """
     rows = np.flatnonzero((profile.run < 0) & (matching.event_key >= 0))
     rank_and_key = profile.rank[rows].astype(np.int64) << 32 | matching.event_key[rows]
@@ -196,8 +197,8 @@ def _match_by_name(
 ) -> list[EventKey]:
     """Match the (module, operation) ``names`` of events by rules 1 and 2.
 
-    ``program`` holds nodes by instruction name, the modules that are the program itself, and the modules that
-    only have its names.
+    ``program`` has three parts: nodes by instruction name, modules that are the program itself, and modules
+    that only have the same names.
     """
     instructions, own, others = program
     modules: dict[str, Mapping[str, Provenance]] = {}
@@ -258,7 +259,9 @@ class _SourceNodes:
                 self._by_line.setdefault(_line(graph.strings[source]), []).append(node)
 
     def carried_out(self, origin: Provenance) -> tuple[Sequence[int], int]:
-        """Return the nodes that an instruction carries out, by name or else by source line, and the rule."""
+        """Return the nodes that an instruction carries out, found by framework name or else by source line,
+        and the matching rule.
+        """
         by_name: list[int] = []
         for part in origin.origins:
             nodes = self._by_name.get(part.name, ())
@@ -275,9 +278,10 @@ class _SourceNodes:
         return list(dict.fromkeys(by_line)), _SOURCE_LINE
 
     def _matmuls_behind(self, nodes: Sequence[int]) -> list[int]:
-        """Return the matmuls whose results ``nodes`` only move; none if a matmul is among ``nodes``.
+        """Return the matmuls whose results ``nodes`` only copy or transpose; none if a matmul is among
+        ``nodes``.
 
-        XLA turns the transpose of a matmul into a matmul with the name of the transpose.
+        XLA turns the transpose of a matmul into a matmul that has the name of the transpose.
         """
         graph = self._graph
         matmuls: list[int] = []
@@ -294,7 +298,7 @@ class _SourceNodes:
 
 
 def _line(source: str) -> str:
-    """Return ``file:line`` of ``file:line:column``."""
+    """Return the ``file:line`` part of ``file:line:column``."""
     file, _, last = source.rpartition(":")
     before = file.rpartition(":")[2]
     return file if last.isdigit() and before.isdigit() else source
@@ -348,9 +352,9 @@ def _match_in_order(
 
 
 def _base_name(name: str) -> str:
-    """Return ``mm`` of ``aten::mm``, ``aten::mm.out``, ``aten.mm.default`` and ``stablehlo.mm``.
+    """Return ``mm`` for ``aten::mm``, ``aten::mm.out``, ``aten.mm.default`` and ``stablehlo.mm``.
 
-    The number of an instruction (``dot.3``) stays.
+    The number of an instruction (``dot.3``) is not removed.
     """
     space, colons, rest = name.rpartition("::")
     if colons:
@@ -365,7 +369,9 @@ def _base_name(name: str) -> str:
 def _events_by_signature(
     profile: Profile, unmatched: IntArray, *, with_shapes: bool
 ) -> dict[tuple[str, str], IntArray]:
-    """Return the unmatched events of each signature, by rank, run and start."""
+    """Return the unmatched events of each operation (with ``with_shapes``, of each operation and shapes), in
+    order of rank, run and start.
+    """
     rows = profile.op_id[unmatched].astype(np.int64)
     shapes = profile.shapes_id[unmatched].astype(np.int64) if with_shapes else np.zeros_like(rows)
     keys, index = np.unique(rows << 32 | shapes, return_inverse=True)
@@ -385,10 +391,10 @@ def _events_by_signature(
 
 
 def _positions(graph: OpGraph, profile: Profile, events: IntArray, nodes: Sequence[int]) -> IntArray | None:
-    """Return the position among ``nodes`` of each event within its rank and run.
+    """Return for each event the position of its node in ``nodes``, counted within a rank and run.
 
-    Returns None if a rank and run has another number of events than the nodes have, or if the nodes belong to
-    different loops.
+    Returns None if some rank and run has a different number of events than the nodes have, or if the nodes
+    belong to different loops.
     """
     rows = list(nodes)
     executions = graph.executions[rows]
@@ -413,7 +419,7 @@ _MOST_FLOPS_RATIO = 2.0
 
 
 def compiled_module(profile: Profile, module: str) -> Workload | None:
-    """Return a module that the profile contains; None without one, or if it cannot be read."""
+    """Return a module that is attached to the profile; None if it is missing or cannot be read."""
     data = profile.attachments.get(_ATTACHED + module)
     if data is None:
         return None
@@ -430,10 +436,10 @@ def other_modules(
     instructions: Mapping[str, Sequence[int]],
     diagnostics: Diagnostics,
 ) -> set[str]:
-    """Return the modules of ``own`` that are another program: their results have other shapes.
+    """Return the modules in ``own`` that are another program, because their results have other shapes.
 
-    ``own`` holds the names of the instructions that ran, by module; these are also names of the program.
-    ``instructions`` holds nodes by name. Warns of each such module, and of each module without HLO that lacks
+    ``own`` maps modules to the names of instructions that ran and are also names of the program.
+    ``instructions`` maps names to nodes. Warns of each such module, and of each module without HLO that lacks
     many of the names.
     """
     others: set[str] = set()
@@ -468,7 +474,7 @@ def other_modules(
 
 
 def _results(graph: OpGraph, node: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return element type and shape of the results of a node."""
+    """Return element type and shape of each result of a node."""
     types = graph.types
     rows: list[int] = graph.results.row(node).tolist()
     elements = [types.dtype_of(row) for row in rows]

@@ -1,4 +1,6 @@
-"""Cases of a profile against a program: a program that a user gives, or the compiled ones in the profile."""
+"""Cases of a profile, matched with a program: a program that a user gives, or the compiled programs in the
+profile.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,13 @@ _MATCHED_NS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Device time of a profile that is joined to operations of a program.
+    """Device time of a profile that is joined to (matched with) operations of a program.
 
     ``time_ns`` is all device time of the profile, ``joined_ns`` its joined part, and ``by_rule`` the joined
-    part by rule (:data:`RULES`, strongest first). ``inferred_ns`` is the part of ``joined_ns`` of
-    instructions that the compiler created, which have the operations that they serve. ``groups`` counts
-    comparison groups; ``joins`` list all instructions that ran, most time first.
+    part by rule (:data:`RULES`, strongest first). ``inferred_ns`` is the part of ``joined_ns`` in
+    instructions that the compiler created; they are joined to the operations of the instructions that they
+    serve. ``groups`` is the number of comparison groups. ``joins`` list all instructions that ran, most time
+    first.
     """
 
     program: str
@@ -154,7 +157,7 @@ def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[t
 def sources_of_program(
     profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics, *, is_own: bool = False
 ) -> Iterator[CaseSource]:
-    """Yield the cases of each rank class; the first has the program and its events on all ranks.
+    """Yield the cases of each rank class. The first source has the program and its events on all ranks.
 
     ``is_own``: the profile contains the program.
     """
@@ -217,7 +220,7 @@ def sources_of_program(
 
 
 def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
-    """Return the sizes that a program declares for its rank class ``number``; None without any."""
+    """Return the sizes that a program declares for its rank class ``number``; None if it declares none."""
     parts = workload.program_bytes[number].split()
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
         return None
@@ -227,7 +230,9 @@ def program_sizes(workload: Workload, number: int) -> ProgramSizes | None:
 def _without_program(
     profile: Profile, chosen: BoolArray, hardware: str, diagnostics: Diagnostics
 ) -> Iterator[CaseSource]:
-    """Yield a source without cases for events of no program, if any: their time counts as not covered."""
+    """Yield a source without cases for the events in ``chosen``, which belong to no program. Their time
+    counts as not covered.
+    """
     if not chosen.any():
         return
     part = events_of(profile, np.flatnonzero(chosen), f"{profile.name}, no program")
@@ -247,7 +252,7 @@ def _without_program(
 def _source_of_matching(
     profile: Profile, workload: Workload, graph: OpGraph, matching: Matching, hardware: str
 ) -> CaseSource:
-    """Return the cases of one rank class with their coverage."""
+    """Return the source of one rank class: its cases and their coverage."""
     coverage = coverage_of(graph, profile, matching)
     grouped, times = _grouped_with_times(graph, matching)
     measured = measured_groups(profile, matching)
@@ -284,7 +289,7 @@ def _source_of_matching(
 def _case_members(
     graph: OpGraph, matching: Matching, joins: Sequence[InstructionJoin], groups: IntArray
 ) -> tuple[CaseMembers, ...]:
-    """Return the instructions and operations of some groups."""
+    """Return the instructions and operations of each group in ``groups``."""
     joins_of_group: dict[int, list[InstructionJoin]] = {}
     for join in joins:
         joins_of_group.setdefault(join.group, []).append(join)
@@ -337,11 +342,12 @@ def _grouped_with_times(graph: OpGraph, matching: Matching) -> tuple[OpGraph, Fl
 
 
 def step_rows(profile: Profile, matched: BoolArray) -> IntArray:
-    """Return the events of the module that ran the program: on each rank, the one with most matched time.
+    """Return the events of the module that ran the program. On each rank it is the module with the most
+    matched time.
 
     Other modules may run in the same recording. ``matched`` has shape ``(events,)``. Runs are counted per
-    module, so runs of two modules are never one step. The result contains no events of a rank without matched
-    events. O(events log events).
+    module, so runs of two modules are never one step. Ranks without matched events have no events in the
+    result. O(events log events).
     """
     time = np.where(matched, np.maximum(np.nan_to_num(profile.duration_ns), 0.0) + _MATCHED_NS, 0.0)
     keys, index = np.unique(

@@ -34,10 +34,10 @@ LEAST_OF_A_STEP = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """Errors of one estimator on one device, over all cases or over one part.
+    """Errors of one estimator on one device, over all cases or over a part of them.
 
-    ``level`` is ``instance`` or ``shape`` (each distinct shape once); ``op_class`` and ``size`` are ``all``
-    or the part.
+    ``level`` is ``instance`` (every case) or ``shape`` (each distinct shape once). ``op_class`` and ``size``
+    are ``all``, or the part.
     """
 
     estimator: str
@@ -71,7 +71,7 @@ class EndToEnd:
 
     @property
     def basis_text(self) -> str:
-        """Basis, with the number of steps in the sum if it is not one."""
+        """Basis as text, with the number of steps if the sum covers several."""
         return f"{self.basis}, {self.steps:g} steps" if self.steps > 1 else self.basis
 
     @property
@@ -82,11 +82,11 @@ class EndToEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Error that the cases of one shape add to the error of a source.
+    """Contribution of the cases of one shape to the error of a source.
 
     ``share`` is signed and relative to the measured time of the source. ``instructions`` and ``operations``
-    count the compiled instructions of the first of its ``count`` cases and the program operations that they
-    carry out.
+    are numbers for the first of the ``count`` cases: its compiled instructions, and the program operations
+    that they carry out.
     """
 
     source: str
@@ -107,9 +107,9 @@ class Contribution:
 class MeasuredStep:
     """Measured time of a step of one source.
 
-    ``span_ns`` is the median over runs of the time from first start to last end, ``busy_ns`` of the time
-    during which the device works (NaN: unknown). ``is_simulated``: the program was simulated and is compared
-    with these; for other sources the times of operations are added up.
+    ``span_ns`` is the median over runs of the time from the first start to the last end. ``busy_ns`` is the
+    median of the time during which the device works (NaN: unknown). ``is_simulated``: the program was
+    simulated and is compared with these times; for other sources the times of operations are added up.
     """
 
     span_ns: float
@@ -121,9 +121,9 @@ class MeasuredStep:
 class Trend:
     """Agreement of predicted and measured times over the sources of one device.
 
-    ``rank`` is Kendall's tau of predicted and measured steps (sums of operations if fewer than three steps
-    are simulated). ``slope`` is the slope of ln(predicted) over ln(measured): 1 if the estimator scales like
-    the device.
+    ``rank`` is Kendall's tau between predicted and measured step times (sums of operations if fewer than
+    three steps are simulated). ``slope`` is the slope of ln(predicted) against ln(measured); it is 1 if the
+    estimator scales like the device.
     """
 
     estimator: str

@@ -39,9 +39,10 @@ def accuracy(
 ) -> Accuracy:
     """Compare estimators with measured profiles, next to the naive baselines and the noise floor.
 
-    ``hardware`` holds names or files of the devices of the profiles. Without ``workload``, each profile is
-    compared with its own programs or operations: see :func:`~hespas.validators.accuracy.sources.sources_of`.
-    Raises ``UsageError`` for unknown names, and if nothing can be compared.
+    ``hardware`` has names or files of the devices of the profiles. Without ``workload``, each profile is
+    compared with the programs or operations in it: see
+    :func:`~hespas.validators.accuracy.sources.sources_of`. Raises ``UsageError`` for unknown names, and if
+    nothing can be compared.
     """
     if not profiles or not hardware:
         raise UsageError("nothing to compare", hint="give at least one profile and one device")
@@ -100,7 +101,7 @@ def accuracy(
 def _nothing_compared(
     profiles: Sequence[Profile | Workload], sources: Sequence[CaseSource], diagnostics: Diagnostics
 ) -> UsageError:
-    """Return the error for profiles without any case."""
+    """Return the error that reports why no profile has a case to compare."""
     if all(isinstance(profile, Workload) for profile in profiles):
         return UsageError(
             "a program without measured times cannot be compared",
@@ -120,7 +121,7 @@ def _nothing_compared(
 
 
 def _unique_names(names: Iterable[str]) -> list[str]:
-    """Return names with a number appended to repeated ones: figures are found by name."""
+    """Return names in which repeated ones have a number appended, because figures are found by name."""
     counts = Counter[str]()
     unique: list[str] = []
     for name in names:
@@ -140,9 +141,9 @@ def _cases_with_predictions(
     models: Sequence[Estimator],
     diagnostics: Diagnostics,
 ) -> list[Cases]:
-    """Return the cases of each source with predictions of the estimators and the baselines.
+    """Return the cases of each source with the predictions of the estimators and the baselines.
 
-    Warns of sources that an estimator has no prediction for: they have no errors.
+    Warns of sources for which an estimator has no prediction, and therefore no errors.
     """
     cases: list[Cases] = []
     for source, name in sources:
@@ -179,11 +180,12 @@ def _cases_with_predictions(
 
 
 def span_ns(profile: Profile) -> float:
-    """Return the median over runs of the time from the first start to the last end of any rank [ns].
+    """Return the duration of a run [ns]: the time from the first start to the last end on any rank, as the
+    median over runs.
 
-    The result is NaN without events. Ranks of one profile share a clock; events without runs count as one
-    run. Ranks whose spans do not overlap ran the program one after another (devices without collectives), or
-    their recordings start one run apart: each of them counts as a run.
+    The result is NaN without events. Ranks of one profile share a clock; events without run numbers count as
+    one run. If the spans of ranks do not overlap, each rank counts as a separate run: the ranks ran the
+    program one after another (devices without collectives), or their recordings start one run apart.
     """
     spans: dict[int, list[tuple[float, float]]] = {}
     for run, start, end in _runs_of(profile):
@@ -288,7 +290,9 @@ def end_to_end(
 
 
 def _measured_step(source: CaseSource) -> MeasuredStep:
-    """Return the time of a step; unknown for graphs that carry times but no recorded steps."""
+    """Return the measured time of a step; unknown for graphs that have times of nodes but no recorded
+    steps.
+    """
     span, busy = nan, nan
     if source.profile is not None:
         span, busy = span_ns(source.profile), busy_ns(source.profile)

@@ -1,4 +1,4 @@
-"""Case sources of a recording, and the device that each part of a recording belongs to."""
+"""Sources of cases in a recording, and the device to which each part of a recording belongs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ANY_CPU = "CPU"
 def sources_of(
     profile: Profile | Workload, workload: Workload | None, hardware: str, diagnostics: Diagnostics
 ) -> Iterator[CaseSource]:
-    """Yield the cases of a profile against ``workload``, or against the compiled programs in the profile.
+    """Yield the cases of a profile, matched with ``workload`` or with the compiled programs in the profile.
 
-    Without either, the operations of the profile are compared one by one, with costs from their recorded
-    shapes. The cases of a workload with times are its nodes.
+    Without any program, the operations of the profile are compared one by one, with costs from their recorded
+    shapes. If the input is a workload whose nodes have times, its nodes are the cases.
 
     Events that belong to none of the programs become a source without cases. Raises ``UsageError`` for a
-    profile without any of these.
+    profile that has none of these.
     """
     if isinstance(profile, Workload):
         if workload is not None:
@@ -91,11 +91,11 @@ def sources_of(
 
 
 def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Iterator[CaseSource]:
-    """Yield the nodes of a graph that carry a time, once per rank class.
+    """Yield the nodes of a graph that have a time as cases, once per rank class.
 
-    Nodes without work (calls around others, bookkeeping) are not cases; their time is outside of all cases.
-    If the times of the recorded steps are known, the graph without its times and waits is the program that
-    ran.
+    Nodes without work (calls that contain others, bookkeeping) are not cases; their time counts as outside of
+    all cases. If the times of the recorded steps are known, the graph without its times and waits is used as
+    the program that ran.
     """
     for measured in workload.classes:
         graph = without_waits(measured)
@@ -133,7 +133,9 @@ def _sources_of_timed(workload: Workload, hardware: str, diagnostics: Diagnostic
 
 
 def _with_own_shapes(profile: Profile) -> Profile:
-    """Return a table of operations with names and shapes as a profile with one host operation per event."""
+    """Return a table of operations with names and shapes as a profile that has one host operation per
+    event.
+    """
     zeros = np.zeros(len(profile), np.int32)
     # A table has one element type for all operands, but host operations have one per operand.
     strings = StringTableBuilder(profile.strings)
@@ -169,11 +171,12 @@ def _with_own_shapes(profile: Profile) -> Profile:
 def by_device(
     profile: Profile | Workload, named: Mapping[str, Device], diagnostics: Diagnostics
 ) -> list[tuple[Profile | Workload, str]]:
-    """Split a profile by device; each part comes with the user's spelling, the key in ``named``.
+    """Split a profile by device. Each part has the user's spelling of its device, which is a key of
+    ``named``.
 
     A profile of a single device is compared with the only device in ``named``, with a warning if the profile
-    has a different device name. Of several devices, events of devices that are not in ``named`` are skipped
-    with a warning. Raises ``UsageError`` if no device fits and there is a choice.
+    has a different device name. In a profile of several devices, events of devices that are not in ``named``
+    are skipped with a warning. Raises ``UsageError`` if no device fits and there is a choice.
     """
     if isinstance(profile, Workload):
         recorded = profile.metadata.get("device", "")
@@ -209,7 +212,9 @@ def by_device(
 
 
 def _spelling_of(text: str, named: Mapping[str, Device]) -> str:
-    """Return the user's spelling of the device that a profile calls ``text``; empty without one."""
+    """Return the user's spelling of the device that a profile calls ``text``; empty if no device in ``named``
+    has that name.
+    """
     shipped = canonical_name(text)
     for spelling, device in named.items():
         own = {name.casefold() for name in (device.name, *device.aliases)}
@@ -224,7 +229,7 @@ def _with_only(
     named: Mapping[str, Device],
     diagnostics: Diagnostics,
 ) -> tuple[Profile | Workload, str]:
-    """Return a profile without a fitting device name, with the only device in ``named``.
+    """Return a profile whose device name fits none, assigned to the only device in ``named``.
 
     If the profile has another device name, it is added to the name of the profile in tables and documents.
     """

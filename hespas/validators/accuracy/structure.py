@@ -1,11 +1,11 @@
-"""Join of a compiled module to its program by structure, where operations have no matching names.
+"""Matching of a compiled module with its program by structure, for operations without matching names.
 
-Leaves of the module (operations that the compiler left, fusions opened) and nodes of the program are put into
-groups of equal kind and result type. Groups are split by the groups of the operands and of the users of their
-members, if both sides have the same parts (partition refinement on both sides); members without a counterpart
-stay together. Compilers change programs, so the evidence for one leaf also counts for all other leaves with
-the same framework name and source position: they come from the same operation. Groups are never split by
-chance: a group may have many leaves and many nodes.
+The two sides are the leaves of the module (its operations, including those inside fusions) and the nodes of
+the program. Their members are put into groups of equal kind and result type. Groups are then split by the
+groups of their members' operands and users, if both sides have the same parts (partition refinement on both
+sides); members without a counterpart stay together. Compilers change programs. So leaves with the same
+framework name and source position, which come from the same operation, share their evidence. Groups are never
+split by chance: a group may have many leaves and many nodes.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class ProgramSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """Program nodes of each instruction of a module, found by structure.
+    """Program nodes that each instruction of a module carries out, found by structure.
 
     The instructions in ``inferred`` have the ``nodes`` of the instructions that they serve. ``share`` is the
-    share of distinctive operations with a counterpart, 0..1. ``fits``: arguments, results and devices agree
-    (None: unknown). ``is_other``: they do not, or ``share`` is too small: the module is another program.
+    share of distinctive operations with a counterpart, 0..1. ``fits`` is True if arguments, results and
+    devices of module and program agree (None: unknown). ``is_other``: the module is another program, because
+    they do not agree or ``share`` is too small.
     """
 
     nodes: Mapping[str, tuple[int, ...]]
@@ -82,11 +83,11 @@ def join_by_structure(
     known: tuple[ProgramSizes | None, set[str]],
     diagnostics: Diagnostics,
 ) -> tuple[list[EventKey], set[str]]:
-    """Match the unmatched ``keys`` by structure, for modules that the profile contains.
+    """Match the unmatched ``keys`` of modules that the profile contains, by structure.
 
-    ``known`` holds the sizes that the program declares, and modules known to be other programs. Returns all
-    keys, and the modules that are found to be other programs; diagnostics report both. Raises nothing: a
-    module that cannot be read counts as absent.
+    ``known`` has the sizes that the program declares, and modules that are known to be other programs.
+    Returns all keys, and the modules that turn out to be other programs; diagnostics report both. Raises
+    nothing: a module that cannot be read counts as absent.
     """
     sizes, others = known
     joined_keys = list(keys)
@@ -135,9 +136,9 @@ def join_by_structure(
 
 @dataclass(slots=True, eq=False)
 class _StructureSide:
-    """Members of one of the two programs: kinds, result types, operands and users.
+    """One of the two sides of the matching, with the kinds, result types, operands and users of its members.
 
-    Operands and users are found through operations that only pass values on. ``group`` is the group of each
+    Operands and users are found through operations that only forward values. ``group`` is the group of each
     member (0: none).
     """
 
@@ -149,7 +150,7 @@ class _StructureSide:
     group: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the users of each member from the operands."""
+        """Compute the users of each member from the operands."""
         self.users = [[] for _ in self.kinds]
         self.group = [0] * len(self.kinds)
         for member, operands in enumerate(self.operands):
@@ -160,7 +161,7 @@ class _StructureSide:
         return len(self.kinds)
 
     def loops(self, member: int) -> tuple[int, ...]:
-        """Return the loop depth of a member."""
+        """Return the number of loops around a member."""
         return (self.depth[member],)
 
     def operand_groups(self, member: int) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ class _StructureSide:
         return tuple(sorted({self.group[user] for user in self.users[member]} - {0}))
 
     def put_into(self, group: int, members: Sequence[int]) -> None:
-        """Set the group of some members."""
+        """Assign some members to ``group``."""
         for member in members:
             self.group[member] = group
 
@@ -254,12 +255,12 @@ def by_structure(graph: OpGraph, leaves: Leaves, sizes: ProgramSizes | None = No
 
 
 def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *, is_global: bool) -> None:
-    """Put members of both sides into common groups, by less and less similar result types.
+    """Put members of both sides into common groups, in several levels of similarity of their result types.
 
     The levels are: equal types; equal numbers of elements (another type or order); and, in a module for
-    several devices, a share of the elements. After each level, groups are split while both sides have the
-    same parts. ``is_global``: the program is the one of all devices. Then equal types are chance, and
-    partitioning changes operands and users too much for a comparison.
+    several devices, a share of the elements. After each level, groups are split as long as both sides have
+    the same parts. ``is_global``: the program is not partitioned. Then only the last level is used, because
+    equal types would be chance, and partitioning changes operands and users too much for a comparison.
     """
 
     last = 0
@@ -292,7 +293,8 @@ def _group_both(program: _StructureSide, module: _StructureSide, devices: int, *
 
 
 def _group_shares(program: _StructureSide, module: _StructureSide, devices: int, last: int) -> int:
-    """Group members of a module for several devices with program members whose results they have a share of.
+    """Put members of a module for several devices into groups with the program members of whose results they
+    have a share.
 
     Types that divide each other are in one group. Returns the highest group number.
     """
@@ -315,7 +317,9 @@ def _group_shares(program: _StructureSide, module: _StructureSide, devices: int,
 def _share_components(
     wholes: Sequence[_Types], shares: Sequence[_Types], devices: int
 ) -> Iterator[tuple[list[_Types], list[_Types]]]:
-    """Yield connected components of types, where one can be a share of the other. O(wholes x shares)."""
+    """Yield connected components of types that are linked if one can be a share of the other. O(wholes x
+    shares).
+    """
     wholes_of = {share: [whole for whole in wholes if _is_share(whole, share, devices)] for share in shares}
     left = {share: None for share in shares if wholes_of[share]}
     while left:
@@ -334,7 +338,7 @@ def _share_components(
 
 
 def _is_share(whole: _Types, share: _Types, devices: int) -> bool:
-    """Return True if ``share`` can be the part of ``whole`` that one of several devices has."""
+    """Return True if ``share`` can be one device's part of ``whole``."""
     if len(whole) != len(share):
         return False
     for (dtype, dims), (element, part) in zip(whole, share, strict=True):
@@ -352,9 +356,9 @@ def _split(
     criterion: Callable[[_StructureSide, int], tuple[int, ...]],
     last: int,
 ) -> int:
-    """Split groups by a criterion where both sides have members in each of the parts.
+    """Split groups by the value of ``criterion``, into parts in which both sides have members.
 
-    Members without such a part stay in their group. Returns the highest group number.
+    Members of other values stay in their group. Returns the highest group number.
     """
     parts: list[dict[int, dict[tuple[int, ...], list[int]]]] = []
     for side in (program, module):
@@ -400,7 +404,7 @@ _PRIMITIVES = {
 
 
 def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozenset[str]:
-    """Give instructions without nodes the nodes of their users, or else of their operands.
+    """Assign nodes to instructions without any: the nodes of their users, or else of their operands.
 
     Returns the names of these instructions.
     """
@@ -423,7 +427,8 @@ def _join_helpers(leaves: Leaves, nodes: dict[str, tuple[int, ...]]) -> frozense
 def _sorted_extents(dims: Sequence[int]) -> tuple[int, ...]:
     """Return extents in ascending order, without extents of 1.
 
-    Compilers add and remove extents of 1, and fold transposes into the producer or the user of a value.
+    This makes types comparable: compilers add and remove extents of 1, and fold transposes into the producer
+    or the user of a value.
     """
     return tuple(sorted(extent for extent in dims if extent != 1))
 

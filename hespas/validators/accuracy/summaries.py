@@ -79,8 +79,8 @@ def accuracy_of_cases(
 
 
 def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
-    """Yield rows per device and estimator at both levels: all, then classes and families by time, then
-    sizes.
+    """Yield the summary rows of each device and estimator at both levels: over all cases, then by class and
+    family (most time first), then by size.
     """
     by_device: dict[str, list[Cases]] = {}
     for source in cases:
@@ -124,10 +124,10 @@ def _no_prediction(estimator: str, count: int) -> CasePrediction:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _CaseColumns:
-    """Predictions of one estimator and measured times of the cases of a device.
+    """Predicted and measured times of one estimator and the cases of a device, as columns.
 
-    ``time_ns`` is the device time that each row represents, ``covered_ns`` its part that the estimator covers
-    (None: all or nothing); ``outside_ns`` is the device time of no row.
+    ``time_ns`` is the device time that each row represents. ``covered_ns`` is the part of it that the
+    estimator covers (None: all of it or nothing). ``outside_ns`` is the device time that belongs to no row.
     """
 
     predicted: FloatArray
@@ -141,7 +141,9 @@ class _CaseColumns:
     covered_ns: FloatArray | None = None
 
     def once_per_shape(self, groups: ShapeGroups) -> _CaseColumns:
-        """Return one row per distinct shape, with the medians of its cases."""
+        """Return one row per distinct shape, with the median times of its cases and the sum of their device
+        times.
+        """
         return _CaseColumns(
             predicted=groups.medians(self.predicted),
             low=groups.medians(self.low),
@@ -161,9 +163,10 @@ class _CaseColumns:
         return np.where(has_error, self.time_ns, 0.0).astype(np.float64, copy=False)
 
     def errors(self, chosen: BoolArray, *, is_whole: bool) -> ErrorSummary:
-        """Return the summary of some rows.
+        """Return the error summary of the rows in ``chosen``.
 
-        Coverage is relative to the device time at both levels; over all rows it includes the time of no case.
+        Coverage is relative to the device time. With ``is_whole`` (all rows), device time that belongs to no
+        case is included.
         """
         rows = slice(None) if chosen.all() else chosen
         total = float(self.time_ns[rows].sum()) + (self.outside_ns if is_whole else 0.0)
@@ -177,7 +180,9 @@ class _CaseColumns:
         return replace(summary, coverage=float(self._covered()[rows].sum()) / total if total else nan)
 
     def parts(self, cases: Cases) -> Iterator[tuple[str, str, BoolArray]]:
-        """Yield class, size and mask of each part; ``cases`` holds the names of classes and families."""
+        """Yield the class, the size and the mask of rows of each part. ``cases`` has the names of classes and
+        families.
+        """
         measured, op_class = self.measured, self.op_class
         yield "all", "all", np.ones(len(measured), np.bool_)
         times = np.bincount(op_class, np.nan_to_num(measured), len(cases.classes))
@@ -196,7 +201,9 @@ class _CaseColumns:
 
 
 def _joined_columns(columns: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
-    """Return the columns of several sources as one, without memory if all values are unknown."""
+    """Return the concatenated columns of several sources. If all values are unknown, the result is a view of
+    one value without memory.
+    """
     if len(columns) == 1:
         return columns[0]
     if all(is_one_value(column) and len(column) and column[0] != column[0] for column in columns):
@@ -205,7 +212,7 @@ def _joined_columns(columns: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
 
 
 def contributions(cases: Cases) -> Iterator[Contribution]:
-    """Yield the shapes that add most to the error of one source, per estimator, largest first."""
+    """Yield for each estimator the shapes that contribute most to the error of one source, largest first."""
     total = float(cases.measured_ns.sum())
     if not total:
         return
@@ -242,7 +249,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
 
 
 def trends(runs: Sequence[EndToEnd]) -> Iterator[Trend]:
-    """Yield the agreement of predicted and measured times per device and estimator with at least three
+    """Yield the agreement of predicted and measured times for each device and estimator with at least three
     sources.
 
     The spans of steps are compared if there are at least three, otherwise sums of operations.
@@ -287,7 +294,7 @@ _LONG_NS = 20_000.0
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ShapeSpeedUp:
-    """Times of one shape on two devices; ``case`` is its first case on ``hardware``."""
+    """Times of one shape on two devices. ``case`` is its first case on ``hardware``."""
 
     estimator: str
     hardware: str
@@ -299,7 +306,9 @@ class ShapeSpeedUp:
 
 
 def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
-    """Return one row per pair of devices and estimator; none if the devices share no shape."""
+    """Return the errors of speed-ups for each pair of devices and each estimator; none if the devices share
+    no shape.
+    """
     by_device = _sources_by_device(cases)
     estimators = {
         device: list(dict.fromkeys(prediction.estimator for prediction in sources[0][0].predictions))
@@ -378,7 +387,9 @@ def speed_up_rows(cases: Sequence[Cases]) -> Iterator[ShapeSpeedUp]:
 
 
 def _sources_by_device(cases: Sequence[Cases]) -> dict[str, list[tuple[Cases, IntArray]]]:
-    """Return sources and their shared shape numbers by device; empty if there is only one device."""
+    """Return the sources of each device, with shape numbers that all devices share; empty if there is only
+    one device.
+    """
     by_device: dict[str, list[tuple[Cases, IntArray]]] = {}
     if len({source.hardware for source in cases}) < 2:
         return by_device
@@ -390,15 +401,15 @@ def _sources_by_device(cases: Sequence[Cases]) -> dict[str, list[tuple[Cases, In
 
 
 def _common_shapes(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the rows of both tables with common shapes, in the order of the first table."""
+    """Return the rows of both tables whose shapes are in both, in the order of the first table."""
     _, first, second = np.intersect1d(left[:, 0], right[:, 0], return_indices=True)
     return left[np.sort(first)], right[second[np.argsort(first)]]
 
 
 def _shape_times(sources: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatArray:
-    """Return shape, predicted and measured time on one device, shape ``(shapes, 3)``.
+    """Return shape number, predicted and measured time of each shape on one device, shape ``(shapes, 3)``.
 
-    The first source with a shape counts.
+    If several sources have a shape, the first one counts.
     """
     parts = [np.empty((0, 3))]
     for source, shape in sources:

@@ -1,4 +1,4 @@
-"""Accuracy on tables of measured operations: rows as cases, predictions and baselines."""
+"""Accuracy on tables of measured operations: rows become cases, with predictions and baselines."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ _FITTED_SPLIT = "calib"
 
 @dataclass(frozen=True, slots=True)
 class TableClasses:
-    """Classes of several tables.
+    """Operation classes of several tables.
 
-    ``names`` consist of kind, operation, scheme and variant; ``families`` of kind and scheme alone.
+    A name in ``names`` consists of kind, operation, number format (scheme) and variant; a name in
+    ``families`` only of kind and number format.
     """
 
     names: tuple[str, ...]
@@ -63,14 +64,14 @@ class TableClasses:
         return cls(tuple(families), tuple(families.values()))
 
     def codes(self, ops: Operations) -> SmallIntArray:
-        """Return the class of each operation, shape ``(ops,)``."""
+        """Return the index of the class of each operation, shape ``(ops,)``."""
         code = {name: number for number, name in enumerate(self.names)}
         texts, row = _class_texts(ops)
         return np.array([code[name] for name, _ in texts], np.int32)[row]
 
 
 def _class_texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
-    """Return name and family of each distinct class, and the class of each operation."""
+    """Return name and family of each distinct class, and the index of each operation's class."""
     labels = (ops.kind, ops.op, ops.scheme, ops.variant)
     key = np.zeros(len(ops), np.int64)
     for label in labels:
@@ -89,7 +90,7 @@ def cases_of_rows(
 ) -> Cases:
     """Return each row of a table of one device as a case. O(rows log rows).
 
-    ``distinct`` saves time if it is already known.
+    ``distinct`` is the result of :func:`_shape_numbers`, if it is already known.
     """
     ops = rows.ops
     firsts, index = distinct or ops.distinct_rows()
@@ -115,7 +116,7 @@ def cases_of_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTexts:
-    """Texts of some operations, the ``rows`` of ``ops``, that ``spelled`` makes on demand."""
+    """Descriptions of the operations ``rows`` of ``ops``, which ``spelled`` makes on demand."""
 
     ops: Operations
     rows: IntArray
@@ -133,11 +134,11 @@ class ShapeTexts:
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Return the first operation of each text of :func:`_shape_texts`, and the index of each operation's
-    text.
+    """Return the first operation of each distinct description (:func:`_shape_texts`), and the index of each
+    operation's description (None: all are distinct).
 
-    Without an index (None), all texts differ. Properties without a text do not distinguish operations: FLOPs,
-    bytes, sizes that do not determine the time of the kind, and digits after the fifteenth.
+    Properties that are not in a description do not distinguish operations: FLOPs, bytes, sizes that do not
+    determine the time of the kind, and digits after the fifteenth.
     """
     heads, code = _class_texts(ops)
     same = {name: number for number, (name, _) in reversed(list(enumerate(heads)))}
@@ -168,7 +169,7 @@ def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray 
 
 
 def _shape_texts(ops: Operations) -> list[str]:
-    """Return the labels and sizes of each of some distinct operations as a text."""
+    """Return a description of each of some distinct operations: its labels and sizes."""
     texts = [""] * len(ops)
     heads, codes = _class_texts(ops)
     head: list[int] = codes.tolist()
@@ -197,10 +198,11 @@ def accuracy_of_tables(
 ) -> Accuracy:
     """Compare estimators with the measured operations of some tables.
 
-    ``hardware`` holds names or files of devices (empty: all devices in the tables that the library has). Rows
-    of ``split`` are compared (empty: all). The naive baselines are fitted to rows of split ``calib`` that are
-    not compared; without such rows, to the other four fifths of the sizes. Raises ``UsageError`` for a device
-    without rows, a split without rows, and an estimator that covers only programs.
+    ``hardware`` has names or files of devices (empty: all devices of the tables that have a file in the
+    library). Rows of ``split`` are compared (empty: all). The naive baselines are fitted to rows of split
+    ``calib`` that are not compared; without such rows, each fifth of the sizes is predicted by a fit to the
+    other four. Raises ``UsageError`` for a device without rows, a split without rows, and an estimator that
+    covers only programs.
     """
     diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     models = [model_of_operations(spelling) for spelling in estimators]
@@ -306,9 +308,8 @@ def _cases_with_predictions(
     device: Device,
     context: tuple[Sequence[OperationModel], TableClasses, Diagnostics],
 ) -> tuple[Cases, FloatArray]:
-    """Return the compared rows of one device with predictions of models and baselines, and their roofline.
-
-    The roofline of the published peaks is in ns.
+    """Return the compared rows of one device as cases with the predictions of models and baselines, and their
+    data-sheet roofline [ns].
     """
     models, classes, diagnostics = context
     is_fitted = np.zeros(len(rows), np.bool_)

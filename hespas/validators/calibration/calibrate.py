@@ -79,7 +79,9 @@ KEPT_SPLIT = "devval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
-    """Number of rows of a table that were measured on the calibrated device, and of those the fit used."""
+    """Use of a table by a calibration: the number of rows measured on the device, and how many of them were
+    fitted.
+    """
 
     name: str
     provenance: str
@@ -89,10 +91,11 @@ class TableUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Result of a calibration. ``device`` has the new ``fits`` and its earlier fits of other classes.
+    """Result of a calibration. ``device`` has the new ``fits``, and its earlier fits of operation classes
+    that have no new fit.
 
-    ``models`` are the new learned models, ``kept_models`` the earlier models that the device keeps. No file
-    contains them yet: see :func:`~hespas.validators.calibration.calibrate.write_calibration`.
+    ``models`` are the new learned models. ``kept_models`` are the earlier models that the device still uses.
+    No file contains them yet: see :func:`~hespas.validators.calibration.calibrate.write_calibration`.
     """
 
     device: Device
@@ -127,8 +130,8 @@ def calibrate(
     ``tests`` are names of :data:`TESTS` (None: by shape, if there are enough sizes). Only rows of ``split``
     are fitted (empty: all rows that are not reserved for testing). ``fitted`` is the date in the file (ISO;
     empty: today); everything else depends only on rows, device and ``seed``. ``memory`` saves finished fits,
-    so that an interrupted run can continue. Raises ``UsageError`` if nothing can be fitted or a test has
-    nothing to hold out, ``MissingExtraError`` if trees cannot be grown.
+    so that an interrupted run can continue. Raises ``UsageError`` if nothing can be fitted or a test has no
+    rows to hold out, ``MissingExtraError`` if a package for fitting trees is missing.
     """
     diagnostics = diagnostics if diagnostics is not None else Diagnostics()
     run = CalibrationRun(seed=seed, date=_iso_date(fitted), memory=memory, progress=progress)
@@ -200,9 +203,9 @@ def _fit_or_refuse(
 
 
 def _earlier_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
-    """Return models of the device's file that cover operations that no new model covers.
+    """Return the models in the device's file that still cover an operation class that no new model covers.
 
-    New models come first; an earlier one of the same name is renamed.
+    An earlier model is renamed if a new model has its name.
     """
 
     def classes(model: LearnedModel) -> set[tuple[str, str, str, str]]:
@@ -232,7 +235,7 @@ def _iso_date(text: str) -> str:
 
 
 def _usable_rows(table: Measurements, split: str) -> Measurements:
-    """Return the rows that may be fitted; rows of the user's ``split`` are returned without a split."""
+    """Return the rows that may be fitted. With ``split``, return its rows, with their split removed."""
     if not split:
         return may_be_fitted(table)
     if split == KEPT_SPLIT:
@@ -247,7 +250,7 @@ def _usable_rows(table: Measurements, split: str) -> Measurements:
 def _rows_on_device(
     tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, split: str
 ) -> list[Measurements]:
-    """Return the rows on the device that may be fitted. Raises ``UsageError`` without any."""
+    """Return the rows measured on the device that may be fitted. Raises ``UsageError`` if there are none."""
     on_device: list[Measurements] = []
     for table in usable:
         rows = table.take(rows_on(table, device))
@@ -284,7 +287,7 @@ def _table_uses(
     device: Device,
     diagnostics: Diagnostics,
 ) -> list[TableUse]:
-    """Return the use of each table, and report its rows that are not fitted."""
+    """Return the use of each table, and report how many of its rows are not fitted and why."""
     uses: list[TableUse] = []
     for table, part in zip(tables, usable, strict=True):
         # Other work in a recording is normal.

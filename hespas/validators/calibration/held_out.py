@@ -1,5 +1,7 @@
 """Errors of fits on held-out rows: other sizes, other operations of a kind, another recording, another
 device.
+
+An approach is an estimator's way to fit rows and to predict others.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ _SHARE_PARTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutTest:
-    """Result of a test: errors of the roofline (before) and of the fits (after).
+    """Result of a test on held-out rows: errors of the roofline (before) and of the fits (after).
 
-    ``count`` rows were predicted, by fits to ``fitted`` other rows.
+    ``count`` rows were predicted by fits to ``fitted`` other rows.
     """
 
     by: str
@@ -68,7 +70,7 @@ class HeldOutTest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestedRows:
-    """Rows of one table with the predictions of fits without them, one per estimator."""
+    """Held-out rows of one table, with predictions by fits that did not use them, one per estimator."""
 
     rows: Measurements
     predictions: tuple[CasePrediction, ...]
@@ -77,8 +79,8 @@ class TestedRows:
 def sizes_left_out(
     tables: Sequence[Measurements], device: Device, seed: int, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict the rows of a fifth of the sizes by fits to the others; return also the number of fitted
-    rows.
+    """Predict the rows of a fifth of the sizes by fits to the rows of the other sizes. Also return the number
+    of fitted rows.
     """
     # The sizes with the least checksums are held out, so that all tables, formats and orders of rows agree.
     parts = [_sizes_of(table) for table in tables]
@@ -124,9 +126,9 @@ def _predicted_rows(
     *,
     with_earlier: bool = False,
 ) -> list[TestedRows]:
-    """Predict the rows of each table of ``held_out`` by fits to ``fitted``.
+    """Predict the rows of each table in ``held_out`` by fits to ``fitted``.
 
-    ``with_earlier``: the earlier fits of the device are also used.
+    ``with_earlier``: fits that the device already has are also used.
     """
     results = [(approach, approach.fit(fitted, device, purpose)) for approach in approaches]
     return [
@@ -153,9 +155,9 @@ def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
 
 
 def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:
-    """Return kind and sizes of the shapes of a table as texts, and the index of each row's text.
+    """Return the distinct kinds and sizes in a table as texts, and the index of each row's text.
 
-    Rows with equal texts are held out together, whatever they compute.
+    Rows with equal texts are held out together, even if their operations differ.
     """
 
     def spelled(ops: Operations) -> list[str]:
@@ -172,7 +174,9 @@ def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:
 def recordings_left_out(
     tables: Sequence[Measurements], device: Device, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict each recording by the device's fits, together with fits to the other recordings."""
+    """Predict the rows of each recording by fits to the other recordings, together with the fits that the
+    device already has. Also return the number of fitted rows.
+    """
     tested: list[TestedRows] = []
     entered = 0
     for table in tables:
@@ -188,7 +192,9 @@ def recordings_left_out(
 def operations_left_out(
     tables: Sequence[Measurements], device: Device, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict each operation of kinds with several by a fit to the others, as if all were one operation."""
+    """Predict each operation by a fit to the other operations of its kind. For the fit, all of them count as
+    one operation. Kinds with a single operation are skipped.
+    """
     tested: list[TestedRows] = []
     entered = 0
     for table in tables:
@@ -211,7 +217,7 @@ def operations_left_out(
 def device_left_out(
     tables: Sequence[Measurements], others: OtherDevices, device: Device, approaches: Sequence[Approach]
 ) -> tuple[list[TestedRows], int]:
-    """Predict the rows of ``device`` from rows of other devices and its own data sheet.
+    """Predict the rows of ``device`` from rows of other devices and the data sheet of ``device``.
 
     See :meth:`Approach.carried`.
     """
@@ -233,7 +239,7 @@ class HeldOutTesting:
     approaches: Sequence[Approach]
 
     def tested(self, by: str) -> tuple[list[TestedRows], int]:
-        """Return held-out rows with predictions of fits without them, and the number of fitted rows."""
+        """Run the test ``by``. Return held-out rows with predictions, and the number of fitted rows."""
         if by == "shape":
             return sizes_left_out(self.on_device, self.device, self.seed, self.approaches)
         if by == "op":
@@ -243,9 +249,10 @@ class HeldOutTesting:
         return device_left_out(self.on_device, self.others, self.device, self.approaches)
 
     def chosen(self, tests: Sequence[str] | None, diagnostics: Diagnostics) -> list[str]:
-        """Return the requested tests (None: by shape, if there are enough sizes).
+        """Return the names of the tests to run: the requested ones (None: by shape, if there are enough
+        sizes).
 
-        Raises ``UsageError`` for a test with nothing to hold out, before anything is fitted.
+        Raises ``UsageError`` for a test with no rows to hold out, before anything is fitted.
         """
         possible = {
             "shape": has_sizes_to_leave_out(self.on_device),
@@ -300,8 +307,8 @@ def compared(
     inputs: Sequence[str],
     names: Sequence[str],
 ) -> HeldOutTest:
-    """Return the errors of a test: the roofline of the hardware file before, the estimators ``names``
-    after.
+    """Return the errors of a test: before, of the roofline of the hardware file; after, of the estimators
+    ``names``.
     """
     parts, entered = tested
     classes = TableClasses.of([part.rows for part in parts])

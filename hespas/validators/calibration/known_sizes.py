@@ -1,6 +1,7 @@
-"""Candidates of sizes to measure, as rows of a user's table (:mod:`hespas.measurements.tidy`).
+"""Candidates of operation sizes to measure, as rows of a user's table (:mod:`hespas.measurements.tidy`).
 
-They are drawn from the octaves of the package's learned models, and a few from one octave beyond.
+Sizes are drawn from the octaves (powers of two) that the package's learned models were fitted to, and a few
+from one octave beyond.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ _DIVISORS = (("heads", "kv_heads"), ("experts", "expert_parallel"), ("inter", "t
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KnownSizes:
-    """Operations of one kind and number format in the fits of ``models``.
+    """Operations of one kind and number format (``scheme``) to which learned ``models`` were fitted.
 
-    ``stand_in`` is the number format of their fits: ``scheme``, or a format of the same width. ``ops`` are
-    the fitted operations.
+    ``stand_in`` is the number format in the fits: ``scheme``, or a format of the same width. ``ops`` are the
+    names of the fitted operations.
     """
 
     kind: str
@@ -66,14 +67,16 @@ class KnownSizes:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Candidates:
-    """Rows of a table (``frame``: hardware, kind, op, dtype, sizes), and their operations."""
+    """Candidates to measure: rows of a table (``frame``: hardware, kind, op, dtype, sizes), and the same as
+    operations.
+    """
 
     frame: pd.DataFrame
     ops: Operations
 
 
 def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> tuple[KnownSizes, ...]:
-    """Return the sizes in the models' fits of ``kinds`` (empty: matmul) in ``dtypes``.
+    """Return the sizes to which the learned models were fitted, for ``kinds`` (empty: matmul) and ``dtypes``.
 
     Without ``dtypes``, the format of bf16, f16 and f32_full with the highest rate on the device is used.
     Raises ``UsageError`` if no model covers an operation, or the device has no rate for it.
@@ -145,7 +148,7 @@ def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> 
 
 
 def _flops_per_ns(device: Device, kind: str, scheme: str) -> float:
-    """Return the rate of a kind and number format [FLOP/ns]; NaN without one."""
+    """Return the peak rate of the device for a kind and number format [FLOP/ns]; NaN if it has none."""
     return machine_of(device, kind, scheme).flops_per_ns
 
 
@@ -157,7 +160,9 @@ def _has_same_width(name: str, other: str) -> bool:
 
 
 def candidates_of(known: KnownSizes, device: Device, generator: np.random.Generator) -> Candidates:
-    """Return distinct operations that fit into the device's memory, about as many from each fitted octave."""
+    """Return distinct operations that fit into the device's memory, with about equal numbers from each octave
+    of the fits.
+    """
     import pandas as pd
 
     fitted = [np.unique(model.octaves, axis=0).astype(np.float64) for model in known.models]
@@ -202,14 +207,15 @@ def candidates_of(known: KnownSizes, device: Device, generator: np.random.Genera
 
 
 def _operations_of(frame: pd.DataFrame) -> Operations:
-    """Return rows as the table reader returns them."""
+    """Return the rows of a frame as operations, converted as by the table reader."""
     return tidy_operations(Columns(Path("candidates"), frame))
 
 
 def _drawn_sizes(
     model: LearnedModel, fitted: FloatArray, count: int, generator: np.random.Generator
 ) -> dict[str, FloatArray]:
-    """Draw ``count`` rows of sizes within half an octave of the ``fitted`` octaves (octaves, dimensions).
+    """Draw ``count`` rows of sizes within half an octave of the ``fitted`` octaves, which have shape
+    (octaves, dimensions).
 
     A share of the rows is an octave beyond in one dimension. Three quarters of the sizes are multiples of 64
     (below 128: of 8, below 16: of 1), an eighth are powers of two, an eighth are any whole number.

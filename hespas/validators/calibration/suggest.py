@@ -86,10 +86,12 @@ _ELEMENTS_PER_BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestedClass:
-    """Suggested ``shapes`` of one kind and number format, of ``candidates`` from the sizes of ``models``.
+    """Suggested ``shapes`` of one kind and number format. They are chosen from ``candidates``, which are
+    drawn from the sizes of ``models``.
 
     ``measured`` is the number of rows that were measured before. ``disagreement`` is the factor (one standard
-    deviation) by which devices disagree over the median shape; NaN if fewer than two others were measured.
+    deviation) by which devices disagree over the median shape; NaN if fewer than two other devices were
+    measured.
     """
 
     kind: str
@@ -125,11 +127,11 @@ def suggest(
     seed: int = 0,
     diagnostics: Diagnostics | None = None,
 ) -> Suggestions:
-    """Suggest ``count`` shapes to measure on ``device``, without shapes in ``measured``.
+    """Suggest ``count`` shapes to measure on ``device``. Shapes in ``measured`` are left out.
 
-    The number of shapes is the same for each kind and number format of :func:`known_sizes`. Deterministic for
-    one ``seed``. O(candidates x (candidates + measured + count)), a second per class. Raises ``UsageError``
-    if no model covers a requested class, or if there are too few candidates.
+    Each kind and number format of :func:`known_sizes` gets the same number of shapes. Equal seeds give equal
+    results. O(candidates x (candidates + measured + count)), a second per class. Raises ``UsageError`` if no
+    model covers a requested class, or if there are too few candidates.
     """
     import pandas as pd
 
@@ -191,7 +193,9 @@ def suggest(
 
 
 def _operations_on(device: Device, table: Measurements, diagnostics: Diagnostics) -> Operations:
-    """Return the operations of a table on the device. Raises ``UsageError`` without any."""
+    """Return the operations in a table that were measured on the device. Raises ``UsageError`` if there are
+    none.
+    """
     rows = rows_on(table, device)
     if not len(rows):
         listed = ", ".join(sorted(filter(None, table.hardware.used())))
@@ -206,7 +210,9 @@ def _operations_on(device: Device, table: Measurements, diagnostics: Diagnostics
 
 
 def _shape_keys(ops: Operations) -> Iterator[tuple[object, ...]]:
-    """Yield name and sizes of operations of one kind and number format: equal keys need one measurement."""
+    """Yield a key of name and sizes for each operation of one kind and number format. Operations with equal
+    keys need one measurement.
+    """
     names = dict.fromkeys(name for kind in ops.kind.used() for name in KINDS[kind])
     sizes: list[list[float]] = [np.nan_to_num(ops.dim(name), nan=-1.0).tolist() for name in names]
     return zip(ops.op, *sizes, strict=True)
@@ -246,10 +252,10 @@ def chosen(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _ProcessPoints:
-    """Operations as points of the process.
+    """Operations as points of the Gaussian process (see the module).
 
-    ``position`` of shape (ops, dimensions) is log2 of the sizes; ``op`` and ``deviation`` of shape ``(ops,)``
-    are names and standard deviations [log time].
+    ``position`` has log2 of the sizes, shape ``(ops, dimensions)``. ``op`` and ``deviation``, of shape
+    ``(ops,)``, are the operation names and the standard deviations [log time].
     """
 
     position: FloatArray
@@ -280,7 +286,7 @@ class _ProcessPoints:
         return _ProcessPoints(position=self.position[rows], op=self.op[rows], deviation=self.deviation[rows])
 
     def covariance_sum(self, others: _ProcessPoints) -> FloatArray:
-        """Return the sum of the covariances of each point with ``others``."""
+        """Return for each point the sum of its covariances with ``others``."""
         total = np.empty(len(self.op))
         step = max(1, _ELEMENTS_PER_BLOCK // len(others.op))
         for start in range(0, len(total), step):
@@ -295,7 +301,7 @@ class _ProcessPoints:
 
 
 def _other_devices(device: Device, card: Card) -> list[FittedDevice]:
-    """Return the measured devices of the same kind; the device itself only without any others."""
+    """Return the measured devices of the same kind except ``device``; if it is the only one, return it."""
     same_kind = [other for other in card.devices if other.kind == device.kind]
     return [other for other in same_kind if other.name != device.name] or same_kind
 

@@ -65,7 +65,7 @@ _CALLER = "a call around others, which the capture lists themselves"
 
 @dataclass(slots=True, eq=False)
 class _CaptureTotals:
-    """Counts, differences and notes of the ranks compared so far."""
+    """Counts, differences and notes, summed over the ranks that were compared so far."""
 
     ranks: list[int] = field(default_factory=list[int])
     runs: int = 0
@@ -83,7 +83,9 @@ class _CaptureTotals:
     notes: dict[str, None] = field(default_factory=dict[str, None])
 
     def count(self, rank: int, operation: str, captured: float, measured: float, explained: str) -> None:
-        """Add the counts of one operation on a rank, and record a difference."""
+        """Add the number of runs of one operation on a rank to the totals, and record a difference between
+        capture and trace.
+        """
         if np.isnan(captured):
             self.notes["operations in loops of unknown trip count are not counted"] = None
             return
@@ -105,7 +107,9 @@ class _CaptureTotals:
         *,
         in_totals: bool = True,
     ) -> None:
-        """Compare the messages of one step of a rank; add them to the totals if ``in_totals``."""
+        """Compare the collectives and messages of one step of a rank with the trace; add them to the totals
+        if ``in_totals``.
+        """
         captured = program_order_messages(graph, rank, num_ranks)
         if captured is None or measured is None:
             self.notes["collectives in loops of unknown trip count are not compared"] = None
@@ -132,7 +136,7 @@ def check_capture(
 ) -> CaptureCheck:
     """Compare a captured program with a trace of its run.
 
-    The trace is a profile with the instructions of a compiled module that it contains (XLA), or a profile or
+    The trace is a profile that contains the compiled module whose instructions ran (XLA), or a profile or
     graph of the operations that ran (PyTorch, Chakra). ``ran`` is a profile of operations as a graph, whose
     collectives state their groups and bytes.
 
@@ -195,7 +199,7 @@ def check_capture(
 
 
 def _listed_profile(workload: Workload) -> Profile:
-    """Convert a graph of operations that ran to a profile: one event per node of every rank, in order.
+    """Convert a graph of operations that ran to a profile with one event per node of every rank, in order.
 
     Traces list operations in the order in which they began.
     """
@@ -226,7 +230,7 @@ def _listed_profile(workload: Workload) -> Profile:
 
 
 class _RankEvents(NamedTuple):
-    """Events of one rank; 0 if the profile does not state the rank."""
+    """Events of one rank. The rank is 0 if the profile does not state it."""
 
     rank: int
     rows: IntArray
@@ -244,8 +248,8 @@ def _events_by_rank(profile: Profile) -> list[_RankEvents]:
 
 
 def _base_name(name: str) -> str:
-    """Return ``aten::mm`` for ``aten::mm``, ``aten::mm.out`` and ``aten.mm.default``: one operation with its
-    overloads.
+    """Return ``aten::mm`` for ``aten::mm``, ``aten::mm.out`` and ``aten.mm.default``, which are overloads of
+    one operation.
     """
     space, colons, rest = name.partition("::")
     if colons:
@@ -255,7 +259,9 @@ def _base_name(name: str) -> str:
 
 
 def _compare_operations(graph: OpGraph, profile: Profile, matching: Matching, totals: _CaptureTotals) -> None:
-    """Compare the number of operations of each name, and their order, with a trace of operations."""
+    """Compare the captured program with a trace of operations: the number of operations of each name, and
+    their order.
+    """
     captured = Counter[str]()
     operations: set[str] = set()
     rows: list[int] = graph.op_id.tolist()
@@ -284,7 +290,7 @@ def _compare_operations(graph: OpGraph, profile: Profile, matching: Matching, to
 def _compare_instructions(
     graph: OpGraph, profile: Profile, matching: Matching, workload: Workload, totals: _CaptureTotals
 ) -> None:
-    """Compare with the events of the compiled module that ran the program."""
+    """Compare the captured program with the events of the compiled module that ran it."""
     step = step_rows(profile, matching.matched)
     other_modules = len(np.unique(profile.module_id)) - len(np.unique(profile.module_id[step]))
     if other_modules > 0 and len(step):
@@ -329,7 +335,9 @@ def _compare_instructions(
 def _compare_kinds(
     graph: OpGraph, matching: Matching, ran: Counter[str], events: _RankEvents, totals: _CaptureTotals
 ) -> None:
-    """Compare the number of operations of each kind on one rank; ``ran`` counts those of all its runs."""
+    """Compare the number of operations of each kind on one rank. ``ran`` has the counts over all of its
+    runs.
+    """
     kinds = [kind_of(graph.strings[row]) for row in graph.op_id.tolist()]
     matched = {node for key in matching.keys for node in key.nodes}
     times: list[float] = graph.executions.tolist()
@@ -353,7 +361,9 @@ def _compare_kinds(
 def _compare_named_instructions(
     graph: OpGraph, matching: Matching, events: _RankEvents, totals: _CaptureTotals
 ) -> None:
-    """Compare the number of runs of each instruction, for a captured program that is the compiled one."""
+    """Compare the number of runs of each instruction by name. Used if the captured program is the compiled
+    program.
+    """
     keys = matching.event_key[events.rows]
     num_events = np.bincount(keys[keys >= 0], minlength=len(matching.keys))
     ran = {node: int(num_events[number]) for number, key in enumerate(matching.keys) for node in key.nodes}
@@ -372,7 +382,9 @@ def _compare_named_instructions(
 
 
 def _is_loop_condition(graph: OpGraph, node: int) -> bool:
-    """Return True if the node makes the one truth value of a loop body that decides on the next iteration."""
+    """Return True if the node computes the truth value by which a loop decides whether to run another
+    iteration.
+    """
     region = int(graph.region[node])
     in_body = region >= 0 and graph.regions.kind[region] == RegionKind.LOOP_BODY
     results: list[int] = graph.results.row(node).tolist()

@@ -26,8 +26,8 @@ _KindAndRanks = tuple[str, tuple[int, ...] | None]
 
 
 class RankMessage(NamedTuple):
-    """Collective or message of a rank. ``ranks`` are the members of its group, or source and target; None if
-    unknown. ``payload_bytes`` is NaN if unknown.
+    """Collective or message of a rank. ``ranks`` are the members of its group, or its source and target; None
+    if unknown. ``payload_bytes`` is NaN if unknown.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class RankMessage(NamedTuple):
         return f"{self.kind} over {group}, {size}"
 
     def agrees_with(self, other: RankMessage) -> bool:
-        """Return True if all facts that are known of both messages are equal."""
+        """Return True if all facts that both messages state are equal."""
         groups = self.ranks is None or other.ranks is None or self.ranks == other.ranks
         sizes = np.isnan(self.payload_bytes) or np.isnan(other.payload_bytes)
         return self.kind == other.kind and groups and bool(sizes or self.payload_bytes == other.payload_bytes)
@@ -119,10 +119,10 @@ def program_order_messages(graph: OpGraph, rank: int, num_ranks: int) -> list[Ra
 
 
 class SequenceDifference(NamedTuple):
-    """Comparison of the sequences of a rank.
+    """Differences between the captured and the measured sequence of messages of a rank.
 
     ``differences`` are the positions that differ. ``reordered`` is True if the same messages come in another
-    order, which is not a difference by itself. ``combined`` counts captured messages that the compiler
+    order, which alone is not a difference. ``combined`` is the number of captured messages that the compiler
     combined: fewer ran, of the same kind over the same group, with the same bytes in total.
     """
 
@@ -134,7 +134,7 @@ class SequenceDifference(NamedTuple):
 def sequence_difference(
     rank: int, captured: Sequence[RankMessage], measured: Sequence[RankMessage]
 ) -> SequenceDifference:
-    """Compare the messages of one step of a rank."""
+    """Compare the captured and the measured messages of one step of a rank."""
     pairs = zip(captured, measured, strict=False)
     if len(captured) == len(measured) and all(one.agrees_with(other) for one, other in pairs):
         return SequenceDifference([], reordered=False, combined=0)

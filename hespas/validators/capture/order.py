@@ -36,14 +36,15 @@ _Spans = dict[int, tuple[FloatArray, FloatArray]]
 def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCheck:
     """Check the dependencies of ``graph`` against the events of each rank and run.
 
-    All dependencies are checked if instructions have the names of nodes, or operations are matched one by
-    one. Otherwise only those between matmuls, convolutions, messages, sorts and library calls are, through
-    the operations between them, because compilers move, copy, merge and rewrite the rest.
+    All dependencies are checked if instructions have the names of nodes, or if operations are matched one by
+    one. Otherwise compilers move, copy, merge and rewrite most operations. Then only dependencies between
+    matmuls, convolutions, messages, sorts and library calls are checked, which may pass through other
+    operations.
 
-    An operation that several instructions implement counts as done when the first instruction that may have
-    made the value is done: a violation is an order that is wrong under every assignment. For operations in
-    loops, the k-th events are compared if both run equally often, else the first ones. An operation that
-    encloses another is not its predecessor. O(dependencies x runs).
+    If several instructions implement an operation, it counts as done when the first instruction that may have
+    made the value is done. So a violation is an order that is wrong under every assignment of operations to
+    instructions. For operations in loops, the k-th events are compared if both run equally often, else the
+    first ones. An operation that encloses another is not its predecessor. O(dependencies x runs).
     """
     carriers: dict[int, list[int]] = {}
     for number, key in enumerate(matching.keys):
@@ -94,7 +95,7 @@ def check_order(graph: OpGraph, profile: Profile, matching: Matching) -> OrderCh
 
 
 def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int], _Spans]:
-    """Return the starts and ends of each key's events, by rank and run."""
+    """Return the starts and ends of the events of each key, by rank and run."""
     # An event that is a call of the host ends with that call, which takes longer than the event itself.
     starts = profile.start_ns.copy()
     ends = starts + np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
@@ -115,10 +116,10 @@ def _spans_by_run(profile: Profile, event_key: IntArray) -> dict[tuple[int, int]
 
 
 def _early_ns(source: tuple[FloatArray, FloatArray], target: tuple[FloatArray, FloatArray]) -> float:
-    """Return how much too early the target begins; 0 if it begins in time.
+    """Return the time by which an event of the target begins before the source has ended; 0 if none does.
 
-    The k-th event of the target is compared with the k-th of the source, or only the first ones if their
-    numbers differ.
+    The k-th event of the target is compared with the k-th event of the source. If their numbers differ, only
+    the first ones are compared.
     """
     (begins, ends), (starts, stops) = source, target
     if len(begins) != len(starts):

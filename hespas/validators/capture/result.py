@@ -30,9 +30,11 @@ SCHEMA_ID: Final = "hespas.capture-check/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationDifference:
-    """Operations of one name, kind or instruction whose count per step differs between capture and run on a
-    rank. ``explained`` is the reason if the programs are equal nevertheless, such as a fusion by the
-    compiler; empty for a real difference.
+    """Difference between capture and run in the number of operations per step on a rank, of one name, kind or
+    instruction.
+
+    ``explained`` is the reason if the programs are equal nevertheless, such as a fusion by the compiler;
+    empty for a real difference.
     """
 
     rank: int
@@ -44,7 +46,7 @@ class OperationDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderViolation:
-    """Dependency that the run violates: ``after`` began ``early_ns`` before ``before`` ended, under every
+    """Dependency that the run violates. ``after`` began ``early_ns`` before ``before`` ended, under every
     assignment of operations to events.
     """
 
@@ -59,9 +61,9 @@ class OrderViolation:
 class OrderCheck:
     """Number of captured dependencies by outcome, over ranks and runs.
 
-    Of the ``checked`` ones, ``exact`` have one event at both ends; the others hold under some assignment.
-    ``inside`` are within one event, ``unknown`` have an end without an event. ``violations`` lists some of
-    the ``violated`` ones.
+    ``checked`` dependencies hold or are ``violated``. ``exact`` of them have one event at both ends; the
+    others hold under some assignment of events. ``inside`` dependencies are within one event. ``unknown``
+    ones have an end without an event. ``violations`` lists some of the violated ones.
     """
 
     checked: int = 0
@@ -74,7 +76,9 @@ class OrderCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveDifference:
-    """Position in the sequence of a rank at which capture and trace differ; an empty text: it has none."""
+    """Position in the sequence of collectives of a rank at which capture and trace differ. An empty text
+    means that one of them has no collective there.
+    """
 
     rank: int
     place: int
@@ -87,10 +91,10 @@ class CaptureCheck:
     """Comparison of a captured program with one trace of its run.
 
     ``by`` is the method: operation by operation, or by the instructions of the compiled module that implement
-    the operations. Counts are of one step, summed over the ``ranks`` of the trace; bytes are those that the
-    collectives of these ranks send or reduce. ``joined`` is the share of the device time whose operations are
-    known. ``reordered`` counts ranks with the captured collectives in another order that the dependencies
-    allow; ``combined`` counts captured collectives that the compiler combined, with the same bytes.
+    the operations. Counts are for one step, summed over the ``ranks`` of the trace. Bytes are sent or reduced
+    by the collectives of these ranks. ``joined`` is the share of the device time whose operations are known.
+    ``reordered`` is the number of ranks whose collectives ran in another order that the dependencies allow.
+    ``combined`` is the number of captured collectives that the compiler combined, with the same bytes.
     """
 
     program: str
@@ -114,13 +118,15 @@ class CaptureCheck:
 
     @property
     def differences(self) -> int:
-        """Return the number of differences without those that are explained."""
+        """Return the number of differences that are not explained."""
         unexplained = sum(not entry.explained for entry in self.operations)
         return unexplained + self.order.violated + len(self.collectives) + (self.joined < 1.0)
 
     @property
     def equal(self) -> bool:
-        """Return True if the captured program is the one that ran."""
+        """Return True if no unexplained difference was found: the captured program is the program that
+        ran.
+        """
         return not self.differences
 
 

@@ -69,10 +69,11 @@ _Queues = Annotated[PositiveInt, Option("Set queues per network dimension of AST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """Options of a check. The configuration files are ASTRA-sim's; rules that lack theirs are skipped.
+    """Options of a check.
 
-    With a system and a network, profile ``astra-sim`` also simulates a complete set of Chakra traces as
-    :func:`hespas.api.simulate` does in mode ``astra``, and that outcome decides the check.
+    The configuration files are files of ASTRA-sim; rules that need a missing file are skipped. With a system
+    and a network, profile ``astra-sim`` also simulates a complete set of Chakra traces as
+    :func:`hespas.api.simulate` does in mode ``astra``. The outcome of the simulation then decides the check.
 
     ``format`` overrides sniffing. ``num_devices`` is the number of ranks and ``num_replicas`` the number of
     replicas among them, for inputs that do not state it. ``comm_groups`` is the file of process groups
@@ -95,7 +96,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class _InputChecker:
-    """Profile, options and parsed configuration files of a check."""
+    """Checker of inputs with one profile, options and configuration files."""
 
     profile: Profile | None
     options: CheckOptions
@@ -276,9 +277,9 @@ def _result(
 def _add_reader_findings(
     diagnostics: Diagnostics, path: str, findings: CheckFindings, profile: Profile | None
 ) -> None:
-    """Add errors and coded warnings of a reader as violations, and its other diagnostics as notes.
+    """Add the diagnostics of a reader: errors and coded warnings become violations, others become notes.
 
-    The severity of ET018 (names of groups) is that of the rule, because only simulators fail on them.
+    ET018 (names of groups) gets the severity of its rule, because only simulators fail on it.
     """
     names_rule = find_rule("ET018")
     names_severity = (names_rule.level(profile) if names_rule else None) or Severity.WARNING
@@ -315,9 +316,10 @@ _RANK_FILE = re.compile(r"(?P<set>.*)\.\d+\.et(?:\.gz)?")
 
 
 def _run_astra_sim(job: CheckedJob, findings: CheckFindings) -> None:
-    """Simulate the traces as ``simulate`` does in mode ``astra``, and let the outcome decide the check.
+    """Simulate the traces as ``simulate`` does in mode ``astra``; the outcome decides the check.
 
-    If the simulation finishes, rules that predicted a failure become warnings; if not, that is an error.
+    If the simulation finishes, rules that predicted a failure become warnings. If it does not, that is an
+    error.
     """
     assert job.system is not None, "the caller checks that it has a system"
     assert job.network is not None, "the caller checks that it has a network"

@@ -18,7 +18,7 @@ _MAX_ID = (1 << 31) - 1
 
 
 def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnostics) -> AstraSimulation:
-    """Run a workload that was read from Chakra traces.
+    """Simulate a workload that was read from Chakra traces in mode ``astra``.
 
     Raises the errors of :func:`hespas.simulator.astra.simulate_astra`, and ``UnsupportedError`` for process
     groups whose names ASTRA-sim cannot read.
@@ -49,7 +49,9 @@ def run_traces(workload: Workload, options: AstraOptions, diagnostics: Diagnosti
 
 
 def stated_costs(graph: OpGraph) -> StatedCosts:
-    """Return the costs as a trace of the graph states them: traces by Hespas state 0 as 1."""
+    """Return the costs as a Chakra trace of the graph states them. Traces that Hespas writes state a count of
+    0 as 1.
+    """
     no_flops, no_bytes = raised_counts(graph)
     return StatedCosts(
         simulated_ns(graph),

@@ -1,4 +1,6 @@
-"""Rules and their input and result: a checked workload with its configuration, and coded violations."""
+"""Rules, their input and their result: a checked workload with its configuration, and violations with
+codes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ _Id = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule. ``rank`` and ``node`` (the format's own id) are None if it concerns several."""
+    """Violation of a rule. ``rank`` and ``node`` (the format's own id) are None if it concerns several."""
 
     code: Annotated[
         str,
@@ -63,7 +65,9 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedInput:
-    """One input. ``complete`` is True if it has all ranks of the job: rules across ranks were checked."""
+    """Checked input. ``complete`` is True if it has all ranks of the job, so that rules across ranks were
+    checked.
+    """
 
     path: str
     format: str
@@ -108,9 +112,9 @@ class CheckResult:
 
 @dataclass(slots=True)
 class CheckFindings:
-    """Violations of one input: the first ``keep`` of each code and severity, with exact counts.
+    """Violations of one input: the first ``keep`` of each code and severity, and the exact counts.
 
-    A reader and a rule may report the same fault: it counts once per code, severity, rank and node.
+    A reader and a rule may report the same fault. It counts once per code, severity, rank and node.
     """
 
     keep: int
@@ -123,7 +127,7 @@ class CheckFindings:
     )
 
     def add(self, violation: Violation, count: int = 1) -> None:
-        """Record ``count`` violations, of which ``violation`` describes one."""
+        """Record ``count`` violations. ``violation`` describes one of them."""
         if violation.node is not None and count == 1:
             location = (violation.code, violation.severity is Severity.ERROR, violation.rank, violation.node)
             if location in self._locations:
@@ -142,7 +146,7 @@ class CheckFindings:
         return any(violation.severity is Severity.ERROR for violation in self.violations)
 
     def lower_errors(self, reason: str) -> None:
-        """Turn all errors so far into warnings with a reason."""
+        """Turn all errors that were recorded so far into warnings, with a reason."""
         self.violations = [
             replace(entry, severity=Severity.WARNING, message=f"{entry.message} ({reason})")
             if entry.severity is Severity.ERROR
@@ -208,7 +212,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CheckedJob:
-    """One input. A job that is not ``complete`` lacks ranks. ``is_set`` is False for one file of many."""
+    """Workload to check. A job that is not ``complete`` lacks ranks. ``is_set`` is False for a single file of
+    a set.
+    """
 
     path: str
     workload: Workload
@@ -229,7 +235,9 @@ class CheckedJob:
 
     @property
     def num_ranks(self) -> int:
-        """Return the number of ranks; of an incomplete job that of the network, or -1 without a network."""
+        """Return the number of ranks. For an incomplete job it is the number of ranks of the network (-1: no
+        network).
+        """
         if not self.complete:
             return -1 if self.network is None else self.network.num_ranks
         return self.workload.num_ranks
@@ -250,7 +258,7 @@ class CheckedJob:
 
     @cached_property
     def equivalence(self) -> RankEquivalence:
-        """Return the partition into equivalent ranks, for complete jobs only."""
+        """Return the classes of equivalent ranks. For complete jobs only."""
         return rank_equivalence_of(self.workload, self.path)
 
     @cached_property
@@ -260,16 +268,16 @@ class CheckedJob:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Return True if all ranks are equivalent, so that they agree by construction."""
+        """Return True if all ranks are equivalent, so that rules across ranks hold by construction."""
         return len(self.classes) == 1 and len(self.equivalence.representatives) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRule:
-    """One rule, with its severity without a profile and under each profile.
+    """Rule with its severity without a profile and under each profile.
 
-    A severity of None omits the rule. ``check`` is None for rules that the reader of a format checks.
-    ``needs`` lists the configuration that the rule requires.
+    A missing severity (None) omits the rule. Without ``check``, the reader of a format checks the rule.
+    ``needs`` lists the configuration files that the rule requires.
     """
 
     code: str
@@ -288,7 +296,7 @@ class CheckRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """Violations of one rule in one job."""
+    """Collector of the violations of one rule in one job."""
 
     code: str
     severity: Severity
@@ -304,7 +312,7 @@ class RuleReport:
         severity: Severity | None = None,
         count: int = 1,
     ) -> None:
-        """Add ``count`` violations, at a rank and a node id or at neither."""
+        """Add ``count`` violations, with a rank and a node id if they are known."""
         level = severity or self.severity
         self.findings.add(Violation(self.code, level, self.job.path, rank, node, message), count)
 
@@ -317,8 +325,10 @@ class RuleReport:
         *,
         rank: int | None = None,
     ) -> None:
-        """Add a violation per node of one class, given by mask or number. ``rank`` is the rank at fault;
-        None means all ranks of the class, of which the first is reported.
+        """Add a violation for each of some nodes of a class, given as a mask or as numbers.
+
+        ``rank`` is the rank that violates the rule. None means all ranks of the class; the first one is then
+        reported.
         """
         graph = self.job.classes[index]
         ranks = self.job.class_sizes[index]

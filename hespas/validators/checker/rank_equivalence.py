@@ -1,4 +1,4 @@
-"""Partition of ranks into kinds that no rule can distinguish, so that each kind is checked once."""
+"""Division of ranks into kinds that no rule can distinguish, so that each kind is checked once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GroupChannel:
-    """Groups that no rule can distinguish: ``members`` of one group, and the ``kinds`` of these ranks.
+    """Groups that no rule can distinguish. ``members`` are the ranks of one of them, ``kinds`` the kinds of
+    these ranks.
 
-    ``absent`` are members that the job does not have.
+    ``absent`` are members that are not in the job.
     """
 
     members: Sequence[int]
@@ -33,7 +34,9 @@ class GroupChannel:
 
 @dataclass(frozen=True, slots=True)
 class MessagePair:
-    """Equivalent directed messages: kinds of source and target, and the permutations that connect them."""
+    """Equivalent messages between two ranks: the kinds of source and target, and the permutations that
+    connect them.
+    """
 
     source_kind: int
     target_kind: int
@@ -42,11 +45,12 @@ class MessagePair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankEquivalence:
-    """Partition of ranks. ``kind`` has shape ``(ranks,)``; ``representatives`` are the first ranks of kinds.
+    """Kinds of ranks. ``kind`` is the kind of each rank, shape ``(ranks,)``; ``representatives`` are the
+    first ranks of the kinds.
 
-    ``channel_rows[kind]`` gives, per group-set row of the kind's graph and last for -1 (all ranks), the row
-    of ``channels`` or -1. ``send_pairs[kind]`` and ``receive_pairs[kind]`` give, per permutation row, the
-    pair and the peer of the representative, or None where it has no peer.
+    ``channel_rows[kind]`` has the index in ``channels`` (or -1) for each group set of the kind's graph; the
+    last entry is for the group of all ranks. ``send_pairs[kind]`` and ``receive_pairs[kind]`` have the
+    message pair and the peer of the representative for each permutation, or None if it has no peer.
     """
 
     kind: IntArray
@@ -59,11 +63,11 @@ class RankEquivalence:
 
 
 def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
-    """Return the coarsest partition of the ranks of a complete job that is safe to check.
+    """Return the smallest number of kinds into which the ranks of a complete job can be divided for a check.
 
     O(rounds x ranks x (group sets + permutations)), vectorised, with at most one round per kind. O(1) if all
-    ranks run one class and are equivalent by the form of their groups. Raises ``BudgetError`` for more ranks
-    than the limit of individual comparisons; ``path`` is their file.
+    ranks run one class and are equivalent by the form of their groups. Raises ``BudgetError`` if the job has
+    too many ranks to compare them one by one; ``path`` is the file of the job, for the message.
     """
     if _is_regular(workload):
         return _regular_equivalence(workload)
@@ -86,7 +90,9 @@ def rank_equivalence_of(workload: Workload, path: str = "") -> RankEquivalence:
 
 
 def _is_regular(workload: Workload) -> bool:
-    """Return True if every shift of the ranks preserves groups and messages, so that all are equivalent."""
+    """Return True if shifting all ranks by any number preserves groups and messages, so that all ranks are
+    equivalent.
+    """
     if len(workload.classes) != 1 or not workload.is_complete:
         return False
     graph = workload.classes[0]
@@ -103,9 +109,10 @@ def _is_regular(workload: Workload) -> bool:
 
 
 def _regular_equivalence(workload: Workload) -> RankEquivalence:
-    """Return the partition with one kind.
+    """Return the equivalence in which all ranks are of one kind.
 
-    Group sets of the same members share a channel, as do unused ones of the same size, which no rule uses.
+    Group sets with the same members share a channel. Unused group sets of the same size do too, because no
+    rule checks them.
     """
     graph = workload.classes[0]
     ranks = workload.num_ranks

@@ -1,9 +1,9 @@
 """Deadlocks of communication: a replay by ASTRA-sim's issue rule, and cycles of issue orders.
 
 In a replay, ranks issue nodes as in :mod:`hespas.simulator.astra.events`, with one event queue for all of
-them (network model, section 7). A communication takes a constant time. A cycle in the union of all ranks'
-issue orders, dependencies, collectives and messages is a deadlock that some timing produces, also if a replay
-finishes.
+them (network model, section 7). A communication takes a constant time. The second check builds a graph from
+the issue orders and dependencies of all ranks and their collectives and messages. A cycle in it is a deadlock
+that some timing produces, even if a replay finishes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ MessageKey = Hashable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeProgram:
-    """Graph as plain lists by position, for sequential loops. Positions count nodes in order of their ids.
+    """Graph as plain lists for sequential loops. Nodes are numbered by position, in ascending order of their
+    ids.
 
-    ``node`` is the node at each position. ``slot`` is its slot if it does not communicate. ``num_deps``
-    counts its dependencies; its dependents are ``targets[bounds[position] : bounds[position + 1]]``.
+    ``node`` is the node at each position. ``slot`` is the slot that a node which does not communicate
+    occupies. ``num_deps`` is its number of dependencies; its dependents are ``targets[bounds[position] :
+    bounds[position + 1]]``.
     """
 
     node: list[int]
@@ -88,8 +90,8 @@ class NodeProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayTask:
-    """Program of one rank: the ``channel`` of each collective and the message keys of sends and receives, by
-    position.
+    """Program of one rank for a replay: the ``channel`` of each collective, and the message keys of sends and
+    receives, by position.
 
     A position in both ``sends`` and ``receives`` is a permute. ``skipped`` positions complete at once.
     """
@@ -107,8 +109,8 @@ class ReplayTask:
 
 @dataclass(frozen=True, slots=True)
 class BlockedNode:
-    """Node that was issued and never completed: a collective on ``channel`` at which only the tasks
-    ``arrived`` are, or a receive of the message ``key``.
+    """Node that was issued and never completed. It is a collective on ``channel`` that only the tasks
+    ``arrived`` have issued, or a receive of the message ``key``.
     """
 
     task: int
@@ -120,8 +122,8 @@ class BlockedNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayOutcome:
-    """Result of a replay, by task: ``issued`` collectives and sends in issue order, and the number of
-    ``unfinished`` nodes. ``blocked`` lists the unfinished nodes that were issued.
+    """Result of a replay, with one entry per task: ``issued`` collectives and sends in issue order, and the
+    number of ``unfinished`` nodes. ``blocked`` lists nodes that were issued and never completed.
     """
 
     issued: list[list[int]]
@@ -131,10 +133,10 @@ class ReplayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class IssueOrder:
-    """Collectives of a class in the order in which a rank issues them if it never waits for others.
+    """Collectives of a rank class in the order in which a rank issues them if it never waits for other ranks.
 
-    ``by_time`` follows the issue rule with the durations of the graph, ``by_id`` the ids alone. They differ
-    only if independent collectives race: then the real order depends on timing.
+    ``by_time`` follows the issue rule with the durations of the graph, ``by_id`` only the ids. They differ
+    only if independent collectives race; the real order then depends on timing.
     """
 
     by_time: tuple[int, ...]
@@ -146,9 +148,9 @@ def replay(
 ) -> ReplayOutcome:
     """Run all tasks until no node can proceed. O(nodes log nodes).
 
-    A collective on a channel completes once ``needed[channel]`` tasks have arrived; with a number above that
-    of its tasks it never does. Every communication takes ``comm_ns``. Every computation takes 1 ns without
-    ``use_durations``.
+    A collective on a channel completes when ``needed[channel]`` tasks have arrived. If this is more than the
+    number of its tasks, it never completes. Every communication takes ``comm_ns``. Without ``use_durations``
+    every computation takes 1 ns.
     """
     channels = _Channels(needed, comm_ns)
     ranks = [_ReplayRank(number, task, channels, use_durations) for number, task in enumerate(tasks)]
@@ -176,7 +178,7 @@ def issue_order(graph: OpGraph) -> IssueOrder:
 
 
 class _Channels:
-    """Collectives and messages under way between the ranks of a replay."""
+    """Pending collectives and messages between the ranks of a replay."""
 
     def __init__(self, needed: Sequence[int], comm_ns: int) -> None:
         self.queue = EventQueue()
@@ -199,7 +201,7 @@ class _Channels:
                 self.queue.enter(over_ns, member.complete, member_position)
 
     def deliver(self, key: MessageKey) -> None:
-        """Hand a message to the oldest receive that waits for it."""
+        """Complete the oldest receive that waits for a message, or store the message."""
         receives = self._posted.get(key)
         if receives:
             rank, position = receives.popleft()
@@ -227,7 +229,9 @@ class _Channels:
 
 
 class _ReplayRank(IssuingRank):
-    """State of one rank: ``issued`` collectives and sends, and the number of nodes that are not complete."""
+    """State of one rank: its ``issued`` collectives and sends, and the number of nodes that are not
+    complete.
+    """
 
     __slots__ = (
         "_channels",
@@ -257,7 +261,7 @@ class _ReplayRank(IssuingRank):
         """Position of a message -> halves (send, receive) that are not complete."""
 
     def complete(self, position: int) -> None:
-        """End a node, and issue the nodes that waited for it and for its slot."""
+        """End a node, and issue the nodes that waited for it or for its slot."""
         task = self._task
         self.num_left -= 1
         if position not in task.sends or position not in task.receives:
@@ -266,7 +270,7 @@ class _ReplayRank(IssuingRank):
         self._issue_ready()
 
     def complete_half(self, position: int) -> None:
-        """Complete the send or the receive of a message; the node ends with the last of both."""
+        """Complete the send or the receive of a permute. The node ends when both are complete."""
         self._halves_left[position] -= 1
         if not self._halves_left[position]:
             queue = self._channels.queue
@@ -303,14 +307,16 @@ class _ReplayRank(IssuingRank):
 
 @dataclass(frozen=True, slots=True)
 class CommNode:
-    """Communication on a cycle: the position of a node of the representative of a kind of rank."""
+    """Communication node on a cycle: its position, and the kind of rank that runs it."""
 
     task: int
     position: int
 
 
 class _OrderGraph:
-    """Union graph: one vertex per node, two for a permute, one for all members of a collective."""
+    """Graph of the order of all nodes of all tasks. It has one vertex per node, two for a permute, and one
+    for all members of a collective.
+    """
 
     def __init__(self, tasks: Sequence[ReplayTask]) -> None:
         self.tasks = tasks
@@ -331,11 +337,13 @@ class _OrderGraph:
         return len(self.edges) - 1
 
     def start(self, task: int, position: int) -> int:
-        """Return the vertex where a node starts: the sending half of a permute, else the node."""
+        """Return the vertex at which a node starts: the sending half of a permute, otherwise the node's
+        vertex.
+        """
         return self.send_vertex[task].get(position, self.vertex[task][position])
 
     def merge_collectives(self, orders: Sequence[Sequence[int]]) -> None:
-        """Let the k-th collectives of all tasks on one channel share a vertex."""
+        """Merge the k-th collectives of all tasks on each channel into one vertex."""
         shared: dict[tuple[int, int], int] = {}
         for number, task in enumerate(self.tasks):
             rounds: dict[int, int] = {}
@@ -348,7 +356,9 @@ class _OrderGraph:
                 self.vertex[number][position] = vertex
 
     def add_tasks(self, orders: Sequence[Sequence[int]]) -> None:
-        """Add the dependencies within each task, and the order of its one communication slot."""
+        """Add edges for the dependencies within each task, and for the order in which its communication slot
+        runs nodes.
+        """
         for number, task in enumerate(self.tasks):
             vertex = self.vertex[number]
             for position in range(len(task.program)):
@@ -376,7 +386,9 @@ class _OrderGraph:
                     self.edges[sends[key][turn]].append(self.vertex[number][position])
 
     def unreachable(self) -> list[bool]:
-        """Return, per vertex, True if it is on a cycle or behind one, so that no order reaches it."""
+        """Return for each vertex True if it is on a cycle or depends on one, so that it is in no topological
+        order.
+        """
         num_before = [0] * len(self.edges)
         for followers in self.edges:
             for follower in followers:
@@ -394,7 +406,8 @@ class _OrderGraph:
 
 
 def order_cycle(tasks: Sequence[ReplayTask], orders: Sequence[Sequence[int]]) -> tuple[CommNode, ...]:
-    """Return the communication on one cycle of the union, empty if it has none. O(nodes + edges).
+    """Return the communication nodes on one cycle of the order graph; empty without a cycle. O(nodes +
+    edges).
 
     ``orders[task]`` lists the collectives and sends of a task in issue order.
     """

@@ -1,8 +1,8 @@
 """Comparison of the columns of a workload before and after a conversion.
 
 A column is exact, changed in some rows, or lost. A conversion can split a rank class (ranks at the end of a
-pipeline have no receive) and write groups in another form. Therefore the comparison is by rank: the class of
-a rank before and after, with groups and peers as that rank sees them.
+pipeline have no receive) and write groups in another form. Therefore the comparison is by rank: it uses the
+class of a rank before and after, with the groups and peers of that rank.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class ColumnStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """Number of rows of ``column`` that are ``known`` before, and that ``changed``.
+    """Comparison of one column: the number of rows that are ``known`` before the conversion, and the number
+    that ``changed``.
 
-    ``changed_in_one`` is ``changed`` of the rank class with most changes: a class that a conversion splits
-    counts once per part in ``changed``.
+    ``changed_in_one`` is ``changed`` in the rank class with the most changes. If a conversion splits a class,
+    ``changed`` counts its rows once per part.
     """
 
     column: str
@@ -66,7 +67,7 @@ class ColumnResult:
     changed_in_one: int = field(default=-1, compare=False)
 
     def __post_init__(self) -> None:
-        """Set ``changed_in_one`` for a single class."""
+        """Set ``changed_in_one`` to ``changed`` if it was not given (a single class)."""
         if self.changed_in_one < 0:
             object.__setattr__(self, "changed_in_one", self.changed)
 
@@ -74,7 +75,7 @@ class ColumnResult:
 def compare_columns(before: Workload, after: Workload) -> list[ColumnResult]:
     """Compare every column of a job before and after a conversion. O(nodes).
 
-    If nodes were added or removed, the columns of the nodes in both graphs are compared.
+    If nodes were added or removed, only nodes in both graphs are compared.
     """
     if before.num_ranks != after.num_ranks:
         changed_ranks = abs(before.num_ranks - after.num_ranks)
@@ -115,9 +116,9 @@ def _result(column: str, known: int, changed: int, *, is_lost: bool = False) -> 
 
 
 def _facts(workload: Workload) -> dict[str, object]:
-    """Return the metadata of a job without facts about its file.
+    """Return the metadata of a job without entries about its file.
 
-    The bytes of programs are listed per rank class. They are compared per rank, because writers split
+    The bytes of programs are listed per rank class. They are returned per rank, because writers split
     classes.
     """
     facts: dict[str, object] = {
@@ -134,14 +135,16 @@ def _facts(workload: Workload) -> dict[str, object]:
 
 
 def _first_ranks(workload: Workload) -> IntArray:
-    """Return, per rank, the first rank of its class, which identifies the class whatever its number."""
+    """Return for each rank the first rank of its class, which identifies the class even if its number
+    changes.
+    """
     first = np.full(len(workload.classes) + 1, workload.num_ranks, np.int64)  # the last is for ABSENT
     np.minimum.at(first, workload.rank_class, np.arange(workload.num_ranks))
     return first[workload.rank_class]
 
 
 def _compare_graphs(before: OpGraph, after: OpGraph) -> list[ColumnResult]:
-    """Compare nodes, verbatim attributes, attachments and all columns of two graphs."""
+    """Compare all columns of two graphs, and their nodes, verbatim attributes and attachments."""
     nodes, left, right = _common_nodes(before, after)
     lost_attributes = sum((_attributes(left) - _attributes(right)).values())
     attachments = before.attachments
@@ -165,14 +168,16 @@ def _compare_graphs(before: OpGraph, after: OpGraph) -> list[ColumnResult]:
 
 
 def _attributes(graph: OpGraph) -> Counter[tuple[int, str, bytes]]:
-    """Count the verbatim attributes: node, key and value."""
+    """Return the number of verbatim attributes with each node, key and value."""
     extra = graph.extra
     nodes, keys = extra.node.tolist(), extra.key.tolist()
     return Counter((nodes[row], graph.strings[keys[row]], extra.value(row)) for row in range(len(extra)))
 
 
 def _common_nodes(before: OpGraph, after: OpGraph) -> tuple[ColumnResult, OpGraph, OpGraph]:
-    """Return both graphs, reduced to their common nodes in the same order if their numbers differ."""
+    """Return the result for nodes, and both graphs. If their numbers of nodes differ, the graphs are reduced
+    to common nodes in the same order.
+    """
     if len(before) == len(after):
         return _result("nodes", len(before), 0), before, after
     left, right = _node_labels(before), _node_labels(after)
@@ -197,7 +202,7 @@ def _common_nodes(before: OpGraph, after: OpGraph) -> tuple[ColumnResult, OpGrap
 
 
 def _take(graph: OpGraph, keep: BoolArray) -> OpGraph:
-    """Return the graph of some nodes, with the edges among them."""
+    """Return the graph reduced to some nodes and the edges between them."""
     rows = np.flatnonzero(keep)
     number = np.full(len(graph), -1, np.int32)
     number[rows] = np.arange(len(rows), dtype=np.int32)
@@ -209,7 +214,9 @@ def _take(graph: OpGraph, keep: BoolArray) -> OpGraph:
 
 
 def _node_labels(graph: OpGraph) -> NDArray[np.int64]:
-    """Return a label per node that does not depend on its number: its name, and its occurrence."""
+    """Return a label for each node that does not depend on its number: the hash of its name and of its
+    occurrence among nodes of that name.
+    """
     names = np.array([hash(text) for text in graph.strings], np.int64)[graph.name_id]
     order = np.argsort(names, kind="stable")
     grouped = names[order]
@@ -221,7 +228,7 @@ def _node_labels(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def _num_known(graph: OpGraph, column: str) -> int:
-    """Return the number of rows of a column with known values."""
+    """Return the number of known values in a column."""
     if column == "name":
         return int(bool(graph.name))
     table, _, part = column.partition(".")
@@ -241,7 +248,9 @@ def _num_known(graph: OpGraph, column: str) -> int:
 
 
 def _class_pairs(before: Workload, after: Workload) -> Iterator[tuple[OpGraph, OpGraph]]:
-    """Yield each class of ``before`` with every class that its ranks have in ``after``."""
+    """Yield pairs of graphs to compare: each class before the conversion, with every class that its ranks
+    have afterwards.
+    """
     for index, graph in enumerate(before.classes):
         ranks = before.ranks_of(index)
         ranks = ranks[ranks < after.num_ranks]
@@ -255,8 +264,8 @@ def _class_pairs(before: Workload, after: Workload) -> Iterator[tuple[OpGraph, O
 
 
 def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
-    """Return the graph with groups and peers as ``ranks`` see them. An unnamed group of all ranks gets row
-    -1.
+    """Return the graph reduced to the groups and peers of ``ranks``. An unnamed group of all ranks gets group
+    set -1.
     """
     chosen: list[int] = ranks[:_MAX_RANKS].tolist()
     collectives = graph.collectives
@@ -275,7 +284,9 @@ def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
 
 
 def _groups_of(groups: GroupSet, ranks: Sequence[int], num_ranks: int) -> GroupSet:
-    """Return the groups of ``ranks``. An unnamed group of all ranks in another order gets communicator 1."""
+    """Return the groups that contain ``ranks``. An unnamed group of all ranks in another order gets
+    communicator 1.
+    """
     is_reordered = groups.num_groups == 1 and groups.max_group_size == num_ranks
     is_named = is_reordered and not groups.is_world(num_ranks)
     numbers = dict.fromkeys(groups.group_of(rank) for rank in ranks)
@@ -284,7 +295,7 @@ def _groups_of(groups: GroupSet, ranks: Sequence[int], num_ranks: int) -> GroupS
 
 
 def _peers_of(permutation: Permutation, ranks: Sequence[int], num_ranks: int) -> Permutation:
-    """Return the part of a permutation that concerns ``ranks``."""
+    """Return the pairs of a permutation that contain one of ``ranks``."""
     sends = [(rank, permutation.target_of(rank)) for rank in ranks]
     receives = [(permutation.source_of(rank), rank) for rank in ranks]
     pairs = {pair for pair in (*sends, *receives) if min(pair) >= 0}

@@ -1,4 +1,6 @@
-"""Matrix of round trips over many files: kept, changed and unreported columns of each pair of formats."""
+"""Matrix of round trips over many files: the columns that each pair of formats preserves, changes, or changes
+without a report.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,12 @@ _SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCell:
-    """One pair of formats over all files: ``compared`` ones, and those ``written`` to a write-only format.
+    """Round trips through one pair of formats, over all files.
 
-    ``refused`` counts files by the message of the writer, ``unreadable`` those whose written form the reader
-    refuses, by its message. ``findings`` counts reported diagnostics by code. ``unreported`` are columns that
-    changed in some file without a diagnostic.
+    ``compared`` is the number of files that were converted back and compared, ``written`` the number written
+    to a write-only format. ``refused`` counts files by the message with which the writer refused them,
+    ``unreadable`` by the message with which the reader refused the written file. ``findings`` counts
+    diagnostics by code. ``unreported`` are columns that changed in some file without a diagnostic.
     """
 
     source: str
@@ -85,7 +88,9 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """All files and their matrix, cells in order of the registry. ``skipped`` are profiles in folders."""
+    """All files and their matrix. Cells are in the order of the format registry. ``skipped`` are profiles in
+    folders.
+    """
 
     inputs: tuple[FilePairs, ...]
     cells: tuple[MatrixCell, ...]
@@ -98,7 +103,7 @@ class RoundTrips:
 
 
 def matrix(files: Sequence[FilePairs]) -> RoundTrips:
-    """Add the pairs of all files."""
+    """Return the matrix of the round trips of all files."""
     order = {name: position for position, name in enumerate(format_names())}
     pairs: dict[tuple[str, str], list[FormatPair]] = {}
     for pair in (pair for file in files for pair in file.pairs):
@@ -137,9 +142,9 @@ def _cell(source: str, via: str, pairs: Sequence[FormatPair]) -> MatrixCell:
 
 
 def unreported(pair: FormatPair) -> list[str]:
-    """Return the changed columns of a pair whose changed rows exceed the diagnostics about them.
+    """Return the columns of a round trip that have more changed rows than diagnostics about them.
 
-    The formats declare which columns each of their diagnostics is about.
+    Each format declares the columns that its diagnostics are about.
     """
     formats = {load_format(name).name: load_format(name) for name in (pair.source, pair.via)}
     declared = [item for entry in formats.values() for item in entry.losses.items()]
@@ -154,8 +159,8 @@ def unreported(pair: FormatPair) -> list[str]:
 def _is_reported(
     column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
 ) -> bool:
-    """Return True if the diagnostics about a column are as many as its changed rows. One about added or
-    removed nodes covers any number, because rows move.
+    """Return True if a column has at least as many diagnostics as changed rows. A diagnostic about added or
+    removed nodes covers any number of rows, because rows move.
     """
     names = {_ANY, column.column, column.column.partition(".")[0]}
     about = [(code, columns) for code, columns in declared if names & set(columns)]
@@ -178,9 +183,9 @@ def roundtrip(
 ) -> RoundTrips:
     """Convert each file through every pair of ``formats`` (default: all) and back.
 
-    A folder that is not a set of rank files means all files in it of known formats; profiles in it are
-    skipped. ``options`` are for reading the inputs; ``jobs`` is the number of processes. Raises
-    ``FormatError`` for unreadable input, and ``UsageError`` for unknown formats or without a workload.
+    All files of known formats in a folder are converted, unless the folder is one set of rank files; profiles
+    in it are skipped. ``options`` are for reading the inputs; ``jobs`` is the number of processes. Raises
+    ``FormatError`` for unreadable input, and ``UsageError`` for unknown formats or if no input is a workload.
     """
     chosen = [load_format(name) for name in formats]
     if chosen and not any(entry.write for entry in chosen):
@@ -203,7 +208,9 @@ def roundtrip(
 
 
 def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the inputs of a path, the file itself or the files in it, with True for files in a folder."""
+    """Yield the inputs of a path: the file itself, or the files in a folder. The flag is True for files in a
+    folder.
+    """
     if not input_location(path).exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
@@ -286,7 +293,7 @@ class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CellText:
-    """Short text of a cell, with its tone for colours: good, lossy, bad or none."""
+    """Short text of a matrix cell, with a tone that selects its colour: good, lossy, bad or none."""
 
     text: str
     tone: str
@@ -406,7 +413,7 @@ def matrix_table(done: RoundTrips) -> Table:
 
 
 def _matrix_view(done: RoundTrips) -> TableView:
-    """Return the matrix, whose cells lead to their columns."""
+    """Return the matrix as a view in which each cell is a link to the columns of its pair."""
     table = matrix_table(done)
     cells = {(cell.source, cell.via): cell for cell in done.cells}
     sources = list(table.columns["source"])
@@ -422,7 +429,7 @@ def _matrix_view(done: RoundTrips) -> TableView:
 
 
 def _cell_fold(cell: MatrixCell) -> Fold:
-    """Return the columns of one pair of formats, and the refusals and findings."""
+    """Return a foldable section for one pair of formats: its columns, refusals and diagnostics."""
     counts = (
         f"{cell.compared:,} compared, {cell.written:,} written only, {sum(cell.refused.values()):,} refused, "
         f"{sum(cell.unreadable.values()):,} unreadable."

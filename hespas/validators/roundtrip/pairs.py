@@ -50,7 +50,7 @@ class PairStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatPair:
-    """Round trip from ``source`` through ``via`` and back. ``findings`` counts reported diagnostics by
+    """Round trip from format ``source`` through format ``via`` and back. ``findings`` counts diagnostics by
     code.
     """
 
@@ -64,10 +64,10 @@ class FormatPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePairs:
-    """Round trips of one file, which is in ``format``.
+    """Round trips of one file, whose format is ``format``.
 
-    ``findings`` counts the diagnostics of its reader by code: those facts are missing from the start.
-    ``skipped`` is the reason if the file of a folder was not tried.
+    ``findings`` counts the diagnostics of the reader by code; facts that it reports as missing are lost
+    before the round trips. ``skipped`` is the reason if a file in a folder was not tried.
     """
 
     path: str
@@ -81,10 +81,10 @@ class FilePairs:
 class Trip:
     """Conversion of a workload to one format and back.
 
-    ``ready`` is the workload that was written: for a flat format without free operations and loops. ``back``
-    is None if the format cannot be read, and also, with ``refused``, if it cannot express the workload.
-    ``is_unreadable`` is True if the reader refused the written file. ``findings`` counts the diagnostics of
-    passes, writer and reader by code. ``path`` is the written file.
+    ``ready`` is the workload that was written; flat formats get it without zero-cost operations and loops.
+    ``back`` is the workload that was read. It is missing if the format cannot be read, or cannot express the
+    workload (``refused``). ``is_unreadable`` is True if the reader refused the written file. ``findings``
+    counts the diagnostics of passes, writer and reader by code. ``path`` is the written file.
     """
 
     format: str
@@ -98,9 +98,10 @@ class Trip:
 
 @dataclass(slots=True)
 class TripRunner:
-    """Cache of the conversions of workloads to files in ``folder`` and back.
+    """Conversions of workloads to files in ``folder`` and back, with a cache.
 
-    Equal workloads share one object, so that a lossless format costs one conversion and not one per pair.
+    Equal workloads are replaced by one object. So a lossless format costs one conversion instead of one per
+    pair.
     """
 
     folder: Path
@@ -108,7 +109,7 @@ class TripRunner:
     _trips: dict[tuple[int, str, bool], Trip] = field(default_factory=dict[tuple[int, str, bool], Trip])
 
     def canonical(self, workload: Workload) -> Workload:
-        """Return the first workload that equals this one."""
+        """Return the first workload seen that equals this one."""
         for other in self._workloads:
             if other is workload or not workloads_equal(other, workload):
                 return other
@@ -116,9 +117,9 @@ class TripRunner:
         return workload
 
     def run(self, workload: Workload, target: str, *, folds: bool) -> Trip:
-        """Write a canonical workload as ``target`` and read it back.
+        """Write a workload from :meth:`canonical` in the format ``target``, and read it back.
 
-        ``folds`` removes free operations before a flat format, as conversions do.
+        With ``folds``, zero-cost operations are removed for flat formats, as in conversions.
         """
         chosen = load_format(target)
         key = (id(workload), target, folds and chosen.flat)
@@ -167,7 +168,7 @@ class TripRunner:
         return self._trips[key]
 
     def is_rewritten_exactly(self, trip: Trip) -> bool:
-        """Return True if the workload that is read from a trip's file is written as the same bytes again."""
+        """Return True if the workload that was read back is written as the same bytes again."""
         target = load_format(trip.format)
         folder = trip.path.parent / "again"
         folder.mkdir()
@@ -192,9 +193,9 @@ def file_pairs(
 ) -> FilePairs:
     """Try every pair of ``formats`` (default: all that can be read and written) with one file.
 
-    The first format of a pair is the file's own, as it is, or any other that can be written and read, after a
-    conversion to it. ``options`` are for reading ``path``. Raises the errors of the reader, and
-    ``UsageError`` for unknown names. A profile raises ``UnsupportedError``, or is skipped if ``in_folder``.
+    The first format of a pair is the format of the file, or another one to which the workload is converted
+    first. ``options`` are for reading ``path``. Raises the errors of the reader, and ``UsageError`` for
+    unknown names. A profile raises ``UnsupportedError``, or is skipped if ``in_folder``.
     """
     chosen = [load_format(name) for name in formats] or [
         entry for entry in usable_formats() if entry.read and entry.write and not entry.profiles
@@ -244,8 +245,8 @@ def _refusal(trip: Trip) -> PairStatus:
 
 
 def _try_pair(start: Workload, source: Format, via: Format, runner: TripRunner) -> FormatPair:
-    """Convert through ``via`` and back to ``source``, and compare as far as formats can be read and
-    written.
+    """Convert a workload through ``via`` and back to ``source``, and compare it, as far as both formats can
+    be read and written.
     """
     there = runner.run(start, via.name, folds=not is_flat(start.metadata, source))
     trips, status, end = [there], PairStatus.KEPT, there.back

@@ -62,7 +62,9 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CasePoints:
-    """Cases, reduced to :data:`MOST_POINTS` of ``of``; ``predicted_ns`` has one column per estimator."""
+    """Cases to draw as points: at most :data:`MOST_POINTS`, selected from ``of`` cases. ``predicted_ns`` has
+    one column per estimator.
+    """
 
     of: int
     source: list[int]
@@ -94,8 +96,8 @@ class ShapeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCurve:
-    """Quantiles of the absolute relative error, evenly spaced from the least to the largest of ``n``
-    errors.
+    """Quantiles of the absolute relative errors of ``n`` cases, evenly spaced from the smallest to the
+    largest error.
     """
 
     hardware: str
@@ -106,7 +108,7 @@ class ErrorCurve:
 
 
 def figures(values: FloatArray) -> Column:
-    """Return numbers with five digits; None if unknown or infinite."""
+    """Return numbers rounded to five digits; None if unknown or infinite."""
     numbers: list[float] = values.tolist()
     return [float(f"{value:.5g}") if isfinite(value) else None for value in numbers]
 
@@ -117,10 +119,10 @@ def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
 
 
 def points_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> CasePoints:
-    """Return the cases as points. O(cases log cases).
+    """Return the cases to draw as points. O(cases log cases).
 
-    If there are too many, the cases with the largest time errors are shown, and an even selection of the
-    others over source, class and measured time; the selection is the same in every run.
+    If there are too many, the cases with the largest errors in time are drawn, and an even selection of the
+    others over source, class and measured time. The selection is the same in every run.
     """
     source = np.repeat(np.arange(len(result.cases)), [len(cases) for cases in result.cases])
     row = np.concatenate([np.arange(len(cases)) for cases in result.cases] or [np.empty(0, np.int64)])
@@ -158,8 +160,8 @@ def _joined_columns(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntAr
 
 
 def shape_rows_of(result: Accuracy, estimators: Sequence[str]) -> tuple[list[ShapeRow], int]:
-    """Return the shapes of all sources with most measured time, longest first, and the number of all of them.
-    O(cases log cases).
+    """Return the shapes of all sources with the most measured time, longest first, and the total number of
+    shapes. O(cases log cases).
     """
     tables: list[FloatArray] = []
     for cases in result.cases:
@@ -201,8 +203,8 @@ def shape_rows_of(result: Accuracy, estimators: Sequence[str]) -> tuple[list[Sha
 
 
 def curves_of(result: Accuracy, estimators: Sequence[str]) -> Iterator[ErrorCurve]:
-    """Yield error quantiles over all cases of each device, per estimator: all classes (-1), then each
-    class.
+    """Yield the error quantiles of each device and estimator: first over all classes (class -1), then for
+    each class.
     """
     for hardware in dict.fromkeys(cases.hardware for cases in result.cases):
         group = [cases for cases in result.cases if cases.hardware == hardware]
@@ -233,7 +235,7 @@ def class_names(result: Accuracy) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPart:
-    """Contribution of the cases of one shape to the error of a source."""
+    """Part of the error of a source that the cases of one shape contribute."""
 
     label: int
     shape: int
@@ -246,9 +248,11 @@ class ErrorPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorWaterfall:
-    """Steps from the measured to the predicted time: minus ``uncovered_ns``, plus parts, plus ``rest_ns``.
+    """Waterfall from the measured to the predicted time: minus ``uncovered_ns``, plus ``parts``, plus
+    ``rest_ns``.
 
-    ``uncovered_ns`` is the measured time without an estimate; ``rest_ns`` is the sum of all other parts.
+    ``uncovered_ns`` is the measured time without an estimate; ``rest_ns`` is the sum of all parts that are
+    not listed.
     """
 
     source: int
@@ -262,10 +266,10 @@ class ErrorWaterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanLanes:
-    """Spans of one run in lanes, with times from its start.
+    """Spans of one run in lanes, with times from the start of the run.
 
-    The longest of ``of`` spans are shown, with ``shown_share`` of the time. ``tone`` is 0 for measured spans,
-    1 for simulated ones, 2 for simulated ones on the critical path.
+    Only the longest of ``of`` spans are shown; they have ``shown_share`` of the time. ``tone`` is 0 for
+    measured spans, 1 for simulated ones, 2 for simulated ones on the critical path.
     """
 
     title: str
@@ -321,9 +325,9 @@ def waterfalls_of(result: Accuracy, estimators: Sequence[str], names: NameTable)
 
 
 def measured_lanes(profile: Profile, names: NameTable) -> SpanLanes | None:
-    """Return the run of median length with one lane per rank and stream; None without events. O(n log n).
+    """Return the run of median duration, with one lane per rank and stream; None without events. O(n log n).
 
-    Without run numbers, all events are shown.
+    If events have no run numbers, all of them are shown.
     """
     rows: IntArray = np.arange(len(profile))
     inside = np.flatnonzero(profile.run >= 0)
@@ -356,8 +360,8 @@ def measured_lanes(profile: Profile, names: NameTable) -> SpanLanes | None:
 
 
 def simulated_lanes(timeline: Timeline, program: Workload | None, names: NameTable) -> SpanLanes | None:
-    """Return the first rank with spans, one lane per resource; ``program`` has the names. None without
-    spans.
+    """Return the spans of the first simulated rank, with one lane per resource; None without spans.
+    ``program`` has the names of nodes.
     """
     if not len(timeline):
         return None
@@ -392,7 +396,7 @@ def _lanes(
     label: Callable[[int], int],
     tone: IntArray,
 ) -> SpanLanes:
-    """Return the busiest lanes and their longest spans, in order of lane and start."""
+    """Return the lanes with the most time and their longest spans, in order of lane and start."""
     lane, start, duration = spans
     busy = np.bincount(lane, duration, len(names))
     used = np.sort(np.argsort(-busy, kind="stable")[:_MOST_LANES])
@@ -418,7 +422,7 @@ def _lanes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RateCeiling:
-    """Peak rate of a unit for some element types."""
+    """Horizontal line of a roofline plot: the peak rate of a unit for some element types."""
 
     name: str
     flops_per_s: float
@@ -426,7 +430,7 @@ class _RateCeiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceRoof:
-    """Peak rates of a device for the measured element types, and its main memory."""
+    """Roofline of a device: its peak rates for the measured element types, and its main memory."""
 
     hardware: str
     memory: str
@@ -464,7 +468,7 @@ def roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[_Dev
 
 
 def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[_RateCeiling]:
-    """Yield the peak rates of element types, highest first; types of equal rate are one row.
+    """Yield the peak rates of element types, highest first. Types with the same rate share a row.
 
     Without element types, all dense rates are returned.
     """

@@ -46,14 +46,15 @@ def write_report(
     profiles: Sequence[Profile | Workload] = (),
     workload: Workload | None = None,
 ) -> None:
-    """Write the files of :data:`REPORT_FILES`, and the speed-ups if devices share shapes.
+    """Write the files of :data:`REPORT_FILES`, and the table of speed-ups if several devices measured the
+    same shapes.
 
     Each file is written completely or not at all; other files of ``folder`` stay. The other arguments are the
-    inputs of :func:`~hespas.validators.accuracy.accuracy`: the page shows the figures of the devices, the
-    measured timelines, and a simulated timeline. It simulates ``workload`` with the first of ``estimators``
-    on the first device; without ``workload``, the longest of the programs that came with their measurements,
-    on its device. Raises ``OutputError`` if a file exists and ``overwrite`` is false, ``MissingExtraError``
-    without plotly.
+    inputs of :func:`~hespas.validators.accuracy.accuracy`. The page shows the figures of the devices, the
+    measured timelines, and one simulated timeline: of ``workload``, with the first of ``estimators`` on the
+    first device. Without ``workload`` it is the longest program that came with its measurements, on its
+    device. Raises ``OutputError`` if a file exists and ``overwrite`` is false, ``MissingExtraError`` without
+    plotly.
     """
     check_folder(folder, overwrite=overwrite)
     devices = [load_device(name) for name in hardware]

@@ -131,7 +131,7 @@ def provenance_of(
     devices: Sequence[Device] = (),
     metadata: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ReportProvenance:
-    """Return the hashes of the inputs (files, or the files of folders) and the versions of programs.
+    """Return the hashes of the input files (or of the files in input folders), and the versions of programs.
 
     Inputs that are neither are skipped. Raises ``OSError`` for a file that cannot be read.
     """
@@ -176,11 +176,11 @@ def accuracy_html(
     timeline: Timeline | None = None,
     program: Workload | None = None,
 ) -> str:
-    """Return the page. It loads nothing, and names from files are plain text in it.
+    """Return the HTML page. It loads nothing from the network, and names from files are plain text in it.
 
-    ``provenance`` defaults to :func:`provenance_of` the inputs; give it if a user's file describes a device.
-    ``profiles`` and ``timeline`` (of ``program``, which has the names of its nodes) are drawn as timelines.
-    If there are very many cases, the page shows some of them as points and reports it; it stays below 8 MB.
+    ``provenance`` defaults to :func:`provenance_of` the inputs; it is needed if a user's file describes a
+    device. ``profiles`` and ``timeline`` are drawn as timelines; ``program`` has the names of the nodes in
+    ``timeline``. If there are too many cases, the page shows a selection and reports it; it stays below 8 MB.
     Raises ``MissingExtraError`` without plotly.
     """
     plotly = plotly_script()
@@ -224,7 +224,7 @@ def accuracy_html(
 
 
 def _views(*tables: ReportTable) -> list[TableView]:
-    """Return the tables that have rows."""
+    """Return the tables that have rows, as views for the page."""
     return [
         TableView(
             name=f"table-{table.name}",
@@ -241,7 +241,9 @@ def _views(*tables: ReportTable) -> list[TableView]:
 
 
 def _verdict_blocks(result: Accuracy, limits: Thresholds) -> list[Block]:
-    """Return the verdict, the limits, the figures of each estimator on each device, and whole sources."""
+    """Return the top of the page: verdict, limits, figures of each estimator on each device, and end-to-end
+    errors.
+    """
     checks = limits_of(result, limits)
     verdict = verdict_of(checks)
     blocks: list[Block] = [Paragraph(_VERDICTS[verdict], f"verdict {verdict}")]
@@ -294,7 +296,7 @@ def _verdict_blocks(result: Accuracy, limits: Thresholds) -> list[Block]:
 
 
 def _error_blocks(result: Accuracy) -> list[Block]:
-    """Return the errors of each estimator on each device; those of every instance are folded."""
+    """Return the tables of errors of each estimator on each device. Tables over every instance are folded."""
     blocks: list[Block] = []
     for _, _, level, table in class_tables(result):
         title = shown(table.title)
@@ -310,7 +312,7 @@ def _error_blocks(result: Accuracy) -> list[Block]:
 
 
 def _figure_blocks(result: Accuracy, data: Mapping[str, object]) -> list[Block]:
-    """Return the places of the plots, which the script draws, with the fields that select their data."""
+    """Return empty places for the plots, which a script fills, and the fields that select their data."""
     points = cast("CasePoints", data["points"])
     fields = '<div class="tools">{}</div>'
     field_of = '<label for="{0}">{1}<select id="{0}"></select></label>'
@@ -360,7 +362,7 @@ def _figure_blocks(result: Accuracy, data: Mapping[str, object]) -> list[Block]:
 
 
 def _operation_view(result: Accuracy) -> TableView:
-    """Return the shapes of all sources, with the predictions of the estimator that is selected."""
+    """Return the table of the shapes of all sources, with the predictions of the selected estimator."""
     estimators = list(dict.fromkeys((*result.estimators, *BASELINES)))
     rows, of = shape_rows_of(result, estimators)
     signed = partial(percent, signed=True)
@@ -418,7 +420,7 @@ def _operation_view(result: Accuracy) -> TableView:
 
 
 def _matching_blocks(result: Accuracy) -> list[Block]:
-    """Return the matched shares, and for each source the names without a match."""
+    """Return the table of matched shares, and for each source the names without a match."""
     blocks: list[Block] = [replace(view, title="") for view in _views(matching_table(result))]
     for number, (source, coverage) in enumerate(list(result.coverage.items())[:_MOST_SOURCES]):
         inner: list[Block] = []
@@ -463,7 +465,7 @@ def _matching_blocks(result: Accuracy) -> list[Block]:
 
 
 def _quality_blocks(result: Accuracy) -> list[Block]:
-    """Return the findings about the measurements, and the diagnostics by code."""
+    """Return the findings about the quality of measurements, and the diagnostics by code."""
     found: list[Block] = [replace(view, title="") for view in _views(lint_table(result))]
     found = found or [Paragraph("No findings about the measurements.")]
     counts = result.diagnostics.counts()
@@ -488,7 +490,9 @@ def _quality_blocks(result: Accuracy) -> list[Block]:
 
 
 def _provenance_blocks(provenance: ReportProvenance) -> list[Block]:
-    """Return files with their hashes, versions of programs, figures of devices, and metadata of profiles."""
+    """Return the tables of input files with hashes, program versions, device figures, and profile
+    metadata.
+    """
     blocks: list[Block] = []
     if provenance.files:
         header = (

@@ -120,14 +120,16 @@ def _bounded_text(time_ns: float) -> str:
 
 
 class _LowerBound(float):
-    """Predicted time to which the parts without an estimate are missing."""
+    """Predicted time that lacks the parts without an estimate, and is therefore a lower bound."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Table of the report, which Markdown and the page show; ``of`` is the number of all rows."""
+    """Table of the Markdown report and the page. ``of`` is the number of all rows, of which the table may
+    show only some.
+    """
 
     name: str
     title: str
@@ -181,7 +183,7 @@ def accuracy_markdown(result: Accuracy, limits: Thresholds) -> str:
 
 
 def limit_table(result: Accuracy, limits: Thresholds) -> ReportTable:
-    """Return the limits that were set, with the worst values."""
+    """Return the table of the limits that the user set, with the worst value of each."""
     header = (
         *columns("text", "quantity"),
         *columns("number", "limit", "worst", write=str),
@@ -217,7 +219,7 @@ def _summary_table(result: Accuracy) -> ReportTable:
 
 
 def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
-    """Return predicted and measured times of whole sources."""
+    """Return the table of predicted and measured times of whole sources."""
     header = (
         *columns("code", "source", "device"),
         *columns("text", "basis"),
@@ -252,8 +254,8 @@ def end_to_end_table(result: Accuracy, most: int) -> ReportTable:
 
 
 def class_tables(result: Accuracy) -> Iterator[tuple[str, str, str, ReportTable]]:
-    """Yield device, estimator and level (each shape once, or every instance) with their errors by class and
-    size, next to the naive baselines.
+    """Yield tables of errors by class and size, next to the naive baselines, each with its device, estimator
+    and level (each shape once, or every instance).
     """
     by_part = {
         (row.hardware, row.estimator, row.level, row.op_class, row.size): row for row in result.summary
@@ -341,7 +343,7 @@ def _contribution_table(result: Accuracy) -> ReportTable:
 
 
 def speed_up_table(result: Accuracy) -> ReportTable:
-    """Return the errors of the ratios between devices."""
+    """Return the table of errors of predicted speed-ups between devices."""
     header = (
         *columns("code", "estimator"),
         *columns("text", "devices"),
@@ -378,7 +380,7 @@ def speed_up_table(result: Accuracy) -> ReportTable:
 
 
 def trend_table(result: Accuracy) -> ReportTable:
-    """Return the trends over the sources of each device."""
+    """Return the table of trends: agreement over the sources of each device."""
     header = (
         *columns("code", "estimator", "device"),
         *columns("count", "n"),
@@ -396,7 +398,7 @@ def trend_table(result: Accuracy) -> ReportTable:
 
 
 def matching_table(result: Accuracy) -> ReportTable:
-    """Return the matched shares of each source, and the first names without a match."""
+    """Return the table of matched shares of each source, and the first names without a match."""
     rows: list[Sequence[object]] = []
     for source, coverage in result.coverage.items():
         more_events = len(coverage.unmatched_events) + coverage.unlisted_events - _MOST_NAMES
@@ -424,8 +426,8 @@ def matching_table(result: Accuracy) -> ReportTable:
 
 
 def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> ReportTable:
-    """Return the operations of the program that each instruction carries out, most time first: ``most``
-    instructions with ``most_names`` operations each.
+    """Return the table of the program operations that each instruction carries out, most time first. It has
+    ``most`` instructions with ``most_names`` operations each.
     """
     joins = [(source, join) for source, of_source in result.joins.items() for join in of_source]
     joins.sort(key=lambda row: -row[1].time_ns)
@@ -462,7 +464,7 @@ def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> Re
 
 
 def lint_table(result: Accuracy) -> ReportTable:
-    """Return the findings about the measurements."""
+    """Return the table of findings about the quality of measurements."""
     header = (
         *columns("text", "finding"),
         *columns("code", "source"),
@@ -479,7 +481,9 @@ def lint_table(result: Accuracy) -> ReportTable:
 
 
 def _listed(names: Iterable[tuple[str, str]], more: str, most: int = _MOST_NAMES) -> Phrase:
-    """Return the first ``most`` names, each with a text behind it, and ``more`` behind all of them."""
+    """Return the first ``most`` names, each followed by its text, and at the end ``more`` if some are left
+    out.
+    """
     parts: list[str] = []
     for name, text in islice(names, most):
         parts += [", "] if parts else []
@@ -492,7 +496,7 @@ def _more_text(count: int) -> str:
 
 
 def interval_text(errors: ErrorSummary) -> str:
-    """Return the bootstrap interval of the MAPE."""
+    """Return the text of the bootstrap interval of the MAPE."""
     if isnan(errors.ci_low) or isnan(errors.ci_high):
         return UNKNOWN
     return f"{percent(errors.ci_low)} to {percent(errors.ci_high)}"

@@ -28,7 +28,7 @@ _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
 def percent(value: float, *, signed: bool = False) -> str:
-    """Return ``12.3%`` for 0.123; without decimals from 1000 % on."""
+    """Return ``12.3%`` for 0.123; from 1000 % on without decimals."""
     if isnan(value):
         return UNKNOWN
     places = 0 if abs(value) >= 10 else 1
@@ -36,7 +36,7 @@ def percent(value: float, *, signed: bool = False) -> str:
 
 
 def time_text(time_ns: float, *, signed: bool = False) -> str:
-    """Return nanoseconds in the unit with three or four digits."""
+    """Return a time in the unit (ns, us, ms, s) in which it has three or four digits."""
     if isnan(time_ns):
         return UNKNOWN
     sign = "+" if signed else ""
@@ -49,7 +49,7 @@ def time_text(time_ns: float, *, signed: bool = False) -> str:
 
 
 def rate_text(flops_per_s: float) -> str:
-    """Return FLOP/s in the unit with three or four digits."""
+    """Return a rate in the unit (such as TFLOP/s) in which it has three or four digits."""
     if isnan(flops_per_s):
         return UNKNOWN
     size, unit = next((row for row in _RATES if flops_per_s >= row[0]), _RATES[-1])
@@ -58,9 +58,9 @@ def rate_text(flops_per_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdCheck:
-    """Result of one threshold: the required value, the worst value, and ``status``.
+    """Check of one threshold: the required value, the worst value, and ``status``.
 
-    The status is ``pass``, ``fail``, or ``unknown`` without a value to check.
+    The status is ``pass``, ``fail``, or ``unknown`` if there is no value to check.
     """
 
     name: str
@@ -73,9 +73,9 @@ class ThresholdCheck:
 class SummaryLine:
     """Summary of one estimator on one device.
 
-    ``run`` is the source with the largest end-to-end error, of ``runs``. ``best_baseline`` is the naive model
-    with the least MAPE. ``matched`` is the share of the device time that belongs to the program (NaN without
-    a program).
+    ``run`` is the source with the largest end-to-end error among ``runs`` sources. ``best_baseline`` is the
+    naive baseline with the smallest MAPE. ``matched`` is the share of the device time that belongs to the
+    program (NaN without a program).
     """
 
     estimator: str
@@ -99,7 +99,7 @@ def verdict_of(limits: tuple[ThresholdCheck, ...]) -> str:
 
 
 def limits_of(result: Accuracy, limits: Thresholds) -> tuple[ThresholdCheck, ...]:
-    """Check each threshold that was set on its own."""
+    """Return the check of each threshold that the user set."""
 
     def worst_of(values: list[float], worse: Callable[[list[float]], float]) -> float:
         return nan if not values or any(map(isnan, values)) else worse(values)
@@ -133,7 +133,7 @@ def _is_whole(row: SummaryRow) -> bool:
 
 
 def whole_rows(result: Accuracy, estimator: str, hardware: str) -> dict[str, SummaryRow]:
-    """Return the rows over all cases of one estimator on one device, by level."""
+    """Return the summary rows over all cases of one estimator on one device, by level."""
     return {
         row.level: row
         for row in result.summary

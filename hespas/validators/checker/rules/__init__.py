@@ -22,7 +22,9 @@ _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 def rule(
     code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need
 ) -> CheckRule:
-    """Return a row. ``levels`` has a letter for each severity: without a profile, under chakra, astra-sim."""
+    """Return a row of the table of rules. ``levels`` has a letter for each severity: without a profile, under
+    ``chakra``, under ``astra-sim``.
+    """
     if len(levels) != 3 or not _LEVELS.keys() >= set(levels):
         raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")
     plain, chakra, astra_sim = (_LEVELS[level] for level in levels)
@@ -85,5 +87,5 @@ RULES: tuple[CheckRule, ...] = (
 
 
 def find_rule(code: str) -> CheckRule | None:
-    """Return the rule with a code, or None."""
+    """Return the rule with a code; None if no rule has it."""
     return next((rule for rule in RULES if rule.code == code), None)

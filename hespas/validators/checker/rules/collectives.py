@@ -71,7 +71,7 @@ def collective_described(job: CheckedJob, report: RuleReport) -> None:
 
 
 def _strange_kinds(graph: OpGraph, nodes: SmallIntArray) -> tuple[SmallIntArray, str]:
-    """Return the nodes that state an unknown kind, and the first such kind."""
+    """Return the collectives that state an unknown kind, and the first such kind."""
     table = graph.extra
     named = [row for row, text in enumerate(graph.strings) if text == _KIND_ATTRIBUTE] if len(nodes) else []
     rows = np.flatnonzero(np.isin(table.key, named) & np.isin(table.node, nodes))
@@ -172,7 +172,7 @@ def groups_legal(job: CheckedJob, report: RuleReport) -> None:
 
 
 def _group_fault(groups: GroupSet, num_ranks: int) -> str:
-    """Return the fault of a group set, empty if it has none."""
+    """Return the fault of a group set; empty if it has none."""
     if isinstance(groups, StridedGroups):
         outside = num_ranks > 0 and (groups.base < 0 or groups.base + groups.num_ranks > num_ranks)
         last = groups.base + groups.num_ranks - 1
@@ -189,7 +189,7 @@ def _group_fault(groups: GroupSet, num_ranks: int) -> str:
 
 
 def _group_names(graph: OpGraph) -> dict[str, int]:
-    """Return the process group names in attributes, each with its first node."""
+    """Return the names of process groups in the attributes of nodes, each with the first node that has it."""
     key = graph.strings.find(_GROUP_NAME)
     names: dict[str, int] = {}
     if key < 0:

@@ -1,4 +1,4 @@
-"""Rules of messages, and the programs of ranks for replays."""
+"""Rules of messages, and the programs of ranks for deadlock replays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ TAG_MODULUS = 500_000_000
 
 
 class MessageLabel(NamedTuple):
-    """Facts that distinguish messages between the same ranks; size is -1 if unknown."""
+    """Tag and size of a message, which distinguish messages between the same ranks. The size is -1 if
+    unknown.
+    """
 
     permute: bool
     tag: int
@@ -43,10 +45,10 @@ class MessageLabel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageSide:
-    """Send or receive of a representative.
+    """Send or receive of the representative of a kind of rank.
 
-    ``peer`` is the other rank. The two sides of a message match by ``pair`` and ``label``. ``times`` counts
-    executions per step.
+    ``peer`` is the other rank. The send and the receive of a message have the same ``pair`` and ``label``.
+    ``times`` is the number of executions per step.
     """
 
     node: int
@@ -64,7 +66,7 @@ class MessageSide:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPrograms:
-    """Replay task of each kind of rank, and the number of tasks that each channel ``needed``."""
+    """Replay task of each kind of rank. ``needed`` is the number of tasks that take part in each channel."""
 
     tasks: tuple[ReplayTask, ...]
     needed: tuple[int, ...]
@@ -76,7 +78,7 @@ class RankPrograms:
 
 
 def messages_of(graph: OpGraph, equivalence: RankEquivalence, kind: int) -> Iterator[MessageSide]:
-    """Yield the sends and receives of the representative of a kind, in node order."""
+    """Yield the sends and receives of a kind's representative, in node order."""
     table = graph.p2p
     nodes: list[int] = table.node.tolist()
     permutations: list[int] = table.permutation.tolist()
@@ -138,7 +140,7 @@ def programs_of(workload: Workload, equivalence: RankEquivalence) -> RankProgram
 
 
 def isolated(task: ReplayTask) -> ReplayTask:
-    """Return the task without other ranks: its collectives and receives never wait."""
+    """Return the task with collectives and receives that never wait for other ranks."""
     channel = dict.fromkeys(task.channel, 0)
     received = task.receives.keys() - task.sends.keys()
     return ReplayTask(task.program, channel, task.sends, {}, task.skipped | received)
@@ -200,7 +202,7 @@ def tags_distinct(job: CheckedJob, report: RuleReport) -> None:
 
 @dataclass(slots=True)
 class _MessageTally:
-    """Sends or receives between two ranks: their number and first node per label."""
+    """Number of sends (or receives) between two ranks, and the first node, for each label."""
 
     counts: Counter[MessageLabel] = field(default_factory=Counter[MessageLabel])
     node: dict[MessageLabel, int] = field(default_factory=dict[MessageLabel, int])
@@ -241,7 +243,9 @@ def _label_text(label: MessageLabel) -> str:
 
 
 def _match_text(label: MessageLabel, others: Counter[MessageLabel]) -> str:
-    """Describe the message of the other side that comes closest: same tag, other size."""
+    """Return a text about the most similar message of the other side, such as one with the same tag and
+    another size.
+    """
     for other in others:
         if other[:2] == label[:2]:
             return f"has {_label_text(other)} instead"

@@ -36,7 +36,7 @@ _COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PE
 
 
 def is_kind(graph: OpGraph, *kinds: NodeKind) -> BoolArray:
-    """Return the mask of the nodes of these kinds."""
+    """Return a mask of the nodes of the given kinds."""
     mask: BoolArray = np.isin(graph.kind, [int(kind) for kind in kinds])
     return mask
 

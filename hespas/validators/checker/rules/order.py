@@ -24,7 +24,9 @@ _SLOW_NETWORK_NS = 10**9
 
 
 class _CollectiveSequences:
-    """Collectives of each class by node, and their order on the channels of each kind of rank."""
+    """Collectives of each class by node, and the order in which each kind of rank issues them on each
+    channel.
+    """
 
     def __init__(self, job: CheckedJob) -> None:
         self.job = job
@@ -40,10 +42,10 @@ class _CollectiveSequences:
             self.collectives.append(dict(zip(nodes, rows, strict=True)))
 
     def runs(self, kind: int, channel: int, order_name: str) -> list[_Run]:
-        """Return the collectives that the representative of a kind issues on a channel.
+        """Return the collectives that the representative of a kind issues on a channel, in order.
 
-        ``order_name`` is a field of :class:`IssueOrder`. Equal neighbours are merged, and their executions
-        are added.
+        ``order_name`` is a field of :class:`IssueOrder`. Equal neighbours are merged, and their numbers of
+        executions are added.
         """
         index = int(self.job.workload.rank_class[self.job.equivalence.representatives[kind]])
         collectives = self.collectives[index]
@@ -80,7 +82,9 @@ def same_sequence(job: CheckedJob, report: RuleReport) -> None:
 def _compare_sequences(
     report: RuleReport, sequences: _CollectiveSequences, channel: int, kinds: tuple[int, int]
 ) -> None:
-    """Compare the collectives that two kinds of rank issue on one channel, in both orders."""
+    """Compare the collectives that two kinds of ranks issue on one channel, by both orders of
+    :class:`IssueOrder`.
+    """
     job = sequences.job
     differences: list[tuple[str, int]] = []
     ranks = (job.equivalence.representatives[kinds[0]], job.equivalence.representatives[kinds[1]])
@@ -242,7 +246,7 @@ def no_deadlock(job: CheckedJob, report: RuleReport) -> None:
 
 
 def _node_text(job: CheckedJob, programs: RankPrograms, comm: CommNode) -> str:
-    """Return ``rank 0 in node 5 (all-reduce over [0, 1])``."""
+    """Return a text such as ``rank 0 in node 5 (all-reduce over [0, 1])``."""
     rank = job.equivalence.representatives[comm.task]
     graph = job.workload.graph_of(rank)
     task = programs.tasks[comm.task]
