@@ -1,11 +1,10 @@
 """Collectives: bytes, bandwidths, exposed time, and across ranks skew, stragglers and transfer time.
 
-Bandwidths are defined as in nccl-tests
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth is the size
-over the time, the bus bandwidth is the part of it that each link carries. The size is the whole buffer: the
-result of an all-gather, the operand of a reduce-scatter. Clocks of ranks are unrelated; they are aligned by
-the ends of collectives, which all ranks leave at the same time. The transfer time is the least time over
-the ranks, as in TraceLens.
+Bandwidths are defined as in nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md):
+the algorithm bandwidth is size / time, the bus bandwidth is the part of it that each link carries. The size
+is the whole buffer: the result of an all-gather, the operand of a reduce-scatter. Clocks of ranks are
+unrelated. They are aligned by the ends of collectives, which all ranks leave at the same time. The transfer
+time is the shortest time on any rank, as in TraceLens.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ __all__ = [
 
 
 class MeasuredCollectiveRow(AnalysisRow, frozen=True, kw_only=True):
-    """Collectives of one kind, group and size on all ranks. ``size_bytes`` is the whole buffer;
-    ``exposed_ns`` is the time in which nothing computed. If several ranks were recorded, bandwidths (10^9
-    bytes/s) are by ``transfer_mean_ns``, the time without waiting for late ranks; if it is NaN, by
-    ``mean_ns``.
+    """Collectives of one kind, group and size on all ranks.
+
+    ``size_bytes`` is the whole buffer. ``exposed_ns`` is the time in which the rank did not compute.
+    Bandwidths (10^9 bytes/s) are relative to ``transfer_mean_ns``, the time without waiting for late ranks;
+    if that is NaN (one rank was recorded), to ``mean_ns``.
     """
 
     kind: str
@@ -61,8 +61,9 @@ class MeasuredCollectiveRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class InstanceRow(AnalysisRow, frozen=True, kw_only=True):
-    """One collective of several ranks. ``skew_ns`` is the time from the first arrival to the last, on
-    clocks aligned by the ends of collectives; ``transfer_ns`` is the least time over the ranks.
+    """One collective that several ranks recorded. ``skew_ns`` is the time from the first rank's arrival to
+    the last rank's, on clocks aligned by the ends of collectives. ``transfer_ns`` is the shortest time on any
+    rank.
     """
 
     kind: str
@@ -80,9 +81,10 @@ class InstanceRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class StragglerRow(AnalysisRow, frozen=True, kw_only=True):
-    """One rank in the collectives that it shares with others. ``late_mean_ns`` is the mean time from the
-    first arrival to its own, ``waited_ns`` its time in collectives beyond their transfer, which is least
-    for a straggler.
+    """One rank in the collectives that it shares with other ranks.
+
+    ``late_mean_ns`` is the mean time by which the rank arrives after the first rank. ``waited_ns`` is its
+    time in collectives beyond their transfer times; it is smallest for a straggler.
     """
 
     rank: int

@@ -32,11 +32,12 @@ _STREAM, _OTHER_STREAM, _UNKNOWN = "kernel delay", "stream wait", "unknown"
 
 
 class SegmentRow(AnalysisRow, frozen=True, kw_only=True):
-    """Segment of the path, in order of time; together they cover the step without a gap. ``kind`` is
-    compute, communication, memory (device events: ``name`` is their operation), kernel delay (a gap on a
-    stream), stream wait (a gap after an event of another stream), launch (from the call to the start of the
-    operation ``name``), host, synchronisation (from the end of an event to the return of the host's wait),
-    or unknown.
+    """Segment of the path, in order of time; together the segments cover the step without a gap.
+
+    ``kind`` is compute, communication or memory (device events; ``name`` is their operation), kernel delay (a
+    gap on a stream), stream wait (a gap after an event of another stream), launch (from the call to the start
+    of the operation ``name``), host, synchronisation (from the end of an event to the return of the host call
+    that waited for it), or unknown.
     """
 
     rank: int
@@ -48,8 +49,8 @@ class SegmentRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class PathRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time on the path by kind and name; host time is by the innermost operation or function that runs.
-    ``share`` is of the path of the rank.
+    """Time on the path by kind and name. Host time is listed by the innermost host operation or function.
+    ``share`` is relative to the path of the rank.
     """
 
     rank: int

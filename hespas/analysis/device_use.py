@@ -60,12 +60,14 @@ _QUEUE_POINTS, _MEMORY_POINTS = 200, 500
 
 
 class BreakdownRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time breakdown of one rank, as a whole (``step`` -1) or of one step: its events from the first start
-    to the last end. ``span_ns`` = ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` +
-    ``idle_ns``; exposed communication runs while nothing computes, exposed copies while nothing computes or
-    communicates. ``busy_ns`` is when anything ran; ``communication_ns`` and ``memory_ns`` include hidden
-    time. ``overlap`` is the share of the communication that computation hides (0..1), ``period_ns`` the
-    time from the start of a step to the start of the next one.
+    """Time breakdown of one rank: its whole recording (``step`` -1), or one step from the first start to the
+    last end of its events.
+
+    ``span_ns`` = ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` + ``idle_ns``. Exposed
+    communication runs while nothing computes; exposed copies run while nothing computes or communicates.
+    ``busy_ns`` is the time in which anything ran. ``communication_ns`` and ``memory_ns`` include hidden time.
+    ``overlap`` is the share of the communication that computation hides (0..1). ``period_ns`` is the time
+    from the start of a step to the start of the next one.
     """
 
     rank: int
@@ -171,9 +173,11 @@ _CAUSE_LABELS = (
 
 
 class IdleRow(AnalysisRow, frozen=True, kw_only=True):
-    """Gaps of one cause between the events of a stream (``stream`` -1: of the device, when no stream ran
-    anything). ``share`` is of all gaps of the stream (0..1). ``before_launch_ns`` is the part of
-    ``total_ns`` before the call that launched the next event.
+    """Gaps of one cause between the events of a stream; ``stream`` -1 is the device, whose gaps are the times
+    when no stream ran anything.
+
+    ``share`` is relative to all gaps of the stream (0..1). ``before_launch_ns`` is the part of ``total_ns``
+    before the call that launched the next event.
     """
 
     rank: int
@@ -188,8 +192,8 @@ class IdleRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class GapRow(AnalysisRow, frozen=True, kw_only=True):
-    """Gaps of the device by cause and by the ``operation`` that ran after them (its kernel if no operation is
-    known).
+    """Gaps of the device by cause and by the ``operation`` that ran after them (its kernel, if its operation
+    is unknown).
     """
 
     rank: int
@@ -298,9 +302,11 @@ def gaps_before(recordings: Sequence[Recording]) -> RowTable[GapRow]:
 
 
 class LaunchRow(AnalysisRow, frozen=True, kw_only=True):
-    """Recorded launches of an operation's work on one rank. ``call_mean_ns`` is the mean length of the calls,
-    ``delay_mean_ns`` the mean time from their return to the start of the work (below 0: it started before).
-    ``short`` counts work that ran for less time than its launch took.
+    """Launches of the work of an operation on one rank.
+
+    ``call_mean_ns`` is the mean duration of the launch calls. ``delay_mean_ns`` is the mean time from their
+    return to the start of the work (below 0: it started before). ``short`` is the number of launches whose
+    work took less time than the call.
     """
 
     rank: int
@@ -316,9 +322,11 @@ class LaunchRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class QueueRow(AnalysisRow, frozen=True, kw_only=True):
-    """Queue depth of a stream, which is the work that was launched and had not started, from the first
-    launch to the last start; means and medians are over time. ``empty_share`` is the share of that time
-    with an empty queue, ``blocked_ns`` the time with a full queue (1,024).
+    """Queue depth of a stream: the number of launches whose work has not started. It covers the time from the
+    first launch to the last start; means and medians are over time.
+
+    ``empty_share`` is the share of that time with an empty queue, ``blocked_ns`` the time with a full queue
+    (1,024).
     """
 
     rank: int
@@ -439,8 +447,10 @@ def queue_points(recordings: Sequence[Recording]) -> RowTable[QueuePointRow]:
 
 class MemoryRow(AnalysisRow, frozen=True, kw_only=True):
     """Peaks of the memory that the allocator of a device allocated and reserved (``device`` -1: the host),
-    the time of the peak, and the allocated memory at the end. ``taken_bytes`` is the sum of all
-    allocations. Profilers record it on request only (``profile_memory`` of PyTorch's).
+    the time of the peak, and the allocated memory at the end.
+
+    ``taken_bytes`` is the sum of all allocations. Profilers record memory on request only (PyTorch:
+    ``profile_memory``).
     """
 
     rank: int
@@ -454,7 +464,7 @@ class MemoryRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class MemoryPointRow(AnalysisRow, frozen=True, kw_only=True):
-    """Memory in use at a moment: the largest until the next moment."""
+    """Memory in use from a moment on: the largest value until the next moment."""
 
     rank: int
     device: int

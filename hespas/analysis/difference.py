@@ -30,7 +30,7 @@ __all__ = [
 
 
 class PartRow(AnalysisRow, frozen=True, kw_only=True):
-    """Part of the span, summed over ranks, before and after; the parts add up to ``span``."""
+    """Part of the span, summed over ranks, in both recordings. The parts add up to ``span``."""
 
     part: str
     before_ns: Figure
@@ -39,9 +39,12 @@ class PartRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ChangeRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operation, operation with its shapes, or kernel. ``change`` is added, gone, slower, faster or same.
-    ``delta_ns`` = ``count_delta_ns`` (more or fewer runs, at the mean time before) + ``mean_delta_ns``
-    (another mean time). ``share`` is of the difference of all device time.
+    """Change of an operation, an operation with its shapes, or a kernel. ``change`` is added, gone, slower,
+    faster or same.
+
+    ``delta_ns`` = ``count_delta_ns`` + ``mean_delta_ns``. The first is the change of the number of runs,
+    times the mean time before. The second is due to the change of the mean time. ``share`` is relative to the
+    difference of all device time.
     """
 
     name: str

@@ -39,11 +39,12 @@ _ROUNDING = 1 + 1e-6
 
 
 class LinkRow(AnalysisRow, frozen=True, kw_only=True):
-    """Utilization of one dimension of the system. ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is per device
-    and direction. ``sent_bytes`` per step and ``in_use_ns``, the time with a transfer, are means over the
-    ranks; ``most_sent_bytes`` and ``most_in_use_ns`` are the maxima. ``utilization_share`` is
-    ``sent_bytes`` / (bandwidth x step), ``in_use_utilization_share`` is relative to the bytes that could
-    have been sent during the transfers.
+    """Utilization of one dimension of the system.
+
+    ``bandwidth_gbytes_per_s`` (10^9 bytes/s) is per device and direction. ``sent_bytes`` per step and
+    ``in_use_ns``, the time with a transfer, are means over the ranks; ``most_sent_bytes`` and
+    ``most_in_use_ns`` are the maxima. ``utilization_share`` is ``sent_bytes`` / (bandwidth x step time).
+    ``in_use_utilization_share`` is ``sent_bytes`` / the bytes that could have been sent during the transfers.
     """
 
     dimension: str

@@ -97,11 +97,13 @@ def measured_of(profile: Profile, costed: CostedOps, device: Device | None) -> M
 
 
 class OperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operation with inputs of these shapes and types, on all ranks together; in a compiled program, an
-    instruction and its ``program``. ``share`` is of the device time (0..1). ``flops``, ``bytes_moved``,
-    ``total_ns`` and ``roof_ns`` are sums. ``roof_share`` is roofline time / measured time (more than 1: the
-    device cannot have run it, or the cost is that of other operations too), ``bound`` the resource that
-    bounds the longest run, ``kernel`` the kernel with most time.
+    """Operation with inputs of certain shapes and types, over all ranks; in a compiled program, an
+    instruction and its ``program``.
+
+    ``share`` is relative to the device time (0..1). ``flops``, ``bytes_moved``, ``total_ns`` and ``roof_ns``
+    are sums. ``roof_share`` is roofline time / measured time; more than 1 is impossible on the device, so the
+    cost then includes other operations. ``bound`` is the resource that limits the longest run, ``kernel`` the
+    kernel with the most time.
     """
 
     operation: str
@@ -127,8 +129,8 @@ class OperationRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ClassRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operations of one class; columns as in :class:`OperationRow`. ``costed_share`` is the share of their
-    time whose FLOPs and bytes are known.
+    """Operations of one class; columns are as in :class:`OperationRow`. ``costed_share`` is the share of
+    their time for which FLOPs and bytes are known.
     """
 
     op_class: str
@@ -142,8 +144,8 @@ class ClassRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class KernelRow(AnalysisRow, frozen=True, kw_only=True):
-    """All runs of a kernel on all ranks. ``kind`` is compute, communication or memory; ``operation``
-    launched most of its time.
+    """All runs of a kernel on all ranks. ``kind`` is compute, communication or memory. ``operation`` is the
+    operation that launched most of its time.
     """
 
     kernel: str
@@ -160,9 +162,11 @@ class KernelRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class WinRow(AnalysisRow, frozen=True, kw_only=True):
-    """Optimization opportunity: time of an operation above its roofline, ``win_ns`` = ``total_ns`` -
-    ``roof_ns``. ``win_share`` is of the device time, ``cumulative_share`` is the sum of the shares up to
-    this row.
+    """Optimization opportunity: the time of an operation above its roofline, ``win_ns`` = ``total_ns`` -
+    ``roof_ns``.
+
+    ``win_share`` is relative to the device time; ``cumulative_share`` is the sum of the shares up to this
+    row.
     """
 
     operation: str

@@ -1,6 +1,6 @@
 """Recordings: the device events of one rank of a profile, by kind of work, and sets of time intervals.
 
-Kinds are those of Holistic Trace Analysis: computation, communication, and memory (copies and fills).
+Kinds are as in Holistic Trace Analysis: computation, communication, and memory (copies and fills).
 """
 
 from __future__ import annotations

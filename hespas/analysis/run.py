@@ -90,11 +90,11 @@ _PART_LABELS = {
 class AnalysisTables:
     """Tables of all analyses.
 
-    ``hardware`` is the device of the roofline, empty if none is known. ``notes`` describe what the
-    recording lacks and how to record it. ``unclassified`` is the share of the device time of kernels of
-    unknown class (0..1), some of which may communicate. ``product_dtype`` is the element type of most of
-    the time of matmuls (empty: unknown). ``period_ns`` is the median over ranks of the time from the start
-    of a step to the start of the next one; of a single step it is the length of its range on the host (NaN:
+    ``hardware`` is the device of the roofline, empty if none is known. ``notes`` describe what the recording
+    lacks and how to record it. ``unclassified`` is the share of the device time in kernels of unknown class
+    (0..1), some of which may communicate. ``product_dtype`` is the element type in which matmuls spend most
+    of their time (empty: unknown). ``period_ns`` is the median over ranks of the time from the start of a
+    step to the start of the next one. For a single step it is the length of its range on the host (NaN:
     unknown, or a recording without steps). ``difference`` has the tables of the comparison with a baseline.
     """
 

@@ -1,7 +1,7 @@
 """Time of a simulated step: by rank, operation, class, module and group of ranks, on the critical path, and
 as a timeline.
 
-Ranks that behave alike are shown by one of them, whose figures are multiplied by their number in sums.
+One rank represents all ranks that behave alike; in sums, its figures are multiplied by their number.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ _KIND_NAMES = {int(kind): kind.name.lower() for kind in CollectiveKind} | {_MESS
 
 
 class SimulatedRankRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time breakdown of one rank, which represents ``alike`` ranks. ``span_ns``, the step of the job, is
-    ``compute_ns`` + ``exposed_communication_ns`` + ``exposed_memory_ns`` (copies and host work that overlap
-    with neither) + ``idle_ns``, which includes the time from the finish of the rank to the end of the step.
-    ``waiting_ns`` is the part in which the rank waits for other ranks and nothing computes (NaN: unknown).
+    """Time breakdown of one rank, which represents ``alike`` ranks.
+
+    ``span_ns``, the step time of the job, is ``compute_ns`` + ``exposed_communication_ns`` +
+    ``exposed_memory_ns`` + ``idle_ns``. Exposed memory is time of copies and host work that overlaps neither
+    computation nor communication. Idle time includes the time from the finish of the rank to the end of the
+    step. ``waiting_ns`` is the part in which the rank waits for other ranks and nothing computes (NaN:
+    unknown).
     """
 
     rank: int
@@ -64,8 +67,8 @@ class SimulatedRankRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class SimulatedClassRow(AnalysisRow, frozen=True, kw_only=True):
-    """One operation class on all ranks: the number of runs and their total time. ``critical_ns`` is the
-    time of the critical path of the job in this class.
+    """One operation class on all ranks: the number of runs and their total time. ``critical_ns`` is the time
+    that the critical path of the job spends in this class.
     """
 
     op_class: str
@@ -78,8 +81,8 @@ class SimulatedClassRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operations of one name on all ranks, or the later iterations of a loop that were not simulated one by
-    one.
+    """Operations of one name on all ranks. One row may also be the later iterations of a loop, which were not
+    simulated one by one.
     """
 
     operation: str
@@ -93,8 +96,9 @@ class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class ModuleRow(AnalysisRow, frozen=True, kw_only=True):
-    """Module or function of the program, as its operations name it; its submodules follow. ``total_ns`` is
-    the time of all operations inside on all ranks, ``own_ns`` without submodules.
+    """Module or function of the program, from the names of its operations; its submodules follow.
+
+    ``total_ns`` is the time of all operations in it on all ranks, ``own_ns`` the time without submodules.
     """
 
     node: int
@@ -109,8 +113,9 @@ class ModuleRow(AnalysisRow, frozen=True, kw_only=True):
 
 class AxisRow(AnalysisRow, frozen=True, kw_only=True):
     """Communication of one kind in one grouping of the ranks, which is an axis of the parallel layout.
-    ``size_bytes`` is the sum of the whole buffers on one rank; ``total_ns`` and ``exposed_ns`` (nothing
-    computes) are sums over all ranks. Bandwidths (10^9 bytes/s) are as defined by nccl-tests.
+
+    ``size_bytes`` is the sum of the whole buffers on one rank. ``total_ns`` and ``exposed_ns`` (time in which
+    nothing computes) are sums over all ranks. Bandwidths (10^9 bytes/s) are as defined by nccl-tests.
     """
 
     kind: str
@@ -126,7 +131,7 @@ class AxisRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class CriticalOperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time of the critical path of the job in operations of one name."""
+    """Time that the critical path of the job spends in operations of one name."""
 
     operation: str
     op_class: str
@@ -137,9 +142,7 @@ class CriticalOperationRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class CriticalSegmentRow(AnalysisRow, frozen=True, kw_only=True):
-    """Segment of the critical path of the job on one rank, which starts when the previous segment allows
-    it.
-    """
+    """Segment of the critical path of the job on one rank. It starts when the previous segment allows it."""
 
     rank: int
     count: Count

@@ -26,10 +26,11 @@ _STEP = re.compile(r"(ProfilerStep)#\d+")
 
 
 class TreeRow(AnalysisRow, frozen=True, kw_only=True):
-    """Path of calls on all ranks, in tree order: callees follow their caller, most device time first.
-    ``node`` numbers the rows, ``parent`` is the row of the caller (-1: none). ``device_ns`` is the time of
-    all device events inside, ``own_device_ns`` without callees; ``host_ns`` is the host time of
-    the ``calls`` that launched something.
+    """Call path, over all ranks, in tree order: callees follow their caller, most device time first.
+
+    ``node`` is the number of the row, ``parent`` the row of the caller (-1: none). ``device_ns`` is the time
+    of all device events launched inside, ``own_device_ns`` the time without callees. ``host_ns`` is the host
+    time of the ``calls`` that launched something.
     """
 
     node: int

@@ -3,7 +3,7 @@
 A value lives from the start of its producer to the end of its last reader. Parameters and constants live
 throughout. If a program states its results, their memory also exists from the beginning. Values that a loop
 only reads live until its last iteration has ended. Values made in a loop count once, because each iteration
-overwrites those of the previous one.
+overwrites the values of the previous one.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def _solve(linear: _LinearModel, prior: _FitPrior) -> tuple[FloatArray, FloatArr
 
 def _best_spread(parts: Sequence[_LinearModel]) -> float:
     """Return the value of :data:`_RUN_SPREADS` with the smallest errors. Each deployment is fitted to its
-    central run, and the errors are those of its other runs.
+    central run, and the errors are measured on its other runs.
     """
     errors: dict[float, list[FloatArray]] = defaultdict(list)
     for part in parts:

@@ -127,8 +127,8 @@ class _LowerBound(float):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Table of the Markdown report and the page. ``of`` is the number of all rows, of which the table may
-    show only some.
+    """Table of the Markdown report and the page. ``of`` is the number of all rows; the table may show
+    fewer.
     """
 
     name: str

@@ -60,7 +60,7 @@ def rate_text(flops_per_s: float) -> str:
 class ThresholdCheck:
     """Check of one threshold: the required value, the worst value, and ``status``.
 
-    The status is ``pass``, ``fail``, or ``unknown`` if there is no value to check.
+    The status is ``pass``, ``fail``, or ``unknown`` (without a value to check).
     """
 
     name: str
