@@ -1,11 +1,11 @@
 """Use of each device: time breakdown, idle gaps by cause, launches, queue depth, and allocator memory.
 
-The analyses follow Holistic Trace Analysis. Breakdown: an event counts while it runs, moments at which
-several events run count once, and computation comes first. Idle causes: host wait, then kernel wait below a
-threshold. Two of its causes are divided further: gaps of host wait that passed mostly after the launching
-call are launch delay, and of the rest, a gap that ends when an event of another stream ends has waited for
-that event. Queue depth: the queue of a stream grows when a launch is called, and shrinks when the work
-starts.
+The analyses follow Holistic Trace Analysis (HTA). Breakdown: an event counts while it runs. A moment at which
+several events run counts once, and computation takes precedence. Idle causes: a gap in which the host had not
+launched the next event is host wait; otherwise a gap below a threshold is kernel wait. Two of these causes
+are divided further. A gap of host wait that passed mostly after the launching call is launch delay. Among the
+other gaps, a gap that ends when an event of another stream ends has waited for that event. Queue depth: the
+queue of a stream grows when a launch is called, and shrinks when the work starts.
 """
 
 from __future__ import annotations

@@ -200,8 +200,9 @@ def analysis_html(
     notes: Sequence[str] = (),
     diagnostics: Diagnostics | None = None,
 ) -> str:
-    """Return the page as HTML. It loads nothing, and names from files are escaped. ``about`` is a sentence
-    below the verdict; of the sections in ``shown``, those whose table has rows are on the page.
+    """Return the page as HTML. It loads nothing from the network, and names from files are escaped.
+
+    ``about`` is a sentence below the verdict. The page has the sections in ``shown`` whose tables have rows.
     """
     source = inputs_text(inputs, baseline)
     on = f", on {', '.join(devices[:_MAX_DEVICES])}" if devices else ""

@@ -1,11 +1,11 @@
 """Training step of a deep learning recommendation model (DLRM, arXiv 1906.00091).
 
-Dense features pass a bottom MLP; categorical features are looked up in tables and summed by bag; all pairs of
-features are multiplied, and a top MLP computes one number. MLPs are data parallel. Tables are sharded over
-all ranks, so that pooled rows of the whole batch are exchanged in the forward pass and their gradients in the
-backward pass: tables or columns by all-to-all, rows by reduce-scatter and all-gather. The backward pass has
-two products for each forward product, except in the first layer, whose input needs no gradient. Tables are
-updated on their ranks.
+Dense features pass through a bottom MLP. Categorical features are looked up in tables, and the rows of a
+sample are summed. All pairs of features are multiplied, and a top MLP computes one number. MLPs are data
+parallel. Tables are sharded over all ranks. Therefore the summed rows of the whole batch are exchanged in the
+forward pass, and their gradients in the backward pass: by all-to-all if ranks hold tables or columns, by
+reduce-scatter and all-gather if they hold rows. The backward pass has two products for each forward product,
+except in the first layer, whose input needs no gradient. Tables are updated on their ranks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ differences count:
   with its last arrival, so only the set of classes of its members matters, not their counts. By induction
   over the events of a run, ranks of one class do the same at the same time, so one rank per class is
   simulated.
-- Ranks are *indistinguishable* (:func:`indistinguishable`) if no rule on a job can tell them apart, so that
+- Ranks are *indistinguishable* (:func:`indistinguishable`) if no rule on a job can distinguish them, so that
   one rank per class is checked. The counts of members matter, and so do both ends of each message.
 
 Classes are compared by 64-bit fingerprints.
@@ -302,8 +302,8 @@ def _result(behaviour: IntArray, groups: _Words, num_members: IntArray) -> Behav
 
 
 class _Memberships(NamedTuple):
-    """Pairs of a group and a member, each listed once, with the group set through which the member's class
-    calls the group.
+    """Pairs of a group and one of its members, each listed once. Each pair has the group set through which
+    the rank class of the member calls the group.
     """
 
     group: IntArray

@@ -1,15 +1,15 @@
 """Feed-forward blocks on one rank: plain, gated, and mixtures of experts, also in serving.
 
-Experts (arXiv 2401.06066, 2412.19437): a router scores each token, tokens are sorted by expert, sent to the
-ranks of their experts, multiplied by two grouped products, sent back, and summed by their scores. Loads are
-balanced except for the given imbalance. With a capacity factor each expert has slots for that many times its
-share, and all slots are sent and processed. A shared expert is an additional feed-forward block. Biases are
-added expert by expert if they are not fused.
+Training of experts (arXiv 2401.06066, 2412.19437): a router scores each token. Tokens are sorted by expert,
+sent to the ranks of their experts, multiplied by two grouped products, sent back, and summed with their
+scores as weights. Loads are balanced except for the given imbalance. With a capacity factor each expert has
+slots for that multiple of its mean number of tokens, and all slots are sent and processed. A shared expert is
+an additional feed-forward block. Biases are added expert by expert if they are not fused.
 
-Serving libraries run one kernel for all experts of a rank. If tensor ranks share attention, each of them has
-all tokens: it runs its experts, or its part of each, on their tokens, and results are all-reduced.
-Data-parallel ranks first gather each other's tokens and reduce-scatter the sums; with more expert ranks than
-experts per token, tokens are sent only to the ranks of their experts.
+Serving libraries run one kernel for all experts of a rank. If tensor-parallel ranks share attention, each of
+them has all tokens. It runs its experts, or its part of each expert, on their tokens, and the results are
+all-reduced. Data-parallel ranks first gather each other's tokens and reduce-scatter the sums. If there are
+more expert-parallel ranks than experts per token, tokens are sent only to the ranks of their experts.
 """
 
 from __future__ import annotations

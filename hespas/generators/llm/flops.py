@@ -1,11 +1,12 @@
 """FLOPs of a training step in closed form: model FLOPs as in publications, and hardware FLOPs.
 
-Model FLOPs (arXiv 2104.04473, section 5.1 without recomputation; 2204.02311, appendix B) are six for each
-active parameter of a matrix and token, and for attention twelve for each layer, head, dimension of a head and
-attended key: half of a sequence under a causal mask, at most its window. With adapters (LoRA) the gradients
-of frozen weights are omitted: four for each parameter. The head is counted, the embedding is not; multi-token
-prediction adds its layers and the head once more. A Mamba-2 block is counted by its chunked scan (2405.21060,
-section 6). Hardware FLOPs add recomputation, repeated work of ranks, and padding.
+Model FLOPs (arXiv 2104.04473, section 5.1 without recomputation; 2204.02311, appendix B) are 6 per token for
+each active matrix parameter. For attention they are 12 per token for each layer, head, dimension of a head
+and attended key. The attended keys are half of a sequence under a causal mask, and at most the window. With
+adapters (LoRA) the gradients of frozen weights are omitted, which leaves 4 per parameter. The head is
+counted, the embedding is not. Multi-token prediction adds its layers and the head once more. A Mamba-2 block
+is counted by its chunked scan (2405.21060, section 6). Hardware FLOPs add recomputation, repeated work of
+ranks, and padding.
 
 ``HALF`` counts half of the square of attention, like most publishers; ``EXACT`` the s (s + 1) / 2 pairs;
 ``FULL`` the whole square, like llm-foundry and older reports of MaxText and Megatron-LM.

@@ -34,16 +34,17 @@ class Layout:
     """Degrees of parallelism: data, tensor, pipeline, virtual stages per rank, context, expert, and tensor
     parallelism inside experts.
 
-    ``zero``: 0 replicates, 1 shards the optimizer over data and context ranks, 2 also gradients, 3 also
-    weights (FSDP). ``shard``: data ranks that share one copy (0: all; fewer is hybrid sharding).
-    ``sequence_parallel`` shards activations outside tensor-parallel regions over tensor ranks.
-    ``layers_first``, ``layers_last``: layers of the first and last stage if stages are uneven (-1: even).
-    ``embedding_counts``, ``head_counts``: the embedding counts as a layer of the first chunk, the head as one
-    of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``). ``ring_attention`` sends keys
-    around a ring of context ranks, otherwise they are gathered; with ``context_all_to_all`` context ranks
-    exchange tokens for heads instead (arXiv 2309.14509). ``expert_node``: ranks of a node; a token is sent
-    once to each node of its experts and forwarded inside the node, as in DeepEP (0: directly to the rank of
-    each expert).
+    ``zero``: 0 replicates the optimizer state, 1 shards it over data-parallel and context-parallel ranks, 2
+    also shards gradients, 3 also weights (FSDP). ``shard``: number of data-parallel ranks that share one copy
+    (0: all; fewer is hybrid sharding). ``sequence_parallel`` shards activations outside tensor-parallel
+    regions over tensor-parallel ranks. ``layers_first``, ``layers_last``: layers of the first and last stage
+    if stages are uneven (-1: even). ``embedding_counts``, ``head_counts``: the embedding counts as a layer of
+    the first chunk, the head as one of the last (Megatron-Core: ``account_for_embedding_in_pipeline_split``).
+
+    ``ring_attention`` sends keys around a ring of context-parallel ranks; otherwise they are gathered. With
+    ``context_all_to_all``, context-parallel ranks exchange tokens for heads instead (arXiv 2309.14509).
+    ``expert_node``: ranks of a node. A token is sent once to each node of its experts and forwarded inside
+    the node, as in DeepEP (0: it is sent directly to the rank of each expert).
     """
 
     dp: int = 1
@@ -95,7 +96,7 @@ class Layout:
 
     @property
     def has_sequence_parallel(self) -> bool:
-        """True if activations between tensor-parallel regions are sharded."""
+        """True if activations outside tensor-parallel regions are sharded over tensor-parallel ranks."""
         return self.sequence_parallel and self.tp > 1
 
 
@@ -193,7 +194,7 @@ class RankGroups:
 
     @cached_property
     def everyone(self) -> StridedGroups:
-        """The group of all ranks.
+        """Group of all ranks.
 
         In a pipeline it is a separate communicator. ASTRA-sim hangs in a collective of its world group if the
         ranks have issued different numbers of collectives before.

@@ -1,13 +1,14 @@
 """Mamba-2 blocks on one rank, forward and backward (arXiv 2405.21060, section 6), and in serving.
 
-A sequence is divided into chunks of Q tokens, the last one padded. Products per chunk and head of P
-dimensions with a state of N: scores within the chunk (Q x Q x N, once per group of heads), scores times
-values (Q x P x Q), the final state of the chunk (N x P x Q), and the contribution of the state before it (Q x
-P x N). Heads are divided over tensor ranks; the transfer of states between context ranks is not modelled.
+A sequence is divided into chunks of Q tokens; the last chunk is padded. For a head of P dimensions and a
+state of N dimensions, each chunk needs four matrix products: scores within the chunk (Q x Q x N, once per
+group of heads), scores times values (Q x P x Q), the final state of the chunk (N x P x Q), and the
+contribution of the previous state (Q x P x N). Heads are divided over tensor-parallel ranks. The transfer of
+states between context-parallel ranks is not modelled.
 
 In serving, each sequence has a state of P x N for each head and the last inputs of its convolution. A prompt
-is scanned in its own chunks and stores them. Decoded tokens pass the recurrence, in one kernel that reads and
-writes the states of all sequences (``selective_state_update`` of the library of the paper).
+is scanned in separate chunks, which store both. Decoded tokens pass the recurrence, in one kernel that reads
+and writes the states of all sequences (``selective_state_update`` of the library of the paper).
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class RankState:
     Mixed precision with Adam: 16-bit weights, gradients accumulated in 32 bits, 32-bit weights and two 32-bit
     moments (arXiv 1710.03740, 1412.6980). ZeRO-1 shards the 32-bit weights and the moments over data-parallel
     ranks, ZeRO-2 also the gradients, ZeRO-3 also the weights (arXiv 1910.02054). Sharded weights are gathered
-    layer by layer. Trained four-bit weights have a 16-bit copy, from which they are converted (arXiv
-    2509.25149). Frozen weights, and all weights of a rank that ``serves``, have none.
+    layer by layer. Trained four-bit weights are converted from a 16-bit copy (arXiv 2509.25149). Frozen
+    weights, and all weights of a rank that ``serves``, do not need this copy.
     """
 
     rank: ModelRank

@@ -150,10 +150,10 @@ BLOCK_NAMES: Mapping[type[Block], str] = {
 class Model(Bounded):
     """Decoder model.
 
-    ``tied``: the output head is the embedding. ``post_norms``: the result of a block is normalised too.
-    ``max_positions`` counts learned positions. ``mtp_layers`` counts layers of multi-token prediction: each
-    is one more layer (like the last one) after a projection of two hidden vectors, with the same embedding
-    and head.
+    ``tied``: the output head shares the weights of the embedding. ``post_norms``: the result of a block is
+    normalised too. ``max_positions`` is the number of learned positions. ``mtp_layers`` is the number of
+    layers of multi-token prediction. Each of them projects two hidden vectors to one and is followed by a
+    layer like the last one. Embedding and head are shared.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Model(Bounded):
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
-        """The layers, then the layers of multi-token prediction."""
+        """Layers of the model, followed by the layers of multi-token prediction."""
         return self.layers + self.layers[-1:] * self.mtp_layers
 
     def blocks(self) -> Iterator[Block]:

@@ -426,8 +426,8 @@ def _capacity(cells: _RunCells) -> float:
 def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     """Return the communication that the run overlaps with computation.
 
-    Nothing overlaps if the column says ``off``, or in Megatron-LM before 2023. Tensor-parallel collectives
-    overlap if their column says ``yes``, and in recipes of Megatron-Bridge for dense models.
+    Nothing overlaps if the column is ``off``, or in Megatron-LM before 2023. Tensor-parallel collectives
+    overlap if their column is ``yes``, and in recipes of Megatron-Bridge for dense models.
     """
     source, framework = cells.text("source"), cells.text("framework")
     if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):

@@ -43,12 +43,13 @@ STYLES: tuple[Style, ...] = ("megatron", "torchtitan", "maxtext")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPrecision:
-    """Number formats: ``matmul`` of operands of linear layers, ``attention`` of operands inside attention,
-    ``compute`` of activations between operations and of weights at use, ``gradient`` of accumulated
-    gradients, and ``head`` of the output projection.
+    """Number formats of a model.
 
-    ``quantizes``: operands of products are converted from ``compute`` first. Scales of 8-bit formats (per
-    tensor, row or block) are not counted in bytes; scales of mxfp8 and nvfp4 are part of the format.
+    ``matmul`` is the format of the operands of linear layers, ``attention`` of operands inside attention,
+    ``compute`` of activations between operations and of weights at use, ``gradient`` of accumulated
+    gradients, and ``head`` of the output projection. ``quantizes``: operands of products are converted from
+    ``compute`` first. Scales of 8-bit formats (per tensor, row or block) are not counted in bytes; scales of
+    mxfp8 and nvfp4 are part of the format.
     """
 
     name: str
@@ -214,12 +215,13 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Settings of an optimizer step. ``global_batch`` and ``micro_batch`` count sequences of ``seq`` tokens.
+    """Settings of an optimizer step. ``global_batch`` and ``micro_batch`` are numbers of sequences of ``seq``
+    tokens.
 
     ``lora_rank``: train only adapters of that rank (0: all weights). ``capacity`` is the capacity factor of
-    experts (0: dropless), ``imbalance`` the ratio of the load of the busiest rank's experts to the mean,
-    without effect if experts have a capacity factor. ``causal``: attention is masked. ``grad_norm``:
-    gradients are clipped by their global norm.
+    experts (0: dropless). ``imbalance`` is the load of the busiest rank's experts relative to the mean; it
+    has no effect with a capacity factor. ``causal``: attention is masked. ``grad_norm``: gradients are
+    clipped by their global norm.
     """
 
     seq: int

@@ -223,7 +223,9 @@ def _describe_wait(
     task: int,
     members: SmallIntArray,
 ) -> str:
-    """Return a text that says for which member a task waits, and in which task that member itself waits."""
+    """Return a text that names the member for which a task waits, and the task in which that member itself
+    waits.
+    """
     missing = members[np.isnan(done.schedule.start_ns[members])]
     late = int(missing[0])
     sim_rank = job.rank_of(late)

@@ -114,9 +114,9 @@ def _check_rate(per_second: float) -> None:
 class StepLog:
     """Log of a server's steps and of the times between tokens.
 
-    A step has a time [ns], a batch size and a number of new prompt tokens. Consecutive steps with equal batch
-    size and prompt tokens are stored as one run. Times between tokens [ns] are stored with the number of
-    tokens, in runs of equal numbers.
+    A step has a time [ns], a batch size and a number of new prompt tokens. Times between tokens [ns] have the
+    number of tokens that followed after that time. Both are run-length encoded: consecutive entries with
+    equal numbers are stored once.
     """
 
     _time_ns: array[float] = field(default_factory=lambda: array("d"))

@@ -1,13 +1,13 @@
-"""Naive baselines that every estimator is compared with; an estimator that beats none of them has no value.
+"""Naive baselines with which every estimator is compared. An estimator that beats none of them has no value.
 
 * ``datasheet-roofline``: published peaks, compulsory bytes, no launch overhead, no fit.
-* ``one-efficiency``: one launch time and one efficiency for the whole device: t0 + roofline / e.
+* ``one-efficiency``: one launch time t0 and one efficiency e for the whole device: t0 + roofline / e.
 * ``overhead+two-efficiencies``: an overhead and an efficiency per operation class, if a class has enough
   shapes; otherwise the values of the device.
 
-The last two are fitted to the measurements, and each shape is predicted by a fit without that shape: by a fit
-to the other sources if these have shapes of their own, otherwise to the other four fifths of the shapes. A
-table is fitted to its rows for fitting.
+The last two are fitted to the measurements. Each shape is predicted by a fit without that shape: to the
+other sources if these have other shapes, otherwise to the other four fifths of the shapes. For a table, the
+fit uses the rows that are marked for fitting.
 """
 
 from __future__ import annotations

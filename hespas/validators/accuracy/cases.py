@@ -77,8 +77,8 @@ class IndexedTexts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
-    """Cases of one source as columns of shape ``(cases,)``. ``shape`` numbers equal work, as ``shapes`` name
-    it.
+    """Cases of one source as columns of shape ``(cases,)``. Cases with the same ``shape`` number do equal
+    work; ``shapes`` has its description.
 
     * ``measured_ns`` is the median over ``repeats`` runs. ``spread_ns`` is the mean distance of the runs from
       it (NaN for one run). ``mean_ns`` is the mean over the runs (None: equal to ``measured_ns``); means add
@@ -274,9 +274,9 @@ def measured_groups(profile: Profile, matching: Matching) -> GroupTimes:
     """Return the time of each group: the sum within a run of a rank, then the median over ranks and runs.
 
     If events of a run overlap on several streams, the union of their intervals counts instead of the sum.
-    Events outside of runs count only for groups without events in a run: the recording cut off such a run. A
-    run with an event of negative or unknown duration does not count for a group with other runs; without any,
-    the rest of the run counts. O(events log events).
+    Events outside of runs belong to a run that the recording cut off. They count only for groups without
+    events in a run. A run with an event of negative or unknown duration is ignored if the group has other
+    runs; otherwise the rest of the run counts. O(events log events).
     """
     chosen = np.flatnonzero(matching.event_group >= 0)
     in_run = np.zeros(len(matching), np.bool_)

@@ -138,8 +138,8 @@ class _KeyForest:
         self.is_joined[key] = True
 
     def groups(self) -> IntArray:
-        """Return the group of each key, then of each node, numbered by first key; -1 for trees without
-        keys.
+        """Return the group of each key, then of each node. Groups are numbered in order of their first keys;
+        -1 for nodes without a key.
         """
         roots = [self.root(item) for item in range(len(self._parent))]
         used = sorted({roots[key] for key, is_joined in enumerate(self.is_joined) if is_joined})

@@ -135,12 +135,12 @@ class Trend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedUp:
-    """Errors of predicted speed-ups over ``n`` shapes measured on two devices.
+    """Errors of predicted speed-ups over ``n`` shapes that were measured on two devices.
 
-    ``sign`` is the share of shapes with the faster device predicted correctly (``sign_long``: of the
-    ``n_long`` shapes above 20 us). ``median_error`` is the median of |predicted / measured - 1| of the time
-    ratios; ``rank`` is Kendall's tau of predicted and measured ratios. ``constant_error`` and
-    ``constant_sign`` are the figures of one constant ratio for all shapes.
+    ``sign`` is the share of shapes for which the faster device is predicted correctly; ``sign_long`` is the
+    same for the ``n_long`` shapes above 20 us. ``median_error`` is the median of |predicted / measured - 1|
+    of the time ratios. ``rank`` is Kendall's tau of predicted and measured ratios. ``constant_error`` and
+    ``constant_sign`` are the figures of a prediction by one constant ratio for all shapes.
     """
 
     estimator: str

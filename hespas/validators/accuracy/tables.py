@@ -56,7 +56,7 @@ class TableClasses:
 
     @classmethod
     def of(cls, tables: Sequence[Measurements]) -> TableClasses:
-        """Return the classes of some tables, in order of appearance."""
+        """Return the distinct classes in the tables, in order of appearance."""
         families: dict[str, str] = {}
         for table in tables:
             for name, family in _class_texts(table.ops)[0]:

@@ -264,7 +264,7 @@ class _ProcessPoints:
 
     @classmethod
     def of(cls, device: Device, known: KnownSizes, ops: Operations) -> _ProcessPoints:
-        """Return the points of some operations."""
+        """Return operations as points, with standard deviations from the learned models in ``known``."""
         names = [name for name in KINDS[known.kind] if name != _DERIVED_SIZE]
         sizes = np.stack([np.nan_to_num(ops.dim(name), nan=1.0) for name in names], axis=1)
         deviations: list[FloatArray] = []
