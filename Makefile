@@ -6,16 +6,17 @@ CAPTURE := .venv-capture
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
 JOBS ?= auto --maxprocesses 4
+# Seconds of one core that the tests of `make test` take.
+SAMPLE_S := 700
 
-.PHONY: demo test test-slow test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
+.PHONY: demo test test-all test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a recorded step predicted and compared, what-if on other devices, traces for a simulator"
-	@echo "make test       the tests"
-	@echo "make test-slow  the long suites: fuzzing, a million nodes, the commands of every document, and the"
-	@echo "                cases of long lists (tests/sweeps.py) of which make test takes a few"
-	@echo "make test-drawn a part of the slow suite that the commit decides, about SECONDS=300 long"
+	@echo "make test       the tests that protect most per second (tests/sampling.py), about 10 minutes"
+	@echo "make test-drawn about SECONDS=300 of the other tests, chosen by the commit"
+	@echo "make test-all   all tests, also fuzzing, a million nodes and the commands of every document: hours"
 	@echo "make nightly    lint, all tests with all versions, the fuzzer and mutation tests: hours"
 	@echo "make mutation   the share of changes of numerical modules that tests notice, of SAMPLE=60 each"
 	@echo "make test-capture  captures of models of PyTorch, Flax and Equinox, installed in .venv-capture (2 GB)"
@@ -57,17 +58,17 @@ demo: $(VENV)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --sample $(SAMPLE_S)
 
-test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS)
 
 # The commit decides what is drawn, so that a failure repeats.
 test-drawn: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m slow --draw-seconds $(or $(SECONDS),300) \
-		--draw-seed "$$(git rev-parse HEAD 2>/dev/null || echo none)"
+	$(BIN)/python -m pytest -n $(JOBS) --sample $(SAMPLE_S) --draw $(or $(SECONDS),300) \
+		--seed "$$(git rev-parse HEAD 2>/dev/null || echo none)"
 
-nightly: lint test test-slow test-lowest test-newest fuzz mutation
+nightly: lint test-all test-lowest test-newest fuzz mutation
 
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group mutation
@@ -82,7 +83,7 @@ test-lowest test-newest:
 	$(TARGET)/bin/python -m pip install --quiet --upgrade pip uv
 	VIRTUAL_ENV=$(TARGET) $(TARGET)/bin/uv pip install --quiet --resolution $(RESOLUTION) \
 		--editable '.[stablehlo,report]' --group dev
-	$(TARGET)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(TARGET)/bin/python -m pytest -n $(JOBS) --dist loadfile --sample $(SAMPLE_S)
 
 test-lowest: TARGET := $(LOWEST)
 test-lowest: RESOLUTION := lowest-direct

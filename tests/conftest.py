@@ -11,8 +11,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
 
-from tests.drawing import TimedDraw
-from tests.sweeps import set_many_aside
+from tests.sampling import Sampling
 
 # Linear algebra of small fits is slower in several threads, and tests run beside each other already. Read as
 # NumPy is loaded, here and in every process that a test starts.
@@ -39,25 +38,22 @@ settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of :mod:`tests.drawing`."""
-    parser.addoption("--draw-seconds", type=float, default=None, help="Run drawn tests until these are over.")
-    parser.addoption("--draw-seed", default="", help="Text that decides which tests are drawn.")
+    """Options of :mod:`tests.sampling`."""
+    parser.addoption("--sample", type=float, default=None, help="Run tests that take so many seconds.")
+    parser.addoption("--draw", type=float, default=None, help="Run so many seconds of the other tests.")
+    parser.addoption("--seed", default="", help="Text that decides which tests are drawn.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw tests if the option is given."""
-    seconds: float | None = config.getoption("--draw-seconds")
+    """Choose tests if an option is given."""
+    seconds: float | None = config.getoption("--sample")
     if seconds is not None:
-        config.pluginmanager.register(TimedDraw(seconds, str(config.getoption("--draw-seed"))))
+        config.pluginmanager.register(
+            Sampling(seconds, config.getoption("--draw"), str(config.getoption("--seed")))
+        )
 
 
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: a collection of garbage need not walk ten thousand tests."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before anybody chooses by marks."""
-    set_many_aside(items)

@@ -29,7 +29,6 @@ from tests.malformed_inputs import (
     json_chain,
     mlir_chain,
 )
-from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")
 
@@ -92,13 +91,11 @@ def test_truncated_fixtures(command: Command, name: str) -> None:
     _check_cuts(command, Path(name).name, (FIXTURES / name).read_bytes(), CUTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_all_truncated_fixtures(command: Command, name: str) -> None:
     _check_cuts(command, Path(name).name, (FIXTURES / name).read_bytes())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith(".gz")])
 def test_all_truncated_fixtures_unpacked(command: Command, name: str) -> None:
     data = gzip.decompress((FIXTURES / name).read_bytes())
@@ -122,7 +119,6 @@ def test_truncated_packed_outputs(command: Command, name: str) -> None:
     _check_cuts(command, f"{name}.gz", gzip.compress(_own(command.folder, name), mtime=0), CUTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".arrow", ".et"])
 @pytest.mark.parametrize("name", [name for name in ALL if "llama" in name and "N1024" not in name])
 def test_all_truncated_outputs(command: Command, name: str, suffix: str) -> None:
@@ -134,7 +130,7 @@ def test_all_truncated_outputs(command: Command, name: str, suffix: str) -> None
 # --- junk and wrong formats
 
 
-@pytest.mark.parametrize("name", swept(JUNK, 12))
+@pytest.mark.parametrize("name", JUNK)
 def test_junk(command: Command, name: str) -> None:
     """Under a name that tells nothing, under that of each format, and where each format is forced."""
     for suffix in (".bin", *SUFFIX.values()):
@@ -242,6 +238,5 @@ def test_long_chains(command: Command) -> None:
     _check_chain(command, 30_000)
 
 
-@pytest.mark.slow
 def test_chains_of_a_million(command: Command) -> None:
     _check_chain(command, 1_000_000)

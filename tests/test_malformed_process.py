@@ -167,7 +167,6 @@ def test_damaged_programs(command: Command, name: str) -> None:
     _check_damage(command, name, _fixture(name), 40)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _TEXTS | _COMPILED)
 def test_much_damaged_programs(command: Command, name: str) -> None:
     _check_damage(command, name, _fixture(name), 600)

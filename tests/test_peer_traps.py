@@ -698,17 +698,9 @@ def test_trap_17_every_shipped_device_is_a_device_file(name: str, bench: Bench) 
 
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-FIRST_READ = {"README.md"}
-"""Those whose commands every change runs; those of others take minutes together."""
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        pytest.param(path, id=path.name, marks=[] if path.name in FIRST_READ else [pytest.mark.slow])
-        for path in DOCUMENTS
-    ],
-)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_trap_17_every_documented_command_prints_what_the_document_says(document: Path, bench: Bench) -> None:
     examples = documented.examples(document.read_text())
     results = documented.run(examples, bench.folder, ROOT)

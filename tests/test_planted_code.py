@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.limits import SAFETY_S
-from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures"
@@ -91,22 +90,19 @@ ON_H100 = ("--hardware", "H100-SXM")
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    swept(
-        [
-            ("hespas", ["view", "{in}/m.mlir"]),
-            ("hespas", ["view", "{in}/m.mlirbc"]),
-            ("hespas", ["view", "{in}/a.pb"]),
-            ("hespas", ["estimate", "{in}/m.mlir", *ON_H100]),
-            ("hespas", ["simulate", "{in}/m.mlir", *ON_H100, "--timeline", "t.json"]),
-            ("hespas", ["analyze", "{in}/p.xplane.pb", "--report", "report"]),
-            ("hespas", ["estimators"]),
-            ("hespas-convert", ["{in}/m.mlir", "m.json"]),
-            ("hespas-convert", ["{in}/m.mlirbc", "replay.mlir"]),
-            ("hespas-validate", ["check", "{in}/m.mlirbc"]),
-            ("hespas-validate", ["roundtrip", "{in}/m.mlir", "{in}/n.mlir", "--formats", "op-graph"]),
-        ],
-        5,
-    ),
+    [
+        ("hespas", ["view", "{in}/m.mlir"]),
+        ("hespas", ["view", "{in}/m.mlirbc"]),
+        ("hespas", ["view", "{in}/a.pb"]),
+        ("hespas", ["estimate", "{in}/m.mlir", *ON_H100]),
+        ("hespas", ["simulate", "{in}/m.mlir", *ON_H100, "--timeline", "t.json"]),
+        ("hespas", ["analyze", "{in}/p.xplane.pb", "--report", "report"]),
+        ("hespas", ["estimators"]),
+        ("hespas-convert", ["{in}/m.mlir", "m.json"]),
+        ("hespas-convert", ["{in}/m.mlirbc", "replay.mlir"]),
+        ("hespas-validate", ["check", "{in}/m.mlirbc"]),
+        ("hespas-validate", ["roundtrip", "{in}/m.mlir", "{in}/n.mlir", "--formats", "op-graph"]),
+    ],
     ids=lambda words: words if isinstance(words, str) else " ".join(words),
 )
 def test_commands(command: str, arguments: list[str], trap: Path) -> None:
@@ -152,14 +148,11 @@ ZIGZAG = "zigzag:accelerator={in}/a.yaml,mapping={in}/a.yaml,clock_mhz=940"
 
 @pytest.mark.parametrize(
     ("package", "distribution", "modules", "estimator"),
-    swept(
-        [
-            ("iree", "iree-base-compiler", ("compiler", "runtime"), "iree"),
-            ("scalesim", "scalesim", ("scale_sim",), SCALE_SIM),
-            ("zigzag", "zigzag-dse", ("api",), ZIGZAG),
-        ],
-        1,
-    ),
+    [
+        ("iree", "iree-base-compiler", ("compiler", "runtime"), "iree"),
+        ("scalesim", "scalesim", ("scale_sim",), SCALE_SIM),
+        ("zigzag", "zigzag-dse", ("api",), ZIGZAG),
+    ],
     ids=["iree", "scalesim", "zigzag"],
 )
 def test_estimators_of_other_packages(
@@ -171,16 +164,14 @@ def test_estimators_of_other_packages(
     assert imported.exists(), done.stderr
 
 
-@pytest.mark.parametrize("estimator", swept([SCALE_SIM, ZIGZAG], 1), ids=["scalesim", "zigzag"])
+@pytest.mark.parametrize("estimator", [SCALE_SIM, ZIGZAG], ids=["scalesim", "zigzag"])
 def test_simulators_in_another_python(estimator: str, trap: Path) -> None:
     done = estimated(trap, f"{estimator},command={sys.executable}")
     assert planted_that_ran(trap) == []
     assert (done.returncode, estimator.partition(":")[0] in done.stderr) == (4, True), done.stderr
 
 
-@pytest.mark.parametrize(
-    "estimator", swept(["onnxim:config={in}/a.yaml", "cocossim:array=8x8,clock_mhz=940"], 1)
-)
+@pytest.mark.parametrize("estimator", ["onnxim:config={in}/a.yaml", "cocossim:array=8x8,clock_mhz=940"])
 @pytest.mark.parametrize("is_named", [True, False])
 def test_simulators_that_are_programs(estimator: str, is_named: bool, trap: Path) -> None:
     program = trap / "own" / "simulator"

@@ -119,16 +119,9 @@ _HEADS: dict[str, tuple[bytes, bytes]] = {
 """How a file of each format begins, and what can follow without end."""
 
 
-_QUICK = [(form, "zeros") for form in ("stablehlo", "chakra", "kineto", "ops-table", "nsys")]
-
-
 @pytest.mark.parametrize(
     ("form", "content"),
-    [
-        pytest.param(form, content, marks=() if (form, content) in _QUICK else pytest.mark.slow)
-        for form in _HEADS
-        for content in ("zeros", "format")
-    ],
+    [(form, content) for form in _HEADS for content in ("zeros", "format")],
 )
 def test_a_gzip_bomb_is_refused_early(tmp_path: Path, form: str, content: str) -> None:
     make = _zeros if content == "zeros" else lambda: _squeezed(*_HEADS[form])
@@ -541,9 +534,7 @@ _DENSE: dict[str, tuple[str, bytes, bytes, bytes]] = {
 """Of each format a name, and what begins, fills and ends a file of as many parts as there is room for."""
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=() if form == "kineto" else pytest.mark.slow) for form in _DENSE]
-)
+@pytest.mark.parametrize("form", list(_DENSE))
 def test_gzip_just_below_the_limit_takes_no_more_time_than_there_is(tmp_path: Path, form: str) -> None:
     name, head, unit, tail = _DENSE[form]
     path = tmp_path / name
@@ -556,35 +547,7 @@ def test_gzip_just_below_the_limit_takes_no_more_time_than_there_is(tmp_path: Pa
     assert _TOO_MUCH not in done.stderr
 
 
-_QUICK_BOMBS = {
-    "x.xplane.pb: planes",
-    "x.sqlite: a view without end",
-    "x.json: lists",
-    "names of columns that are empty",
-    "a replay of a million operands",
-    "endless trips as a trace",
-    "ranks",
-    "a permutation of millions as rank files",
-    "attributes by the million",
-    "text workload of many ranks",
-    "hlo: tuples of tuples",
-    "hlo: a tuple in tuples",
-    "a group of zeros",
-    "hardware: inline tables",
-    "system: lists in lists",
-    "network: an alias",
-    "compare: lists in lists",
-}
-"""A bomb of each kind of file and mechanism; the others are in the slow suite."""
-
-
-def test_what_is_quick_is_known() -> None:
-    assert set(_BOMBS) > _QUICK_BOMBS
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _QUICK_BOMBS else pytest.mark.slow) for name in _BOMBS]
-)
+@pytest.mark.parametrize("name", list(_BOMBS))
 def test_a_bomb_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
     bomb = _BOMBS[name]
@@ -594,7 +557,6 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _BOMBS)
 def test_a_bomb_of_a_stranger_takes_half_a_gigabyte_at_most(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
@@ -671,7 +633,7 @@ def test_millions_of_ranks_of_several_classes_are_refused(
     [
         ("get-tuple-element(t16), index=0", 1),
         *(
-            pytest.param(line, count, marks=pytest.mark.slow)
+            (line, count)
             for line, count in (
                 ("opt-barrier(t16)", 4),
                 ("call(t16), to_apply=same", 4),
@@ -712,11 +674,7 @@ _SPECIAL: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(
     ("what", "kind"),
-    [
-        pytest.param(what, kind, marks=() if kind == "pipe.toml" or what == "table" else pytest.mark.slow)
-        for what in _SPECIAL
-        for kind in ("pipe.toml", "/dev/zero", "folder.toml")
-    ],
+    [(what, kind) for what in _SPECIAL for kind in ("pipe.toml", "/dev/zero", "folder.toml")],
 )
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, what: str, kind: str) -> None:
     (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
@@ -737,7 +695,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, what: s
     ("rank", "peer"),
     [
         (1, _LAST),
-        *(pytest.param(rank, _LAST, marks=pytest.mark.slow) for rank in (0, 8_388_607, _LAST - 1)),
+        *((rank, _LAST) for rank in (0, 8_388_607, _LAST - 1)),
     ],
 )
 @pytest.mark.parametrize(("kind", "side"), [(6, "comm_src"), (5, "comm_dst")])
@@ -797,7 +755,6 @@ pq.write_table(pa.table({**columns, **sizes}), sys.argv[1])
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_a_million_equal_rows_are_compared(tmp_path: Path) -> None:
     """They take no space in a Parquet file."""
     script = """
@@ -820,7 +777,7 @@ pq.write_table(pa.table({**columns, **sizes}), sys.argv[1])
     assert "1,000,000" in done.stdout
 
 
-@pytest.mark.parametrize("peer", [100_000, pytest.param(_LAST, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("peer", [100_000, _LAST])
 def test_the_far_peer_of_a_lone_rank_makes_round_trips(tmp_path: Path, peer: int) -> None:
     path = tmp_path / "x.0.et"
     path.write_bytes(_message(5, comm_dst=peer, comm_size=8))
@@ -843,9 +800,9 @@ def test_a_peer_past_the_limit_of_ranks_is_refused(tmp_path: Path, kind: int, si
     ("module", "command", "code"),
     [
         ("validate", ["check"], 1),
-        pytest.param("main", ["view"], 3, marks=pytest.mark.slow),
-        pytest.param("validate", ["roundtrip"], 3, marks=pytest.mark.slow),
-        pytest.param("main", ["simulate"], 3, marks=pytest.mark.slow),
+        ("main", ["view"], 3),
+        ("validate", ["roundtrip"], 3),
+        ("main", ["simulate"], 3),
     ],
 )
 def test_attributes_by_the_million_are_refused_before_they_take_memory(

@@ -10,7 +10,6 @@ import pytest
 import hespas
 from hespas.validators.accuracy.cases import Cases
 from tests.agreement.cases import DEVICE, FIXTURES, RECORDINGS
-from tests.sweeps import swept
 
 WITHOUT_SHAPES = "profiles/nsys_sparse.sqlite.gz"
 """A profile of which `accuracy` has nothing to compare."""
@@ -38,7 +37,7 @@ def _compared_ns(cases: tuple[Cases, ...]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "name",
-    swept([name for name in RECORDINGS if name != WITHOUT_SHAPES and not name.startswith("rescale/")], 8),
+    [name for name in RECORDINGS if name != WITHOUT_SHAPES and not name.startswith("rescale/")],
 )
 def test_of_devices(name: str) -> None:
     assert _compared_ns(_compared(name)) == pytest.approx(_analyzed_ns(name), rel=1e-9)

@@ -14,7 +14,6 @@ from hespas import api
 from hespas.generators.llm import row_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import HespasError
-from tests.sweeps import swept
 
 Row = Mapping[str, str]
 EQUAL = 1e-3
@@ -124,11 +123,11 @@ def check(folder: Path, rows: Sequence[Row], monkeypatch: pytest.MonkeyPatch) ->
         assert sum(parts.values()) == pytest.approx(simulated.step_ns, rel=EQUAL), rows[number]
 
 
-@pytest.mark.parametrize("name", swept(list(NAMED), 4))
+@pytest.mark.parametrize("name", list(NAMED))
 def test_of_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tmp_path, [NAMED[name]], monkeypatch)
 
 
-@pytest.mark.parametrize("number", swept(range(_DRAWN), 3))
+@pytest.mark.parametrize("number", range(_DRAWN))
 def test_of_drawn_rows(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tmp_path, [drawn(tmp_path)[number]], monkeypatch)

@@ -14,7 +14,6 @@ from tests.agreement.cases import FIXTURES
 from tests.agreement.raw_kineto import read_raw
 from tests.agreement.test_communication import figures, inputs, simulated, workload
 from tests.converters.pytorch.traces import Json, annotation, host, write_kineto
-from tests.sweeps import swept
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 ONE_RANK = [
@@ -61,12 +60,12 @@ def test_analysis_and_simulation_agree(name: str) -> None:
     assert simulated(FIXTURES / name) == pytest.approx(analyzed(FIXTURES / name), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", swept(KINETO, 4))
+@pytest.mark.parametrize("name", KINETO)
 def test_fixtures_equal_their_files(name: str) -> None:
     check_against_file(FIXTURES / name)
 
 
-@pytest.mark.parametrize("name", swept(SHARED_KINETO, 3))
+@pytest.mark.parametrize("name", SHARED_KINETO)
 def test_shared_recordings_equal_their_files(name: str) -> None:
     if not (SHARED / name).exists():
         pytest.skip("../shared/data is not here")

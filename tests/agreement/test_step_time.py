@@ -13,7 +13,6 @@ from hespas.graph import Workload
 from hespas.graph.errors import HespasError
 from tests.agreement.cases import DEVICE, FIXTURES, LAYOUTS, PROGRAMS, RECORDINGS, DrawnStep
 from tests.processes import run_command
-from tests.sweeps import swept
 
 WHOLE_NS = 1e-3
 """Relative tolerance of traces with times, which hold whole nanoseconds."""
@@ -37,7 +36,7 @@ def _step_ns(source: Workload | Path, hardware: str | None = None) -> float:
     return hespas.simulate(source, hardware).step_ns
 
 
-@pytest.mark.parametrize("name", swept(PROGRAMS, 6))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_of_programs(name: str, tmp_path: Path) -> None:
     read = hespas.read(FIXTURES / name, workload=True)
     assert isinstance(read, Workload)
@@ -51,7 +50,7 @@ def test_of_programs(name: str, tmp_path: Path) -> None:
         assert timed == pytest.approx(expected, rel=WHOLE_NS, abs=len(read.classes[0])), f"times in {target}"
 
 
-@pytest.mark.parametrize("name", swept(RECORDINGS, 6))
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_of_recordings(name: str, tmp_path: Path) -> None:
     read = hespas.read(FIXTURES / name, workload=True)
     assert isinstance(read, Workload)
@@ -61,7 +60,7 @@ def test_of_recordings(name: str, tmp_path: Path) -> None:
         assert again == pytest.approx(expected, rel=WHOLE_NS, abs=1.0), f"written as {target}"
 
 
-@pytest.mark.parametrize("name", swept([*PROGRAMS, *RECORDINGS], 2))
+@pytest.mark.parametrize("name", [*PROGRAMS, *RECORDINGS])
 def test_of_commands(name: str) -> None:
     path = FIXTURES / name
     python = {
@@ -77,7 +76,7 @@ def test_of_commands(name: str) -> None:
             assert printed[key] == document[key], f"{command}: {key}"
 
 
-@pytest.mark.parametrize("drawn", swept(LAYOUTS, 4), ids=str)
+@pytest.mark.parametrize("drawn", LAYOUTS, ids=str)
 def test_of_generated_steps(drawn: DrawnStep, tmp_path: Path) -> None:
     made = hespas.generate(drawn.step, tmp_path / "traces")
     hespas.generate(drawn.step, tmp_path / "step.json")

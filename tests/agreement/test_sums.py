@@ -17,7 +17,6 @@ from hespas.graph.passes import totals
 from tests.agreement.cases import DEVICE, FIXTURES, LAYOUTS, PROGRAMS, DrawnStep
 from tests.agreement.raw_traces import RankSums, sums_of
 from tests.generators.llm.small_models import DENSE, training
-from tests.sweeps import swept
 
 COMM_TYPE = {
     CollectiveKind.ALL_REDUCE: 0,
@@ -62,7 +61,7 @@ def _assert_traces_equal(workload: Workload, traces: dict[int, RankSums]) -> Non
         assert (raw.sent_bytes, raw.received_bytes) == (expected.sent_bytes, expected.received_bytes)
 
 
-@pytest.mark.parametrize("name", swept(PROGRAMS, 10))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_flops_of_programs(name: str, tmp_path: Path) -> None:
     read = hespas.read(FIXTURES / name, workload=True)
     assert isinstance(read, Workload)
@@ -90,7 +89,7 @@ def test_communication_of_programs(name: str, tmp_path: Path) -> None:
     _assert_traces_equal(read, sums_of(tmp_path / "traces"))
 
 
-@pytest.mark.parametrize("drawn", swept(LAYOUTS, 8), ids=str)
+@pytest.mark.parametrize("drawn", LAYOUTS, ids=str)
 def test_of_generated_steps(drawn: DrawnStep, tmp_path: Path) -> None:
     made = hespas.generate(drawn.step, tmp_path / "traces")
     written = sums_of(tmp_path / "traces")

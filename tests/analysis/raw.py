@@ -26,18 +26,14 @@ TRACES = (
     "mi300x_timesformer_inf.json.gz",
     "mi300x_sglang_qwen3-8b_prefill.json.gz",
 )
-QUICK = {"h100_bert-small_inf.json.gz", "mi300x_sglang_qwen3-8b_prefill.json.gz"}
-"""One of each vendor's; the others take seconds in each test, and are in the slow suite."""
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver"}
 
 
 def traces() -> list[Any]:
     """The fixture, and real traces where they are."""
-    long = [absent, pytest.mark.slow]
     return [pytest.param(FIXTURE, id="fixture")] + [
-        pytest.param(DATA / name, id=name.partition(".")[0], marks=absent if name in QUICK else long)
-        for name in TRACES
+        pytest.param(DATA / name, id=name.partition(".")[0], marks=absent) for name in TRACES
     ]
 
 

@@ -52,9 +52,7 @@ def caller_paths(raw: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
     [
         pytest.param(FIXTURE, id="fixture"),
         pytest.param(DATA / "h100_bert-small_inf.json.gz", id="bert", marks=absent),
-        pytest.param(
-            DATA / "mi300x_timesformer_inf.json.gz", id="timesformer", marks=[absent, pytest.mark.slow]
-        ),
+        pytest.param(DATA / "mi300x_timesformer_inf.json.gz", id="timesformer", marks=absent),
     ],
 )
 def test_time_and_counts_of_every_path(path: Path) -> None:

@@ -28,7 +28,6 @@ from hespas.hardware.measure import cpu_name
 from hespas.measurements import read_measurements
 from tests.limits import SAFETY_S
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ONLY = ("models", "gemm", "attention", "conv", "elementwise", "collectives")
 REPEATS = 3

@@ -10,7 +10,6 @@ import pytest
 
 from hespas import api
 from hespas.graph import Profile
-from tests.sweeps import swept
 
 pytest.importorskip("jax")
 
@@ -35,7 +34,7 @@ def _profile(folder: Path) -> Profile:
     return profile
 
 
-@pytest.mark.parametrize("name", swept(PROGRAMS, 2))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_plain_text_joins_to_its_own_profile(recorded: Path, name: str) -> None:
     profile = _profile(recorded / name)
     plain = api.join_profile((recorded / name / "plain.mlir").read_bytes(), profile)
@@ -111,7 +110,6 @@ def _plain_excess(folder: Path) -> float:
     return sum(each.captured - each.measured for each in done.operations if each.operation == "dot_general")
 
 
-@pytest.mark.slow
 def test_a_sharded_step_captured_without_devices_is_what_eight_ran(tmp_path: Path) -> None:
     """What Shardy makes of the program for an abstract mesh, and a run of XLA: every byte is the same."""
     name = "llama_fsdp_tp"

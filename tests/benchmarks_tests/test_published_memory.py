@@ -13,7 +13,6 @@ absent = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data/published_
 
 
 @absent
-@pytest.mark.slow
 def test_peaks_are_within_their_bounds_and_every_run_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     said = capsys.readouterr().out

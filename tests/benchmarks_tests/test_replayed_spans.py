@@ -33,7 +33,6 @@ def test_what_is_kept(found: Replayed, kept: bool) -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not here: {DATA}")
-@pytest.mark.slow
 def test_real_traces_come_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(DATA)]) == 0
     rows = capsys.readouterr().out.splitlines()

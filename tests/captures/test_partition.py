@@ -61,7 +61,6 @@ def test_the_formats_of_numbers_are_those_of_the_program() -> None:
     assert not any("= f32[" in line for line in gathers)
 
 
-@pytest.mark.slow
 def test_sixty_five_thousand_devices_have_the_collectives_of_eight() -> None:
     small, large = Mesh.of("data=2,model=4"), Mesh.of("data=16384,model=4")
     rows = dict[Mesh, dict[tuple[str, str], MeshCollectiveRow]]()

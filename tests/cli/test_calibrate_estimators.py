@@ -48,9 +48,7 @@ def asked(table: Path, out: Path, *names: str) -> list[str | Path]:
     return ["--hardware", "TPU-v4", "--table", table, "--out", out, "--date", "2026-01-31", *options]
 
 
-@pytest.mark.parametrize(
-    "trees", [15, pytest.param(0, marks=pytest.mark.slow)], ids=["few trees", "all trees"]
-)
+@pytest.mark.parametrize("trees", [15, 0], ids=["few trees", "all trees"])
 def test_lines_and_models_are_written_shown_and_used(
     trees: int, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +80,6 @@ def test_lines_and_models_are_written_shown_and_used(
     assert accuracy.exit_code == 0, accuracy.output
 
 
-@pytest.mark.slow
 def test_the_same_rows_and_seed_give_the_same_files(table: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
@@ -97,7 +94,6 @@ def test_the_same_rows_and_seed_give_the_same_files(table: Path, tmp_path: Path)
     assert len(contents[0]) == 3
 
 
-@pytest.mark.slow
 def test_what_exists_is_replaced_only_when_asked(table: Path, tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine.toml", tmp_path / "mine.learned"
     folder.mkdir()

@@ -535,7 +535,7 @@ _SHARDED = """module @m attributes {mhlo.num_partitions = 4 : i32} {
 """
 
 
-@pytest.mark.parametrize("size", ["one operation", pytest.param("a model", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["one operation", "a model"])
 def test_a_program_of_the_whole_job_is_reported_by_every_command(size: str, tmp_path: Path) -> None:
     program = _GLOBAL
     if size == "one operation":

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 import hespas
 from hespas.cli.main import app
 from hespas.graph import Workload
-from tests.sweeps import swept
 
 SCHEMA = Path(__file__).parents[2] / "hespas" / "schemas" / "generate.schema.json"
 
@@ -205,7 +204,7 @@ def test_rows_and_lists_take_no_option(option: str, tmp_path: Path) -> None:
     assert (done.exit_code, f"list-only: {option}: " in done.stderr) == (2, True), done.output
 
 
-@pytest.mark.parametrize("phase", swept(_SERVING, 2))
+@pytest.mark.parametrize("phase", _SERVING)
 def test_serving_refuses_what_it_does_not_read(phase: str) -> None:
     read = {f"--{name}".replace("--drafts", "--num-speculative-tokens") for name in _SERVING[phase]}
     tokens = {"--prompt", "--context", "--num-speculative-tokens"} - read

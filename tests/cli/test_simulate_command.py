@@ -18,7 +18,6 @@ from hespas.graph import OpGraph, Workload
 from hespas.report.texts import time_text
 from hespas.simulator import JobScheduler
 from tests.simulator.small_programs import Sketch
-from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -82,7 +81,7 @@ def test_a_step_with_its_document(tmp_path: Path) -> None:
 SOURCES = [STEP, FIXTURES / "stablehlo" / "scan_nested.mlir", FIXTURES / "hlo" / "moe_all_to_all.hlo.txt"]
 
 
-@pytest.mark.parametrize("source", swept(SOURCES, 1), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_every_command_gives_one_answer(source: Path, tmp_path: Path) -> None:
     """The step of a program is the same by estimate, by simulate, and by simulate of what convert made."""
     device = ("--hardware", "H100-SXM")

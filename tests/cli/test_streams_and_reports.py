@@ -21,7 +21,6 @@ from hespas.files.limits import Limits
 from hespas.graph.errors import FormatError
 from tests.limits import SAFETY_S
 from tests.processes import run_command
-from tests.sweeps import swept
 from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +89,7 @@ def _tabled(folder: Path) -> Path:
 
 
 @needs_full
-@pytest.mark.parametrize("words", swept([(words,) for words in RESULTS], 3), ids=" ".join)
+@pytest.mark.parametrize("words", RESULTS, ids=" ".join)
 def test_nothing_is_replaced_where_standard_output_is_full(words: tuple[str, ...], tmp_path: Path) -> None:
     result, other, report = tmp_path / "result.json", tmp_path / "other.json", tmp_path / "report"
     report.mkdir()
@@ -233,7 +232,7 @@ def test_a_report_never_replaces_a_workload(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    swept([*(("-", words) for words in REPORTS), ("/dev/stdout", REPORTS[1])], 4),
+    [*(("-", words) for words in REPORTS), ("/dev/stdout", REPORTS[1])],
     ids=lambda each: each if isinstance(each, str) else " ".join(each),
 )
 def test_a_report_goes_to_standard_output_alone(name: str, words: tuple[str, ...], tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_nothing_beats_its_roof(name: str) -> None:
         assert least_shares(model, load_device(device), 40, seed) >= 1 - 1e-9, device
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_nor_does_anything_on_any_device(name: str) -> None:
     model = load_estimator(name)

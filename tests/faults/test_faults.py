@@ -26,7 +26,6 @@ from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
 from tests.limits import SAFETY_S
 from tests.processes import run_command
-from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "op_graph" / "llama_fsdp_tp_local_N8.json.gz"
@@ -40,7 +39,7 @@ def convert(*arguments: str, limit_bytes: int = 0) -> subprocess.CompletedProces
     return run_command("hespas-convert", *arguments, limits=limits)
 
 
-@pytest.mark.parametrize("target", swept(TARGETS, 3))
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_full_disk_leaves_nothing(target: str, tmp_path: Path) -> None:
     ranks = ["--ranks", "0"] if target == "one.et" else []
     done = convert(str(PROGRAM), str(tmp_path / target), *ranks, limit_bytes=4096)
@@ -117,7 +116,7 @@ def test_what_fails_behind_a_writer_leaves_the_old_file(
     assert (tmp_path / target).read_bytes() != b"old"
 
 
-@pytest.mark.parametrize("target", swept([*PROFILES, *WORKLOADS], 6))
+@pytest.mark.parametrize("target", [*PROFILES, *WORKLOADS])
 def test_a_full_disk_leaves_the_old_file(target: str, tmp_path: Path) -> None:
     words = every_conversion(tmp_path, target)
     before = sorted(entry.name for entry in tmp_path.iterdir())
@@ -253,7 +252,7 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("makes_of_it", ["return done", "raise TypeError('of a library')"])
-@pytest.mark.parametrize("number", swept([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 1))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
     number: signal.Signals, makes_of_it: str, tmp_path: Path
 ) -> None:
@@ -280,7 +279,7 @@ def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", swept([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 1))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_before_results_are_placed_leaves_nothing(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -332,9 +331,7 @@ def test_a_folder_that_may_not_be_written(closed_folder: Path) -> None:
     assert list(closed_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "name", swept(["two words", "наборы 痕跡", "new\nline", "-dash", "a'b\"c", "x" * 200], 3)
-)
+@pytest.mark.parametrize("name", ["two words", "наборы 痕跡", "new\nline", "-dash", "a'b\"c", "x" * 200])
 def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
     done = convert(str(PROGRAM), str(tmp_path / f"{name}.json"))
     assert done.returncode == 0, done.stderr
@@ -466,7 +463,6 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
 import sys
 from pathlib import Path
 from hespas.files.partial import temporary_beside
-from tests.sweeps import swept
 path = temporary_beside(Path(sys.argv[1]))
 path.mkdir()
 (path / "f").write_text("half")

@@ -135,7 +135,6 @@ def test_rows_kept_for_testing_never_enter_a_fit_of_a_real_table() -> None:
     assert repr(spoilt) == repr(clean)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_fits_in_any_order_of_tables() -> None:
     one, two = made(200), made(200, seed=4)
     other = replace(two, name="other.csv", ops=replace(two.ops, variant=Labels.constant("two", 200)))

@@ -93,7 +93,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_poisoned_devval_durations_change_no_byte(folder: Path, tmp_path: Path) -> None:
     _fit_into(tmp_path / "poisoned", _measured(poison=1000.0))
     for name in ("made.npz", "made.json"):
@@ -161,7 +160,6 @@ def test_intervals_widen_outside_the_sizes_seen(folder: Path) -> None:
     assert width[2] > width[1] > width[0]
 
 
-@pytest.mark.slow
 def test_few_layers_never_narrow_what_holds_for_the_kind() -> None:
     few, many = (
         fit_learned(replace(_PART, layer=layer), _measured()).card.intervals for layer in (("n",), ())

@@ -27,7 +27,6 @@ from tests.fuzzing.stages import Judged
 from tests.fuzzing.subjects import SUBJECTS, Subject, seeds, warm_up
 from tests.fuzzing.trees import Document, Group, changed
 from tests.fuzzing.worker import Job, fuzz, judge
-from tests.sweeps import swept
 
 FEW: dict[Kind, int] = {"fields": 7, "bytes": 2}
 MANY: dict[Kind, int] = {"fields": 1_500, "bytes": 500}
@@ -41,12 +40,11 @@ def complaints(name: str, kind: Kind, count: int, seed: int) -> list[tuple[int, 
     return [(failure.number, failure.what) for failure in outcome.failures]
 
 
-@pytest.mark.parametrize("name", swept(SUBJECTS, 12))
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_what_is_wrong_ends_in_a_message(name: str) -> None:
     assert [complaints(name, kind, count, 0) for kind, count in FEW.items()] == [[], []]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fields", "bytes"])
 @pytest.mark.parametrize("name", list(SUBJECTS))
 def test_much_that_is_wrong_ends_in_messages(name: str, kind: Kind) -> None:

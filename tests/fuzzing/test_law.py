@@ -122,7 +122,6 @@ def test_what_was_found_comes_back(name: str, tmp_path: Path) -> None:
     assert list(broken_laws(workload, kind, tmp_path, (*WRITTEN, "stablehlo"))) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["op-graph", "op-graph-arrow", "chakra-json"])
 def test_much_of_what_is_accepted_comes_back(kind: str, tmp_path: Path) -> None:
     assert _broken(kind, range(FEW, MANY), tmp_path, WRITTEN)[0] == []

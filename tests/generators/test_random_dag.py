@@ -27,7 +27,6 @@ def errors(workload: Workload) -> list[str]:
     width=st.integers(1, 12),
     shares=st.sampled_from([(0.2, 0.1), (0.5, 0.5), (0.0, 0.0), (1.0, 0.0)]),
 )
-@pytest.mark.slow
 def test_every_job_is_valid_and_runs(
     seed: int, classes: int, nodes: int, width: int, shares: tuple[float, float]
 ) -> None:

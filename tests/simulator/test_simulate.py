@@ -17,7 +17,6 @@ from hespas.graph.frames import to_pandas
 from hespas.graph.passes import UnrollLoops, totals
 from hespas.simulator import ListScheduler, Simulator, simulate
 from tests.simulator.small_programs import Sketch
-from tests.sweeps import swept
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -234,7 +233,7 @@ PROGRAMS = (
 
 
 @pytest.mark.parametrize("granularity", ["op", "fused", "region"])
-@pytest.mark.parametrize("program", swept(PROGRAMS, 5))
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(
     program: str, granularity: api.Granularity
 ) -> None:

@@ -22,7 +22,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "data", "model"), CASES)
 def test_a_captured_program_is_that_of_xla(name: str, data: int, model: int) -> None:
     command = [sys.executable, "-m", "tests.captures.jax.beside_jax", name, str(data), str(model)]

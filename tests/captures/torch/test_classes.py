@@ -60,7 +60,6 @@ def test_borders_between_stretches_are_found_and_combined() -> None:
     assert len(ranks.asked) == len(set(ranks.asked)) < 30
 
 
-@pytest.mark.slow
 def test_too_many_kinds_of_ranks_are_refused() -> None:
     size = 2 * MAX_RECORDED
     with pytest.raises(UnsupportedError, match="ranks differ from each other"):

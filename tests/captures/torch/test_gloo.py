@@ -17,7 +17,6 @@ from hespas.graph.mesh import Mesh
 from tests.limits import SAFETY_S
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 RANKS = 4

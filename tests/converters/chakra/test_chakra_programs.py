@@ -13,7 +13,6 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.schemas.chakra.tables import NodeType
 from hespas.validators.checker import check
-from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")  # reads the programs
 
@@ -38,15 +37,12 @@ def test_there_are_programs() -> None:
     assert len(_PROGRAMS) > 70
 
 
-@pytest.mark.parametrize(
-    "program", swept(_PROGRAMS, 16), ids=[f"{path.parent.name}/{path.name}" for path in _PROGRAMS]
-)
+@pytest.mark.parametrize("program", _PROGRAMS, ids=[f"{path.parent.name}/{path.name}" for path in _PROGRAMS])
 def test_converted_traces_can_be_simulated(program: Path, tmp_path: Path) -> None:
     convert(program, tmp_path / "out", target_format="chakra", hardware=_HARDWARE)
     assert _errors(tmp_path / "out") == []
 
 
-@pytest.mark.slow
 def test_a_thousand_ranks_can_be_simulated(tmp_path: Path) -> None:
     done = convert(_LARGE, tmp_path / "out", target_format="chakra", hardware=_HARDWARE)
     assert isinstance(done.value, Workload)

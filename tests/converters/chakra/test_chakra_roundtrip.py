@@ -35,7 +35,6 @@ def _write(workload: Workload, path: Path, name: str = "w.et") -> None:
 
 
 @pytest.mark.skipif(not _ORACLE.is_dir(), reason="the shared oracle traces are not here")
-@pytest.mark.slow
 def test_every_oracle_trace_comes_back_byte_for_byte(tmp_path: Path) -> None:
     folders = sorted(path for path in _ORACLE.iterdir() if path.is_dir())
     assert folders

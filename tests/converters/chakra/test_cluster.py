@@ -59,7 +59,6 @@ needs_distributed = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @needs_distributed
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
@@ -92,7 +91,6 @@ def test_a_killed_worker_loses_nothing_and_writes_nothing_twice(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["alone", "killed", "shares"]
 
 
-@pytest.mark.slow
 @needs_distributed
 def test_an_address_without_a_scheduler_is_told(tmp_path: Path) -> None:
     for address, told in (

@@ -20,7 +20,6 @@ from hespas.generators.random_dag import RandomJob
 from hespas.generators.spec import Generator
 from hespas.graph import OpGraph, Workload
 from tests.generators.llm.small_models import DENSE, HYBRID, MIXTURE, step
-from tests.sweeps import swept
 
 TRAINED = {
     "one": step(DENSE, Layout()),
@@ -50,7 +49,7 @@ def written(workload: Workload, folder: Path) -> int:
     return sum(each.stat().st_size for each in ([folder] if folder.is_file() else folder.glob("*.et")))
 
 
-@pytest.mark.parametrize("name", swept(JOBS, 6))
+@pytest.mark.parametrize("name", JOBS)
 def test_counted_is_written(name: str, tmp_path: Path) -> None:
     assert trace_bytes(JOBS[name]) == written(JOBS[name], tmp_path / "traces")
 

@@ -29,7 +29,6 @@ from tests.converters.pytorch.traces import (
     read_folder,
     write_kineto,
 )
-from tests.sweeps import swept
 
 pytestmark = absent
 
@@ -233,7 +232,6 @@ parts.
 """
 
 
-@pytest.mark.slow
 def test_dlrm_device_time_is_kept_and_every_collective_known(tmp_path: Path) -> None:
     workload, found = read_folder(dlrm())
     assert workload.num_ranks == 8
@@ -273,7 +271,6 @@ def test_a_ragged_exchange_has_the_payload_of_the_rank_that_sends_most(tmp_path:
     assert found.counts()["pytorch.ragged-exchange"] == 1
 
 
-@pytest.mark.slow
 def test_dlrm_waits_agree_with_the_measured_times() -> None:
     """No node starts before what it waits for has ended; the clock of this set counts whole microseconds."""
     workload, _ = read_folder(dlrm())
@@ -302,7 +299,7 @@ def test_profiles_alone_keep_all_device_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", swept(["h100_qwen1.5-0.5b_inf", "mi300x_qwen1.5-0.5b_inf", "a100-40_recsys_train_rank3of8"], 1)
+    "name", ["h100_qwen1.5-0.5b_inf", "mi300x_qwen1.5-0.5b_inf", "a100-40_recsys_train_rank3of8"]
 )
 def test_work_launched_before_the_window_is_kept(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name.partition('_rank')[0]}.json.gz"

@@ -23,7 +23,6 @@ from tests.converters.stablehlo.replays import (
     write_bytes,
     xla_flops,
 )
-from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")
 
@@ -69,7 +68,7 @@ def _summed(graph: OpGraph) -> float:
     )
 
 
-@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_a_replay_says_that_it_is_one_and_what_is_missing(path: Path) -> None:
     flat, text, _, found = _replayed(path)
     assert text.startswith("// A replay")
@@ -81,7 +80,7 @@ def test_a_replay_says_that_it_is_one_and_what_is_missing(path: Path) -> None:
             assert f'"{what}: {count}"' in text
 
 
-@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_collectives_keep_kind_bytes_and_groups(path: Path) -> None:
     flat, _, again, found = _replayed(path)
     if "stablehlo.substituted" in found.counts():
@@ -103,7 +102,7 @@ def _groups(graph: OpGraph, row: int) -> list[list[int]]:
     return sorted(group.tolist() for group in graph.group_sets[row]) if row >= 0 else []
 
 
-@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_messages_keep_pairs_and_bytes(path: Path) -> None:
     flat, _, again, _ = _replayed(path)
 
@@ -117,7 +116,7 @@ def test_messages_keep_pairs_and_bytes(path: Path) -> None:
     assert messages(again) == messages(flat)
 
 
-@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_xla_counts_the_flops_of_the_graph(path: Path) -> None:
     flat, text, _, _ = _replayed(path)
     found = xla_flops(text)
@@ -130,7 +129,7 @@ def test_xla_counts_the_flops_of_the_graph(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    swept([path for path in PROGRAMS if not path.name.startswith("hand_loops")], 24),
+    [path for path in PROGRAMS if not path.name.startswith("hand_loops")],
     ids=lambda path: path.name,
 )
 def test_what_waited_still_waits(path: Path) -> None:
@@ -191,7 +190,7 @@ def _requirements(graph: OpGraph) -> list[list[tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("path", swept(PROGRAMS, 24), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_nothing_is_left_for_xla_to_drop(path: Path) -> None:
     """Every operation of the replay is needed for a result of the program."""
     _, text, again, _ = _replayed(path)
@@ -202,8 +201,7 @@ def test_nothing_is_left_for_xla_to_drop(path: Path) -> None:
     assert set(idle) <= {"stablehlo.constant"}, text[:80]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", swept(SHARED_PROGRAMS, 4), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHARED_PROGRAMS, ids=lambda path: path.name)
 def test_shared_programs_have_replays_of_as_many_flops(path: Path) -> None:
     flat, text, _, _ = _replayed(path)
     assert xla_flops(text) == pytest.approx(_known_flops(flat) + _summed(flat), rel=0.01)

@@ -149,7 +149,6 @@ def test_random_graphs_have_valid_replays(seed: int) -> None:
     _write_made(seed)
 
 
-@pytest.mark.slow
 @settings(max_examples=5000)
 @given(st.integers(0, 1 << 32))
 def test_many_random_graphs_have_valid_replays(seed: int) -> None:

@@ -23,7 +23,6 @@ from tests.converters.stablehlo.steps import Steps
 from tests.limits import SAFETY_S
 
 pytest.importorskip("jax")
-pytestmark = pytest.mark.slow
 
 PROGRAMS = sorted((FIXTURES / "stablehlo").glob("*.mlir*"))
 WAITS = {"hand_host.mlir": "its infeed waits for a host that sends"}

@@ -171,7 +171,6 @@ HUNGRY = {
     + "module { func.func @main(%a: !f40) -> !f40 { return %a : !f40 } }",
 }
 """Their memory ends within the bindings, each somewhere else."""
-_QUICK = {"callsite-bytecode", "tuple-24", "dimension-number", "array", "callsite of f"}
 _COMMAND = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (12 * 10**8, 12 * 10**8))
@@ -195,10 +194,7 @@ def refuse(path: Path, status: int, message: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
 @pytest.mark.parametrize(
     ("text", "is_bytecode", "status", "message"),
-    [
-        pytest.param(*bomb, id=name, marks=() if name in _QUICK else pytest.mark.slow)
-        for name, bomb in BOMBS.items()
-    ],
+    [pytest.param(*bomb, id=name) for name, bomb in BOMBS.items()],
 )
 def test_a_small_program_takes_neither_gigabytes_nor_minutes(
     text: str, is_bytecode: bool, status: int, message: str, tmp_path: Path
@@ -214,10 +210,7 @@ def test_a_small_program_takes_neither_gigabytes_nor_minutes(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
 @pytest.mark.parametrize(
     "text",
-    [
-        pytest.param(text, id=name, marks=() if name in _QUICK else pytest.mark.slow)
-        for name, text in HUNGRY.items()
-    ],
+    [pytest.param(text, id=name) for name, text in HUNGRY.items()],
 )
 def test_memory_that_ends_anywhere_within_the_bindings_is_the_fault_of_the_program(
     text: str, tmp_path: Path
@@ -227,7 +220,6 @@ def test_memory_that_ends_anywhere_within_the_bindings_is_the_fault_of_the_progr
     refuse(path, 3, MUCH_MEMORY)
 
 
-@pytest.mark.slow
 def test_a_number_of_many_digits_takes_no_minutes(tmp_path: Path) -> None:
     path = tmp_path / "digits.mlir"
     digits = "9" * 200_000

@@ -21,7 +21,6 @@ from hespas.graph.equality import graphs_equal, workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, FuseElementwise, UnrollLoops, with_durations
 from tests.converters.stablehlo.replays import FIXTURES, SHARED, read_any, write_bytes
-from tests.sweeps import swept
 
 pytest.importorskip("jaxlib")
 
@@ -50,14 +49,13 @@ def _canonical(data: bytes, *, locations: bool) -> str:
     return bindings.text(parse_program(data, bindings).module, locations=locations, generic=True)
 
 
-@pytest.mark.parametrize("path", swept(TEXTS, 20), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_text_comes_back_byte_for_byte(path: Path, tmp_path: Path) -> None:
     written, found = write_bytes(_read(path), tmp_path / _plain_name(path))
     assert written == _content(path)
     assert found.counts() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", BINARIES, ids=lambda path: path.name)
 def test_bytecode_comes_back_byte_for_byte(path: Path, tmp_path: Path) -> None:
     written, found = write_bytes(_read(path), tmp_path / path.name)
@@ -66,7 +64,7 @@ def test_bytecode_comes_back_byte_for_byte(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through", ["op-graph", "op-graph-arrow"])
-@pytest.mark.parametrize("path", swept(TEXTS, 20), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_text_survives_the_hub_s_own_formats(path: Path, through: str, tmp_path: Path) -> None:
     workload, between = _read(path), tmp_path / "between"
     write = load_format(through).write
@@ -79,8 +77,7 @@ def test_text_survives_the_hub_s_own_formats(path: Path, through: str, tmp_path:
     assert found.counts() == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", swept(SHARED_TEXTS, 4), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHARED_TEXTS, ids=lambda path: path.name)
 def test_shared_workloads_come_back_byte_for_byte(path: Path, tmp_path: Path) -> None:
     written, found = write_bytes(_read(path), tmp_path / _plain_name(path))
     assert written == _content(path)
@@ -90,7 +87,7 @@ def test_shared_workloads_come_back_byte_for_byte(path: Path, tmp_path: Path) ->
 # --- other forms: no operation, attribute, type or location differs
 
 
-@pytest.mark.parametrize("path", swept([*TEXTS, *BINARIES], 20), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TEXTS, *BINARIES], ids=lambda path: path.name)
 def test_other_forms_hold_the_same_program(path: Path) -> None:
     bindings, source = load_bindings(), _content(path)
     own = parse_program(source, bindings).form
@@ -102,7 +99,7 @@ def test_other_forms_hold_the_same_program(path: Path) -> None:
     assert (b"loc(" in text) == (b"loc(" in source if own is ProgramForm.TEXT else b"loc(" in text)
 
 
-@pytest.mark.parametrize("path", swept(TEXTS, 20), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_portable_artifacts_hold_the_same_program(path: Path) -> None:
     """By what their readers see: StableHLO leaves out of them attributes that have their default values."""
     source = _content(path)

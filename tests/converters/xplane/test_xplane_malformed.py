@@ -132,7 +132,7 @@ def test_times_that_do_not_fit_are_refused(where: str, tmp_path: Path) -> None:
     assert attempt(message(1, message(2, b"/host:CPU") + lines), tmp_path / "far.pb") is None
 
 
-@pytest.mark.parametrize("many", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [2_000, 20_000])
 def test_many_tiny_messages_of_every_kind(many: int, tmp_path: Path) -> None:
     """Read maps, stats, lines and events by the thousand, each in linear time."""
     kinds = b"".join(message(4, whole(1, key) + message(2, message(2, b"k"))) for key in range(many))

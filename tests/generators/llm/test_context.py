@@ -17,7 +17,6 @@ from hespas.graph import CollectiveKind, OpClass, OpGraph, Workload
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import totals
 from tests.generators.llm.small_models import DENSE, MIXTURE, calls, product_flops, step
-from tests.sweeps import swept
 
 RING = Layout(cp=4, ring_attention=True)
 EXCHANGE = Layout(cp=4, context_all_to_all=True)
@@ -106,13 +105,10 @@ def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
 
 @pytest.mark.parametrize(
     ("model", "layout", "recompute"),
-    swept(
-        product(
-            (DENSE, MIXTURE),
-            (EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)),
-            ("none", "selective", "qkv", "full"),
-        ),
-        7,
+    product(
+        (DENSE, MIXTURE),
+        (EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)),
+        ("none", "selective", "qkv", "full"),
     ),
 )
 def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str) -> None:

@@ -199,7 +199,6 @@ def runs(made: Mix) -> None:
     assert hespas.simulate(workload, "H100-SXM", system="dgx-h100").step_ns > 0, made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_every_mix_is_valid_and_runs(ranks: int) -> None:
     for made in mixes(ranks):

@@ -15,7 +15,6 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import System, load_device, load_system, system_names
 from hespas.simulator.network import collective_ns
-from tests.sweeps import swept
 
 WHOLE = 2.0 ** np.arange(8, 35, dtype=np.float64)
 RANKS = (2, 4, 8, 16, 32, 64, 128, 512)
@@ -52,7 +51,7 @@ def groups(system: System, ranks: int) -> list[IntArray]:
     return found
 
 
-@pytest.mark.parametrize("name", swept(system_names(), 9))
+@pytest.mark.parametrize("name", system_names())
 def test_an_all_reduce_takes_no_more_than_its_parts(name: str) -> None:
     largest = next(found for ranks in reversed(RANKS) if (found := sized(load_system(name), ranks)))
     for ranks in RANKS:
@@ -66,7 +65,7 @@ def test_an_all_reduce_takes_no_more_than_its_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name.lower() for kind in KINDS])
-@pytest.mark.parametrize("name", swept(system_names(), 9))
+@pytest.mark.parametrize("name", system_names())
 def test_times_rise_with_bytes_and_ranks(name: str, kind: CollectiveKind) -> None:
     """More members of a mesh or a torus use more links, so that only switches are compared within a node."""
     system = load_system(name)

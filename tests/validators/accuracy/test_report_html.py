@@ -191,7 +191,6 @@ def test_nothing_predicted_is_no_error_of_zero() -> None:
     assert _data(page).curves == []
 
 
-@pytest.mark.slow
 def test_many_cases_are_thinned_and_the_page_says_so() -> None:
     count = 30_000
     done = comparison(cases(count, names=tuple(f"{each:04}" + "<&" * 1000 for each in range(2000))))

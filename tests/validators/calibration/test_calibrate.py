@@ -75,9 +75,7 @@ def poisoned(table: Measurements, split: str) -> Measurements:
     return replace(table, duration_ns=np.where(wanted, 1e9, table.duration_ns))
 
 
-@pytest.mark.parametrize(
-    ("rows", "fitted"), [("short", (20, 16)), pytest.param("table", (88, 67), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("rows", "fitted"), [("short", (20, 16)), ("table", (88, 67))])
 def test_the_formula_is_found(rows: str, fitted: tuple[int, int], request: pytest.FixtureRequest) -> None:
     table: Measurements = request.getfixturevalue(rows)
     found = done(table, "shape")
@@ -102,7 +100,6 @@ def test_rows_kept_for_testing_never_enter(short: Measurements) -> None:
     assert device_to_toml(done(poisoned(short, "calib")).device) != first
 
 
-@pytest.mark.slow
 def test_one_seed_gives_one_file(short: Measurements) -> None:
     one, same = (device_to_toml(done(short, seed=3).device) for _ in range(2))
     assert one == same
@@ -163,7 +160,6 @@ def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
     )
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     short: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +197,6 @@ def test_saved_fits_are_found_by_their_content(short: Measurements, tmp_path: Pa
     assert len(list(memory.folder.glob("*.toml"))) == 3
 
 
-@pytest.mark.slow
 def test_earlier_fits_of_other_classes_stay(table: Measurements) -> None:
     vectors_only = table.take(table.ops.kind.where("vector"))
     first = done(table)

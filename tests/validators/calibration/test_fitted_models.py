@@ -23,7 +23,6 @@ from hespas.hardware import Device, device_to_toml, load_device
 from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations import Labels
 from hespas.validators.calibration import Calibration, calibrate, models_folder, write_calibration
-from tests.sweeps import swept
 from tests.validators.small_tables import Time, products, vectors, write_table
 
 V4 = replace(load_device("TPU-v4"), fits_of="")
@@ -74,7 +73,7 @@ def poisoned(table: Measurements, split: str) -> Measurements:
     return replace(table, duration_ns=np.where(wanted, table.duration_ns * 50, table.duration_ns))
 
 
-@pytest.mark.parametrize("name", swept(["calibrated", "systolic", "learned"], 1))
+@pytest.mark.parametrize("name", ["calibrated", "systolic", "learned"])
 def test_rows_kept_for_testing_never_enter_and_one_seed_gives_the_same_bytes(
     name: str, short: Measurements
 ) -> None:
@@ -156,7 +155,6 @@ def test_lines_carry_over_to_no_other_device(table: Measurements) -> None:
             calibrate(both, V4, estimators=(name,), tests=("hardware",))
 
 
-@pytest.mark.slow
 def test_too_few_rows_are_told_with_the_number_needed(table: Measurements) -> None:
     pytest.importorskip("sklearn")
     some = table.take(table.split.where("calib"))
@@ -186,7 +184,6 @@ def test_without_the_library_the_extra_is_named(short: Measurements, monkeypatch
         done(short, "learned")
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_keeps_the_models_it_finished(
     table: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +252,6 @@ def test_a_device_of_ones_own_is_modelled_under_its_name(short: Measurements, tm
     assert np.abs(own / short.duration_ns - 1).mean() < 0.2
 
 
-@pytest.mark.slow
 def test_models_of_an_earlier_calibration_stay_beside_the_new_ones(
     table: Measurements, short: Measurements, tmp_path: Path
 ) -> None:
@@ -279,7 +275,6 @@ def test_a_part_that_ships_for_a_table_is_taken_as_it_is(table: Measurements) ->
     assert found["gemm-tpu"].part.table == "tpuv4_matmul"
 
 
-@pytest.mark.slow
 def test_a_device_is_predicted_by_trees_of_two_other_families(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     lines: list[str] = []
@@ -298,7 +293,6 @@ def test_a_device_is_predicted_by_trees_of_two_other_families(tmp_path: Path) ->
     assert [each.name for each in found.models[0].card.devices] == ["H100-SXM"], "others enter no model"
 
 
-@pytest.mark.slow
 def test_what_an_earlier_model_alone_knows_is_kept(short: Measurements, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     first = load_device(write_calibration(done(short, "learned"), tmp_path / "first.toml"))

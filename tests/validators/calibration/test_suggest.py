@@ -47,7 +47,6 @@ def rows_of(path: Path, sizes: Sequence[tuple[int, int, int]]) -> Measurements:
     count=st.integers(1, 60),
     seed=st.integers(0, 5),
 )
-@pytest.mark.slow
 def test_shapes_are_distinct_and_within_what_models_know(name: str, kind: str, count: int, seed: int) -> None:
     device = load_device(name)
     done = suggest(device, count, kinds=[kind], seed=seed)

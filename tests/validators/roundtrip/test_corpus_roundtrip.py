@@ -8,7 +8,6 @@ import pytest
 
 from hespas import api
 from hespas.validators.roundtrip import ColumnStatus, roundtrip
-from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
@@ -25,7 +24,7 @@ def rank_files(folder: Path) -> dict[str, bytes]:
 
 @absent
 @pytest.mark.parametrize("form", ["graph.json", "graph.arrow"])
-@pytest.mark.parametrize("folder", swept(TRACES, 6), ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", TRACES, ids=lambda path: path.name)
 def test_traces_of_a_simulator_come_back_byte_for_byte(folder: Path, form: str, tmp_path: Path) -> None:
     api.convert(folder, tmp_path / form)
     api.convert(tmp_path / form, tmp_path / "back")
@@ -33,7 +32,7 @@ def test_traces_of_a_simulator_come_back_byte_for_byte(folder: Path, form: str, 
 
 
 @absent
-@pytest.mark.parametrize("program", swept(PROGRAMS, 4), ids=lambda path: path.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_programs_lose_nothing_unreported(program: Path) -> None:
     done = roundtrip([program], ["op-graph", "op-graph-arrow", "chakra"])
     assert [(cell.source, cell.via, cell.unreported) for cell in done.cells if cell.unreported] == []

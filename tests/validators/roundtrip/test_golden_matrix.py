@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from hespas.validators.roundtrip import roundtrip
 from tools.roundtrip import GOLDEN, golden_document, roundtrip_document
 
@@ -16,7 +14,6 @@ ROOT = Path(__file__).parents[3]
 _SMALL_BYTES = 2_000
 
 
-@pytest.mark.slow
 def test_every_pair_keeps_what_the_documents_say() -> None:
     done = roundtrip([ROOT / "fixtures"])
     assert done.valid
