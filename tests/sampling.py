@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = ROOT / "tests" / "seconds.json"
 """Mean seconds per case of functions that take long, and the seconds of cases that differ much from it."""
 
-_SHORT_S = 0.05
+_SHORT_S = 0.02
 """Price of a case of a function that is not in the file."""
 _LONGEST_S = 5.0
 """Mean time above which a sample may leave a function out as a whole."""

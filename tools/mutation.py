@@ -63,7 +63,8 @@ class MutationScore(NamedTuple):
 
 def score_of(module: str, tests: Sequence[str], *, sample: int, seed: int, checkout: Path) -> MutationScore:
     """Return the score of a random sample of mutants of a module in ``checkout``, which changes meanwhile."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--sample", "300", *tests]
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--sample", "300")
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryDirectory() as folder:
         settings, session = Path(folder) / "mutation.toml", Path(folder) / "session.sqlite"
         quoted = " ".join(f"'{word}'" for word in command)

@@ -515,7 +515,8 @@ def holds_at_random(where: Device, count: int) -> None:
     assert (said.duration_ns[known] <= said.high_ns[known]).all()
     for factor, most in ((2.0, np.inf), (1.001, 1.005)):
         other = Collectives().predict(changed(ops, message_bytes=factor), where).duration_ns
-        assert (other[known] >= said.duration_ns[known] * (1 - 1e-9)).all()
+        # Between two fits of 10 us a time may fall by a few thousandths of a nanosecond.
+        assert (other[known] >= said.duration_ns[known] * (1 - 1e-6)).all()
         assert (other[known] <= said.duration_ns[known] * most).all()
     several = known & (nodes > 1)
     other = Collectives().predict(changed(ops, ranks=2.0), where).duration_ns

@@ -105,10 +105,12 @@ def test_heads_of_keys_go_to_several_ranks_where_they_are_fewer() -> None:
 
 @pytest.mark.parametrize(
     ("model", "layout", "recompute"),
-    product(
-        (DENSE, MIXTURE),
-        (EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)),
-        ("none", "selective", "qkv", "full"),
+    list(
+        product(
+            (DENSE, MIXTURE),
+            (EXCHANGE, RING, Layout(cp=2, tp=2, pp=2, dp=2, ring_attention=True)),
+            ("none", "selective", "qkv", "full"),
+        )
     ),
 )
 def test_steps_with_context_ranks_run(model: Model, layout: Layout, recompute: str) -> None:
