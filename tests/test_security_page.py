@@ -41,10 +41,14 @@ TESTS: Mapping[str, str] = {
     "test_a_child_imports_what_its_parent_does",
     "A folder that `PYTHONPATH` names": "tests/files/test_sandbox.py:"
     "test_the_current_folder_is_imported_from_where_it_is_spelled_out",
-    "For a relative or empty entry": "tests/files/test_sandbox.py:"
+    "With a relative or empty entry": "tests/files/test_sandbox.py:"
+    "test_the_current_folder_is_imported_from_where_it_is_spelled_out",
+    "This affects the command itself": "tests/files/test_sandbox.py:"
     "test_the_current_folder_is_imported_from_where_it_is_spelled_out",
     "What you type.": _STATED,
     "`scalesim:command=...` and the other": "tests/test_planted_code.py:test_simulators_that_are_programs",
+    "If the program is a Python interpreter": "tests/test_planted_code.py:test_simulators_that_are_programs",
+    "`--out`, `--json` and other options": _STATED,
     "The module that `hespas capture` names.": _STATED,
     "It is imported and runs": "tests/cli/test_capture_command.py:"
     "test_what_a_program_prints_in_any_way_is_no_part_of_the_answer",

@@ -187,7 +187,7 @@ def test_unknown_stays_empty_and_is_counted(tmp_path: Path) -> None:
         ((STEP, "--table", "t.csv"), 2, "SRC and --table exclude each other"),
         (("--table", "t.csv", "--from", "hlo"), 2, "--from and --table"),
         (("--table", "t.csv", "--num-devices", "2"), 2, "--num-devices and --table"),
-        (("--table", "t.csv", "--array", "4x4"), 2, "--array: estimator 'composite' has no such option"),
+        (("--table", "t.csv", "--array", "4x4"), 2, "--array: estimator 'auto' has no such option"),
         (("--table", "t.csv", "--estimator", "systolic", "--array", "4by4"), 2, "is not a shape of an array"),
         (("--table", "t.csv", "--estimator", "systolic", "--dataflow", "rs"), 2, "is not a dataflow"),
         (("--table", "t.csv", "--estimator", "nobody"), 2, "nobody"),

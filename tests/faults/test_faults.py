@@ -257,12 +257,13 @@ def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
     number: signal.Signals, makes_of_it: str, tmp_path: Path
 ) -> None:
     dropping = (
-        "import os, signal\n"
+        "import functools, os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from hespas import api\n"
         "from hespas.cli.convert import main\n"
         "convert = api.convert\n"
+        "@functools.wraps(convert)\n"
         "def dropped(*given, **named):\n"
         "    done = convert(*given, **named)\n"
         "    try:\n"

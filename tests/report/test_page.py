@@ -105,7 +105,7 @@ def test_rows_as_html() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(min_size=1, max_size=80))
 def test_no_text_is_markup(name: str) -> None:
     page = _Text(_page(name))

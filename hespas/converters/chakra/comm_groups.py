@@ -138,9 +138,11 @@ def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
     try:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
     except (ValueError, RecursionError) as error:  # not JSON, of other types, not UTF-8, or nested too deeply
+        is_cut = "truncated" in str(error)  # other messages name a byte or a path, or concern the whole file
         faults.error(
             "ET019",
             f"{FILE_NAME} is not an object of rank lists: {error}",
+            position=f"byte {len(data) if is_cut else 0} of {FILE_NAME}",
             hint='write {"1": [0, 1], "2": [2, 3]}',
         )
         return NamedGroups()
