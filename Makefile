@@ -7,7 +7,7 @@ LOWEST := .venv-lowest
 NEWEST := .venv-newest
 JOBS ?= auto --maxprocesses 4
 # Seconds of one core that the tests of `make test` take.
-SAMPLE_S := 1000
+SAMPLE_S := 700
 
 .PHONY: demo test test-all test-drawn nightly mutation test-capture test-lowest test-newest fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
