@@ -471,7 +471,9 @@ def join_profile(
             "expected a profile, and this is a program", path=str(profile), hint="give it as `program`"
         )
     if workload is None:
-        raise UsageError("no program", hint="give the program that ran")
+        raise UsageError(
+            "no program to compare with the profile", hint="give the program that ran as `program`"
+        )
     return join_program(workload, recorded, sink)
 
 

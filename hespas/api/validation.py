@@ -632,7 +632,8 @@ _MaxRegression = Annotated[
 def compare(base: _Base, new: _New, *, max_regression: _MaxRegression = None) -> ComparisonReport:
     """Compare two accuracy reports, or the documents of ``accuracy --json``.
 
-    ``max_regression`` is a fraction: 0.01 is one percentage point. Raises ``FormatError`` for a file that
+    ``max_regression`` is the largest increase of an error that passes, as a fraction: 0.01 is one
+    percentage point. Raises ``FormatError`` for a file that
     is not such a document, ``UsageError`` if the reports have no figure in common.
     """
     from hespas.validators.accuracy import compare_reports

@@ -68,7 +68,9 @@ class ExpressionParser(Generic[_Context]):
     def __init__(self, text: str) -> None:
         """Split the text into tokens. Raises ``FormulaError`` for a character that belongs to no token."""
         if len(text) > self.max_characters:
-            raise FormulaError(f"more than {self.max_characters} characters", self.max_characters)
+            raise FormulaError(
+                f"the formula has more than {self.max_characters} characters", self.max_characters
+            )
         self.tokens, self.at, self.depth = _tokens(text), 0, 0
 
     def parse(self) -> Expression[_Context]:

@@ -267,7 +267,8 @@ class Collectives:
         return _CollectiveTimes(single.times * factor, single.code, text)
 
     def _single(self, request: _CollectiveRequest) -> _CollectiveTimes | None:
-        """Return the times on one layout, at least the bandwidth bound of its links; None if unknown."""
+        """Return the times on one layout of ranks, None if they are unknown. No time is shorter than the
+        bandwidth of the links allows."""
         key = (
             request.op,
             request.scheme,

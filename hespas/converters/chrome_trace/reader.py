@@ -147,7 +147,9 @@ class _Collector:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
-        """Add one block. Raises ``FormatError`` for a slice without a numeric time."""
+        """Add the events of one block of the file; ``array`` is the JSON text of the block. Raises
+        ``FormatError`` for a slice without a numeric time.
+        """
         chosen: list[int] = []
         kinds: list[int] = []
         for index, event in enumerate(events):

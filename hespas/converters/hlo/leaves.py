@@ -109,7 +109,8 @@ def module_leaves(data: bytes, name: str) -> Leaves:
 
 
 def leaves_of(module: HloModule) -> Leaves:
-    """Return the leaves of a module. Every computation that runs is expanded once. Its parameters are
+    """Return the leaves of a module: the instructions that do work themselves and call no computation that is
+    expanded. Every computation that runs is expanded once. Its parameters are
     replaced by the operands of its first caller; parameters of loop bodies are replaced by the initial values
     of the loop. Computations of reductions are not expanded.
 

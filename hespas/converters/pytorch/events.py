@@ -505,7 +505,7 @@ def integers(values: Sequence[JsonNumber]) -> IntArray:
 
 
 def integer(value: JsonNumber) -> int:
-    """Return a number in any spelling, -1 if it is missing or malformed."""
+    """Return the integer that a JSON number or text states, -1 if it is missing or malformed."""
     if value is None:
         return _ABSENT
     try:

@@ -56,7 +56,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             "the trace has neither device events nor host operations",
             path=str(path),
             position="list 'traceEvents'",
-            hint="record again with torch.profiler.profile(activities=[...])",
+            hint="record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
     joined = join_captures(trace, options, diagnostics, str(path))
     trace = joined.trace

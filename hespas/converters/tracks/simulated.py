@@ -319,9 +319,9 @@ class SimulatedRun:
 
 
 def profile_of_run(run: SimulatedRun, device: str) -> Profile:
-    """Return one event per span, in the order of the timeline, as if ``device`` had been measured.
+    """Return a simulated run as a profile of ``device``: one event per span, in the order of the timeline.
 
-    The name of ``device`` should state that it was not. The stream is the index of the resource in
+    The name ``device`` should show that the run was simulated. The stream is the index of the resource in
     ``run.timeline.resources``. Raises ``UsageError`` if the timeline does not fit its workload.
     """
     timeline = run.timeline

@@ -492,8 +492,8 @@ class _UnitWriter:
         inside: frozenset[int],
         repeats: _RepeatedNodes,
     ) -> tuple[Value, ...]:
-        """Return a value for each operand of ``node``. The producers of the node are assigned in order, each
-        to the first operand of its type; an operand without a producer becomes an argument.
+        """Return the value to write for each operand of ``node``. The producers of the node are assigned in
+        order, each to the first free operand of its type. Other operands become arguments of the unit.
         """
         left = list(self.deps[node])
         bound: list[Value] = []

@@ -568,5 +568,5 @@ def _check_size(path: Path, remedy: str) -> None:
             f"{status.st_size:,} bytes: a learned model has at most {most:,}",
             path=str(path),
             position=f"byte {most}",
-            hint="name the card of a learned model; its trees must be in the same folder",
+            hint="give the card of a learned model (NAME.json); its trees must be in the same folder",
         )

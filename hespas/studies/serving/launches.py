@@ -20,8 +20,8 @@ __all__ = ["ServerLaunch", "ServerStart", "has_data_parallel_ranks", "launch_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStart:
-    """Run of a server as far as the scripts depend on it: the inputs of their choice of settings, and the
-    date of the run.
+    """Facts about the run of a server on which its launch scripts depend: the inputs from which a script
+    chooses settings, and the date of the run.
     """
 
     model: str

@@ -106,9 +106,10 @@ def join_program(workload: Workload, profile: Profile, diagnostics: Diagnostics)
 
 
 def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[CaseSource]:
-    """Return the cases of a profile against the compiled programs in it; none if none of them ran.
+    """Compare a profile with the compiled programs that it contains: return one source of cases per program
+    that ran, or nothing if no program ran.
 
-    Events that belong to none of the programs become a source without cases.
+    Events that belong to no program become one more source, without cases.
     """
     sources: list[CaseSource] = []
     has_program = np.zeros(len(profile), np.bool_)
