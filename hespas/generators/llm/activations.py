@@ -176,8 +176,8 @@ def _attention(rank: ModelRank, block: Attention) -> Iterator[_SavedTensor]:
 
 
 def _results(rank: ModelRank, elements: int, heads: int) -> Iterator[_SavedTensor]:
-    """Yield the saved results of attention. Attention and the projection after it both save the result; they
-    share one tensor if their formats are equal.
+    """Yield the saved results of attention. Attention and the projection after it share one saved tensor if
+    attention computes in the format of activations or of products (not with ``fp8-delayed``).
     """
     training, inside = rank.training, rank.precision.attention
     operand = rank.precision.matmul
@@ -203,8 +203,9 @@ def _latent_attention(rank: ModelRank, block: LatentAttention) -> Iterator[_Save
 def _activated(
     rank: ModelRank, tokens: int, ffn: int, *, gated: bool, part: str, module: str
 ) -> Iterator[_SavedTensor]:
-    """Yield the saved input of an activation function and the saved input of the product after it. Nothing is
-    saved where ``module`` is empty.
+    """Yield the saved input of an activation function and the saved input of the product after it. With an
+    empty ``module`` the input of the product is not saved. Uncompiled torchtitan also saves an intermediate
+    result of gated functions.
     """
     training, compute = rank.training, rank.precision.compute
     wide = (2 if gated else 1) * tokens * ffn
@@ -234,7 +235,8 @@ def _experts(rank: ModelRank, block: Experts) -> Iterator[_SavedTensor]:
 
 def _by_operation(rank: ModelRank, block: Block) -> Parts:
     """Return the bytes that a block saves with selective checkpointing per operation, as in torchtitan: the
-    results of attention, of every second matrix product, and of the sums over tensor-parallel ranks.
+    results of attention, of every other matrix product from the first one on, and of the sums over
+    tensor-parallel ranks.
 
     A compiled layer does not save the result of its last product, because no gradient needs it.
     """

@@ -182,7 +182,8 @@ def attended_pairs(seq: int, window: int = 0, chunk: int = 0, *, causal: bool = 
     """Return the number of unmasked pairs of query and key in a sequence of length s.
 
     It is s (s + 1) / 2 with a causal mask, and w s - w (w - 1) / 2 with a sliding window of w keys, which
-    includes the query's position. With chunks it is the sum over all chunks.
+    includes the query's position. Without a causal mask it is s s, and (2 w + 1) s with a window. With chunks
+    it is the sum over all chunks.
     """
     if chunk and chunk < seq:
         whole, rest = divmod(seq, chunk)
@@ -206,8 +207,8 @@ def qkv_layer(r: ModelRank, block: Attention) -> LinearLayer:
 
 
 def latent_layers(r: ModelRank, block: LatentAttention) -> tuple[LinearLayer, ...]:
-    """Return the linear layers of latent attention: down-projections, which every tensor-parallel rank
-    computes in full, and up-projections of queries and of keys and values.
+    """Return the linear layers of latent attention: the down-projections, whose matrix is whole on every
+    tensor-parallel rank, and the up-projections of queries and of keys and values.
     """
     heads, adapter = block.heads // r.layout.tp, r.adapter(block)
     low, keys = block.q_lora + block.kv_lora + block.rope_dim, heads * (block.nope_dim + block.v_dim)

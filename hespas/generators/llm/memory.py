@@ -349,8 +349,9 @@ class _StageAccount:
     def _gathered(self, chunk: int, position: int, *, backward: bool) -> Parts:
         """Return the gathered weights that exist while a layer runs.
 
-        They are the weights outside of layers, the layer's weights, and the next layer's weights if those are
-        gathered ahead. In the backward pass the gradients of the layer are included.
+        With ZeRO-3 they are the weights outside of layers (except in XLA), the layer's weights, and the next
+        layer's weights if those are gathered ahead; in the backward pass the gradients of the layer are
+        included. With ZeRO-2 they are all weights, except in Megatron-Core. Otherwise there are none.
         """
         state, training, zero = self._state, self.rank.training, self.rank.layout.zero
         layers = self._layers[chunk]
@@ -492,7 +493,8 @@ class _StageAccount:
         """Return the additional memory that the allocator reserves in separate pools of other streams.
 
         These hold gathered weights, gradients that are reduced in 32 bits, and their shards. Blocks of 16-bit
-        logits are also counted, because they are too small to be reused for 32-bit logits.
+        logits are also counted, because they are too small to be reused for 32-bit logits. None except for
+        PyTorch's FSDP (torchtitan with ZeRO-3).
         """
         state, training = self._state, self.rank.training
         if training.style != "torchtitan" or not state.shards_weights:

@@ -78,8 +78,8 @@ _Positive = Annotated[float, Column(is_open=True, high=1e9)]
 
 
 class _RunColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a published run whose cells are numbers or words of a fixed set. 0 or empty: the row does
-    not state the setting.
+    """Columns of a published run whose cells are numbers or words of a fixed set. 0, NaN or empty (tp,
+    pp, cp, ep and etp: 1) means that the row does not state the setting.
     """
 
     num_accelerators: _Count = 1
@@ -134,8 +134,8 @@ class PublishedRun:
     """Table of the row; files that the row names are in the folder of the table."""
 
     def board(self, device: Device) -> Board | None:
-        """Return the board of the run (power limit, memory bandwidth) if its row differs from the device
-        file; otherwise None.
+        """Return the board of the run if its row gives a power limit or a memory bandwidth, which then
+        differ from the device file; otherwise None.
         """
         power, memory = self.row.get("power_limit_w", ""), self.row.get("memory_bandwidth_gb_per_s", "")
         if not (power or memory):
@@ -170,8 +170,8 @@ def rows_of(table: Path, needed: Sequence[str] = _NEEDED) -> Iterator[Mapping[st
 
 
 def has_only_notes(row: Mapping[str, str]) -> bool:
-    """Return True if a row has free-text notes and its table lacks the columns of :data:`SETTINGS` that
-    replace them.
+    """Return True if a row has free-text notes and its table has none of the columns of :data:`SETTINGS`,
+    which replace them.
     """
     return bool(row.get("notes", "").strip()) and not any(name in row for name in SETTINGS)
 
@@ -395,7 +395,9 @@ _LAUNCHES: Mapping[str, Launch] = {"all": "whole", "parts": "partial-graphs"}
 def _micro_batch(cells: _RunCells, batch: int, dp: int) -> int:
     """Return the number of sequences in a micro-batch.
 
-    It is the published number, or follows from the published number of accumulation steps, or is one.
+    It is the published number, or follows from the published number of accumulation steps, or is one. A
+    published number that does not divide the batch of a data-parallel rank is replaced by the next smaller
+    one that does.
     """
     micro = cells.columns.micro_batch
     passes = cells.columns.grad_accum
@@ -427,7 +429,8 @@ def _overlap(cells: _RunCells, layout: Layout) -> Overlap:
     """Return the communication that the run overlaps with computation.
 
     Nothing overlaps if the column is ``off``, or in Megatron-LM before 2023. Tensor-parallel collectives
-    overlap if their column is ``yes``, and in recipes of Megatron-Bridge for dense models.
+    overlap if their column is ``yes``, and in recipes of Megatron-Bridge for dense models unless it is
+    ``no``.
     """
     source, framework = cells.text("source"), cells.text("framework")
     if cells.columns.communication_overlap == "off" or re.search(r"Megatron-LM \(202[0-2]", framework):

@@ -338,7 +338,9 @@ class ModelRank:
     def _weight_gradient(
         self, k: KernelWriter, layer: LinearLayer, grad: Value, x: Value, element: str
     ) -> None:
-        """Add the gradient of a matrix, which is accumulated, at once or in a separate pass."""
+        """Add the gradient of a matrix, at once or in a separate pass. In Megatron-Core the product adds to
+        the accumulated gradient, unless training is in 16 bits only.
+        """
         port = f"{k.module}.{layer.name}.grad"
         k.name_port(port, grad)
         source = k.named(x, f"{k.module}.{layer.name}.input")

@@ -134,7 +134,9 @@ def _zero_bubble_orders(stages: int, micro_batches: int) -> list[list[PassAction
 
 
 def most_in_flight(order: list[PassAction]) -> int:
-    """Return the maximum number of micro-batches whose activations are saved at the same time."""
+    """Return the maximum number of passes (a micro-batch in a chunk) whose activations are saved at the same
+    time.
+    """
     last_kind = "weights" if any(action.kind == "weights" for action in order) else "backward"
     in_flight = most = 0
     for action in order:

@@ -73,8 +73,8 @@ class LatticeGrids:
 
 
 def _geometric(low: int, high: int, factor: float) -> tuple[int, ...]:
-    """Return integers from ``low`` to ``high`` (both included), each larger than the previous one by a
-    factor.
+    """Return integers from ``low`` to ``high`` (both included), each larger than the previous one by
+    ``factor``; the last step may be smaller.
     """
     points, value = [low], float(low)
     while (value := max(value * factor, points[-1] + 1)) < high:
@@ -205,7 +205,9 @@ class _LatticeWriter:
         self._add(start, "rows", point, 1)
 
     def attention(self, part: _LatticePart, point: int, sequences: SequenceBatch) -> None:
-        """Write the attention kernels of all layers for ``sequences``, without the projections."""
+        """Write the attention kernels of all layers for ``sequences``. Of the projections, only the one from
+        latents to keys and values is included, where attention needs it.
+        """
         blocks = Counter(block for layer in self.step.model.layers for block in layer)
         for block, times in blocks.items():
             if not isinstance(block, Attention | LatentAttention):

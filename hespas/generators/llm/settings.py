@@ -120,10 +120,11 @@ LAYER_INPUT = "decoder_layer_input"
 class Recompute:
     """Recomputation in the backward pass, of ``modules`` (:data:`MODULES`).
 
-    It applies to the first ``layers`` of each stage (-1: all), and to every ``every``-th of these.
-    ``offloaded`` names modules, or tensors by MaxText's names, whose activations in the same layers are moved
-    to the host instead. ``per_operation``: a layer saves only its input, the results of attention, and the
-    result of every second matrix product (torchtitan's selective checkpointing).
+    It applies to the first ``layers`` of each stage (-1: all), and only to every ``every``-th of these, from
+    the first one on. ``offloaded`` names modules, or tensors by MaxText's names, whose activations in the
+    same layers are moved to the host instead. ``per_operation``: a layer saves only its input, the results of
+    attention and of sums over tensor-parallel ranks, and the result of every other matrix product from the
+    first one on (torchtitan's selective checkpointing).
     """
 
     modules: frozenset[str] = frozenset()
@@ -167,8 +168,8 @@ def recompute_of(text: str) -> Recompute:
 def offload_of(text: str, recompute: Recompute) -> tuple[bool, Recompute]:
     """Parse a comma-separated list of things to offload to the host.
 
-    Return True if the ``optimizer`` is in the list, and ``recompute`` with the offloaded activations, which
-    are named by :data:`MODULES`. Raises ``UsageError``.
+    Return whether the ``optimizer`` is in the list, and ``recompute`` with the offloaded activations, which
+    are named by :data:`MODULES` or are :data:`LAYER_INPUT`. Raises ``UsageError``.
     """
     names = {name for name in text.split(",") if name}
     unknown = sorted(names.difference(MODULES, ("optimizer", LAYER_INPUT)))
@@ -266,7 +267,8 @@ class Training:
 
     @property
     def expert_load(self) -> float:
-        """Ratio of the token copies that the experts of the busiest rank process to the mean number per rank.
+        """Ratio of the token copies that the experts of the busiest rank process to the mean number that the
+        router assigns to a rank.
 
         With a capacity factor all ranks process the same number, because copies are padded or dropped.
         """

@@ -152,10 +152,10 @@ class _StageWriter:
 
     @property
     def frees_weights(self) -> bool:
-        """True if weights are gathered for each pass and freed afterwards, as in FSDP.
+        """True if weights are gathered for each micro-batch and freed afterwards, as in FSDP.
 
-        If FSDP shards only gradients and optimizer state, weights stay until the backward pass. Megatron-Core
-        never frees them.
+        With ZeRO-3 they are gathered for the forward pass and again for the backward pass. With ZeRO-2, FSDP
+        holds them until the backward pass, and Megatron-Core never frees them.
         """
         return self.layout.zero == 3 or (self.layout.zero == 2 and self.training.style != "megatron")
 
@@ -415,15 +415,15 @@ class _StageWriter:
         return [] if ports else [node]
 
     def _reduce_layer(self, k: KernelWriter, number: int, done: Value, last: bool) -> None:
-        """Add the reduction of a layer's gradients after its backward pass: with FSDP for each micro-batch,
-        otherwise only for the last one.
+        """Add the reduction of a layer's gradients after its backward pass: with ZeRO-2 and 3 for each
+        micro-batch, otherwise for the last one, if reductions overlap the backward pass.
         """
         if self.layout.zero >= 2 or (last and self.training.overlap.gradients):
             for index, node in enumerate(self._reduce(k, self._weights_of(number), [*k.made, done])):
                 k.name_port(f"reduced.{number}.{index}", node)
 
     def _reduce_rest(self, k: KernelWriter, after: Sequence[Value]) -> None:
-        """Add the reduction of gradients of weights outside of layers, which FSDP does for each
+        """Add the reduction of gradients of weights outside of layers, which ZeRO-2 and 3 do for each
         micro-batch.
         """
         if self.layout.zero < 2 or not self._has_rest(k.part.chunk):
@@ -478,7 +478,9 @@ class _StageWriter:
         k.module = ""
 
         def regather(k: KernelWriter, updated: Value) -> None:
-            """Add the gather of updated weights, unless later passes gather them before their use."""
+            """Add the gather of updated weights, unless passes gather them (FSDP) or each rank has them all.
+            Weights of layers that are gathered ahead of their use are left out.
+            """
             if self.frees_weights or not self.layout.zero or isinstance(updated, str):
                 return
             if not self.training.overlap.parameters:
@@ -562,8 +564,8 @@ class LlmStep:
     def workload(self) -> Workload:
         """Return the step of all ranks.
 
-        The metadata names the states, which the step overwrites and which are not values of its graph. It
-        also has the peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
+        The metadata has the bytes of the states, which the step overwrites and which are not values of its
+        graph, and the peak memory of each stage. Raises ``UsageError`` that names a violated layout rule.
         """
         check_layout(self.model, self.layout, self.training)
         stage_bytes: list[str] = []

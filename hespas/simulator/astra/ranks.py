@@ -338,7 +338,9 @@ class AstraRank(IssuingRank):
 
     @property
     def waits_alone(self) -> bool:
-        """Return True if the rank has ended, or if it has stopped and no other node of it is running."""
+        """Return True if the rank has ended, or if it has stopped and nothing else happens on it: no other
+        node runs, is ready, or has ended since then.
+        """
         if self.stopped == NEVER:
             return self.ended == len(self.trace.trace)
         is_idle = self._flying == 1 and not any(self._ready) and self.queues.are_empty

@@ -2,8 +2,8 @@
 
 A computing node makes one value per result. Views, tuples, loops, calls and completions of asynchronous
 operations forward their inputs: a reader of their results reads the values of the inputs. A value that a loop
-carries has separate memory between iterations, the *slot*. The first iteration reads the value from before
-the loop in it, every other iteration the value of the previous one.
+carries has separate memory between iterations, the *slot*. The first iteration reads from the slot the value
+from before the loop, each later iteration the value of the previous iteration.
 """
 
 from __future__ import annotations
@@ -285,7 +285,9 @@ class _ValueTracer:
         return here != region
 
     def _forwarded(self, node: int, read: list[list[int]]) -> list[int]:
-        """Return the values that a node forwards as its results, matched by tensor type in order."""
+        """Return the values that a node forwards as its results: all of them in order, or matched by tensor
+        type if the numbers differ. A node without inputs gets new values.
+        """
         wanted = self._results[node]
         pool = [value for leaves in read for value in leaves]
         if not pool:
@@ -305,7 +307,7 @@ class _ValueTracer:
         return pool[:1] if len(wanted) == 1 and forwarded == [-1] else forwarded
 
     def _given(self, node: int) -> list[int]:
-        """Return the new values of a parameter or constant node."""
+        """Return the new values of a node without inputs: a parameter, a constant, or a temporary value."""
         op_id = self._op_id[node]
         kind = ValueKind.PARAMETER if op_id in self._parameters else ValueKind.TEMPORARY
         if op_id in self._constants:
@@ -401,7 +403,9 @@ class _ValueTracer:
 
 
 def _forwards(graph: OpGraph) -> BoolArray:
-    """Return a mask of the nodes that forward values and make none."""
+    """Return a mask of the nodes that compute no values. They forward their inputs, or have none
+    (parameters).
+    """
     forwards = np.isin(graph.op_class, _FORWARDING) | (graph.kind == int(NodeKind.METADATA))
     elsewhere = np.isin(graph.op_class, _MADE_BY_USERS) & (graph.bytes_written == 0)
     forwards |= elsewhere & (graph.data_deps.lengths + graph.operands.lengths > 0)

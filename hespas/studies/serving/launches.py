@@ -74,14 +74,16 @@ _SPECULATIVE_RELEASES = frozenset({"1.1.0rc2.post2", "1.2.0rc6.post3"})
 
 
 def has_data_parallel_ranks(precision: str, clients: int) -> bool:
-    """Return True if vLLM ran with data-parallel attention. The scripts use it only for MiniMax in 4 bits
-    with the largest number of clients.
+    """Return True if vLLM ran with data-parallel attention: in 4 bits with 512 clients or more. Only the
+    scripts of MiniMax use it.
     """
     return precision == "fp4" and clients >= 512
 
 
 def launch_of(started: ServerStart) -> ServerLaunch:
-    """Return the settings with which the scripts start a server."""
+    """Return the settings with which the scripts start a server. A server without published scripts uses the
+    defaults of its engine.
+    """
     if not started.is_published or started.engine not in _SCRIPTS:
         if started.engine == "trtllm":
             return ServerLaunch(policy=_balanced(started, {}), of_free=True)
@@ -204,10 +206,10 @@ def _speculative_deepseek(at: ServerStart) -> ServerLaunch:
 
 
 def _balanced(at: ServerStart, changes: dict[str, int]) -> Policy:
-    """Return the policy of TensorRT-LLM with whole prompts and data-parallel ranks.
+    """Return the policy of TensorRT-LLM. Prompts are whole, unless they are longer than a step allows.
 
-    The ranks start prefill when each of them has a prompt. The policy waits for the mean number of steps
-    until then, and at most :data:`_BALANCED` steps.
+    Data-parallel ranks start prefill when each of them has a prompt. The policy waits for the mean number of
+    steps until then, and at most :data:`_BALANCED` steps.
     """
     ranks = at.layout.dp
     if ranks > 1:

@@ -78,7 +78,7 @@ class IndexedTexts(Protocol):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
     """Cases of one source as columns of shape ``(cases,)``. Cases with the same ``shape`` number do equal
-    work; ``shapes`` has its description.
+    work; the number is an index in ``shapes``, the descriptions of the work.
 
     * ``measured_ns`` is the median over ``repeats`` runs. ``spread_ns`` is the mean distance of the runs from
       it (NaN for one run). ``mean_ns`` is the mean over the runs (None: equal to ``measured_ns``); means add
@@ -226,7 +226,8 @@ class GroupTimes:
 
 
 def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntArray:
-    """Return for each group the node with the most work, shape ``(groups,)``. Work is 4 x FLOPs + bytes.
+    """Return for each group the node with the most work, shape ``(groups,)``. Work is the sum of bytes and
+    4 x FLOPs: one FLOP counts as much as four bytes.
 
     The group has the name and the class of that node. Raises ``InvariantError`` for a group without nodes.
     """
@@ -366,8 +367,8 @@ def case_labels(
 
 
 def case_dtypes(graph: OpGraph, nodes: IntArray) -> tuple[str, ...]:
-    """Return the element type in which each node computes; if unknown, the type of its first operand or its
-    first result.
+    """Return the element type in which each node computes. If it is unknown, return the first known type of
+    the operands, then of the results.
 
     The text is empty if no type is known.
     """
@@ -393,8 +394,8 @@ def shared_shapes(cases: Sequence[Cases]) -> IntArray:
 
 
 def text_numbers(parts: Sequence[IndexedTexts]) -> list[IntArray]:
-    """Return a column of numbers for each of several lists of texts. Equal texts have equal numbers, in order
-    of first appearance.
+    """Return a column of numbers for each of several lists of texts (at least one list). Equal texts have
+    equal numbers, in order of first appearance.
 
     Texts are compared by a digest of 16 bytes, so that millions need not be in memory.
     """

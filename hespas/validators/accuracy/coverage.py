@@ -139,7 +139,7 @@ class _KeyForest:
 
     def groups(self) -> IntArray:
         """Return the group of each key, then of each node. Groups are numbered in order of their first keys;
-        -1 for nodes without a key.
+        -1 for keys without nodes and for nodes without a key.
         """
         roots = [self.root(item) for item in range(len(self._parent))]
         used = sorted({roots[key] for key, is_joined in enumerate(self.is_joined) if is_joined})

@@ -438,9 +438,9 @@ def other_modules(
 ) -> set[str]:
     """Return the modules in ``own`` that are another program, because their results have other shapes.
 
-    ``own`` maps modules to the names of instructions that ran and are also names of the program.
-    ``instructions`` maps names to nodes. Warns of each such module, and of each module without HLO that lacks
-    many of the names.
+    ``own`` maps modules to the names of the instructions that ran; at least half of a module's names are also
+    names of the program. ``instructions`` maps the program's names to nodes. Warns of each such module, and
+    of each module without HLO if the program lacks more than a tenth of its names.
     """
     others: set[str] = set()
     for module, ran in own.items():

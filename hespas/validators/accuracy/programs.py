@@ -106,8 +106,8 @@ def join_program(workload: Workload, profile: Profile, diagnostics: Diagnostics)
 
 
 def sources_of_attached(profile: Profile, hardware: str, diagnostics: Diagnostics) -> list[CaseSource]:
-    """Compare a profile with the compiled programs that it contains: return one source of cases per program
-    that ran, or nothing if no program ran.
+    """Compare a profile with the compiled programs that it contains: return one source of cases for each rank
+    class of each program that ran, or nothing if no program ran.
 
     Events that belong to no program become one more source, without cases.
     """

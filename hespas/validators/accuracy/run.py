@@ -184,8 +184,8 @@ def span_ns(profile: Profile) -> float:
     median over runs.
 
     The result is NaN without events. Ranks of one profile share a clock; events without run numbers count as
-    one run. If the spans of ranks do not overlap, each rank counts as a separate run: the ranks ran the
-    program one after another (devices without collectives), or their recordings start one run apart.
+    one run. Ranks whose spans overlap by less than half of the shorter span count as separate runs: they ran
+    the program one after another (devices without collectives), or their recordings start one run apart.
     """
     spans: dict[int, list[tuple[float, float]]] = {}
     for run, start, end in _runs_of(profile):

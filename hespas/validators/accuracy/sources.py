@@ -43,7 +43,7 @@ def sources_of(
     shapes. If the input is a workload whose nodes have times, its nodes are the cases.
 
     Events that belong to none of the programs become a source without cases. Raises ``UsageError`` for a
-    profile that has none of these.
+    profile that has none of these, and for a workload with times if ``workload`` is given too.
     """
     if isinstance(profile, Workload):
         if workload is not None:

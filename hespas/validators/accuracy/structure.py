@@ -3,8 +3,8 @@
 The two sides are the leaves of the module (its operations, including those inside fusions) and the nodes of
 the program. Their members are put into groups of equal kind and result type. Groups are then split by the
 groups of their members' operands and users, if both sides have the same parts (partition refinement on both
-sides); members without a counterpart stay together. Compilers change programs. So leaves with the same
-framework name and source position, which come from the same operation, share their evidence. Groups are never
+sides); members without a counterpart stay together. Because compilers change programs, leaves with the same
+framework name and source position share their nodes: they come from the same operation. Groups are never
 split by chance: a group may have many leaves and many nodes.
 """
 
@@ -358,7 +358,8 @@ def _split(
 ) -> int:
     """Split groups by the value of ``criterion``, into parts in which both sides have members.
 
-    Members of other values stay in their group. Returns the highest group number.
+    Members with other values stay in their group. A group is not split if only one side has other values.
+    Returns the highest group number.
     """
     parts: list[dict[int, dict[tuple[int, ...], list[int]]]] = []
     for side in (program, module):

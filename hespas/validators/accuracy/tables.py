@@ -90,7 +90,7 @@ def cases_of_rows(
 ) -> Cases:
     """Return each row of a table of one device as a case. O(rows log rows).
 
-    ``distinct`` is the result of :func:`_shape_numbers`, if it is already known.
+    ``distinct`` is the result of ``rows.ops.distinct_rows()``, if it is already known.
     """
     ops = rows.ops
     firsts, index = distinct or ops.distinct_rows()
@@ -134,8 +134,8 @@ class ShapeTexts:
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Return the first operation of each distinct description (:func:`_shape_texts`), and the index of each
-    operation's description (None: all are distinct).
+    """Return the first one of the operations ``rows`` with each distinct description
+    (:func:`_shape_texts`), and the index of the description of each of them (None: all are distinct).
 
     Properties that are not in a description do not distinguish operations: FLOPs, bytes, sizes that do not
     determine the time of the kind, and digits after the fifteenth.

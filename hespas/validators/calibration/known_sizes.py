@@ -78,8 +78,9 @@ class Candidates:
 def known_sizes(device: Device, kinds: Sequence[str], dtypes: Sequence[str]) -> tuple[KnownSizes, ...]:
     """Return the sizes to which the learned models were fitted, for ``kinds`` (empty: matmul) and ``dtypes``.
 
-    Without ``dtypes``, the format of bf16, f16 and f32_full with the highest rate on the device is used.
-    Raises ``UsageError`` if no model covers an operation, or the device has no rate for it.
+    Without ``dtypes``, the format of bf16, f16 and f32_full with the highest rate on the device is used; if
+    no model covers one of these, the covered format with the highest rate. Raises ``UsageError`` if no model
+    covers an operation, or the device has no rate for it.
     """
     model_kinds = kinds or _USUAL
     shipped = cards_in(shipped_folder())

@@ -129,9 +129,9 @@ def suggest(
 ) -> Suggestions:
     """Suggest ``count`` shapes to measure on ``device``. Shapes in ``measured`` are left out.
 
-    Each kind and number format of :func:`known_sizes` gets the same number of shapes. Equal seeds give equal
-    results. O(candidates x (candidates + measured + count)), a second per class. Raises ``UsageError`` if no
-    model covers a requested class, or if there are too few candidates.
+    Each kind and number format of :func:`known_sizes` gets the same number of shapes, or one more. Equal
+    seeds give equal results. O(candidates x (candidates + measured + count)), a second per class. Raises
+    ``UsageError`` if no model covers a requested class, or if there are too few candidates.
     """
     import pandas as pd
 

@@ -84,7 +84,7 @@ class NodeProgram:
         return self.targets[self.bounds[position] : self.bounds[position + 1]]
 
     def positions(self) -> dict[int, int]:
-        """Return the position of each node."""
+        """Return a map from nodes to positions."""
         return {node: position for position, node in enumerate(self.node)}
 
 
@@ -192,7 +192,9 @@ class _Channels:
         """Receives that wait for a message, oldest first."""
 
     def arrive(self, rank: _ReplayRank, position: int, channel: int, number: int) -> None:
-        """Issue a collective of one rank, which completes after the last rank that is needed."""
+        """Issue a collective of one rank. It completes ``comm_ns`` after the last of its needed ranks issues
+        it.
+        """
         arrived = self._rendezvous.setdefault((channel, number), [])
         arrived.append((rank, position))
         if len(arrived) == self._needed[channel]:
@@ -270,7 +272,7 @@ class _ReplayRank(IssuingRank):
         self._issue_ready()
 
     def complete_half(self, position: int) -> None:
-        """Complete the send or the receive of a permute. The node ends when both are complete."""
+        """Complete the send or the receive of a node. A permute ends when both are complete."""
         self._halves_left[position] -= 1
         if not self._halves_left[position]:
             queue = self._channels.queue
@@ -307,7 +309,7 @@ class _ReplayRank(IssuingRank):
 
 @dataclass(frozen=True, slots=True)
 class CommNode:
-    """Communication node on a cycle: its position, and the kind of rank that runs it."""
+    """Communication node on a cycle: its ``position`` in the program of ``task``, the index of a task."""
 
     task: int
     position: int

@@ -108,7 +108,7 @@ class ErrorCurve:
 
 
 def figures(values: FloatArray) -> Column:
-    """Return numbers rounded to five digits; None if unknown or infinite."""
+    """Return numbers rounded to five significant digits; None if unknown or infinite."""
     numbers: list[float] = values.tolist()
     return [float(f"{value:.5g}") if isfinite(value) else None for value in numbers]
 
@@ -121,8 +121,9 @@ def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
 def points_of(result: Accuracy, estimators: Sequence[str], names: NameTable) -> CasePoints:
     """Return the cases to draw as points. O(cases log cases).
 
-    If there are too many, the cases with the largest errors in time are drawn, and an even selection of the
-    others over source, class and measured time. The selection is the same in every run.
+    If there are too many, the cases are drawn for which the first estimator has the largest errors in time,
+    and an even selection of the others over source, class and measured time. The selection is the same in
+    every run.
     """
     source = np.repeat(np.arange(len(result.cases)), [len(cases) for cases in result.cases])
     row = np.concatenate([np.arange(len(cases)) for cases in result.cases] or [np.empty(0, np.int64)])
@@ -160,8 +161,8 @@ def _joined_columns(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntAr
 
 
 def shape_rows_of(result: Accuracy, estimators: Sequence[str]) -> tuple[list[ShapeRow], int]:
-    """Return the shapes of all sources with the most measured time, longest first, and the total number of
-    shapes. O(cases log cases).
+    """Return the shapes with the most measured time, longest first (at most :data:`MOST_POINTS`), and the
+    number of shapes of all sources. O(cases log cases).
     """
     tables: list[FloatArray] = []
     for cases in result.cases:
@@ -470,7 +471,7 @@ def roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[_Dev
 def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[_RateCeiling]:
     """Yield the peak rates of element types, highest first. Types with the same rate share a row.
 
-    Without element types, all dense rates are returned.
+    If no rate is known for any of the types, all dense rates are returned.
     """
     rates: dict[tuple[Unit, float], list[str]] = {}
     for unit in _UNITS:

@@ -420,7 +420,9 @@ def _operation_view(result: Accuracy) -> TableView:
 
 
 def _matching_blocks(result: Accuracy) -> list[Block]:
-    """Return the table of matched shares, and for each source the names without a match."""
+    """Return the table of matched shares, for each source the names without a match, and the table of the
+    operations of each instruction.
+    """
     blocks: list[Block] = [replace(view, title="") for view in _views(matching_table(result))]
     for number, (source, coverage) in enumerate(list(result.coverage.items())[:_MOST_SOURCES]):
         inner: list[Block] = []

@@ -95,7 +95,7 @@ SPEED_UP_COLUMNS = (
 """Header of the speed-ups; a speed-up is the time on ``hardware`` divided by the time on ``other``."""
 
 FEW_SHAPES = 5
-"""Least distinct shapes of a row that represents others of its kind."""
+"""Least number of distinct shapes whose errors represent other shapes too; rows with fewer are marked."""
 
 _MOST_ROWS = 20
 _MOST_NAMES = 5
@@ -427,7 +427,7 @@ def matching_table(result: Accuracy) -> ReportTable:
 
 def join_table(result: Accuracy, most: int, most_names: int = _MOST_NAMES) -> ReportTable:
     """Return the table of the program operations that each instruction carries out, most time first. It has
-    ``most`` instructions with ``most_names`` operations each.
+    at most ``most`` instructions with at most ``most_names`` operations each.
     """
     joins = [(source, join) for source, of_source in result.joins.items() for join in of_source]
     joins.sort(key=lambda row: -row[1].time_ns)
