@@ -17,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
@@ -95,7 +96,8 @@ def drawn(cases: Iterable[Case], seconds: float, seed: str) -> set[int]:
     """
     random = Random(seed)
     listed = sorted(cases, key=lambda case: case.index)
-    keys = {case.index: random.random() ** (1 / case.worth) for case in listed}
+    # logarithms of the source's keys, which are 0 for most cases of little worth
+    keys = {case.index: log(1.0 - random.random()) / case.worth for case in listed}
     chosen: set[int] = set()
     for case in sorted(listed, key=lambda case: -keys[case.index]):
         if seconds <= 0:

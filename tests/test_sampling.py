@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import sampling
-from tests.sampling import ROOT, SECONDS, cases_of, drawn, main, sampled, spread
+from tests.sampling import ROOT, SECONDS, Case, cases_of, drawn, main, sampled, spread
 
 NAMES = [
     *(f"tests/a.py::many[{case}]" for case in range(50)),
@@ -58,6 +58,13 @@ def test_a_draw_is_of_the_others_and_repeats_by_its_seed() -> None:
 def test_everything_is_drawn_for_enough_seconds() -> None:
     cases = cases_of(NAMES, TIMES)
     assert drawn(cases, 1e6, "") == set(range(len(NAMES)))
+
+
+def test_cases_of_little_worth_are_drawn() -> None:
+    """Whatever their position among the others of little worth."""
+    cases = [Case(index, 1.0, 1e-6, is_certain=False) for index in range(100)]
+    positions = set[int]().union(*(drawn(cases, 10.0, str(seed)) for seed in range(50)))
+    assert len(positions) > 90
 
 
 def test_times_are_read_from_recorded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
