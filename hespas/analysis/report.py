@@ -12,7 +12,7 @@ import numpy as np
 from hespas.analysis.device_use import MemoryPointRow, QueuePointRow
 from hespas.analysis.simulated import SpanRow
 from hespas.analysis.table import RowTable, listed
-from hespas.files.output import check_report_files, write_report_files
+from hespas.files.output import write_report_files
 from hespas.graph import Diagnostics
 from hespas.report.drawings import Bar, Curve, Lane, curves, lanes, stacked_bars
 from hespas.report.page import (
@@ -32,9 +32,11 @@ from hespas.report.texts import bytes_text, time_text
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["SECTIONS", "SIMULATED", "AnalysisSection", "analysis_html", "check_folder", "write_report"]
+__all__ = ["REPORT_FILES", "SECTIONS", "SIMULATED", "AnalysisSection", "analysis_html", "write_report"]
 
 _PAGE, _ANALYSIS = "index.html", "analysis.json"
+REPORT_FILES = (_PAGE, _ANALYSIS)
+"""Files of the report of an analysis, besides the tables."""
 _MAX_DEVICES = 4
 
 
@@ -338,11 +340,6 @@ def _span_lanes(table: RowTable[SpanRow]) -> Markup:
             )
         )
     return lanes(drawn)
-
-
-def check_folder(folder: Path, *, document: str = _ANALYSIS, overwrite: bool) -> None:
-    """Raise the errors of :func:`write_report` for ``folder`` before anything is computed."""
-    check_report_files(folder, (_PAGE, document), overwrite=overwrite)
 
 
 def write_report(

@@ -28,6 +28,7 @@ from hespas.simulator.astra.external import ExternalRun
 from hespas.simulator.memory import RankMemory
 
 __all__ = [
+    "REPORT_FILES",
     "ExternalDocument",
     "RecordedStep",
     "SimulationDocument",
@@ -39,8 +40,8 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 4096
-_REPORT_DOCUMENT = "simulation.json"
-"""Name of the document in the folder of a report."""
+REPORT_FILES = ("index.html", "simulation.json")
+"""Files of a report, besides the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -125,7 +126,7 @@ class SimulationResult(Result, Simulation):
             diagnostics=self.diagnostics,
         )
         document = self.to_json()
-        write_report(Path(folder), page, document, tables, name=_REPORT_DOCUMENT, overwrite=overwrite)
+        write_report(Path(folder), page, document, tables, name=REPORT_FILES[1], overwrite=overwrite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

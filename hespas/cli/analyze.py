@@ -50,10 +50,11 @@ _SHAPES_DECODER = msgspec.json.Decoder(list[list[int]])
 def analyze(call: Call, *, top: _Top = 10, report: _Report = None) -> None:
     """Analyze measured profiles: time breakdown, operations, kernels, critical path and opportunities."""
     from hespas import api
+    from hespas.analysis.report import REPORT_FILES
 
     for name in ("source", "baseline"):
         check_once(call.several(name))
-    call.check_report(("index.html", "analysis.json"))
+    call.check_report(REPORT_FILES)
     done = call.run(api.analyze)
     if call.json_file:
         call.write_json(api.analysis_document(done))

@@ -11,7 +11,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from hespas.files.output import check_report_files, write_report_files
+from hespas.files.output import write_report_files
 from hespas.fitting.effects import COMPONENTS
 from hespas.graph.errors import clipped
 from hespas.report.drawings import svg, svg_text
@@ -21,7 +21,7 @@ from hespas.studies.league.document import League, league_json
 from hespas.studies.league.evaluation import SHARED, EvaluatedRow
 from hespas.studies.league.summaries import ScalingPoint
 
-__all__ = ["REPORT_FILES", "check_folder", "league_html", "row_table", "write_report"]
+__all__ = ["REPORT_FILES", "league_html", "row_table", "write_report"]
 
 REPORT_FILES = ("league.html", "league.json", "league.csv")
 
@@ -46,11 +46,6 @@ _LEGEND = Markup(
     '<span class="key assumed">&#9679; with an assumption</span> '
     '<span class="key calibrating">&#9675; used for calibration</span> Hover over a dot for its row.'
 )
-
-
-def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise ``OutputError`` if a file of the report cannot be written, before anything is computed."""
-    check_report_files(folder, REPORT_FILES, overwrite=overwrite)
 
 
 def write_report(league: League, folder: Path, *, overwrite: bool) -> None:
