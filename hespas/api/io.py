@@ -173,7 +173,11 @@ def read_profiles(
         own_captures = (*(options.capture if options else ()), *captures.get(file, ()))
         value = read(file, format=chosen, options=options, diagnostics=diagnostics, capture=own_captures)
         if not isinstance(value, Profile):
-            raise UsageError("expected a measured profile, and this is a program", path=str(file))
+            raise UsageError(
+                "expected a measured profile, and this is a program",
+                path=str(file),
+                hint="simulate the program, or give a trace of a run",
+            )
         profiles.append(value)
         facts.append(facts_of(value, str(file)))
     if diagnostics is not None:

@@ -12,10 +12,10 @@ from hespas.api.validation import calibrate as fit_device
 from hespas.api.validation import suggest_shapes
 from hespas.cli.accuracy import percent, print_summary, signed
 from hespas.cli.command import Call, command
-from hespas.cli.destinations import check_apart, check_once, check_reports
+from hespas.cli.destinations import check_apart, check_once, check_reports, check_suffix
 from hespas.cli.terminal import emit, is_quiet, print_message, progress_bar, report_diagnostics
 from hespas.graph.errors import UsageError
-from hespas.graph.hints import Option
+from hespas.graph.hints import Option, options_of
 from hespas.report.tables import columns, table_from_rows
 from hespas.report.texts import counted
 
@@ -29,8 +29,6 @@ _END_TO_END_PARAMETERS = frozenset(
     | {"loudness", "debug"}
 )
 """Parameters that ``--end-to-end`` reads."""
-_FIT_PARAMETERS = ("estimator", "profiles", "workload", "split", "test_by", "date", "report")
-"""Parameters that ``--suggest`` does not read."""
 
 _Out = Annotated[
     Path,
@@ -74,8 +72,7 @@ def _check_out(call: Call, out: Path, suffix: str, example: str) -> None:
     """Raise an error, before anything is read, for outputs that cannot be written."""
     from hespas.files.output import check_destination
 
-    if out.suffix != suffix:
-        raise UsageError(f"--out: expected a {suffix} file", path=str(out), hint=f"--out {example}")
+    check_suffix(out, suffix, example)
     check_once([*call.several("profiles"), *call.several("table")])
     check_apart("--out", out, call.files("reads"))
     check_destination(out, overwrite=call.overwrite)
@@ -199,7 +196,8 @@ def _suggest_shapes(call: Call, out: Path) -> None:
 
     if call["count"] is None:
         raise UsageError("--kind and --dtype require --suggest", hint="add --suggest N")
-    given = [call.options[name].flag for name in _FIT_PARAMETERS if call.texts[name]]
+    of_fits = ({*options_of(fit_device)} - {*options_of(suggest_shapes)}) | {"report"}
+    given = [call.options[name].flag for name in call.options if name in of_fits and call.is_written(name)]
     if given:
         raise UsageError(
             f"--suggest excludes {' and '.join(given)}",
@@ -250,23 +248,23 @@ def _calibrate_end_to_end(call: Call, out: Path) -> None:
         name = parameter.name or ""
         if call.is_written(name) and name not in _END_TO_END_PARAMETERS:
             raise UsageError(f"--end-to-end excludes {parameter.opts[0]}", hint="leave it out")
-    tables, estimators = call.several("table"), call.texts["estimator"] or ["composite"]
+    tables, estimators = call.several("table"), list[str](call.texts["estimator"] or ())
     if len(estimators) > 1:
         raise UsageError("--end-to-end takes one --estimator", hint="run once per estimator")
     if len(tables) != 1:
         raise UsageError("--end-to-end requires one --table of runs", hint="--table runs.csv")
-    if out.suffix != ".json":
-        raise UsageError("--out: expected a .json file", path=str(out), hint="--out factors.json")
+    check_suffix(out, ".json", "factors.json")
     check_reports({"--out": out}, call.files("reads"), overwrite=call.overwrite)
     from hespas import api
 
+    keywords: dict[str, Any] = {"estimator": estimators[0]} if estimators else {}
     with progress_bar("predicting", call.texts["progress"]) as callback:
         done = api.calibrate_end_to_end(
             call["hardware"],
             tables[0],
-            estimator=estimators[0],
             progress=callback,
             diagnostics=call.diagnostics,
+            **keywords,
         )
     report_diagnostics(call.diagnostics, tables[0])
     api.write_json(done.to_json(), out, overwrite=call.overwrite)

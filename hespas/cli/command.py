@@ -17,7 +17,7 @@ import typer
 from hespas.cli.destinations import check_apart, check_reports, estimator_files, hardware_files, report_folder
 from hespas.cli.entry import Version
 from hespas.cli.session import command_line
-from hespas.cli.terminal import flagged, progress_bar, set_verbosity
+from hespas.cli.terminal import flagged, flags_of_command, progress_bar, set_verbosity
 from hespas.files import trust
 from hespas.files.limits import INPUT_BYTES_VARIABLE, limits
 from hespas.files.output import check_report_files
@@ -34,6 +34,7 @@ from hespas.graph.hints import (
     AtLeast,
     AtMost,
     DeclaredOption,
+    check_value,
     members_of,
     options_of,
     parameters_of,
@@ -63,12 +64,12 @@ class Call:
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of an option, its default if it is not given. Raises ``UsageError`` for a text
-        that is not a value.
+        """Return the value of an option, its default if it is not given. An empty text is a value of an
+        option without a default. Raises ``UsageError`` for a text that is not a value.
         """
         declared, value = self.options[name], self.texts[name]
         if value in _ABSENT:
-            return None if declared.default is REQUIRED else declared.default
+            return (value if value == "" else None) if declared.default is REQUIRED else declared.default
         if declared.option.parse is not None:
             return declared.option.parse(value)
         return value[0] if declared.option.repeats and not _element_of(declared) else value
@@ -178,7 +179,8 @@ class Call:
             keywords = arguments
             if declared.kind is not None:
                 _, keywords = classes.setdefault(declared.parameter, (declared.kind, {}))
-            if self.texts.get(name) not in _ABSENT:
+            value = self.texts.get(name)
+            if value not in _ABSENT or (value == "" and declared.default is REQUIRED):
                 keywords[name] = self[name]
         for parameter, (kind, keywords) in classes.items():
             if "progress" in parameters_of(kind):
@@ -224,18 +226,23 @@ def command(
             for name, option in options_of(function).items():
                 declared.setdefault(name, option)
         declared |= own
+        flags = {name: option.flag for name, option in declared.items()}
 
         def run(typer_context: typer.Context, debug: bool = False, **texts: Any) -> None:
             call = Call(typer_context, declared, texts, progress)
             streams = (path for path in call.paths("stream") if str(path) != STANDARD_STREAM)
             reads = [*call.paths("reads"), *streams]
-            with command_line(
+            with flags_of_command(flags), command_line(
                 debug, call.diagnostics, call.subject, documents=call.documents().values(), reads=reads,
                 writes=[*call.paths("writes"), *call.paths("folder")],
             ):  # fmt: skip
                 if groups := texts.get("comm_groups"):  # report a file that cannot be read, in any command
                     read_document(groups, limits().groups_bytes, "a list of process groups")
-                handler(call, **{name: call[name] for name in own})
+                values = {name: call[name] for name in own}
+                for name, value in values.items():
+                    if texts[name] not in _ABSENT:  # the parser of the command line lets NaN pass
+                        check_value(name, value, own[name].hint)
+                handler(call, **values)
 
         context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         common = dict(_common_parameters())
@@ -243,10 +250,11 @@ def command(
             common.pop(name, None)
         permission = common.pop("allow_programs")
         listed: list[inspect.Parameter] = []
-        for option in declared.values():
-            listed.append(_parameter(option))
-            if option.option.completes == "estimators" and permission not in listed:
-                listed.append(permission)
+        with flags_of_command(flags):
+            for option in declared.values():
+                listed.append(_parameter(option))
+                if option.option.completes == "estimators" and permission not in listed:
+                    listed.append(permission)
         listed += common.values()
         if has_version:
             listed.append(

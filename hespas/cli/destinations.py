@@ -18,6 +18,7 @@ __all__ = [
     "check_apart",
     "check_once",
     "check_reports",
+    "check_suffix",
     "estimator_files",
     "hardware_files",
     "list_file",
@@ -96,6 +97,12 @@ def check_once(paths: Sequence[Path]) -> None:
         seen.add((status.st_dev, status.st_ino))
 
 
+def check_suffix(out: Path, suffix: str, example: str) -> None:
+    """Raise ``UsageError`` if the file of ``--out`` has another suffix."""
+    if out.suffix != suffix:
+        raise UsageError(f"--out: expected a {suffix} file", path=str(out), hint=f"--out {example}")
+
+
 def hardware_files(*hardware: str) -> list[Path]:
     """Return the values of ``--hardware`` that are files; the others are names of devices."""
     return [Path(value) for value in hardware if value and _is_file(Path(value))]
@@ -117,7 +124,7 @@ def _is_file(path: Path) -> bool:
 
 
 def report_folder(text: str) -> Path:
-    """Return the folder of ``--report``. Raises ``BadParameter`` if the text is not a folder name."""
+    """Return a folder of output. Raises ``BadParameter`` if the text is not a folder name."""
     if text in ("", "-"):
         raise typer.BadParameter(f"{text!r} is not a folder: name one, such as report/")
     return Path(text)

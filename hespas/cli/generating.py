@@ -74,8 +74,10 @@ def _generate(call: Call, generator: Generator) -> None:
     """Generate, simulate and write the workload, then print its figures."""
     from hespas import api
 
-    if (call["destination"] is None) == (not call["measure"]):
+    if call["destination"] is None and not call["measure"]:
         raise UsageError("either --out DST or --dry-run is required", hint="give one of them")
+    if call["destination"] is not None and call["measure"]:
+        raise UsageError("--out and --dry-run exclude each other", hint="give one of them")
     target_format = workload_format(call["destination"], call["format"])
     done = call.run(api.generate, generator=generator, format=target_format)
     call.write_json(done.to_json())

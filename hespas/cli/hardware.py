@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli.command import LISTING, Call, command
-from hespas.cli.destinations import AsJson, ListFile, check_reports, list_file
+from hespas.cli.destinations import AsJson, ListFile, check_reports, check_suffix, list_file, report_folder
 from hespas.cli.terminal import emit, report_diagnostics
 from hespas.graph.errors import UsageError, clipped
 from hespas.graph.hints import Option
@@ -178,6 +178,7 @@ def hardware_measure(
     from hespas.hardware import write_device
     from hespas.hardware.measure import measure_cpu
 
+    check_suffix(out, ".toml", "my-cpu.toml")
     check_destination(out, overwrite=overwrite)
     device = measure_cpu(name=name, diagnostics=call.diagnostics)
     write_device(device, out, overwrite=overwrite)
@@ -200,6 +201,8 @@ def hardware_system(
             f"--to: unknown format '{clipped(format_name)}', expected {_ASTRA_SIM}",
             hint="--to astra-sim DIR",
         )
+    if folder:
+        report_folder(str(folder))
     writes = {"--to": [folder]} if folder else {}
     check_reports({"--json": call.json_file}, call.files("reads") | writes, overwrite=call.overwrite)
     from hespas import api

@@ -37,7 +37,12 @@ _MAX_CLASSES = 8
 
 _Compare = Annotated[
     tuple[Path, Path] | None,
-    Option("Compare two JSON documents written by --json.", metavar="A.json B.json", panel="What if"),
+    Option(
+        "Compare two JSON documents written by --json.",
+        metavar="A.json B.json",
+        panel="What if",
+        access="reads",
+    ),
 ]
 
 
@@ -69,6 +74,7 @@ def simulate(call: Call, *, compare: _Compare = None) -> None:
 def _simulate_step(call: Call) -> None:
     """Simulate one step, write its files and print its figures."""
     from hespas import api
+    from hespas.api.simulation_result import REPORT_FILES
 
     if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
         raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
@@ -76,7 +82,7 @@ def _simulate_step(call: Call) -> None:
     if timeline:
         check_apart("--timeline", timeline, call.files("reads"))
     api.check_timeline(timeline, overlay=bool(overlay), overwrite=call.overwrite)
-    call.check_report(("index.html", "simulation.json"))
+    call.check_report(REPORT_FILES)
     changes: dict[str, Any] = {"overlay": _overlay_profiles(overlay)} if overlay else {}
     done = call.run(api.simulate, **changes)
     if call.json_file:

@@ -28,6 +28,7 @@ __all__ = [
     "discard_output",
     "emit",
     "flagged",
+    "flags_of_command",
     "flush_output",
     "is_quiet",
     "is_verbose",
@@ -268,9 +269,24 @@ _FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SA
     "target_format": "--to",
     "target_version": "--to-version",
 }
-"""Argument of the Python interface -> option of the command line."""
+"""Argument of the Python interface -> option of the command line, for messages about any command."""
 
-_ARGUMENT = re.compile(r"`([a-z_0-9]+)(?:=([^`]*))?`")
+_ARGUMENT = re.compile(r"(?<!Expected )(?<!got )(?<!field )`([a-z_0-9]+)(?:=([^`]*))?`")
+"""Argument of the Python interface in a message. msgspec writes types and fields of documents in the same
+way: ``Expected `object`, got `array```.
+"""
+_COMMAND_FLAGS: ContextVar[Mapping[str, str]] = ContextVar("_COMMAND_FLAGS", default=_FLAGS)
+"""Argument -> option while a command runs: its own options, and those of other commands."""
+
+
+@contextmanager
+def flags_of_command(flags: Mapping[str, str]) -> Generator[None]:
+    """Within the context, let :func:`flagged` replace arguments by the options that a command declares."""
+    before = _COMMAND_FLAGS.set({**_FLAGS, **flags})
+    try:
+        yield
+    finally:
+        _COMMAND_FLAGS.reset(before)
 
 
 def flagged(text: str) -> str:
@@ -278,8 +294,10 @@ def flagged(text: str) -> str:
     line (``--num-devices 8``).
     """
 
+    flags = _COMMAND_FLAGS.get()
+
     def option(argument: re.Match[str]) -> str:
-        flag = _FLAGS.get(argument[1])
+        flag = flags.get(argument[1])
         if flag is None:
             return argument[0]
         if argument[2] in {"True", "False"}:

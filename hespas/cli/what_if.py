@@ -75,7 +75,9 @@ def print_columns(call: Call, columns: Mapping[str, Sequence[str]]) -> None:
     _refuse_others(call, axes)
     for name, values in columns.items():
         if len(set(values)) < len(values):
-            raise UsageError(f"--{name} repeats a value", hint="give each value once")
+            raise UsageError(f"{call.options[name].flag} repeats a value", hint="give each value once")
+        if not all(values):
+            raise UsageError(f"{call.options[name].flag} has an empty value", hint="leave it out")
     shared: dict[str, Any] = {"source": str(call["source"])}
     for name, axis in axes.items():
         if name not in columns and call.is_written(name):

@@ -114,8 +114,44 @@ def test_both_have_the_same_default(command: str, name: str) -> None:
 
 @pytest.mark.parametrize(("command", "name"), list(parameters()))
 def test_messages_show_a_keyword_as_its_option(command: str, name: str) -> None:
-    shown = flagged(f"`{name}`")
-    assert shown in {f"`{name}`", declared_by(command)[name].flag}
+    """Other commands' messages name the option too, or leave the keyword as it is."""
+    assert flagged(f"`{name}`") in {f"`{name}`", declared_by(command)[name].flag}
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("hespas simulate", "x --jitter=nan", "--jitter nan is less than 0"),
+        ("hespas capture", "m:f --mesh=x=2 --timeout=nan", "--timeout nan is less than"),
+        ("hespas generate random", "--ranks=8 --p2p-share=nan --dry-run", "--p2p-share nan is less than 0"),
+    ],
+)
+def test_messages_name_the_options_of_their_command(command: str, words: str, message: str) -> None:
+    program, _, word = command.partition(" ")
+    done = CliRunner().invoke(APPS[program], [*word.split(), *words.split()])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("hespas capture", "m:f --mesh="),
+        ("hespas capture", " --mesh=x=2"),
+        ("hespas serve", "m --hardware= --requests=r"),
+        ("hespas serve", "m --hardware=T4 --requests="),
+        ("hespas serve", " --hardware=T4 --requests=poisson:rate=4"),
+        ("hespas estimate", "x --hardware="),
+        ("hespas-validate calibrate", "--hardware= --table=t --out=o.toml"),
+        ("hespas-validate calibrate", "--hardware= --suggest=5 --out=o.csv"),
+        ("hespas-validate calibrate", "--hardware= --end-to-end --table=t --out=o.json"),
+    ],
+)
+def test_an_empty_text_of_a_required_option_is_refused(command: str, words: str) -> None:
+    program, _, word = command.partition(" ")
+    done = CliRunner().invoke(APPS[program], [word, *words.split(" ")])
+    assert done.exit_code in {2, 3}, done.output
+    assert "error: " in done.output
 
 
 def wrong_values(option: DeclaredOption) -> Iterator[str]:

@@ -121,7 +121,7 @@ def test_steps_of_serving(phase: str, tmp_path: Path) -> None:
         (("gpt-2", "--tp", 5, "--dry-run"), "tp-divides-heads: heads 12 does not divide over 5 tensor ranks"),
         (("gpt-9", "--dry-run"), "GPT-2"),
         (("gpt-2",), "either --out DST or --dry-run is required"),
-        (("gpt-2", "--dry-run", "--out", "x"), "either --out DST or --dry-run is required"),
+        (("gpt-2", "--dry-run", "--out", "x"), "--out and --dry-run exclude each other"),
         (("gpt-2", "--out", "-"), "a workload consists of files"),
         (("--dry-run",), "either MODEL or --row is required"),
         (("gpt-2", "--precision", "fp3", "--dry-run"), "unknown precision 'fp3'"),

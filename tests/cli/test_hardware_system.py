@@ -89,6 +89,13 @@ def test_refusals(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_that_are_not_of_their_kind(tmp_path: Path) -> None:
+    done = run("dgx-h100", "--devices", "64", "--to", "astra-sim", "-")
+    assert (done.exit_code, "'-' is not a folder" in done.output) == (2, True)
+    done = CliRunner().invoke(app, ["hardware", "measure", "--out", str(tmp_path / "cpu.txt")])
+    assert (done.exit_code, "expected a .toml file" in done.output) == (2, True)
+
+
 def test_in_python(tmp_path: Path) -> None:
     found = hespas.load_system("dgx-b200", (8, 4))
     assert repr(found) == "<SystemResult: dgx-b200, 8x4 B200-SXM>"

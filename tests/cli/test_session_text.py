@@ -20,7 +20,7 @@ import hespas
 from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.session import command_line
-from hespas.cli.terminal import emit, flagged, print_message, report_diagnostics
+from hespas.cli.terminal import emit, flagged, flags_of_command, print_message, report_diagnostics
 from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
@@ -138,6 +138,11 @@ def test_arguments_are_shown_as_options() -> None:
         "--num-devices 8 or --missing warn, --num-devices"
     )
     assert flagged("`hespas hardware list`, `unheard_of=3`") == "`hespas hardware list`, `unheard_of=3`"
+    for text in ("Expected `object`, got `array`", "Object missing required field `hardware`"):
+        assert flagged(text) == text  # messages of msgspec about documents
+    with flags_of_command({"timeout_s": "--timeout", "format": "--to"}):
+        assert flagged("`timeout_s=nan` or `format`, `dims`") == "--timeout nan or --to, --dim"
+    assert flagged("`timeout_s=nan`") == "`timeout_s=nan`"
     named = {
         name
         for path in sorted(Path(hespas.__file__).parent.rglob("*.py"))

@@ -242,6 +242,24 @@ def test_what_is_no_simulation(tmp_path: Path) -> None:
     other.write_text('{"schema": "hespas.estimate/1"}', encoding="utf-8")
     done = run("--compare", other, other)
     assert (done.exit_code, "not a simulation document" in done.output) == (3, True)
+    other.write_text("[]", encoding="utf-8")
+    done = run("--compare", other, other)
+    assert (done.exit_code, "Expected `object`, got `array`" in done.output) == (3, True)
+
+
+def test_compared_documents_are_inputs(tmp_path: Path) -> None:
+    """They are never replaced, and ``-`` is standard input."""
+    known = tmp_path / "known.json"
+    assert run(PROGRAM, "--hardware", "H100-SXM", "--json", known).exit_code == 0
+    done = run("--compare", known, known, "--json", known, "--overwrite")
+    assert (done.exit_code, "--json names the same file as --compare" in done.output) == (2, True)
+    done = CliRunner().invoke(app, ["simulate", "--compare", str(known), "-"], input=known.read_bytes())
+    assert (done.exit_code, done.output[:4]) == (0, "step"), done.output
+
+
+def test_an_empty_column_is_refused() -> None:
+    done = run(PROGRAM, "--hardware", "H100-SXM", "--hardware", "")
+    assert (done.exit_code, "--hardware has an empty value" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["simulate", "estimate"])

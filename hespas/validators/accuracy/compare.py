@@ -208,8 +208,7 @@ def _read_report(report: Path | bytes, name: str) -> _ComparedReport:
         decoded = msgspec.json.decode(data, type=_ComparedReport)
         json.loads(data, object_pairs_hook=no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        reason = str(error).replace("`", "'")  # backquotes mark names of our arguments
-        raise FormatError(f"expected an accuracy report: {reason}", path=name, hint=_REPORT_HINT) from error
+        raise FormatError(f"expected an accuracy report: {error}", path=name, hint=_REPORT_HINT) from error
     return decoded
 
 
