@@ -138,7 +138,7 @@ def sniff(path: Path) -> Format:
     likeliest = _by_suffix(head) or best
     if likeliest:
         return likeliest
-    hint = f"state its format (a conversion: `source_format`), one of: {', '.join(format_names())}"
+    hint = f"state its format with `source_format`, one of: {', '.join(format_names())}"
     if head.is_directory:
         hint = "name a file in it: a folder must hold the files of one job, one or more per rank"
     raise FormatError("no known format fits this input", path=str(path), hint=hint)
@@ -154,7 +154,7 @@ def _refuse_ambiguous(head: Head) -> None:
             f"with {head.data[:16]!r}",
             path=str(head.path),
             position="byte 0",
-            hint=f"state one to see its error (a conversion: `source_format={fitting[-1]}`)",
+            hint=f"state the format to see what is wrong: `source_format={fitting[-1]}`",
         )
 
 

@@ -117,7 +117,7 @@ def test_the_remedy_names_the_options_of_commands(tmp_path: Path) -> None:
     unknown.write_text("hello\n")
     done = CliRunner().invoke(app, ["check", str(unknown)])
     assert done.exit_code == 3
-    assert "state one to see its error (a conversion: --from astra-text)" in " ".join(done.stdout.split())
+    assert "state the format to see what is wrong: --from astra-text" in " ".join(done.stdout.split())
 
 
 def test_unreadable_input_does_not_hide_the_others(tmp_path: Path, traces: Path) -> None:
