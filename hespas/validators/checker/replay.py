@@ -65,7 +65,7 @@ class NodeProgram:
         dependents = RaggedArray(deps.offsets, position[deps.values].astype(np.int32)).transpose(len(graph))
         uses_memory = np.isin(graph.kind, (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
         on_host = graph.resource == int(Resource.HOST)
-        slot = np.where(uses_memory, Slot.COMMUNICATION, np.where(on_host, Slot.CPU, Slot.COMPUTE))
+        slot = np.where(on_host, Slot.CPU, np.where(uses_memory, Slot.COMMUNICATION, Slot.COMPUTE))
         duration_ns = np.nan_to_num(graph.duration_ns, nan=1.0, posinf=_MAX_DURATION_NS, neginf=1.0)
         return cls(
             node=order.tolist(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from hespas.graph import NodeKind
-from hespas.validators.checker.replay import issue_order
+from hespas.simulator.astra.events import Slot
+from hespas.validators.checker.replay import NodeProgram, issue_order
 from tests.simulator.astra.small_systems import network, run
 from tests.validators.checker.small_jobs import Steps, job_of
 
@@ -38,3 +41,12 @@ def test_collectives_are_issued_in_the_order_of_the_simulation(seed: int) -> Non
     ]
     assert [starts[node] for node in issued] == sorted(starts[node] for node in issued)
     assert issued == tuple(sorted(issued, key=starts.__getitem__))
+
+
+@pytest.mark.parametrize(("host", "slot"), [(True, Slot.CPU), (False, Slot.COMMUNICATION)])
+def test_memory_nodes_on_the_host_use_the_cpu_slot(host: bool, slot: Slot) -> None:
+    steps = Steps(1)
+    steps.compute(ns=1e3, host=host)
+    graph = job_of(steps).classes[0]
+    graph = replace(graph, kind=np.full_like(graph.kind, NodeKind.MEM_LOAD))
+    assert NodeProgram.of(graph).slot == [slot]
