@@ -13,6 +13,7 @@ from hespas.converters.chakra.json import JsonFrames
 from hespas.converters.chakra.json.files import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.chakra.wire.codec import read_columns
+from hespas.converters.chakra.wire.decode import TraceSource, open_trace
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.equality import workloads_equal
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -280,3 +281,27 @@ def test_columns_of_both_kinds_of_file_agree(reference: Any, tmp_path: Path) -> 
     found = _read(printed / "w.0.json").classes[0]
     assert found.id.tolist() == columns.id.tolist()
     assert found.duration_ns[0] == 3000
+
+
+def test_a_file_is_closed_when_its_messages_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[TraceSource] = []
+
+    def open_recorded(path: Path, max_bytes: int | None) -> TraceSource:
+        opened.append(open_trace(path, max_bytes))
+        return opened[-1]
+
+    def refuse(_batch: object, _path: str) -> None:
+        raise FormatError("refused")
+
+    monkeypatch.setattr("hespas.converters.chakra.json.open_trace", open_recorded)
+    monkeypatch.setattr("hespas.converters.chakra.json.files.refuse_crowded", refuse)
+    monkeypatch.setattr("hespas.converters.chakra.json.files._BATCH_BYTES", 1)
+    path = tmp_path / "job.json"
+    path.write_text('{"workload_graph":[{"Id":1,"NodeType":4},{"Id":2,"NodeType":4}]}')
+    with pytest.raises(FormatError, match="refused") as caught:  # its traceback holds the readers' frames
+        read_chakra_json(path, ReadOptions(), Diagnostics())
+    assert caught.tb is not None
+    with pytest.raises(ValueError, match="closed"):
+        opened[0].stream.read(1)

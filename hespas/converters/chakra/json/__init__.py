@@ -115,7 +115,7 @@ class JsonFrames:
         self._lenient = lenient
         self._is_list = False
 
-    def messages(self) -> Iterator[JsonMessage]:
+    def messages(self) -> Generator[JsonMessage]:
         """Yield the metadata, then the nodes in file order."""
         with closing(_JsonStream(self._file, self._max_bytes)) as stream:
             stream.open()

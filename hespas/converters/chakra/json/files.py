@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -97,22 +98,21 @@ def _batches(cache: KnownNodes, path: Path, max_bytes: int | None, faults: Fault
     """Yield the messages of a file in batches. All messages before a fault are yielded before the error is
     raised.
     """
-    messages = JsonFrames(
-        path, faults.diagnostics, max_bytes=max_bytes, lenient=faults.lenient, cache=cache
-    ).messages()
+    reader = JsonFrames(path, faults.diagnostics, max_bytes=max_bytes, lenient=faults.lenient, cache=cache)
     waiting: list[JsonMessage] = []
     size = 0
-    try:
-        for message in messages:
-            waiting.append(message)
-            size += len(message.data)
-            if size >= _BATCH_BYTES:
+    with closing(reader.messages()) as messages:
+        try:
+            for message in messages:
+                waiting.append(message)
+                size += len(message.data)
+                if size >= _BATCH_BYTES:
+                    full, waiting, size = waiting, [], 0
+                    yield _batch(full, path)
+        except FormatError:
+            if waiting:
                 yield _batch(waiting, path)
-                waiting, size = [], 0
-    except FormatError:
-        if waiting:
-            yield _batch(waiting, path)
-        raise
+            raise
     if waiting:
         yield _batch(waiting, path)
 
