@@ -27,7 +27,7 @@ _REMEDIES = {
     "ET014": "write this rank's number, or rename the file to its rank",
     "ET018": "write group ids as decimal numbers >= 1",
     "ET019": "list each rank once, and include every rank that uses the group",
-    "ET022": "copy the whole set again: one file per rank, NAME.0.et, NAME.1.et, ... without gaps",
+    "ET022": "copy the whole set again: one file per rank (NAME.0.et or NAME.0.json, ...), without gaps",
 }
 """Default hint for each code."""
 
