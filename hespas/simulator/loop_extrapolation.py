@@ -334,7 +334,6 @@ def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, ind
         for column in (table.carried_region, table.carried_producer, table.carried_consumer)
     )
     leaves = inside[producer] & ~graph.regions.within(region)[row]
-    blocks = block_tasks.added
     ends = block_tasks.number(consumer)
     grown = replace(
         grown,
@@ -345,13 +344,11 @@ def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, ind
         regions=(
             replace(
                 table,
-                carried_region=np.concatenate([row, np.repeat(row[leaves], len(blocks))]),
+                carried_region=np.concatenate([row, np.repeat(row[leaves], len(added))]),
                 carried_producer=np.concatenate(
-                    [block_tasks.number(producer), np.tile(blocks, int(leaves.sum()))]
+                    [block_tasks.number(producer), np.tile(added, int(leaves.sum()))]
                 ).astype(np.int32),
-                carried_consumer=np.concatenate([ends, np.repeat(ends[leaves], len(blocks))]).astype(
-                    np.int32
-                ),
+                carried_consumer=np.concatenate([ends, np.repeat(ends[leaves], len(added))]).astype(np.int32),
             )
         ),
     )
