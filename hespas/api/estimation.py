@@ -38,7 +38,7 @@ from hespas.graph.hints import Option
 from hespas.graph.passes import GroupRegions, is_recorded_wait, known_sum, with_durations
 from hespas.graph.workload import of_own_ranks
 from hespas.hardware import load_device
-from hespas.report.tables import Column, Table, Values, column_of, joined_tables
+from hespas.report.tables import Column, Table, Values, column_of, joined_tables, write_tables
 
 if TYPE_CHECKING:
     from hespas.simulator import Simulation
@@ -291,14 +291,14 @@ _NODE_HEADER = (
 
 
 def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
-    """Write one row per operation of each rank class atomically; an unknown figure is an empty field, ``-``
-    is standard output. Raises ``OutputError`` if the file exists, without ``overwrite``.
+    """Write one row per operation of each rank class atomically, as Parquet if the name ends in ``.parquet``,
+    else as CSV, where an unknown figure is an empty field. ``-`` is standard output. Raises ``OutputError``
+    if the file exists, without ``overwrite``.
     """
 
     def fill(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8", errors="replace") as stream:
-            for number, table in enumerate(_node_tables(done)):
-                table.write_csv(stream, line_end="\r\n", has_header=not number)
+        is_parquet = path.suffix == ".parquet"
+        write_tables(_node_tables(done), temporary, is_parquet=is_parquet, line_end="\r\n")
 
     put(path, fill, overwrite=overwrite)
 

@@ -33,7 +33,7 @@ from hespas.graph.hints import (
     check_fields,
 )
 from hespas.hardware import load_device
-from hespas.report import Column, Table
+from hespas.report import Column, Table, write_tables
 from hespas.simulator.serving import (
     Correction,
     Policy,
@@ -503,11 +503,11 @@ def serve(
 
 
 def write_request_rows(done: ServingResult, path: Path, *, overwrite: bool = False) -> None:
-    """Write one row per request as CSV, atomically. Raises ``OutputError`` if the file exists, without
-    ``overwrite``.
+    """Write one row per request atomically, as Parquet if the name ends in ``.parquet``, else as CSV. Raises
+    ``OutputError`` if the file exists, without ``overwrite``.
     """
 
     def fill(temporary: Path) -> None:
-        temporary.write_text(done.table().to_csv(), encoding="utf-8")
+        write_tables([done.table()], temporary, is_parquet=path.suffix == ".parquet")
 
     put(path, fill, overwrite=overwrite)

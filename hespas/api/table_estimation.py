@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -25,7 +26,7 @@ from hespas.graph.hints import INPUT, Option
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
 from hespas.operations import Operations
-from hespas.report.tables import Column, Kind, Table, Values, column_of
+from hespas.report.tables import Column, Kind, Table, Values, column_of, write_tables
 
 if TYPE_CHECKING:
     from hespas.measurements.read import OperationRows
@@ -276,9 +277,10 @@ def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
 def write_table_estimates(
     done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None, *, overwrite: bool = False
 ) -> None:
-    """Write the table as CSV with the columns ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator`` and,
-    for estimators that count them, ``cycles``. Unknown figures are empty. The file is written atomically;
-    ``-`` is standard output. Raises ``OutputError`` if the file exists, without ``overwrite``.
+    """Write the table as Parquet if the name ends in ``.parquet``, else as CSV, with the columns
+    ``duration_ns``, ``low_ns``, ``high_ns``, ``estimator`` and, for estimators that count them, ``cycles``.
+    Unknown figures are empty. The file is written atomically; ``-`` is standard output. Raises
+    ``OutputError`` if the file exists, without ``overwrite``.
 
     A column of the table with one of these names is renamed to ``table_NAME``, with a warning. Texts that a
     spreadsheet would calculate get an apostrophe in front.
@@ -299,8 +301,9 @@ def write_table_estimates(
                 break
             used.update(name for name in nameless if bool((frame[name] != "").any()))
         columns = [name for name in columns if not name.startswith("Unnamed:") or name in used]
-        start = 0
-        with temporary.open("w", encoding="utf-8", errors="replace", newline="") as stream:
+
+        def tables() -> Iterator[Table]:
+            start = 0
             for frame in text_batches(done.path):
                 rows = slice(start, start + len(frame))
                 added = _estimate_table(done, rows)
@@ -309,9 +312,10 @@ def write_table_estimates(
                     f"table_{name}" if name in renamed_columns else name: frame[name].tolist()
                     for name in columns
                 }
-                table = Table((*map(Column, own), *added.header), {**own, **added.columns})
-                table.write_csv(stream, has_header=not start)
+                yield Table((*map(Column, own), *added.header), {**own, **added.columns})
                 start = rows.stop
+
+        write_tables(tables(), temporary, is_parquet=path.suffix == ".parquet")
 
     put(path, fill, overwrite=overwrite)
     if renamed_columns and diagnostics is not None:

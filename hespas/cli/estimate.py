@@ -23,7 +23,9 @@ __all__ = ["estimate", "estimators"]
 
 _Rows = Annotated[
     Path | None,
-    Option("Write one row per operation.", metavar="FILE.csv|-", panel=OUTPUT, access="document"),
+    Option(
+        "Write one row per operation.", metavar="FILE.csv|FILE.parquet|-", panel=OUTPUT, access="document"
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ __all__ = ["serve"]
 
 _Out = Annotated[
     Path | None,
-    Option("Write one row per request.", metavar="FILE.csv", panel=OUTPUT, access="document"),
+    Option("Write one row per request.", metavar="FILE.csv|FILE.parquet|-", panel=OUTPUT, access="document"),
 ]
 
 

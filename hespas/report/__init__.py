@@ -12,6 +12,7 @@ from hespas.report.tables import (
     joined_tables,
     table_from_records,
     table_from_rows,
+    write_tables,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "joined_tables",
     "table_from_records",
     "table_from_rows",
+    "write_tables",
 ]

@@ -49,6 +49,7 @@ __all__ = [
     "markdown_code",
     "table_from_records",
     "table_from_rows",
+    "write_tables",
 ]
 
 WIDTH = 100
@@ -274,6 +275,18 @@ class Table:
         }
         write: Callable[[object, Path], None] = getattr(parquet, "write_table")  # noqa: B009 - untyped
         write(pa.table(columns), path)
+
+
+def write_tables(tables: Iterable[Table], path: Path, *, is_parquet: bool, line_end: str = "\n") -> None:
+    """Write tables with the same columns, one after the other, to one file: Parquet, or CSV in UTF-8 with
+    ``line_end``. Letters that UTF-8 cannot encode become ``?`` in CSV.
+    """
+    if is_parquet:
+        joined_tables(list(tables)).write_parquet(path)
+        return
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as stream:
+        for number, table in enumerate(tables):
+            table.write_csv(stream, line_end=line_end, has_header=not number)
 
 
 def _markdown_cell(column: Column, value: object) -> str:

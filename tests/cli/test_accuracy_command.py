@@ -315,7 +315,7 @@ def test_a_report_is_no_worse_than_itself(program: Path, tmp_path: Path) -> None
         (["other.json", "other.json"], 3, "expected schema 'hespas.accuracy/1'"),
         (["league.json", "league.json"], 3, "found 'hespas.league/1'"),
         (["league.json", "league.json"], 3, "give two files written by hespas-validate accuracy"),
-        (["odd.json", "odd.json"], 3, "missing required field 'estimator'"),
+        (["odd.json", "odd.json"], 3, "missing required field `estimator`"),
         (["good.json", "empty.json"], 2, "no figure in common"),
         (["good.json"], 2, "Missing argument"),
         (["good.json", "good.json", "--json", "no/c.json"], 2, "no"),

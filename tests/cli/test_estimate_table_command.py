@@ -250,3 +250,19 @@ def test_measured_tables_are_asked_like_any(name: str) -> None:
     products = np.flatnonzero(np.isin(kinds, ("matmul", "convolution")))
     assert np.isfinite(done.cycles[products]).all()
     assert np.isfinite(done.prediction.duration_ns[products]).all()
+
+
+def test_a_name_in_parquet_gets_a_parquet_file(tmp_path: Path) -> None:
+    """The same rows as the CSV file, also of a program."""
+    table = tmp_path / "t.csv"
+    table.write_text("kind,m,n,k,dtype\nmatmul,64,128,256,bf16\nmatmul,512,512,512,bf16\n", encoding="utf-8")
+    program = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
+    for source in (("--table", table), (program,)):
+        frames: list[pd.DataFrame] = []
+        for name, read in (("o.csv", pd.read_csv), ("o.parquet", pd.read_parquet)):
+            out = tmp_path / name
+            done = run(*source, "--hardware", "H100-SXM", "--out", out, "--overwrite")
+            assert done.exit_code == 0, done.output
+            frames.append(read(out))
+        assert list(frames[0].columns) == list(frames[1].columns)
+        assert frames[0]["duration_ns"].tolist() == frames[1]["duration_ns"].tolist()

@@ -117,6 +117,7 @@ FORMAT_JSON = Format(
     write=lazily("hespas.converters.chakra.json.files:write_chakra_json"),
     writes_directory=_writes_directory,
     flat=True,
+    in_parts=True,
     write_versions=LATEST_VERSIONS,
     losses=_LOSSES,
 )
