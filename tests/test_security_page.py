@@ -37,7 +37,7 @@ TESTS: Mapping[str, str] = {
     "They run with all your rights.": _STATED,
     "One that does not load": "tests/converters/test_registry.py:"
     "test_a_broken_plug_in_is_told_once_and_fails_alone",
-    "`PYTHONPATH` and the other variables": "tests/files/test_sandbox.py:"
+    "`PYTHONPATH` and the other environment": "tests/files/test_sandbox.py:"
     "test_a_child_imports_what_its_parent_does",
     "A folder that `PYTHONPATH` names": "tests/files/test_sandbox.py:"
     "test_the_current_folder_is_imported_from_where_it_is_spelled_out",
@@ -55,8 +55,8 @@ TESTS: Mapping[str, str] = {
     "On Ctrl-C, `SIGTERM` and `SIGHUP`": f"{_HERE}:test_what_a_captured_program_starts_ends_with_the_command",
     "The scheduler and the workers": _STATED,
     "The connection is that of dask": _STATED,
-    "Use it in a network": _STATED,
-    "The files that `HESPAS_COST_RULES` names.": _STATED,
+    "Use it only in a network": _STATED,
+    "The files that `HESPAS_COST_RULES` names": _STATED,
     "They are data: formulas": f"{_HERE}:test_rules_for_costs_are_data",
     "Their figures decide": "tests/costs/test_user_rules.py:test_a_users_rule_answers_before_ours",
     "The cache of results": "tests/estimators/test_result_cache.py:test_the_folder_is_the_standard_one",
@@ -64,14 +64,14 @@ TESTS: Mapping[str, str] = {
     "test_an_edited_device_file_changes_what_was_kept",
     "Entries are written with permissions": f"{_HERE}:test_entries_of_the_cache_are_private",
     "One that is damaged, larger": f"{_HERE}:test_entries_that_others_may_have_written_count_as_absent",
-    "What an entry of yours says": "tests/estimators/test_result_cache.py:"
+    "Any other entry is used": "tests/estimators/test_result_cache.py:"
     "test_what_is_put_is_got_and_nothing_else",
     "Every input file: programs": _STATED,
     "Everything in one is data": _PLANTED,
-    "Programs that one names.": _STATED,
+    "Programs that an input file names.": _STATED,
     "An estimator in a grid": _REFUSED,
-    "Your permission is `--allow-programs`": _TYPED,
-    "Paths that one names.": _STATED,
+    "You permit it with `--allow-programs`": _TYPED,
+    "Paths that an input file names.": _STATED,
     "A path in a key or cell": _PLANTED,
     "Absolute paths, `..` and links": "tests/test_planted_keys.py:"
     "test_outputs_repeat_nothing_of_what_was_refused",
@@ -79,17 +79,17 @@ TESTS: Mapping[str, str] = {
     "Formats that are a set of files": "tests/cli/test_league_command.py:"
     "test_an_edited_table_of_models_changes_what_was_kept",
     "Only files of these names": _PLANTED,
-    "Every text in them": _STATED,
+    "Every text in input files": _STATED,
     "They reach terminals": "tests/files/test_documents.py:test_what_begins_a_formula_is_text",
-    "The folders they lie in": _SHADOWED,
+    "The folders of input files": _SHADOWED,
     "**Reading.** Sizes are bounded": "tests/test_resource_limits.py:test_a_gzip_bomb_is_refused_early",
     "Nothing recurses": "tests/test_malformed.py:test_deep_nesting",
-    "Reading has 10 s": "tests/test_untrusted.py:test_reading_has_a_budget_of_processor_time",
+    "Reading one input is limited": "tests/test_untrusted.py:test_reading_has_a_budget_of_processor_time",
     "Pipes, devices and sockets": "tests/test_resource_limits.py:"
     "test_what_is_no_file_is_refused_and_never_waited_for",
     "The limits are listed": "tests/tools_tests/test_documents.py:test_what_has_changed_is_written_once",
     "**Native parsers**": "tests/files/test_sandbox.py:test_a_child_imports_what_its_parent_does",
-    "Python's isolated mode": "tests/files/test_sandbox.py:"
+    "The child has Python's isolated mode": "tests/files/test_sandbox.py:"
     "test_memory_is_bounded_within_and_free_again_after",
     "It dies with its parent.": "tests/files/test_sandbox.py:test_a_child_ends_with_a_parent_that_is_killed",
     "A crash, a hang": "tests/files/test_sandbox.py:"
@@ -99,28 +99,33 @@ TESTS: Mapping[str, str] = {
     "No byte of a program": "tests/test_malformed_process.py:test_much_damaged_programs",
     "Tables and op graphs in": "tests/test_resource_limits.py:test_a_long_text_of_many_rows_is_held_once",
     "**Writing.** Every output": "tests/files/test_output.py:test_a_failing_writer_leaves_the_old_file",
-    "Where one of several results": "tests/files/test_output.py:"
+    "If one of several results": "tests/files/test_output.py:"
     "test_results_go_back_where_one_of_them_cannot_be_placed",
     "A signal (Ctrl-C": "tests/faults/test_faults.py:test_an_interrupt_leaves_nothing",
-    "**Other programs** end": "tests/files/test_sandbox.py:test_other_programs_end_with_their_parent_too",
+    "**Other programs** that Hespas": "tests/files/test_sandbox.py:"
+    "test_other_programs_end_with_their_parent_too",
     "They run in a temporary folder": "tests/test_planted_code.py:test_simulators_that_are_programs",
     "**Failing.** Malformed input": "tests/test_malformed.py:test_faults",
+    "It gets its final name once": "tests/files/test_output.py:test_a_failing_writer_leaves_the_old_file",
+    "Each error has the file": "tests/test_malformed.py:test_faults",
     "Exit code 70": "tests/fuzzing/test_fuzzing.py:test_what_is_wrong_ends_in_a_message",
-    "**Tests** mutate": _STATED,
+    "**Tests** change": _STATED,
     "`make test`, `make fuzz`.": _STATED,
-    "`--untrusted`, an option of every": "tests/test_untrusted.py:test_every_command_has_the_switch",
+    "`--untrusted` is for services": _STATED,
+    "This option of every command": "tests/test_untrusted.py:test_every_command_has_the_switch",
     "A command that exceeds": "tests/test_untrusted.py:test_beyond_a_limit_a_command_names_the_option",
-    "Native parsers get a quarter": "tests/test_untrusted.py:test_parsers_share_the_limits",
-    "No program of others runs": "tests/test_untrusted.py:test_no_estimator_runs_programs",
+    "Native parsers run in their own": "tests/test_untrusted.py:test_parsers_share_the_limits",
+    "No other program runs": "tests/test_untrusted.py:test_no_estimator_runs_programs",
     "A link that leads out": "tests/test_untrusted.py:"
     "test_links_that_lead_out_of_their_folder_are_not_opened",
     "`HESPAS_UNTRUSTED=cpu_s=20": "tests/test_untrusted.py:test_limits_by_the_environment",
     "In Python, `with hespas": "tests/test_untrusted.py:test_an_inner_budget_leaves_the_outer_one",
     "Bounds of processor time": _STATED,
-    "They are not a sandbox": _STATED,
-    "Files are not isolated": _STATED,
+    "These limits are not a sandbox": _STATED,
+    "Input files of one command": _STATED,
     "A folder that others may": _STATED,
     "Estimators that run other programs": "tests/test_planted_code.py:test_simulators_in_another_python",
+    "They execute what you chose": _STATED,
     "They open the files": _STATED,
 }
 """By how it begins, the test of each sentence of the page."""
