@@ -18,6 +18,7 @@ from hespas.converters import (
     format_for_output,
     is_recognised,
     note_unread_files,
+    refuse_unused_options,
 )
 from hespas.converters.format import Cluster, OnlyClasses, Resume, Shard
 from hespas.files.output import check_destination, write_atomically
@@ -39,9 +40,6 @@ __all__ = [
     "with_capture",
     "write",
 ]
-
-_GRAPH_REPLAY_FORMATS = ("kineto", "pytorch")
-"""Formats whose readers accept traces of graph captures."""
 
 
 @checked()
@@ -77,18 +75,7 @@ def read(
         raise UsageError(
             f"unknown element type {dtype_name!r}", hint="write bf16, f16, f32, f8E4M3FN, i8, ..."
         )
-    if settings.dims and chosen.name != "stablehlo":
-        raise UsageError(
-            f"format {chosen.name!r} has no symbolic dimensions",
-            path=str(source),
-            hint="leave `dims` out: it is for StableHLO programs",
-        )
-    if settings.capture and chosen.name not in _GRAPH_REPLAY_FORMATS:
-        raise UsageError(
-            f"format {chosen.name!r} replays no captured graphs",
-            path=str(source),
-            hint="leave `capture` out: it is for traces of PyTorch's profiler",
-        )
+    refuse_unused_options(settings, chosen, source)
     value = chosen.read(source, settings, diagnostics)
     if isinstance(value, Profile):
         check_recording(value, diagnostics, str(source))

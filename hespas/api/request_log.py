@@ -87,8 +87,16 @@ def requests_of(spelling: str | Path) -> Requests:
 
 
 def log_of(spelling: str | Path) -> Path | None:
-    """Return the path of a log; None for an arrival process."""
-    return None if str(spelling).partition(":")[0] in PROCESSES else Path(spelling)
+    """Return the path of a log; None for an arrival process. Raises ``UsageError`` for settings of a process
+    that does not exist.
+    """
+    name, _, settings = str(spelling).partition(":")
+    if name in PROCESSES:
+        return None
+    path = Path(spelling)
+    if "=" in settings and not path.exists():
+        raise UsageError(f"unknown arrival process {clipped(name)!r}", hint=f"choose {', '.join(PROCESSES)}")
+    return path
 
 
 def _parsed_process(name: str, settings: str) -> _ArrivalProcess:

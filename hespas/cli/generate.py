@@ -60,7 +60,7 @@ def random(
     _given: GivenOptions,
     ranks: _Ranks,
     nodes: Annotated[int, AtLeast(1), Option("Set the number of events of the job.", metavar="M")] = 100,
-    seed: Annotated[int, Option("Set the random seed.", metavar="S")] = 0,
+    seed: Annotated[int, AtLeast(0), Option("Set the random seed.", metavar="S")] = 0,
     collective_share: Annotated[
         float, AtLeast(0), AtMost(1), Option("Set the fraction of events that are collectives.")
     ] = 0.2,

@@ -76,6 +76,8 @@ def _simulate_step(call: Call) -> None:
     from hespas import api
     from hespas.api.simulation_result import REPORT_FILES
 
+    if call.is_written("jobs"):
+        raise UsageError("--jobs applies to sweeps only", hint="add --grid FILE, or leave it out")
     if call["astra_bin"] is not None and call["simulator"] != "astra-sim":
         raise UsageError("--astra-bin requires --simulator astra-sim", hint="add --simulator astra-sim")
     timeline, overlay, report = call["timeline"], call.several("overlay"), call["folder"]

@@ -13,6 +13,7 @@ from hespas.converters.registry import (
     is_recognised,
     load_format,
     note_unread_files,
+    refuse_unused_options,
     sniff,
     usable_formats,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "is_recognised",
     "load_format",
     "note_unread_files",
+    "refuse_unused_options",
     "sniff",
     "usable_formats",
 ]

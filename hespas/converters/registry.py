@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from hespas.converters.format import HEAD_BYTES, Format, Head
+from hespas.converters.format import HEAD_BYTES, Format, Head, ReadOptions
 from hespas.files.streams import input_location, read_start, refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -27,6 +27,7 @@ __all__ = [
     "is_recognised",
     "load_format",
     "note_unread_files",
+    "refuse_unused_options",
     "sniff",
     "usable_formats",
 ]
@@ -258,6 +259,23 @@ def _not_written(entry: Format, path: Path) -> UsageError:
 
 def _writable() -> str:
     return ", ".join(entry.name for entry in usable_formats() if entry.write)
+
+
+_OPTION_FORMATS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
+    "dims": (("stablehlo",), "has no symbolic dimensions", "StableHLO programs"),
+    "capture": (("kineto", "pytorch"), "replays no captured graphs", "traces of PyTorch's profiler"),
+    "comm_groups": (("chakra", "chakra-json"), "states its process groups itself", "Chakra traces"),
+    "run_time_unit": (("chakra", "chakra-json"), "states the unit of its times", "Chakra traces"),
+}
+"""Reading option -> the formats that use it, a fact about other formats, and the inputs that it is for."""
+
+
+def refuse_unused_options(options: ReadOptions, chosen: Format, path: Path) -> None:
+    """Raise ``UsageError`` for an option that a built-in format does not use."""
+    for name, (formats, fact, inputs) in _OPTION_FORMATS.items():
+        if getattr(options, name) and chosen.name in BUILTIN and chosen.name not in formats:
+            hint = f"leave `{name}` out: it is for {inputs}"
+            raise UsageError(f"format {chosen.name!r} {fact}", path=str(path), hint=hint)
 
 
 _RANK_FILE = re.compile(r"\.[0-9]+\.(et|json)(\.gz)?$")

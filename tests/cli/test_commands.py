@@ -422,6 +422,25 @@ def test_a_list_says_how_much_of_it_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("app", "given", "message"),
+    [
+        (main.app, ["simulate", "GRAPH", "--jobs", "3"], "--jobs applies to sweeps only"),
+        (main.app, ["simulate", "GRAPH", "--comm-groups", "groups.json"], "leave --comm-groups out"),
+        (validate.app, ["check", "GRAPH", "--comm-groups", "groups.json"], "leave --comm-groups out"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    app: typer.Typer, given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("groups.json").write_text("{}")
+    graph = str(FIXTURES / "op_graph" / "mlp.json")
+    done = runner.invoke(app, [graph if text == "GRAPH" else text for text in given])
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
     ("app", "given", "there"),
     [
         (main.app, ["convert", "a.mlir", "b", "--ranks", "3"], "hespas-convert a.mlir b --ranks 3"),

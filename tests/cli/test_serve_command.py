@@ -51,6 +51,7 @@ def test_a_log_is_served(tmp_path: Path) -> None:
         (("--requests", "poisson:speed=1"), 2, "poisson has no 'speed'"),
         (("--requests", "nothing.csv"), 3, "nothing.csv"),
         (("--requests", "closed:requests=2", "--ep", "2"), 2, "--ep 1"),
+        (("--requests", "nope:rate=1"), 2, "unknown arrival process 'nope'"),
         (
             ("--requests", "closed:requests=2", "--precision", "f32", "--gpu-memory-utilization", "0.2"),
             4,

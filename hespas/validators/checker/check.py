@@ -15,7 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
-from hespas.converters import ReadOptions, find_format, note_unread_files
+from hespas.converters import ReadOptions, find_format, note_unread_files, refuse_unused_options
 from hespas.converters.format import CommGroups, NumDevices, NumReplicas, SourceFormat
 from hespas.converters.measured_ops.workload import measured_workload
 from hespas.graph import Diagnostics, Severity, Workload
@@ -194,6 +194,7 @@ class _InputChecker:
             num_replicas=options.num_replicas,
             comm_groups=options.comm_groups,
         )
+        refuse_unused_options(reading, entry, path)
         value = entry.read(path, reading, diagnostics)
         if not isinstance(value, Workload):
             check_recording(value, diagnostics, str(path))
