@@ -47,23 +47,30 @@ _NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
 _TABLES = (".parquet", ".csv", ".csv.gz")
 _INTRODUCTION = """# Accuracy
 
-Made by `python -m tools.accuracy --tables DIR --profiles DIR` from reports of `hespas-validate accuracy`; do
-not edit. The figures alone are in [accuracy.json](accuracy.json).
+This page has the errors of the estimators that ship with Hespas, on tables of measured operations and on
+profiles of programs. Made by `python -m tools.accuracy --tables DIR --profiles DIR` from reports of
+`hespas-validate accuracy`; do not edit. The figures alone are in [accuracy.json](accuracy.json).
 
-Errors are relative to the measurement, (predicted - measured) / measured: MAPE is the mean absolute error,
-bias the mean error; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
-the baseline overhead+two-efficiencies: one launch time and one efficiency per class, fitted on rows that are
-not compared. *noise* is the error of the best constant per shape for shapes that were measured repeatedly:
-a lower bound for every estimator.
-*calibrated on the other profiles* is the composite after `hespas-validate calibrate --measured` on the
-profiles of the same device without the compared model, or *on other devices' profiles* if the device has no
-others. All fits on profiles then exclude that model on every device
-(`python -m benchmarks.carry_over.traces`). The shipped fits use all profiles, so their own figures show the
-quality of the fit and not of the extrapolation. *naive* of a profile is fitted on four fifths of its own
-shapes; that command also prints a baseline fitted on other profiles.
+Errors are relative to the measurement, (predicted - measured) / measured. Columns and rows of the tables:
 
-Every device and class of each table has its own page: follow the names of the tables below, or see the
-[profiles](accuracy/profiles.md) and the [devices left out](accuracy/devices-left-out.md) of learned models.
+- *MAPE* is the mean absolute error, *bias* the mean error.
+- *in 90 %* is the share of measurements inside the estimator's 90 % interval.
+- *naive* is a simple baseline (overhead+two-efficiencies): one launch time and one efficiency per class,
+  fitted on rows that are not compared. For a profile it is fitted on four fifths of the profile's own
+  shapes.
+- *noise* is a lower bound for the error of every estimator: the error of the best constant per shape, for
+  shapes that were measured repeatedly.
+- *calibrated on the other profiles* is the estimator `composite` after
+  `hespas-validate calibrate --measured` on profiles of the same device. The compared model is left out. If
+  the device has no other profiles, it is *calibrated on other devices' profiles*. For these rows all fits
+  on profiles exclude the model on every device (`python -m benchmarks.carry_over.traces`, which also prints
+  a baseline that is fitted on other profiles).
+- The fits that ship use all profiles, so the errors of shipped fits on profiles show the quality of the fit
+  and not of the extrapolation.
+
+Each table of measurements has its own page with every device and class: follow the names in the tables
+below. Two more pages have the [profiles](accuracy/profiles.md) and the
+[devices left out](accuracy/devices-left-out.md) of the fits of learned models.
 """
 _BEHIND = """# {title}
 
@@ -227,8 +234,9 @@ def accuracy_pages(figures: Figures) -> Mapping[str, str]:
     """
     cards = shipped_cards()
     about = (
-        f"Version {figures.hespas_version}, {figures.date}; tables: rows of split `{figures.split}`, whose "
-        "sizes entered no fit, each row once; profiles: each distinct shape once.\n"
+        f"The figures are of version {figures.hespas_version}, made on {figures.date}. Tables of "
+        f"measurements: each row of the split `{figures.split}` counts once, and no fit used their sizes. "
+        "Profiles: each distinct shape counts once.\n"
     )
     summary = [_INTRODUCTION, about]
     if growth := growth_section(figures.profiles, cards):

@@ -34,81 +34,104 @@ _DIGESTS = ROOT / ".cache" / "documents.json"
 _DOCUMENTS_AT_ONCE = 2
 _INTRODUCTION = """# Formats and rules
 
-Made by `python -m tools.generate` from the registry, the attribute contract and the checker's rules; do not
-edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
+This page lists the formats that Hespas reads and writes, the attributes of its Chakra traces, the rules of
+`hespas-validate check`, the limits of inputs, and the exit codes. Made by `python -m tools.generate` from
+the code; do not edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md#extending).
 """
 _FORMAT_NOTES = """
-The content identifies the format of an input, then its suffix; `--from` and `--to` override both. A `.gz`
-after any suffix means gzip. A destination without a suffix is a folder of Chakra traces. *Flat* formats
-have no loops, branches or zero-cost operations: conversion unrolls loops and removes zero-cost operations.
-`hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through
-the entry point group `hespas.formats`.
+The format of an input is recognised by its content, then by its suffix; `--from` and `--to` override both.
+A `.gz` after any suffix means gzip. A destination without a suffix is a folder of Chakra traces.
+
+*Flat* formats have no loops, branches or zero-cost operations (views, constants, tuples). Conversion to
+them unrolls loops, takes one arm of each branch and removes zero-cost operations. For scripts,
+`hespas-convert --list-formats --json` prints the table. Other packages can add formats through the entry
+point group `hespas.formats`.
 """
 _ATTRIBUTE_NOTES = """
-Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
-`bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any
-other collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the
-stream, from computation to computation and from communication to communication, so that sums of either are
-right within 1 us. Omitted are `duration_nanos` if `duration_micros` has the same value, `useful_ops` if it
-equals `num_ops`, and `pg_name` if all ranks take part. Every other attribute of an input trace is preserved
-with its type and position.
+These attributes are on the nodes of traces that Hespas writes. Sizes are in bytes, times in ns, and
+operations are additions and multiplications. `tensor_size` is bytes read plus written, `bytes_written` the
+part written. `comm_size` is the size of the shard for an all-gather, and of the whole buffer for any other
+collective.
 
-Traces run unchanged under ASTRA-sim's `roofline-enabled` and `track-local-mem`, which its H100
-configurations turn on. ASTRA-sim's roofline never finishes a computation of 0 FLOPs or bytes. Hespas
-therefore writes 1, and 0 in `counted_ops` or `counted_bytes`. `inputs` and `outputs` list the tensors that
-a node reads and writes. Each node writes one tensor, named by the node's id, and reads the tensors of the
-nodes that it depends on. Weights and other inputs from outside the trace are not listed, so the tracker's
-peak excludes them. A trace of another tool is written with its own attributes; `check` with
-`--system-config` reports missing ones (ET024, ET033).
+`duration_nanos` is exact. The node's own field `duration_micros` has whole microseconds. Its rounding
+remainder is added to the next computation (or communication) of the stream, so that sums of either are
+right within 1 us.
 
-A delay is a computation of `op_class` `free` without a `stream`. It is recorded time in which a queue of
-the device waited for the host, for a launch, or for an event that was not recorded. With delays a trace of
-a profile takes the measured time. In Hespas a delay runs concurrently with all other work. In ASTRA-sim it
-is computation, which is equal if the device runs one operation at a time. Host threads, which are nodes in
-Hespas, are written as delays, because ASTRA-sim has no statistics for computation on a CPU.
+Some attributes are omitted: `duration_nanos` if `duration_micros` has the same value, `useful_ops` if it
+equals `num_ops`, and `pg_name` if all ranks take part. If the input is a trace, its other attributes are
+preserved with type and position.
+
+The H100 configurations of ASTRA-sim turn on `roofline-enabled` and `track-local-mem`; traces run with them
+unchanged. ASTRA-sim's roofline never finishes a computation of 0 FLOPs or bytes. Hespas therefore writes 1,
+and records the true 0 in `counted_ops` or `counted_bytes`.
+
+Memory tracking needs `inputs` and `outputs`, the tensors that a node reads and writes. Each node writes one
+tensor, named by the node's id, and reads the tensors of the nodes that it depends on. Weights and other
+inputs from outside the trace are not listed, so the peak that ASTRA-sim reports excludes them. A trace of
+another tool is written with its own attributes only; `check` with `--system-config` reports the missing
+ones (ET024, ET033).
+
+A trace of a profile has *delays*, so that it takes the measured time. A delay is recorded time in which a
+queue of the device waited for the host, for a launch, or for an event that was not recorded. It is written
+as a computation of `op_class` `free` without a `stream`. In Hespas a delay runs concurrently with all other
+work. ASTRA-sim treats it as computation, which gives the same time if the device runs one operation at a
+time. Host threads are nodes in Hespas; in the trace they are delays, because ASTRA-sim has no statistics
+for computation on a CPU.
 """
 _FOLDER_NOTES = """
 ## Folders of rank files
 
-A folder has files `NAME.{rank}.et` and the process groups in `comm_group.json`. Ranks with equal files
-share one file through hard links, or copies if the file system has no links or the link limit is reached
-(ext4: 65,000): edit a copy. Equal input gives equal bytes for all values of `--jobs`, `--shard`, `--resume`
-and `--cluster`.
+A job is written as a folder with a Chakra trace per rank, `NAME.{rank}.et`, and the process groups in
+`comm_group.json`. Ranks with equal files share one file through hard links; edit only a copy, because a
+change would affect all of them. If the file system has no links or the link limit is reached (ext4:
+65,000), the files are copies. The same input gives the same bytes for all values of `--jobs`, `--shard`,
+`--resume` and `--cluster`.
 
-`--only-classes` writes the file of the lowest rank of each class, identical to the file of the whole set, and
-`rank_map.json` (`hespas/schemas/rank_map.schema.json`). Its `representative` has for each rank the rank whose
-file is used, -1 without a file. `group_sets` and `permutations` describe groups and messages by digits of the
-rank (a rank is `base` plus group digits plus member digits; a shift adds a constant to a digit), or as lists.
-`classes` has for each collective and message of a file, in order, the number of its group set or permutation.
-Hespas reads such a folder as the whole job and writes all files from it. Other tools need all files.
+`--only-classes` writes one file per rank class (ranks that run the same program), so that large jobs need
+few files. The file is the trace of the lowest rank of the class. `rank_map.json`
+(`hespas/schemas/rank_map.schema.json`) has what the other ranks need:
 
-`--shard I/N` writes one part of the ranks. While others are missing the folder has a marker for each,
-`.NAME.ranks-A-B.missing`, and cannot be read; the last shard removes the last marker. `--resume` saves
-finished files in `.DST.CHECKSUM.kept.partial` with a checksum of the whole content, and the same command
-continues there: files with the right bytes stay. A run to the same destination with `--resume` and other
-content removes them.
+- `representative` has for each rank the rank whose file is used, or -1 if there is none.
+- `group_sets` and `permutations` describe process groups and messages, as lists or by digits of the rank.
+  In the second form a rank is `base` plus group digits plus member digits, and a shift adds a constant to a
+  digit.
+- `classes` has for each collective and message of a file, in order, the number of its group set or
+  permutation.
 
-A folder may have 1,048,576 rank files. It needs as many inodes (`df -i`), and network file systems become
-slow much earlier. `rank_map.json` may cover 16,777,216 ranks, and the lists of `comm_group.json` may name
-as many. A simulator that reads a file per rank needs memory for each. Hespas opens every file of a whole
-set (`python -m benchmarks.rank_files`: about 0.6 ms of CPU each, ten times that for a check) and one file
-per class with `--only-classes`. Beyond some thousand ranks keep classes, and write all files only for a
-simulator.
+Hespas reads such a folder as the whole job and can write all files from it. Other tools need all files.
+
+`--shard I/N` writes one part of the ranks, so that several machines can write one folder. While parts are
+missing the folder cannot be read and has a marker for each, `.NAME.ranks-A-B.missing`; the last shard
+removes the last marker.
+
+`--resume` makes an interrupted conversion continue. It saves finished files in `.DST.CHECKSUM.kept.partial`
+with a checksum of the whole content. The same command continues there and writes only the files that are
+missing or have wrong bytes. A command with `--resume`, the same destination and other content removes them.
+
+Large jobs reach limits of file systems and simulators. A folder may have 1,048,576 rank files. It needs as
+many inodes (`df -i`), and network file systems become slow much earlier. `rank_map.json` may have
+16,777,216 ranks, and so may the lists of `comm_group.json`. A simulator that reads a file per rank needs
+memory for each. Hespas opens every file of a whole set (about 0.6 ms of CPU each, ten times that for a
+check: `python -m benchmarks.rank_files`), but one file per class with `--only-classes`. Beyond some
+thousand ranks use `--only-classes`, and write all files only for a simulator that needs them.
 """
 
 _RULE_NOTES = """
-`hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need
-a configuration are checked when it is given (`--system-config`, `--network-config`, `--memory-config`).
+The columns *always*, *chakra* and *astra-sim* are the severities of a rule without `--profile`, with
+`--profile chakra` and with `--profile astra-sim`. Rules that need a configuration are checked only if it is
+given (`--system-config`, `--network-config`, `--memory-config`).
 """
 
 
 _LIMIT_NOTES = f"""
+These limits protect against files that would exhaust memory or time; larger inputs are refused.
+`--max-input-bytes N`, or `{INPUT_BYTES_VARIABLE}=N` in the environment, permits inputs of N bytes: it
+raises every lower limit in bytes. A gzip stream may then expand to N bytes at any ratio, and a program gets
+the memory and time of a program of N bytes. A command that runs out of memory ends with exit code 3 and the
+name of the input, also under a limit of the process.
+
 Inputs are regular files. A pipe, device or socket is refused (exit code 3), except standard input as `-`.
-`--max-input-bytes N`, or `{INPUT_BYTES_VARIABLE}=N` in the environment, trusts inputs of N bytes: it raises
-every lower limit in bytes. A gzip stream may then expand to N bytes at any ratio, and a program gets the
-memory and time of a program of N bytes. A command that runs out of memory ends with exit code 3 and the
-name of the input, also under a limit of the process. Files are read and not mapped into memory; a file that
-shrinks during reading is refused.
+Files are read and not mapped into memory; a file that shrinks during reading is refused.
 """
 _LIMITS: dict[str, tuple[str, str]] = {
     "input_bytes": ("every format", "one file, decompressed"),

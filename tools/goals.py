@@ -13,14 +13,15 @@ __all__ = ["family_left_out", "goals_section", "growth_section", "left_out_secti
 
 _TEXT = """## Targets and results
 
-MAPE unless stated otherwise: tables as the mean over their devices and number formats, profiles one by one,
-devices left out from the cards of the learned models.
+This table compares the errors with the targets of the project. Figures are MAPE unless stated otherwise.
+For tables of measurements they are means over devices and number formats. Each profile is a row of its own.
+Figures for devices that were left out of a fit come from the cards of the learned models.
 """
 _PROFILES = """
-Profiles miss the targets because each device has few recorded programs, and some of their kernels are in no
-other program. On the H100 these are a patch convolution and many tiny products; on the MI300X also transposes
-to odd rows and kernels of a few elements. The time of copying one number differs up to sevenfold between two
-recordings with two versions of ROCm.
+Profiles miss the targets for two reasons: each device has few recorded programs, and some kernels of a
+program are in no other. On the H100 these are a patch convolution and many tiny products; on the MI300X
+also transposes to odd rows and kernels of a few elements. Copies of one number also differ: their time
+differs up to sevenfold between two recordings with two versions of ROCm.
 """
 _INTERVALS = (0.85, 0.95)
 _ON_OTHERS = "calibrated on the other profiles"
@@ -162,18 +163,24 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
 
 _GROWTH = """## Errors outside the measured range
 
-MAPE of `learned`, from the cards of the shipped models: *inside* are rows of `devval`; *beyond sizes* rows in
-the two largest octaves of any swept size, all of which were held out of the fit; *sibling* a device left out,
-with some of its family in the fit (mean); *family* a whole family left out (median). Cells are empty for
-cards without siblings or families to leave out. Some rows of `moe-aiter` are faster than their device can be
-(`calibrate.impossible-rows`), which no estimator predicts.
+Estimates are most often needed for sizes and devices that were not measured. This table has the MAPE of
+`learned` there, from the cards of the shipped models (files with the errors on held-out rows):
+
+- *inside*: rows of `devval`, the part of each table that no fit uses;
+- *beyond sizes*: rows in the two largest octaves of any swept size, all of which were held out of the fit;
+- *sibling*: a device that was left out, while others of its family were in the fit (mean);
+- *family*: a device whose whole family was left out (median).
+
+A cell is empty if there is no sibling or family to leave out. Some rows of `moe-aiter` are faster than the
+peaks of their device permit (`calibrate.impossible-rows`), which no estimator predicts.
 
 | model | inside | beyond sizes | sibling | family |
 | --- | --- | --- | --- | --- |
 """
 _PROGRAMS = """
-The next table has the composite on recorded programs whose model is in no fit on any device. *end to end* is
-the error of the sum of a program's times, weighted by executions (mean absolute value over the programs).
+The next table has the error of `composite` on recorded programs. The model of a program is in no fit on any
+device. *end to end* is the error of the sum of all times of a program, weighted by executions (mean
+absolute value over the programs).
 
 | device | programs | MAPE (mean) | worst | end to end |
 | --- | --- | --- | --- | --- |

@@ -29,80 +29,100 @@ _TABLE = ROOT.parent / "shared" / "data" / "published_e2e" / "published_training
 
 _INTRODUCTION = """# Predictions of published runs
 
-Published step times, each predicted from its settings: model, accelerator, layout, batch, number formats,
-recomputation. `hespas-validate league --table FILE.csv` predicts every row of a table and compares it with
-the measurement; `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its
+This page shows how well Hespas predicts training steps that others measured and published. Each step time
+is predicted from the settings of its run: model, accelerator, layout, batch, number formats, recomputation.
+`hespas-validate league --table FILE.csv` does this for every row of a table and compares the prediction
+with the measurement. `python -m tools.league` writes this page. The rules of MLPerf apply to publishing its
 results; names belong to their owners.
 
 ## Prediction of a step
 
-The generator (docs/generation.md) writes the microbatches of each distinct pipeline stage. The estimator
-times each kernel; the network of the system times each collective and message by the positions of its
-ranks. The simulator of `hespas simulate` runs the step, so both give the same time (tests/agreement
-compares them). For a step with many microbatches it runs steps with few and extrapolates linearly. Every
-prediction splits into matrix products, attention, collectives and so on without remainder (`parts` in the
-document): kernels of the rank that finishes last, its communication while no kernel runs, its waits for the
-host, and its idle time (`bubble`). Errors are attributed to components of the critical path.
+A prediction has three steps. First, the generator (docs/generation.md) writes the operations of each
+distinct pipeline stage. Second, the estimator times each kernel, and the model of the system's network
+times each collective and message by the positions of its ranks. Third, the simulator of `hespas simulate`
+runs the step, so that the command gives the same time (tests/agreement compares them). If a step has many
+microbatches, the simulator runs steps with few and extrapolates linearly.
 
-The estimator is `training` (docs/user-guide.md) on `composite`. Efficiencies without measurements are data
-with sources, by device family (`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused
-attention, products on TPUs, and the share of the peak that a device sustains at its power limit. These
-shares are few round numbers that were chosen with the rows below in view, so the calibration *none* is not
-blind.
+Every predicted time is split into components, whose sum is the step time (`parts` in the JSON document).
+They are matrix products, attention and other kernels of the rank that finishes last, its communication
+while no kernel runs, its waits for the host, and its idle time (`bubble`). The error of a prediction is
+attributed to the components of its critical path.
 
-The configuration is the default of every command for a training step
-(`hespas/estimators/configuration.py`): `hespas generate llm --row TABLE.csv:N`, then `hespas simulate
---system NAME` take the same estimator with the options that the row states (`attention=flash1` for
-llm-foundry, `power_w=500` for a board with that limit), the same host launches and the same slowdown of
-kernels during communication. Both assume that communicators run concurrently at full speed even if they
-share links.
+The estimator is `training` (docs/user-guide.md), which extends `composite` by properties of training steps.
+Some efficiencies were not measured. They are data with sources, by device family
+(`hespas/hardware/training`): 8-bit products on NVIDIA devices, fused attention, products on TPUs, and the
+share of the peak that a device sustains at its power limit. These shares are few round numbers, and their
+authors saw the rows below when they chose them. The calibration *none* is therefore not blind.
+
+The rows are predicted with the default configuration of every command for training steps
+(`hespas/estimators/configuration.py`). You get the same time with `hespas generate llm --row TABLE.csv:N`
+and then `hespas simulate --system NAME`. Both use the same estimator with the options that the row states
+(`attention=flash1` for llm-foundry, `power_w=500` for a board with that limit), the same host launches, and
+the same slowdown of kernels during communication. Both assume that communicators run concurrently at full
+speed even if they share links.
 
 ## Calibration
 
-* `none`: no fit. Intervals are the intervals of predicted training steps (docs/accuracy.md). They come from
-  all rows of the published table, so their coverage on these rows is higher than on others.
-* `one-per-accelerator`: one row of each accelerator and source, chosen by settings alone, corrects others.
-* `leave-group-out`: each group (source, model, accelerator) is predicted with all other rows.
+* `none`: rows are predicted without a correction. Intervals are those of predicted training steps
+  (docs/accuracy.md). They come from all rows of the published table, so they hold more often on these rows
+  than on others.
+* `one-per-accelerator`: one row of each accelerator and source is used to correct the predictions of the
+  others. Its settings alone decide which row it is.
+* `leave-group-out`: the rows of each group (source, model, accelerator) are predicted with corrections from
+  all other rows.
 
-The logarithmic error of a row is the sum of the errors of its components, weighted by their shares. Effects
-of the family, the software stack, the accelerator in it, the number formats, the kind of model and the
-release have normal priors around zero, so few rows change little; outliers have less weight. No effect
-belongs to a single row. A share of the correction (none to all, in quarters) is applied to a software stack
-on an accelerator: the one with the greatest sure gain, which is the mean gain on held-out rows less 1.645
-standard errors (95 % confidence). Without such a gain there is no correction. With `leave-group-out` the
-held-out rows are groups among the rows of the fit, weighted towards the accelerator and stack; an
-accelerator without rows gets no correction. With `one-per-accelerator` they are the rows of other
-accelerators, each corrected by its own one row (a row without assumptions if there is one). 90 % intervals
-with a calibration are quantiles of residuals of other groups. Residuals of the same source get more weight
-the more there are: 20 weigh as much as all others. `hespas-validate calibrate --hardware NAME --end-to-end
---table FILE.csv --out FILE.json` writes the factors of a device with their standard errors, and the errors
-before and on groups left out; factors hold for the estimator that they were fitted with.
+A correction is a set of factors on the components of a step, fitted to the errors of measured rows. The
+logarithm of a row's error is the sum of the errors of its components, each weighted by the component's
+share of the step. The error of a component is a sum of effects: of the device family, the software stack,
+the accelerator in that stack, the number formats, the kind of model and the release. Effects have normal
+priors around zero, so few rows change little. Outliers have less weight. No effect belongs to a single row.
 
-Spreads of the effects, weights of sources, host times of kernels and the slowdown of kernels during
-communication are round figures in the code, chosen with the rows below in view or from a source that the
-code names. `noise_floor` of the document is the median difference between submitters to MLPerf with the
-same layout in the same round; tables without such submissions have none (null).
+A correction may also make predictions worse. Hespas therefore applies only a share of it (none, a quarter,
+a half, three quarters or all) for each software stack on an accelerator. It chooses the share with the
+greatest reliable gain: the mean gain on held-out rows less 1.645 standard errors (95 % confidence). Without
+such a gain there is no correction. With `leave-group-out` the held-out rows are groups among the rows of
+the fit, and groups of the same accelerator and stack have more weight; an accelerator without rows gets no
+correction. With `one-per-accelerator` the held-out rows are those of other accelerators, each corrected by
+the one row of its own accelerator (a row without assumptions if there is one).
+
+With a calibration the ends of the 90 % intervals are quantiles of the residuals of other groups. Residuals
+of the same source have more weight the more there are: 20 weigh as much as all others. To write the factors
+of a device to a file, run `hespas-validate calibrate --hardware NAME --end-to-end --table FILE.csv --out
+FILE.json`. The file also has their standard errors, and the errors before calibration and on groups that
+were left out. Factors hold only for the estimator that they were fitted with.
+
+Some constants of the method are round figures in the code: the spreads of effects, the weights of sources,
+the host times of kernels, and the slowdown of kernels during communication. They come from a source that
+the code names, or were chosen with knowledge of the rows below.
+
+Submitters of the same layout measure different times, so no prediction can be without error. `noise_floor`
+of the JSON document is the median difference between submitters to MLPerf with the same layout in the same
+round. It is null for tables without such submissions.
 
 ## Your own cluster
 
-A table needs `model`, `accelerator`, `num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`, and
-takes `source` (the software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`,
-`vp`, `cp`, `ep`, `etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`,
-`optimizer`, `train_type`, `gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`,
-`step_time_hi_ms`, `mfu_pct`, `peak_memory_gib` and `rows_with_same_config`. Settings of software and device
-have columns of their own (`hespas/generators/llm/published.py`):
+To compare your own training runs, write a table with a row per run. It needs `model`, `accelerator`,
+`num_accelerators`, `seq_len`, `global_batch` and `step_time_ms`. Optional columns are `source` (the
+software stack), `framework`, `release`, `micro_batch`, `grad_accum`, `dp`, `tp`, `pp`, `vp`, `cp`, `ep`,
+`etp`, `fsdp`, `sequence_parallel`, `recompute`, `precision`, `precision_class`, `optimizer`, `train_type`,
+`gpus_per_node`, `accelerator_variant`, `network`, `step_time_lo_ms`, `step_time_hi_ms`, `mfu_pct`,
+`peak_memory_gib` and `rows_with_same_config`. Settings of software and device have columns of their own
+(`hespas/generators/llm/published.py`):
 
 SETTINGS
-Free text (`notes`, `accelerator_variant`) changes nothing. `python -m tools.published_settings IN.csv
-OUT.csv` writes the columns for a table of published runs that has only notes, and `python -m
-tools.league` does it first. Settings that a row does not state are assumed, and the row is marked.
-`accelerator` is any name of a device that ships (`hespas hardware list`) or the path of a device file
-in the folder of the table (`my-device.toml`); groups and factors use the name of the device. `network`
-is its system, by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual system of
-the device. Models that do not ship are read from `models.csv` in that folder. A cell never opens a file
-out of the folder: absolute paths, `..` and links that lead elsewhere are refused. Predictions are
-cached, so an interrupted run continues. A row is predicted again if the row, or a file that it or the
-estimator names, has changed.
+Free text (`notes`, `accelerator_variant`) does not change a prediction. If a table of published runs has
+settings only in its notes, `python -m tools.published_settings IN.csv OUT.csv` writes the columns above
+from them; `python -m tools.league` does this first. Settings that a row does not state are assumed, and the
+row is marked as `assumed`.
+
+`accelerator` is the name of a device that ships with Hespas (`hespas hardware list`), or the path of a
+device file in the folder of the table (`my-device.toml`); groups and factors use the name in that file.
+`network` is the system by name (`dgx-h100-roce`) or file, sized to the row; the default is the usual system
+of the device. Models that do not ship are read from `models.csv` in the same folder. A cell never opens a
+file outside of the folder: absolute paths, `..` and links that lead elsewhere are refused.
+
+Predictions are cached, so an interrupted run continues. A row is predicted again if the row changed, or a
+file that the row or the estimator names.
 """
 
 
@@ -112,9 +132,9 @@ def league_page(leagues: Sequence[League]) -> str:
     predicted = sum(row.status != "refused" for row in first.rows)
     assumed = sum(row.status == "assumed" for row in first.rows)
     counts = (
-        f"{predicted:,} of {len(first.rows):,} rows are predicted, {assumed:,} of them need an assumption. "
-        f"Submitters with the same layout differ by {NOISE_FLOOR:.1%} in the median: no predictor can beat "
-        "that.\n"
+        f"{predicted:,} of {len(first.rows):,} rows are predicted, {assumed:,} of them with assumed "
+        "settings. Errors are relative to the published time. Measurements of two submitters with the same "
+        f"layout differ by {NOISE_FLOOR:.1%} in the median, so no predictor can have a smaller error.\n"
     )
     text = [
         _INTRODUCTION.replace("SETTINGS\n", _table(("column", "values"), iter(SETTINGS.items()))),
@@ -123,15 +143,15 @@ def league_page(leagues: Sequence[League]) -> str:
         _table(
             ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold"), _whole(leagues)
         ),
-        "The baseline is a constant MFU per accelerator and number format:\n",
+        "For comparison, a naive predictor with a constant MFU per accelerator and number format:\n",
         _table(("baseline", "rows", "mean", "median", "P90"), _naive(first)),
     ]
     memory = first.memory
     if memory.n:
         text.append(
-            f"Peak memory, where it is published ({memory.n:,} rows): mean error {memory.mean_ape:.1%}, "
-            f"median {memory.median_ape:.1%}, bias {memory.bias:+.1%}. The memory model was developed with "
-            "these rows.\n"
+            f"For {memory.n:,} rows the peak memory is published too. Its predictions have a mean error of "
+            f"{memory.mean_ape:.1%}, a median error of {memory.median_ape:.1%} and a bias of "
+            f"{memory.bias:+.1%}. The memory model was developed with these rows.\n"
         )
     heads = ("calibration", "rows", "mean", "median", "P90", "bias", "90 % intervals hold")
     for by in ("source", "accelerator", "precision", "scale", "status", "model"):
@@ -140,22 +160,22 @@ def league_page(leagues: Sequence[League]) -> str:
         "## Ranking of layouts\n",
         _LAYOUTS,
         _table(("calibration", *_ORDERS), _orders(leagues)),
-        "Sets whose best layout is not among the two predicted best:\n",
+        "Sets in which the fastest measured layout is not among the two fastest predicted ones:\n",
         _table(("calibration", "source", "model", "accelerator", "accelerators", "layouts"), _lost(leagues)),
         _SPEEDUPS,
         _table(("calibration", "pairs", "right side", "median error", "P90"), _speedups(leagues)),
-        "Scaling, one factor fitted on the fewest accelerators of each model:\n",
+        _SCALING,
         _table(("calibration", "points", "median error", "P90"), _scaling(leagues)),
-        "Scaling of Llama-3.1-405B:\n",
+        "The same for the runs of Llama-3.1-405B:\n",
         _table(
             ("calibration", "source", "accelerator", "precision", "fitted on", "accelerators", "error"),
             _curves(leagues),
         ),
         "## Sources of errors\n",
-        f"Rows by the dominant component of their error, without calibration (`{SHARED}`: no component):\n",
+        _DOMINANT,
         _table(("source", *_dominants(first)), _dominating(first)),
         "## Composition of steps\n",
-        "Mean shares of the predicted steps, without calibration.\n",
+        "Components of the predicted step times: mean share of each, without calibration.\n",
         _table(("source", *_names(first)), _parts(first)),
         "## Not predicted\n",
         _table(("rows", "reason"), _refused(first)),
@@ -194,9 +214,11 @@ def _figures(each: RowGroupErrors) -> Iterator[str]:
     yield from (f"{each.bias:+.1%}", f"{each.interval_coverage:.1%}")
 
 
-_LAYOUTS = """Layouts and number formats of one model on one number of accelerators, ranked by the time
-per sequence. Rows that differ in software only are one layout. For sets of two layouts, the table has the
-share in the right order.
+_LAYOUTS = """Predictions are often used to choose a layout. This table shows how often they choose well. A
+set has the measured layouts and number formats of one model on one number of accelerators, ranked by the time
+per sequence. Rows that differ in software only count as one layout. *Best in top two*: the fastest measured
+layout is among the two fastest predicted ones. *Right order*: the share of sets of two layouts whose order is
+predicted correctly.
 """
 _ORDERS = ("sets", "best in top two", "sets of three and more", "best in top two", "median tau",
            "sets of two", "right order")  # fmt: skip
@@ -226,9 +248,9 @@ def _lost(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
                 yield (league.calibrate, *where, f"{each.layouts}")
 
 
-_SPEEDUPS = """Speed-ups between accelerators for the same source, model, number format and sequence
-length, by the best throughput of each on similar numbers of accelerators. *Right side*: the prediction has
-the same faster accelerator.
+_SPEEDUPS = """Speed-ups between two accelerators for the same source, model, number format and sequence
+length. A speed-up is the ratio of the best throughputs on similar numbers of accelerators. *Right side*: the
+prediction has the same faster accelerator as the measurement.
 """
 
 
@@ -237,6 +259,11 @@ def _speedups(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
         if league.speedups:
             right = _share([each.right_side for each in league.speedups])
             yield (league.calibrate, *right, *_sizes([each.relative_error for each in league.speedups]))
+
+
+_SCALING = """Prediction of large runs from small ones. One factor is fitted on the run of each model with the
+fewest accelerators, and corrects the predictions of its runs with more:
+"""
 
 
 def _scaling(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
@@ -249,6 +276,11 @@ def _scaling(leagues: Sequence[League]) -> Iterator[Sequence[str]]:
 def _sizes(errors: Sequence[float]) -> tuple[str, str]:
     sizes = np.abs(errors)
     return f"{np.median(sizes):.1%}", f"{np.quantile(sizes, 0.9):.1%}"
+
+
+_DOMINANT = f"""Number of rows by the component of the step that explains most of the error, without
+calibration (`{SHARED}`: all components are wrong by the same factor):
+"""
 
 
 def _dominants(league: League) -> list[str]:

@@ -25,14 +25,15 @@ __all__ = ["GOLDEN", "golden_document", "main", "roundtrip_document"]
 GOLDEN = ROOT / "tests" / "validators" / "roundtrip" / "matrix.json"
 _INTRODUCTION = """# Round trips
 
-Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. The same for other files:
-`hespas-validate roundtrip PATH... --html kept.html`.
+This page shows which conversions between formats lose information. Each file in `fixtures/` was converted
+to another format and back, and compared. Made by `python -m tools.roundtrip`; do not edit. For your own
+files: `hespas-validate roundtrip PATH... --html kept.html`.
 
-A row is the format of a workload, a column the format that it is converted to and back from (one way if the
-format of the row cannot be written). A cell counts the attributes of the graph that differ afterwards: *lost*
-attributes are empty, *changed* attributes differ for some operations. Conversion to a flat format unrolls
-loops and removes zero-cost operations; the comparison uses the graph after these passes. The conversions
-report every loss listed here.
+A row of the matrix is the format of a file, a column the format that it is converted to and back from. If
+the format of the row cannot be written, the conversion is one way. A cell counts the attributes of the
+graph that differ afterwards: *lost* attributes are empty, *changed* attributes differ for some operations.
+Flat formats (Chakra) have no loops or zero-cost operations, and the conversion removes them; the comparison
+uses the graph after this change. Every loss in these tables is also reported by the conversion itself.
 """
 
 

@@ -29,46 +29,56 @@ PAGE = ROOT / "docs" / "serving-accuracy.md"
 _SPLIT = "devval"
 _HEAD = """# Accuracy of serving predictions
 
-Made by `python -m tools.serving RUNS RECORDED_RUNS RECORDED_REQUESTS`; do not edit. RUNS is
-aiconfigurator's sample of measurements (`silicon_sample.csv` at 095f58a5): means over requests of TTFT and
-TPOT of servers with a fixed number of clients. Fits use its rows of the split `calib`, the tables below its
-rows of `devval`. Errors are the absolute values of predicted / measured - 1. Tokens/s follow from both
-times and the number of clients. The naive predictions use a constant fraction of the bandwidth (TPOT) and
-of the peak (TTFT), the median of the engine. `hespas-validate serving --help` describes the calibrations.
+This page compares predictions of `hespas serve` with measured LLM servers: time to first token (TTFT), time
+per output token (TPOT) and tokens/s. Made by `python -m tools.serving RUNS RECORDED_RUNS
+RECORDED_REQUESTS`; do not edit.
 
-Most runs come from InferenceMAX. Its scripts state the launch settings (maximum tokens of a step, maximum
-sequences, cache memory, SGLang's scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters,
-speculative tokens, CUDA graphs), and the simulation uses them. The `others` are aiconfigurator's own runs
-with unknown settings.
+RUNS is a public sample of measurements, aiconfigurator's `silicon_sample.csv` at commit 095f58a5. Its rows
+are servers with a fixed number of clients, and means of TTFT and TPOT over their requests. Tokens/s follow
+from both times and the number of clients. Fits use the rows of the split `calib`, the tables below the rows
+of `devval`. Errors are the absolute values of predicted / measured - 1. For comparison, naive predictions
+use a constant fraction of the memory bandwidth (TPOT) and of the peak FLOP/s (TTFT): the median of the
+engine. `hespas-validate serving --help` describes the calibrations.
+
+Most runs come from InferenceMAX, a public benchmark. Its scripts state the launch settings, and the
+simulation uses them: maximum tokens of a step, maximum sequences, cache memory, SGLang's
+scheduler-recv-interval, TensorRT-LLM's batch_wait_timeout_iters, speculative tokens and CUDA graphs. The
+rows `others` are aiconfigurator's own runs with unknown settings.
 """
 _TARGETS = {"ttft": 0.14, "tpot": 0.08, "tokens_per_s": 0.06}
 _TARGET = """
 ## Against the targets
 
-Errors are medians. Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s)
-with one calibrated run of each deployment (device, framework, release, model, precision): alone
-(`one-per-deployment`), or together with all runs of its stack (`stack-and-one`), weighted by how well one run
-predicts others of the stack's deployments. A stack is a device, an engine, and for mixtures of experts the
-format of the experts. `stack` has no parameters of deployments.
-`stack-and-deployment` fits them to all runs of each deployment, which the targets do not allow.
+Targets are {ttft:.0%} (TTFT), {tpot:.0%} (TPOT) and {tokens_per_s:.0%} (tokens/s) for the median error,
+if one run of each *deployment* (device, framework, release, model, precision) is measured for calibration. A
+*stack* is a device, an engine, and for mixtures of experts the format of the experts. The calibrations differ
+in the runs that they use:
 
-{predicted} of {wanted} rows are predicted; the table below has the reasons for the others.
+- `one-per-deployment` uses that one run alone.
+- `stack-and-one` uses it together with all runs of its stack. The weight of the run depends on how well one
+  run predicts other runs of the stack's deployments.
+- `stack` uses all runs of the stack and has no parameters of deployments.
+- `stack-and-deployment` fits parameters to all runs of each deployment, which the targets do not allow.
+
+{predicted} of {wanted} rows are predicted; the last table of this section has the reasons for the others.
 
 | calibration | runs | n | TTFT | TPOT | tokens/s | missed by (percentage points) |
 |---|---|---|---|---|---|---|"""
 _MISSES = """
 Known causes of the remaining errors:
 
-- `InferenceMAX before 2026-01-21` measured from the first request on, so its mean TTFT includes compilation
+- `InferenceMAX before 2026-01-21`: these runs had no warm-up, so their mean TTFT includes the compilation
   for the first prompts of a shape (mainly SGLang with DeepSeek). The simulation does not include it.
-- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with and without speculative tokens. Up to 64 clients no
-  column distinguishes them, so all count as without. The acceptance rate depends on the text and is one
-  number per stack here. Repeated runs differ as well (GPT-OSS on vLLM).
-- `others`: TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers, as if requests
-  waited for free slots, without a known limit. vLLM 0.12.0 with prompts of 1,024 tokens answers faster than
-  possible for a burst of as many clients.
-- A single run predicts the TTFT of others badly: it differs from them by as much as the residual of the
-  stack's fit (`stack` against `stack-and-one`). All runs of a deployment together predict it much better.
+- `InferenceMAX`: DeepSeek in 8 bits ran on SGLang with and without speculative tokens. For up to 64 clients
+  no column distinguishes the two, so all runs are simulated without. The acceptance rate of speculative
+  tokens depends on the text, but the fit has one number per stack. Repeated runs differ as well (GPT-OSS on
+  vLLM).
+- `others`: the TTFT of TensorRT-LLM 1.0.0rc3 with Llama-3.1-8B grows with the length of answers. Requests
+  seem to wait for free slots, but the limit of slots is unknown. The TTFT of vLLM 0.12.0 with prompts of
+  1,024 tokens is shorter than possible if all clients send at once.
+- A single run predicts the TTFT of the other runs of its deployment badly: the difference is as large as
+  the residual of the stack's fit (`stack` against `stack-and-one`). All runs of a deployment together
+  predict it much better.
 
 Rows that are not predicted:
 
@@ -81,11 +91,12 @@ _TABLE = (
 _RECORDED = """
 ## Recorded runs
 
-LLMServingSim's recorded vLLM runs (casys-kaist/LLMServingSim at 5daddb21, MIT), with their arrivals and
-lengths. Calibrated runs have a factor on all kernels of a device, from its run on one rank, and a factor on
-its collectives, from its run on two. The first fifth of the finished requests calibrates; the others are
-compared. Errors are signed errors of means. *Faster* is the duration of the run divided by the time of its
-simulation; the value in parentheses includes the simulations for the calibration.
+These tests replay runs request by request, with the recorded arrivals and lengths. The runs are
+LLMServingSim's recordings of vLLM (casys-kaist/LLMServingSim at 5daddb21, MIT). Calibrated runs have two
+fitted factors: on all kernels of a device, from its run on one rank, and on its collectives, from its run
+on two. The first fifth of the finished requests calibrates; the others are compared. Errors are signed
+errors of means. *Faster* is the duration of the run divided by the time of its simulation; the value in
+parentheses includes the simulations for the calibration.
 
 | run | calibrated | requests | TTFT | TPOT | latency | makespan | tokens/s | faster |
 |---|---|---|---|---|---|---|---|---|"""

@@ -251,16 +251,21 @@ def _toml(intervals: Iterable[StepInterval]) -> str:
 
 _TITLE = "## Intervals of whole steps\n"
 _ABOUT = """
-`simulate`, `estimate`, `generate` and the league share one 90 % interval in their first line: factors on the
-predicted time, by kind of workload and extrapolation level, from residuals of steps that were measured end
-to end (`hespas/estimators/step_intervals.toml`, made by `python -m tools.fits`). *held*, *width*
-and *score* are for groups that are left out one by one: the share of measured times inside, the ratio of the
-ends, and the interval score (width plus 20 times the distance outside, of the logarithm; smaller is better).
-Each kind uses the better scored of two forms that cover 85 % or more: quantiles of the residuals, or the
-interval of a new group of a normal population; otherwise the wider form. A *new device* has no measured
-kernels (for training steps: its family has none); its interval also includes the error of kernels of a family
-that was left out, and is not scored. Serving uses the interval of programs, because only whole runs of
-servers were measured.
+The first line of `simulate`, `estimate`, `generate` and the league has a 90 % interval of the step time.
+Its ends are the predicted time, multiplied by the factors *from* and *to* of this table. There is a row for
+each kind of workload and extrapolation level (in the measured range, beyond it, or a new device). The
+factors come from the errors of steps that were measured end to end. `python -m tools.fits` writes them to
+`hespas/estimators/step_intervals.toml`.
+
+*held*, *width* and *score* test the intervals on groups that are left out one by one: the share of measured
+times inside, the ratio of the two ends, and the interval score (the width plus 20 times the distance
+outside, of the logarithm; smaller is better). Two forms are tried: quantiles of the errors, and the
+interval of a new group of a normal population. Each kind uses the form with the better score among those
+that hold at least 85 %, else the wider form.
+
+A *new device* has no measured kernels (for training steps: its family has none). Its interval also includes
+the error of kernels of a family that was left out of the fits, and is not scored. Serving uses the interval
+of programs, because only whole runs of servers were measured.
 
 """
 

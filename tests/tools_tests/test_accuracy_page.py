@@ -50,7 +50,7 @@ def test_the_page_is_made_of_its_figures() -> None:
 
 def test_the_page_says_which_data_and_when() -> None:
     pages = page.accuracy_pages(_figures())
-    for words in ("Version 1.2.3, 2026-01-31", "split `devval`"):
+    for words in ("version 1.2.3, made on 2026-01-31", "split `devval`"):
         assert words in pages["accuracy.md"]
     assert "Data: measured by someone at abc." in pages["accuracy/gemm.md"]
 

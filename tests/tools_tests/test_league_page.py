@@ -29,7 +29,7 @@ def test_the_page_holds_errors_orders_scaling_and_what_is_missing() -> None:
         LeagueRow(3, {"source": "there"}, StepPrediction(refusal=Refusal(message="nobody knows the model"))),
     ]
     page = league_page([evaluate_league("runs.csv", rows, mode) for mode in CALIBRATIONS])
-    assert "3 of 4 rows are predicted, 0 of them need an assumption" in page
+    assert "3 of 4 rows are predicted, 0 of them with assumed settings" in page
     assert "| none | 3 | 21.7% | 20.0% | 24.0% | -5.0% | 66.7% |" in page
     assert "| constant MFU, row left out | 3 | 0.0% | 0.0% | 0.0% |" in page
     assert "| none | 1 | 100% | 0 |  |  | 1 | 0% |" in page  # two that are predicted alike
