@@ -26,21 +26,36 @@ __all__ = ["MODULES", "MutationScore", "main", "score_of"]
 ROOT = Path(__file__).parents[1]
 
 MODULES = {
-    "hespas/analysis/device_use.py": ("tests/analysis",),
+    "hespas/analysis/device_use.py": ("tests/analysis/test_breakdown.py", "tests/analysis/test_idle.py"),
     "hespas/converters/linking.py": ("tests/converters/test_linking.py",),
-    "hespas/costs/contraction.py": ("tests/costs", "tests/converters/stablehlo"),
+    "hespas/costs/contraction.py": (
+        "tests/costs/test_convolution_costs.py",
+        "tests/costs/test_cost_table.py",
+        "tests/costs/test_low_precision_costs.py",
+    ),
     "hespas/estimators/forms.py": ("tests/estimators/test_forms.py", "tests/estimators/test_carried_over.py"),
-    "hespas/estimators/roofline.py": ("tests/estimators/test_roofline.py", "tests/estimators/test_roofs.py"),
-    "hespas/generators/llm/memory.py": ("tests/generators/llm",),
-    "hespas/graph/groups.py": ("tests/graph",),
-    "hespas/hardware/peaks.py": ("tests/hardware",),
+    "hespas/estimators/roofline.py": ("tests/estimators/test_roofline.py",),
+    "hespas/generators/llm/memory.py": (
+        "tests/generators/llm/test_memory_bytes.py",
+        "tests/generators/llm/test_memory.py",
+    ),
+    "hespas/graph/groups.py": ("tests/graph/test_groups.py", "tests/graph/test_mesh.py"),
+    "hespas/hardware/peaks.py": (
+        "tests/hardware/test_hardware_peaks.py",
+        "tests/hardware/test_hardware_products.py",
+        "tests/hardware/test_hardware_energy.py",
+        "tests/hardware/test_hardware_rates.py",
+    ),
     "hespas/operations/from_graph.py": ("tests/operations",),
     "hespas/simulator/interference.py": (
         "tests/simulator/test_interference.py",
         "tests/simulator/test_interference_exact.py",
     ),
     "hespas/simulator/memory/buffers.py": ("tests/simulator/memory",),
-    "hespas/simulator/network/algorithms.py": ("tests/simulator/network",),
+    "hespas/simulator/network/algorithms.py": (
+        "tests/simulator/network/test_algorithms.py",
+        "tests/simulator/network/test_traffic.py",
+    ),
 }
 """Modules with the tests that protect them."""
 

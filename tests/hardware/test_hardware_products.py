@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware import Device, Peak, load_device, peak_for, product_peak, write_device
-from hespas.hardware.devices import Unit
+from hespas.hardware import Device, Peak, load_device, peak_for, product_peak, type_multiplied, write_device
+from hespas.hardware.devices import DeviceKind, Unit
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def test_emulated_products_run_as_float32_does() -> None:
     """Full float32 on a TPU takes six passes in bf16, and on an H100 the float32 lanes."""
     assert product_peak(load_device("TPU-v4"), "f32", "f32", products=6).flops_per_s == 275e12 / 6
     assert product_peak(load_device("H100-SXM"), "f32", "f32", products=6).peak.unit == "vector"
+    assert product_peak(load_device("TPU-v4"), "bf16", "f32", products=6).flops_per_s == 275e12 / 6
 
 
 def test_types_without_a_rate_are_refused() -> None:
@@ -114,3 +115,42 @@ def test_next_wider_accumulator(asked: str, used: str) -> None:
     rows = (_row("f16", "", 200, "f16"), _row("f16", "", 100, "f32"))
     device = replace(device, peaks=(*rows, *(p for p in device.peaks if p.dtype != "f16")))
     assert product_peak(device, "f16", "f16", accumulator=asked).peak.accumulator == used
+
+
+@pytest.mark.parametrize(("asked", "used"), [("f16", "f32"), ("f64", "f64"), ("bf16", "f32")])
+def test_nearest_of_two_wider_accumulators(asked: str, used: str) -> None:
+    rows = (_row("f16", "", 50, "f64"), _row("f16", "", 100, "f32"))
+    device = replace(load_device("L4"), peaks=rows)
+    assert product_peak(device, "f16", "f16", accumulator=asked).peak.accumulator == used
+
+
+def test_nearest_of_two_narrower_accumulators() -> None:
+    rows = (_row("f16", "", 200, "f16"), _row("f16", "", 100, "f32"))
+    device = replace(load_device("L4"), peaks=rows)
+    assert product_peak(device, "f16", "f16", accumulator="f64").peak.accumulator == "f32"
+
+
+def test_only_gpus_convert_bf16_to_f32() -> None:
+    """Without a rate for bf16, a GPU multiplies it as f32. An MXU multiplies bf16."""
+    rows = (_row("f32", "", 10), _row("i8", "", 100))
+    kinds: dict[DeviceKind, str] = {"gpu": "f32", "tpu": "bf16", "accelerator": "bf16"}
+    for kind, used in kinds.items():
+        device = replace(load_device("L4"), kind=kind, peaks=rows)
+        assert type_multiplied(device, "bf16") == used
+        assert type_multiplied(replace(device, peaks=(*rows, _row("bf16", "", 50))), "bf16") == "bf16"
+
+
+def test_blocks_need_units_that_scale_them() -> None:
+    """Block formats of 8 bits need units for 4-bit floats, whose units scale blocks; nvfp4 needs NVIDIA's."""
+    eight, four = _row("f8E4M3FN", "", 100), _row("f4E2M1FN", "", 200)
+    device = replace(load_device("L4"), peaks=(_row("f16", "", 50), eight))
+    assert type_multiplied(device, "f8E5M2") == "f8E5M2"
+    assert type_multiplied(device, "mxfp8") == "f16"
+    assert type_multiplied(device, "mxfp4") == "f16"
+    scales = replace(device, peaks=(*device.peaks, four))
+    for name in ("mxfp8", "mxfp4", "nvfp4"):
+        assert type_multiplied(scales, name) == name
+    other = replace(scales, vendor="AMD")
+    assert [type_multiplied(other, name) for name in ("mxfp4", "nvfp4")] == ["mxfp4", "f16"]
+    assert type_multiplied(replace(device, peaks=(_row("f32", "", 5),)), "mxfp8") == "f32"
+    assert type_multiplied(replace(device, peaks=()), "mxfp8") == "mxfp8"

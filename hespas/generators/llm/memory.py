@@ -330,8 +330,9 @@ class _StageAccount:
         norms = 1 + 3 * self.rank.model.mtp_layers
         return {"norms and residuals": 2 * norms * self._stream}
 
-    def _loss(self) -> tuple[int, int]:
-        """Return the peak bytes of logits and loss, in the forward and in the backward pass.
+    @property
+    def _loss(self) -> int:
+        """Peak bytes of logits and loss. They are those of the backward pass: the forward pass needs no more.
 
         With a fused loss, the gradient replaces the logits, or is part of the products that read it (XLA). If
         PyTorch compiles the loss, the gradient is an additional tensor. Without fusion, PyTorch makes 32-bit
@@ -341,10 +342,8 @@ class _StageAccount:
         count, training = self._logits, self.rank.training
         narrow = storage(count, self.rank.precision.compute)
         if training.fused_loss:
-            return narrow, 2 * narrow if training.style == "torchtitan" else narrow
-        return (narrow + 4 * count, narrow + 8 * count) if training.style == "megatron" else (
-            narrow + 8 * count, 12 * count
-        )  # fmt: skip
+            return 2 * narrow if training.style == "torchtitan" else narrow
+        return narrow + 8 * count if training.style == "megatron" else 12 * count
 
     def _gathered(self, chunk: int, position: int, *, backward: bool) -> Parts:
         """Return the gathered weights that exist while a layer runs.
@@ -377,12 +376,6 @@ class _StageAccount:
             work = {"working space": work_of_layer(self.rank, layer).forward}
             before = total(before, saved)
             yield _MemoryMoment("forward pass of a layer", total(before, gathered, work))
-        if self._has_head(chunk):
-            last = len(self._layers[chunk]) - 1
-            gathers = last >= 0 and not self._state.in_xla
-            gathered = self._gathered(chunk, last, backward=False) if gathers else {}
-            loss = {"logits and loss": self._loss()[0]}
-            yield _MemoryMoment("loss", total(before, self._last_norm, loss, gathered))
 
     def _backward(self, chunk: int) -> Iterator[_MemoryMoment]:
         layers, saved = self._layers[chunk], self._saved[chunk]
@@ -407,7 +400,7 @@ class _StageAccount:
         gathers = layers and not self._state.in_xla
         gathered = self._gathered(chunk, len(layers) - 1, backward=False) if gathers else {}
         held = total(*self._saved[chunk], self._last_norm, gathered)
-        yield _MemoryMoment("gradient of the loss", total(held, {"logits and loss": self._loss()[1]}))
+        yield _MemoryMoment("gradient of the loss", total(held, {"logits and loss": self._loss}))
         narrow = storage(self._logits, self.rank.precision.compute)
         work = self._whole_stream + (self._stream if self.rank.layout.has_sequence_parallel else 0)
         parts = {"logits and loss": narrow, "working space": work}
