@@ -283,8 +283,8 @@ def _least(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
 
 
 def _bus_factors(kinds: Sequence[str], sizes: IntArray) -> FloatArray:
-    """Return the ratio of bus bandwidth to algorithm bandwidth of each row, from its kind and number of
-    ranks.
+    """Return the factor from algorithm bandwidth to bus bandwidth (as defined by nccl-tests) for each row,
+    from its kind of collective and number of ranks.
     """
     factors = np.full(len(kinds), np.nan)
     for kind in set(kinds):
@@ -345,7 +345,9 @@ def collectives(matched: MatchedCollectives) -> RowTable[MeasuredCollectiveRow]:
 
 
 def _arrivals(matched: MatchedCollectives) -> tuple[IntArray, FloatArray]:
-    """Return the rows of matched events, and the times at which their ranks arrived, on the common clock."""
+    """Return the rows of matched collective events, and the times at which their ranks arrived at the
+    collective, on the common clock of all ranks.
+    """
     rows = np.flatnonzero(matched.instance >= 0)
     shift = np.array([matched.shift_ns.get(rank, 0.0) for rank in matched.rank[rows].tolist()])
     return rows, matched.start_ns[rows] + shift

@@ -49,8 +49,8 @@ class SegmentRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class PathRow(AnalysisRow, frozen=True, kw_only=True):
-    """Time on the path by kind and name. Host time is listed by the innermost host operation or function.
-    ``share`` is relative to the path of the rank.
+    """Time that the critical path of a rank spends in work of one kind and name. Host time is listed by the
+    innermost host operation or function. ``share`` is relative to the length of the path.
     """
 
     rank: int
@@ -251,7 +251,7 @@ class _StartConditions:
 
 
 def _totals(recording: Recording, step: int, path: _BackwardPath, names: Sequence[str]) -> RowTable[PathRow]:
-    """Return the time on the path by kind and name, most time first."""
+    """Return the time that the critical path spends in each kind and name of work, most time first."""
     sums: dict[tuple[str, str], list[float]] = {}
 
     def add(kind: str, name: str, time_ns: float, times: int = 1) -> None:

@@ -99,8 +99,8 @@ def breakdown(recordings: Sequence[Recording]) -> RowTable[BreakdownRow]:
 def _breakdown_by(
     recording: Recording, step: NDArray[np.integer], *, least: int = ALL_STEPS
 ) -> RowTable[BreakdownRow]:
-    """Return one row per number in ``step``, which has the step of each event; steps below ``least`` are left
-    out.
+    """Return one row of the time breakdown per number in ``step``, which has the step of each event; steps
+    below ``least`` are left out.
     """
     chosen = np.flatnonzero(step >= least)
     start, end = recording.start_ns[chosen], recording.end_ns[chosen]
@@ -142,7 +142,7 @@ def _breakdown_by(
 
 
 class IdleCause(IntEnum):
-    """Cause of a gap between device events."""
+    """Cause of idle time: why no device event ran in a gap between two events."""
 
     HOST = 0
     """The event after the gap was launched after the previous one had ended, when most of the gap was over.
@@ -192,8 +192,8 @@ class IdleRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class GapRow(AnalysisRow, frozen=True, kw_only=True):
-    """Gaps of the device by cause and by the ``operation`` that ran after them (its kernel, if its operation
-    is unknown).
+    """Idle time (gaps between device events) by its cause and by the ``operation`` that ran after the gap
+    (its kernel, if its operation is unknown).
     """
 
     rank: int
@@ -206,7 +206,9 @@ class GapRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 def idle(recordings: Sequence[Recording]) -> RowTable[IdleRow]:
-    """Return the gaps of each rank: of the device, then of the known streams. O(events log events)."""
+    """Return the idle time by cause: of each rank's device, then of each of its known streams. O(events log
+    events).
+    """
     parts: list[RowTable[IdleRow]] = []
     for recording in recordings:
         by_end = np.argsort(recording.end_ns, kind="stable")
@@ -271,8 +273,8 @@ def _gaps(recording: Recording, events: IntArray, by_end: IntArray) -> tuple[Int
 
 
 def gaps_before(recordings: Sequence[Recording]) -> RowTable[GapRow]:
-    """Return the gaps of the device by cause and by the operation that ran after them, sorted by total time
-    (longest first) within each rank.
+    """Return the idle time of each device by cause and by the operation that ran after the gap, longest total
+    time first within each rank.
     """
     parts: list[RowTable[GapRow]] = []
     for recording in recordings:
@@ -340,7 +342,7 @@ class QueueRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class QueuePointRow(AnalysisRow, frozen=True, kw_only=True):
-    """Queue depth of a stream at a moment."""
+    """Point of the curve of a stream's queue depth (launched kernels that have not started) over time."""
 
     rank: int
     stream: int
@@ -349,7 +351,9 @@ class QueuePointRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 def launches(recordings: Sequence[Recording]) -> RowTable[LaunchRow]:
-    """Return launches by rank and operation, most time in calls first. O(events log events)."""
+    """Return the launches of device work by rank and host operation, most time in launch calls first.
+    O(events log events).
+    """
     parts: list[RowTable[LaunchRow]] = []
     for recording in recordings:
         profile = recording.profile
@@ -394,7 +398,9 @@ def _queue_changes(recording: Recording, events: IntArray) -> tuple[FloatArray, 
 
 
 def queues(recordings: Sequence[Recording]) -> RowTable[QueueRow]:
-    """Return one row per known stream of each rank with the depth of its queue. O(events log events)."""
+    """Return one row per known stream of each rank with statistics of its queue depth (launched work that has
+    not started). O(events log events).
+    """
     rows: list[tuple[float, ...]] = []
     for recording in recordings:
         for stream, events in recording.streams():
@@ -464,7 +470,7 @@ class MemoryRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class MemoryPointRow(AnalysisRow, frozen=True, kw_only=True):
-    """Memory in use from a moment on: the largest value until the next moment."""
+    """Point of the curve of memory in use over time: the largest value from this point to the next."""
 
     rank: int
     device: int
@@ -474,8 +480,8 @@ class MemoryPointRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 def _allocators(profile: Profile) -> list[tuple[int, int, IntArray]]:
-    """Return rank, device and rows of each memory allocator; its rows are its allocations and frees in order
-    of time.
+    """Return rank, device and event rows of each memory allocator. The rows are its allocations and frees in
+    order of time.
     """
     changes = profile.memory
     rank = int(profile.rank[0]) if len(profile) else 0

@@ -30,7 +30,9 @@ __all__ = [
 
 
 class PartRow(AnalysisRow, frozen=True, kw_only=True):
-    """Part of the span, summed over ranks, in both recordings. The parts add up to ``span``."""
+    """Part of the time span of a recording (such as compute or idle time) in two recordings, summed over
+    ranks. All parts add up to the span.
+    """
 
     part: str
     before_ns: Figure
@@ -85,8 +87,8 @@ _PARTS = {
 
 
 def parts(before: RowTable[BreakdownRow], after: RowTable[BreakdownRow]) -> RowTable[PartRow]:
-    """Return each part of the span (compute, exposed communication, idle, ...) in both recordings, summed
-    over ranks.
+    """Return how long each part of the span (compute, exposed communication, idle, ...) was in both
+    recordings, summed over ranks.
     """
     rows: list[PartRow] = []
     for name, label in _PARTS.items():
@@ -101,8 +103,8 @@ _ChangeKey = tuple[str, str, str]
 def changes(
     before: Mapping[_ChangeKey, tuple[int, float]], after: Mapping[_ChangeKey, tuple[int, float]]
 ) -> RowTable[ChangeRow]:
-    """Return the changes of run counts and times by name, shapes and types, sorted by size (largest
-    first).
+    """Return the changes between two recordings in the number and time of runs by name, shapes and types,
+    largest change first.
     """
     keys = list(dict.fromkeys((*before, *after)))
     absent = (0, 0.0)
@@ -155,7 +157,7 @@ class ComparedTables(Protocol):
 
     @property
     def breakdown(self) -> RowTable[BreakdownRow]:
-        """Return the time breakdown."""
+        """Return the time breakdown of the recording."""
         ...
 
     @property

@@ -189,8 +189,8 @@ class _RankTransfers:
 
 @dataclass(slots=True, eq=False)
 class _TrafficCount:
-    """Sent bytes, time in use, and the bytes that could have been sent in that time (``capacity``), per rank
-    and dimension.
+    """Counter of the network traffic per rank and dimension: sent bytes, time in use, and ``capacity``, the
+    bytes that could have been sent in that time.
     """
 
     workload: Workload
@@ -245,8 +245,8 @@ class _TrafficCount:
         return self.placements[groups]
 
     def _distances(self, graph: OpGraph, row: int) -> IntArray:
-        """Return how far each rank sends along each dimension in the permutation ``row``, shape ``(ranks,
-        dimensions)``; -1 if unknown.
+        """Return how far apart sender and receiver of each rank's message are along each dimension, for the
+        permutation ``row``. Shape ``(ranks, dimensions)``; -1 if unknown.
         """
         permutation = graph.permutations[row] if row >= 0 else None
         if permutation not in self.distances:
@@ -307,7 +307,7 @@ class _TrafficCount:
         return kind.name.lower(), names, sent, most[:, None]
 
     def link(self, axis: int, present: IntArray) -> LinkRow:
-        """Return the utilization of dimension ``axis``, with means and maxima over the ranks in
+        """Return the utilization of network dimension ``axis``: means and maxima over the ranks in
         ``present``.
         """
         dimension, sent = self.system.dimensions[axis], self.sent[present, axis]

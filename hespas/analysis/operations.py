@@ -201,7 +201,7 @@ class _RowGroups:
 
 
 def _heaviest(group: IntArray, weight: FloatArray, groups: int) -> IntArray:
-    """Return the row with the largest weight in each group; of equal weights, the first row."""
+    """Return for each group the row with the largest weight; of equal weights, the first row."""
     order = np.lexsort((-np.arange(len(group)), weight, group))
     heaviest = np.zeros(groups, np.int64)
     heaviest[group[order]] = order
@@ -209,7 +209,7 @@ def _heaviest(group: IntArray, weight: FloatArray, groups: int) -> IntArray:
 
 
 def _merged(parts: Sequence[_RowGroups]) -> _RowGroups:
-    """Merge the groups with equal keys."""
+    """Merge groups of rows with equal keys, as from several profiles, into one."""
     rows: dict[tuple[str, ...], int] = {}
     group = np.array([rows.setdefault(key, len(rows)) for part in parts for key in part.keys], np.int64)
     count = len(rows)
@@ -422,8 +422,8 @@ def product_dtype(measured: Sequence[MeasuredOperations]) -> str:
 
 
 def wins(table: RowTable[OperationRow]) -> RowTable[WinRow]:
-    """Return the optimization opportunities: operations by their time above the roofline, the largest first.
-    Operations without a roofline time are left out.
+    """Return the optimization opportunities: operations sorted by their time above the roofline, largest
+    first. Operations without a roofline time are left out.
     """
     known = table.take(np.isfinite(table["roof_ns"]))
     win = np.maximum(known["total_ns"] - known["roof_ns"], 0.0)

@@ -30,7 +30,7 @@ class DeviceEventKind(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the name in tables."""
+        """Return the name of this kind in tables."""
         return self.name.lower()
 
 
@@ -53,7 +53,9 @@ class Recording:
 
     @property
     def duration_ns(self) -> FloatArray:
-        """Return the recorded durations, which are more precise than differences of large times."""
+        """Return the recorded durations [ns]. They are more precise than differences of start and end times,
+        which are large numbers.
+        """
         return np.maximum(self.profile.duration_ns[self.rows], 0.0)
 
     def streams(self) -> list[tuple[int, IntArray]]:
@@ -66,11 +68,13 @@ class Recording:
 
     @property
     def span_ns(self) -> float:
-        """Return the time from the first start to the last end; 0 without events."""
+        """Return the time from the first start to the last end of the device events [ns]; 0 without
+        events.
+        """
         return float(self.end_ns.max() - self.start_ns[0]) if len(self) else 0.0
 
     def busy(self, kind: DeviceEventKind) -> Intervals:
-        """Return the time in which events of a kind ran."""
+        """Return the time intervals in which device events of one kind ran."""
         mask = self.kind == kind
         return Intervals.union(self.start_ns[mask], self.end_ns[mask])
 

@@ -42,7 +42,9 @@ _MAX_DEVICES = 4
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSection:
-    """Table on the page: its title, an explanation, and the columns that are not shown."""
+    """Section of the analysis page with one table: its title, an explanation, and the columns that are not
+    shown.
+    """
 
     table: str
     title: str
@@ -256,8 +258,8 @@ def _blocks(section: AnalysisSection, tables: Mapping[str, RowTable[Any]]) -> li
 
 
 def _passing_rows(table: RowTable[Any]) -> list[bool]:
-    """Return a mask of the tree rows that can be hidden: rows with a single callee that has all of their
-    time. Modules are always shown.
+    """Return a mask of the rows of the call tree that the page can hide: callers whose only callee has all of
+    their time. Modules are always shown.
     """
     if not len(table):
         return []
@@ -271,7 +273,9 @@ def _passing_rows(table: RowTable[Any]) -> list[bool]:
 
 
 def _part_bars(table: RowTable[Any]) -> Markup:
-    """Return bars of the parts of the span, one per rank; with a single rank, one per step."""
+    """Return stacked bars with the parts of the span (compute, communication, idle), one bar per rank; with a
+    single rank, one per step.
+    """
     ranks = listed(table["rank"])
     steps = listed(table["step"])
     spans = table["span_ns"].tolist()
@@ -321,7 +325,7 @@ def _duration(points: RowTable[_PointT]) -> str:
 
 
 def _span_lanes(table: RowTable[SpanRow]) -> Markup:
-    """Return the timeline of the step with a lane for each stream of each rank."""
+    """Return the drawing of the step's timeline, with a lane for each stream of each rank."""
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row, key in enumerate(zip(listed(table["rank"]), table["lane"].tolist(), strict=True)):
         rows_of.setdefault(key, []).append(row)

@@ -216,8 +216,8 @@ def analysis_tables(
 
 
 def _notes(profiles: Sequence[Profile], recordings: Sequence[Recording]) -> Iterator[str]:
-    """Yield one sentence for each kind of data that the recording lacks, with the profiler option that
-    records it. The most important one is first.
+    """Yield a sentence for each kind of data that the recording lacks, with the profiler option that would
+    record it. The most important one is first.
     """
     if not any(len(profile.host) for profile in profiles):
         yield (
@@ -336,7 +336,9 @@ def summary_line(tables: AnalysisTables) -> str:
 
 
 def changed_text(changed: RecordingDifference) -> str:
-    """Return the change from the baseline, and the part of the time that explains most of it."""
+    """Return text about the change from the baseline: the difference, and the part of the time that explains
+    most of it.
+    """
     rows = {row.part: row for row in changed.parts.rows()}
     whole = rows.pop("span")
     if not whole.delta_ns:

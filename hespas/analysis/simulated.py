@@ -81,8 +81,8 @@ class SimulatedClassRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class SimulatedOperationRow(AnalysisRow, frozen=True, kw_only=True):
-    """Operations of one name on all ranks. One row may also be the later iterations of a loop, which were not
-    simulated one by one.
+    """Total of all operations of one name on all ranks. A row may also stand for the later iterations of a
+    loop, which were extrapolated and not simulated one by one.
     """
 
     operation: str
@@ -153,7 +153,9 @@ class CriticalSegmentRow(AnalysisRow, frozen=True, kw_only=True):
 
 
 class SpanRow(AnalysisRow, frozen=True, kw_only=True):
-    """Drawn span: an operation on a rank, or ``count`` adjacent operations of one class."""
+    """Span in the drawn timeline: one operation on a rank, or ``count`` adjacent operations of one class that
+    are drawn together.
+    """
 
     rank: int
     lane: str
@@ -311,7 +313,9 @@ class _SimulatedSpans:
         )
 
     def on_resource(self, *names: str) -> BoolArray:
-        """Return a mask of the spans that run on one of the resources ``names``."""
+        """Return a mask of the spans that run on one of the given resources, such as compute or
+        communication.
+        """
         resources = self.timeline.resources
         codes = [resources.index(name) for name in names if name in resources]
         return np.isin(self.timeline.resource, codes)

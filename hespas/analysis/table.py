@@ -29,7 +29,9 @@ __all__ = [
 
 
 class AnalysisRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Base of table rows. Unknown numbers are NaN (-1 for whole numbers), unknown texts are empty."""
+    """Base of the row types of analysis tables. Unknown numbers are NaN (-1 for whole numbers), unknown texts
+    are empty.
+    """
 
 
 _RowT = TypeVar("_RowT", bound=AnalysisRow)
@@ -58,7 +60,7 @@ class RowTable(Table, Generic[_RowT]):
         return self.take(np.argsort(-self.columns[name], kind="stable"))
 
     def rows(self) -> list[_RowT]:
-        """Return the rows as a list, for documents."""
+        """Return the rows as a list of row objects, from which JSON documents are made."""
         columns = [column.tolist() for column in self.columns.values()]
         names = list(self.columns)
         return [self.row(**dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True)]
@@ -147,7 +149,7 @@ def _listed_text(text: str, write: Callable[[object], str]) -> str:
 
 
 def listed(column: NDArray[np.integer]) -> list[int]:
-    """Return an integer column as a list of Python ints, which are faster in loops."""
+    """Return an integer column as a list of Python ints, which loops read faster than array elements."""
     numbers: list[int] = column.tolist()
     return numbers
 
@@ -235,7 +237,7 @@ class GroupStatistics:
 
     @property
     def mean(self) -> FloatArray:
-        """Return the mean."""
+        """Return the mean of each group."""
         return self.total / np.maximum(self.count, 1)
 
     @property

@@ -77,8 +77,8 @@ class _CallPaths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Callers:
-    """Host operations and ranges that can contain launches, with times in whole ns. ``op`` is the row of a
-    host operation (-1: a range).
+    """Host operations and ranges that can enclose kernel launches, as columns with times in whole ns. ``op``
+    is the row of a host operation (-1: a range).
     """
 
     name_id: SmallIntArray
@@ -88,7 +88,7 @@ class Callers:
     op: IntArray
 
     def take(self, rows: IntArray | BoolArray) -> Callers:
-        """Return the selected callers."""
+        """Return the selected host operations and ranges."""
         return Callers(*(getattr(self, name)[rows] for name in ("name_id", "thread", "start", "end", "op")))
 
 

@@ -94,8 +94,8 @@ class Analysis(Result):
         return self.tables.by_name()
 
     def table(self, name: str = "operations") -> Table:
-        """Return a table by its name in the document: ``breakdown``, ``kernels``, ``by_shape``, ... Raises
-        ``UsageError`` for another name.
+        """Return one table by its name in the JSON document: ``breakdown``, ``kernels``, ``by_shape``, ...
+        Raises ``UsageError`` for an unknown name.
         """
         tables = self.tables_by_name()
         if name not in tables:
@@ -215,7 +215,9 @@ def analyze(
     """
     for name, value in {"tokens": tokens, "model_flops": model_flops}.items():
         if value is not None and not 0 < value < inf:
-            raise UsageError(f"`{name}` is {value:g}", hint="give the number of one step on all ranks")
+            raise UsageError(
+                f"`{name}` is {value:g}, but must be above 0", hint="give the number of one step on all ranks"
+            )
     sink = diagnostics if diagnostics is not None else Diagnostics()
     options = with_capture(options or ReadOptions(), capture)
     names, profiles = _read_sources(source, format, options, sink, progress)
@@ -280,7 +282,7 @@ def _read_sources(
         else:
             profiles += read_profiles(source, format=format_name, options=options, diagnostics=diagnostics)
     if not profiles:
-        raise UsageError("nothing to analyse", hint="name a profile, or a folder with one per rank")
+        raise UsageError("no profile to analyse", hint="name a profile, or a folder with one per rank")
     return tuple(source.name if isinstance(source, Profile) else str(source) for source in listed), profiles
 
 

@@ -91,7 +91,9 @@ def checked(
 
 
 def hardware_option(help_text: str, *, repeats: bool = False) -> Option:
-    """Return the option for a device; if it ``repeats``, the command compares several."""
+    """Return the declaration of the option ``--hardware``. If it ``repeats``, several values compare
+    devices.
+    """
     return Option(help_text, metavar="NAME|FILE", panel=DEVICE, completes="devices", repeats=repeats)
 
 
@@ -105,7 +107,7 @@ def with_array(estimator: str, array: str, dataflow: str) -> str:
     name, _, given = estimator.partition(":")
     if name != "systolic":
         listed = " and ".join(f"`{option}`" for option in parts)
-        raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add `estimator=systolic`")
+        raise UsageError(f"estimator {name!r} has no option {listed}", hint="use `estimator=systolic`")
     added = [f"{option}={value}" for option, value in parts.items()]
     return f"{name}:{','.join([given, *added] if given else added)}"
 

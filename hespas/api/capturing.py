@@ -127,7 +127,10 @@ class CaptureResult(Result):
         Raises ``UsageError`` for a framework without such a program, ``OutputError`` if it cannot be written.
         """
         if not self.program:
-            raise UsageError(f"{self.framework} has no program of the whole mesh", hint="write the workload")
+            raise UsageError(
+                f"a capture of {self.framework} has no program of the whole mesh",
+                hint="write the captured workload instead",
+            )
         form = form_of_name(Path(path).name, "")
         data = in_form(self.program, ProgramForm.BYTECODE, form, "", load_bindings())
         _write_bytes(Path(path), data, overwrite=overwrite)
@@ -135,7 +138,10 @@ class CaptureResult(Result):
     def write_partitioned(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the HLO of one device. Raises what :meth:`write_program` raises."""
         if not self.spmd_hlo:
-            raise UsageError(f"{self.framework} has no partitioned program", hint="write the workload")
+            raise UsageError(
+                f"a capture of {self.framework} has no partitioned program",
+                hint="write the captured workload instead",
+            )
         _write_bytes(Path(path), self.spmd_hlo.encode(), overwrite=overwrite)
 
     def document(self) -> CaptureDocument:
@@ -289,7 +295,7 @@ def capture(
     sink = diagnostics if diagnostics is not None else Diagnostics()
     devices = Mesh.of(mesh)
     if arguments and args is not None:
-        raise UsageError("`args` describes arguments that are also given as values", hint="leave `args` out")
+        raise UsageError("arguments are given as values and in `args`", hint="leave `args` out")
     if destination is not None:
         check_destination(Path(destination), overwrite=overwrite)
     job = _CaptureJob(
@@ -346,7 +352,7 @@ def _framework_of(function: Callable[..., object]) -> Literal["jax", "torch"]:
 
 @dataclass(frozen=True, slots=True)
 class _CaptureJob:
-    """Options of capturing a function."""
+    """Options of capturing a function: mesh, arguments and compilation settings."""
 
     mesh: Mesh
     args: str | Callable[..., object] | None
@@ -366,8 +372,11 @@ class _CaptureJob:
 
         for option in ("args", "keywords", "platform", "explicit", "compile_for"):
             if getattr(self, option):
-                hint = "a PyTorch function makes its data itself" if option == "args" else "leave it out"
-                raise UsageError(f"`{option}` is for programs of JAX", hint=hint)
+                hint = "create the data in your function" if option == "args" else "leave it out"
+                raise UsageError(
+                    f"`{option}` applies to programs of JAX only, and this is a function of PyTorch",
+                    hint=hint,
+                )
         with user_code(f"capturing {name_of(function)}"):
             workload = capture_torch(
                 function,
@@ -394,7 +403,10 @@ class _CaptureJob:
         """
         for option, value in {"real_tensors": real, "compiled": compiled}.items():
             if value:
-                raise UsageError(f"`{option}` is for programs of PyTorch", hint="leave it out")
+                raise UsageError(
+                    f"`{option}` applies to programs of PyTorch only, and this is a function of JAX",
+                    hint="leave it out",
+                )
         lowering = partial(
             lower,
             function,
@@ -478,7 +490,9 @@ def join_profile(
 
 
 class RuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the device time that is matched with operations by one kind of evidence."""
+    """Share of the device time whose events are matched with operations by one kind of evidence, such as
+    equal names.
+    """
 
     rule: str
     share: Figure

@@ -261,7 +261,9 @@ def validate_capture(
     )
     if isinstance(program, Profile):
         raise UsageError(
-            "a profile is not a captured program", path=str(graph), hint="name the program first"
+            "expected a captured program, and this is a profile",
+            path=str(graph),
+            hint="name the captured program first, then the profile",
         )
     as_graph: Workload | None = None
     if isinstance(trace, Profile | Workload):

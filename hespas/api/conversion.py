@@ -140,7 +140,7 @@ class Rescaling:
 
 
 def _ranks_of(text: str) -> range:
-    """Parse ranks: ``5``, or ``2-7`` with both ends."""
+    """Parse the ranks of an option: ``5``, or ``2-7`` with both ends."""
     first, dash, last = text.partition("-")
     if not all(part.isascii() and part.isdigit() for part in ([first, last] if dash else [first])):
         raise UsageError(f"invalid `ranks` {text!r}: expected N or A-B", hint="`ranks=0` or `ranks=0-7`")
@@ -391,8 +391,8 @@ def _checked_target(
 
 
 def _target_format(destination: str, name: str | None, *, profile: bool | None = None) -> Format:
-    """Return the target format. An existing folder, or a path with a closing slash, gets one trace per
-    rank.
+    """Return the format to write, from the option or the suffix. An existing folder, or a path with a closing
+    slash, gets one trace per rank.
     """
     folder = destination.endswith(("/", os.sep)) or Path(destination).is_dir()
     return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
@@ -415,7 +415,7 @@ def _open_source(
     if isinstance(source, Workload | Profile):
         if mesh:
             raise UsageError(
-                "`mesh` partitions a program file, and the source is a value",
+                "`mesh` partitions only program files, and the source is a workload or profile in memory",
                 hint="name the file, or leave `mesh` out",
             )
         read_from = name or source.metadata.get("format", "")
@@ -536,7 +536,7 @@ class _ConservationDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversionDocument(Document, frozen=True, kw_only=True):
-    """Document of ``hespas-convert --log-json``."""
+    """JSON document that ``hespas-convert --log-json`` writes."""
 
     schema: Literal["hespas.convert/1"] = "hespas.convert/1"
     output: str

@@ -51,7 +51,7 @@ class _EventTotals:
 
     @classmethod
     def of(cls, profile: Profile) -> _EventTotals:
-        """Return the totals of a profile. O(events)."""
+        """Return the totals (events, time, bytes) of a profile. O(events)."""
         return cls(
             events=len(profile),
             device_time_ns=float(np.nansum(profile.duration_ns)),
@@ -95,7 +95,9 @@ class EventAccount:
     dropped: tuple[MergedOps, ...]
 
     def rows(self) -> tuple[tuple[str, int, int], ...]:
-        """Return label, count before and count after, without rows that are 0 in both."""
+        """Return rows of label, count before and count after the conversion. Rows that are 0 in both are left
+        out.
+        """
         before, after = asdict(self.before), asdict(self.after)
         rows = ((label, int(before[name]), int(after[name])) for name, label in _LABELS.items())
         return tuple(row for row in rows if row[1] or row[2])
@@ -123,7 +125,7 @@ def event_account(
 
 
 def _reported_losses(reported: Mapping[str, int], diagnostics: Diagnostics) -> tuple[MergedOps, ...]:
-    """Return a row per diagnostic code of the writer, with its first message."""
+    """Return the losses that the writer reported: a row per diagnostic code, with its first message."""
     messages = {diagnostic.code: diagnostic.message for diagnostic in diagnostics}
     return tuple(MergedOps(code, messages.get(code, ""), count) for code, count in reported.items())
 
@@ -143,7 +145,9 @@ class AccountedWrite:
         options: WriteOptions,
         diagnostics: Diagnostics,
     ) -> None:
-        """Prepare a write in the ``target`` format; ``account`` has the totals before the write."""
+        """Prepare to write ``value`` in the ``target`` format. ``account`` has the totals before the
+        write.
+        """
         self.account = account
         self.events: EventAccount | None = None
         self.value, self.target, self.diagnostics = value, target, diagnostics
@@ -169,8 +173,8 @@ class AccountedWrite:
             return write_to(str(spool))
 
     def verify(self, written: Path) -> None:
-        """Read the new files back and complete the account. Raises ``UnsupportedError`` if they cannot be
-        read.
+        """Read the written files back and add their totals to the account. Raises ``UnsupportedError`` if
+        they cannot be read.
         """
         increases = (
             (code, count - self._counts_before.get(code, 0))
@@ -182,7 +186,8 @@ class AccountedWrite:
             account = self._with_written_totals(written, reported)
         except (FormatError, UnsupportedError) as error:
             raise UnsupportedError(
-                f"format {self.target.name!r} cannot hold this so that it is read again: {error.message}",
+                f"format {self.target.name!r} cannot store the workload, because the written file could "
+                f"not be read again: {error.message}",
                 hint="choose another format: see hespas-convert --list-formats",
             ) from error
         if account is not None:  # the writer reports after the totals were taken

@@ -56,7 +56,7 @@ _INPUT_HINT = "name a file, or pipe one in"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A diagnostic in a document; ``count`` is the exact number of diagnostics with this code."""
+    """One diagnostic in a JSON document; ``count`` is the exact number of diagnostics with this code."""
 
     code: str
     severity: Literal["info", "warning", "error"]
@@ -69,7 +69,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(diagnostics: Diagnostics) -> list[Finding]:
-    """Return one row per stored diagnostic."""
+    """Return the stored diagnostics in the form of JSON documents, one row each."""
     counts = diagnostics.counts()
     return [
         Finding(
@@ -87,7 +87,7 @@ def findings(diagnostics: Diagnostics) -> list[Finding]:
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """Common head of all JSON documents: schema, version of Hespas, inputs and diagnostics. Unknown figures
+    """Fields that all JSON documents have: schema, version of Hespas, inputs and diagnostics. Unknown figures
     are null.
     """
 
@@ -157,7 +157,9 @@ def is_standard_output(path: Path | None) -> bool:
 
 
 def is_stream(path: Path) -> bool:
-    """Return True if a path is standard output, a pipe or a device, where writing replaces nothing."""
+    """Return True if a path is standard output, a pipe or a device, so that writing to it replaces no
+    file.
+    """
     if is_standard_output(path):
         return True
     try:
@@ -168,7 +170,9 @@ def is_stream(path: Path) -> bool:
 
 
 def check_document(path: Path, *, overwrite: bool) -> None:
-    """Raise ``OutputError`` if :func:`put` would fail. Called before any work is done."""
+    """Raise ``OutputError`` if writing the document to ``path`` would fail. Called before any work is
+    done.
+    """
     if is_standard_output(path):
         if _binary_stream(sys.stdout) is None:
             raise _output_closed()
@@ -257,7 +261,9 @@ def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def spooled_output(stack: ExitStack) -> Generator[Path]:
-    """Yield a temporary file, and copy it to standard output when the block ends. Raises ``OutputError``."""
+    """Yield a temporary file to write to, and copy it to standard output when the block ends. Raises
+    ``OutputError``.
+    """
     spool = _scratch_folder(stack) / "standard.output"
     try:
         with place_immediately():

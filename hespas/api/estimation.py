@@ -304,7 +304,7 @@ def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = Fa
 
 
 def _node_tables(done: NodeEstimates) -> Iterator[Table]:
-    """Yield one row per operation, a table per rank class."""
+    """Yield the estimates of one rank class after another, as tables with one row per operation."""
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         strings = list(graph.strings)
         labels = {

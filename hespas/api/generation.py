@@ -92,7 +92,9 @@ class GenerationResult(Result):
 
     @property
     def fits(self) -> bool | None:
-        """Return True if the fullest rank fits into the memory of the device; None if either is unknown."""
+        """Return True if the memory of the fullest rank fits into the device; None if either size is
+        unknown.
+        """
         if isnan(self.account.peak_memory_bytes) or isnan(self.capacity_bytes):
             return None
         return self.account.peak_memory_bytes <= self.capacity_bytes

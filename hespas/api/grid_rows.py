@@ -45,8 +45,8 @@ _EXAMPLE = 'a line is an axis: hardware = ["H100-SXM", "B200-SXM"]'
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Allowed values of an axis. The values of an ``is_path`` axis are files in the folder of the grid
-    file.
+    """Allowed values of one key (axis) of a grid file. If ``is_path``, the values are files in the folder of
+    the grid file.
     """
 
     expected: str
@@ -105,14 +105,14 @@ _SIMULATE_ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Axes in the order of the file, and the values that all rows share."""
+    """Parsed grid file: the axes in the order of the file, and the values that all rows share."""
 
     path: str
     axes: Mapping[str, tuple[GridValue, ...]]
     shared: Mapping[str, GridValue]
 
     def rows(self) -> list[dict[str, GridValue]]:
-        """Return the settings of all rows; the last axis varies fastest."""
+        """Return the settings of all combinations of the axes, one row each; the last axis varies fastest."""
         return [
             dict(self.shared) | dict(zip(self.axes, values, strict=True))
             for values in product(*self.axes.values())
@@ -153,16 +153,20 @@ def read_grid(path: Path, source: Path | None = None, estimator: str | None = No
             estimators = (shared.setdefault("estimator", estimator),)
         if estimator not in estimators:
             raise UsageError(
-                f"{path} names other estimators than `estimator={clipped(estimator)}`",
-                hint="leave it out: the estimators of the file are simulated",
+                f"`estimator={clipped(estimator)}` is not one of the estimators in {path}",
+                hint="leave `estimator` out: the estimators of the file are used",
             )
     if "source" not in axes and "source" not in shared:
         if source is None:
-            raise FormatError("no source", path=str(path), hint='give SRC, or source = ["a.mlir", "b.mlir"]')
+            raise FormatError(
+                "the grid names no workload",
+                path=str(path),
+                hint='give SRC, or source = ["a.mlir", "b.mlir"]',
+            )
         shared["source"] = str(source)
     count = prod(map(len, axes.values()))
     if count > _MAX_ROWS:
-        message = f"{count:,} rows are more than {_MAX_ROWS:,}"
+        message = f"the axes have {count:,} combinations, more than the limit of {_MAX_ROWS:,}"
         raise FormatError(message, path=str(path), hint="give fewer values")
     return Grid(str(path), axes, shared)
 

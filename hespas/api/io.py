@@ -90,7 +90,9 @@ def read(
 
 
 def with_capture(options: ReadOptions, capture: str | Path | Sequence[str | Path] | None) -> ReadOptions:
-    """Return the options with these traces of captures; None keeps the traces of the options."""
+    """Return the read options with the given traces of CUDA graph captures; None keeps the traces in
+    ``options``.
+    """
     if capture is None:
         return options
     paths = [capture] if isinstance(capture, str | Path) else capture
@@ -273,7 +275,7 @@ def check_sharding(options: WriteOptions, chosen: Format) -> None:
     given = [name for name, is_set in set_options.items() if is_set]
     if given and not chosen.in_parts:
         raise UsageError(
-            f"format {chosen.name!r} is not written in parts: `{given[0]}`",
+            f"`{given[0]}` requires a format with one file per rank, and {chosen.name!r} has none",
             hint="leave it out, or write chakra traces",
         )
     if options.only_classes and (options.shard or options.cluster or options.ranks is not None):
@@ -292,8 +294,8 @@ def check_sharding(options: WriteOptions, chosen: Format) -> None:
 
 
 class _Placement(NamedTuple):
-    """The ``key`` of the parts that an interrupted run leaves (empty: none), and the ``share`` of a folder to
-    write (None: the whole folder).
+    """Placement of the files of a job in its folder. ``key`` names the finished files that an interrupted run
+    leaves (empty: none). ``share`` is the part to write (None: all).
     """
 
     key: str = ""
@@ -313,7 +315,9 @@ def _placement(value: Value, chosen: Format, options: WriteOptions) -> _Placemen
         if options.shard is None:
             return _Placement()
         raise UsageError(
-            "one rank is one file, which has no parts", path=options.name, hint="leave `shard` out"
+            "`shard` divides a job of several ranks, and this output is the file of one rank",
+            path=options.name,
+            hint="leave `shard` out",
         )
     name = rank_file_name(value, options)
     settings = (name, options.name, options.version, options.only_classes)

@@ -84,7 +84,9 @@ class MergedOps:
 
 @dataclass(frozen=True, slots=True)
 class ConversionAccount:
-    """Totals over the written ranks, before and after, and the reasons for the difference."""
+    """Conservation account of a conversion: totals over the written ranks before and after it, and the
+    reasons for each difference.
+    """
 
     num_ranks: int
     rank_classes: int
@@ -95,7 +97,7 @@ class ConversionAccount:
 
 @dataclass(frozen=True, slots=True)
 class _LoweringPass:
-    """A pass with the reason code and the message of the operations that it removes."""
+    """Pass of the conversion, with the code and the message that report the operations which it removes."""
 
     reason: str
     message: str
@@ -105,8 +107,8 @@ class _LoweringPass:
 
 
 def granularity_of(workload: Workload, granularity: Granularity | None) -> Granularity | None:
-    """Return the granularity at which operations get times: the given one, else ``fused`` for a program that
-    no compiler has optimised yet. None: operations are not merged.
+    """Return how far operations are merged before they get times: as requested, else ``fused`` for a program
+    that no compiler has optimised yet, else None (not at all).
     """
     if granularity is not None:
         return granularity
@@ -129,7 +131,7 @@ def merged(
 
 
 def _merging_passes(granularity: Granularity | None, *, folds: bool) -> list[_LoweringPass]:
-    """Return the passes that run before the estimate."""
+    """Return the passes that merge operations before their times are estimated."""
     passes: list[_LoweringPass] = []
     if granularity in {"fused", "region"}:
         passes.append(_LoweringPass("pass.fused", "fused into their consumers", FuseElementwise()))
@@ -243,8 +245,8 @@ def _apply(
     merged_ops: dict[str, MergedOps],
     diagnostics: Diagnostics,
 ) -> OpGraph:
-    """Run passes on the graph of ``ranks`` ranks, and add the operations that they remove to
-    ``merged_ops``.
+    """Run passes on the graph of a rank class with ``ranks`` ranks, and add the operations that they remove
+    to ``merged_ops``.
     """
     for step in passes:
         rewritten = step.rewrite(graph, diagnostics)
@@ -298,7 +300,9 @@ def graph_estimator(hardware: str, estimator: str, num_ranks: int, on_unknown: M
 
 
 def refuse_global(workload: Workload) -> None:
-    """Raise ``UnsupportedError`` for a program whose work per device is uncertain."""
+    """Raise ``UnsupportedError`` for a program whose work per device is uncertain, such as one that is
+    sharded but not partitioned.
+    """
     if guessed := workload.metadata.get(GUESSED_VALUES):
         raise UnsupportedError(
             f"the captured program read {guessed} values from tensors without data: its loops and branches "
@@ -338,7 +342,9 @@ whose time is an upper bound. A barrier is an all-reduce of one byte, as NCCL do
 
 @dataclass(frozen=True, slots=True)
 class _SubstituteCollectives:
-    """Pass that gives all collectives a kind that ASTRA-sim runs. Nodes, operations and times stay."""
+    """Pass that replaces kinds of collectives that ASTRA-sim does not have by kinds that it runs, with the
+    same payload. Other properties of the nodes stay.
+    """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Return the graph with substituted kinds, or the same graph if nothing is substituted."""

@@ -154,8 +154,8 @@ def league(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FactorsReport(Result):
-    """Correction factors of an accelerator per software stack of a table, and the errors before and after on
-    groups that were held out of the fit.
+    """Correction factors of an accelerator for each software stack of a table. It also has the errors without
+    factors, and with factors on groups that were held out of the fit.
     """
 
     hardware: str
@@ -216,7 +216,8 @@ def calibrate_end_to_end(
     )
     if not any(factor.accelerator == name for factor in after.factors):
         raise UsageError(
-            f"no row of {table} is of {name}, predicted and measured", hint="name another device"
+            f"no factors for {name}: {table} has no row of this device that is both measured and predicted",
+            hint="name another device",
         )
     return FactorsReport(name, before, after)
 

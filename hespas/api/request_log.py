@@ -63,14 +63,16 @@ def requests_of(spelling: str | Path) -> Requests:
     name, _, settings = str(spelling).partition(":")
     process = _parsed_process(name, settings)
     if process.seed < 0:
-        raise UsageError(f"a seed of {process.seed}", hint="`seed=0` or more")
+        raise UsageError(f"invalid seed {process.seed}: expected 0 or more", hint="`seed=0`")
     generator = np.random.default_rng(process.seed)
     count = process.requests
     prompt = lengths(count, process.prompt, process.ratio, generator)
     output = lengths(count, process.output, process.ratio, generator)
     if name == "closed":
         if process.concurrency < 1:
-            raise UsageError(f"concurrency of {process.concurrency}", hint="`concurrency=1` or more")
+            raise UsageError(
+                f"invalid concurrency {process.concurrency}: expected 1 or more", hint="`concurrency=1`"
+            )
         arrival = np.zeros(count)
         return Requests(arrival_ns=arrival, prompt=prompt, output=output, concurrency=process.concurrency)
     arrival = (
@@ -80,15 +82,16 @@ def requests_of(spelling: str | Path) -> Requests:
     )
     if not arrival[-1] <= _MAX_SPAN_S * 1e9:
         raise UsageError(
-            f"at a rate of {process.rate:g} the last of {count:,} requests comes after {_MAX_SPAN_S:,.0f} s",
+            f"the last of {count:,} requests at a rate of {process.rate:g} arrives after more "
+            f"than {_MAX_SPAN_S:,.0f} s",
             hint="use a larger `rate`, or fewer `requests`",
         )
     return Requests(arrival_ns=arrival, prompt=prompt, output=output)
 
 
 def log_of(spelling: str | Path) -> Path | None:
-    """Return the path of a log; None for an arrival process. Raises ``UsageError`` for settings of a process
-    that does not exist.
+    """Return the path of a request log, or None if ``spelling`` names an arrival process. Raises
+    ``UsageError`` for settings of an unknown process.
     """
     name, _, settings = str(spelling).partition(":")
     if name in PROCESSES:
@@ -106,9 +109,12 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
     for setting in filter(None, settings.split(",")):
         key, _, text = setting.partition("=")
         if key not in allowed:
-            raise UsageError(f"{name} has no {clipped(key)!r}", hint=f"use one of {', '.join(allowed)}")
+            raise UsageError(
+                f"arrival process {name!r} has no setting {clipped(key)!r}",
+                hint=f"use one of {', '.join(allowed)}",
+            )
         if key in values:
-            raise UsageError(f"{name}: {key} is stated twice", hint="state it once")
+            raise UsageError(f"arrival process {name!r}: {key} is given twice", hint="give it once")
         try:
             value = float(text)
         except ValueError:
@@ -122,7 +128,9 @@ def _parsed_process(name: str, settings: str) -> _ArrivalProcess:
 
 
 class _LogRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of a log, with the names of vLLM, of Vidur and of Azure's published traces."""
+    """Columns of a request log. Each also has the names used by vLLM, by Vidur and in Azure's published
+    traces.
+    """
 
     arrival_s: Annotated[
         float,
@@ -152,7 +160,9 @@ class _LogRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read_log(path: Path) -> Requests:
-    """Read a log; requests are sorted by arrival, and the first one arrives at 0."""
+    """Read a request log. Requests are sorted by arrival, and times are shifted so that the first one arrives
+    at 0.
+    """
     rows = [row for _, row in read_typed_table(path, _LogRow)]
     arrival = np.array([row.arrival_s for row in rows], np.float64)
     prompt = np.array([row.prompt_tokens for row in rows], np.int64)
@@ -161,7 +171,8 @@ def _read_log(path: Path) -> Requests:
     first, last = arrival[order[0]].item(), arrival[order[-1]].item()
     if not last - first <= _MAX_SPAN_S:
         raise FormatError(
-            f"arrives {last - first:g} s after the first", path=str(path), position=f"row {order[-1]}",
+            f"the request arrives {last - first:g} s after the first one, beyond the limit",
+            path=str(path), position=f"row {order[-1]}",
             hint=f"write arrivals in seconds, the last at most {_MAX_SPAN_S:,.0f} after the first",
         )  # fmt: skip
     return Requests(arrival_ns=(arrival - first)[order] * 1e9, prompt=prompt[order], output=output[order])

@@ -229,17 +229,21 @@ class Server:
         for name in ("kv_cache_dtype", "expert_dtype"):
             if (dtype := getattr(self, name)) and find_dtype(dtype) is None:
                 raise UsageError(
-                    f"`{name}={clipped(dtype)}` is not an element type", hint="bf16, f16, f8E4M3FN, i8 ..."
+                    f"`{name}={clipped(dtype)}` is not an element type",
+                    hint="use bf16, f16, f8E4M3FN, i8, ...",
                 )
         for name in ("step_overhead_us", "sequence_us", "prompt_us", "request_overhead_ms"):
             if not 0 <= getattr(self, name) <= _MAX_OVERHEAD:
                 raise UsageError(
-                    f"{name} of a server: {getattr(self, name):g}", hint=f"`{name}` of 0 to {_MAX_OVERHEAD:g}"
+                    f"invalid `{name}={getattr(self, name):g}`",
+                    hint=f"use a value from 0 to {_MAX_OVERHEAD:g}",
                 )
         self.policy()
 
     def policy(self) -> Policy:
-        """Return the scheduling policy of the engine. Raises ``UsageError``."""
+        """Return the scheduling policy of the server's engine, with the limits that the server sets. Raises
+        ``UsageError``.
+        """
         return policy_of(
             self.engine,
             tokens=self.max_batched_tokens or None,
@@ -248,8 +252,8 @@ class Server:
         )
 
     def step(self) -> ServingStep:
-        """Return the generated step whose kernels run. Without ``ep``, experts are sharded over all ranks.
-        Raises ``UsageError`` for an unknown model.
+        """Return the serving step that generates the kernels of this server. Without ``ep``, experts are
+        sharded over all ranks. Raises ``UsageError`` for an unknown model.
         """
         model = self.model if isinstance(self.model, Model) else load_model(str(self.model))
         return ServingStep(
@@ -262,7 +266,7 @@ class Server:
         )
 
     def times(self, step: ServingStep, context: int, diagnostics: Diagnostics) -> StepTimes:
-        """Return the times of steps for sequences of at most ``context`` tokens."""
+        """Return the estimated times of the server's steps, for sequences of at most ``context`` tokens."""
         policy = self.policy()
         grids = LatticeGrids.up_to(
             tokens=policy.tokens, sequences=min(policy.sequences, policy.tokens), context=max(context, 128)
@@ -317,7 +321,7 @@ class ServingResult(Result):
     with_rows = RenamedAttribute("per_request")
 
     def _column(self, name: str) -> FloatArray:
-        """Return a figure of all requests, replica by replica."""
+        """Return one figure of all requests as a column, replica by replica."""
         return np.concatenate([np.asarray(getattr(run, name), np.float64) for run in self.runs])
 
     @property
@@ -476,7 +480,9 @@ def serve(
     sink = diagnostics if diagnostics is not None else Diagnostics()
     log = requests if isinstance(requests, Requests) else requests_of(requests)
     if not len(log):
-        raise UsageError("no requests", hint="`requests` of 1 or more")
+        raise UsageError(
+            "there are no requests to serve", hint="give a log or process with 1 or more requests"
+        )
     step, policy = server.step(), server.policy()
     cache_tokens = server.cache_size(step)
     times = server.times(step, int((log.prompt + log.output).max()), sink)

@@ -263,7 +263,10 @@ def simulate(
     scheduler = scheduling.scheduler(mode)
     if simulator is not None and not isinstance(simulator, str):
         if scheduler is not None:
-            raise UsageError("`simulator` has its own options", hint="set them there")
+            raise UsageError(
+                "`simulator` is a scheduler, which cannot be combined with options of the simulation",
+                hint="set `jitter`, `messages` and so on in the scheduler itself",
+            )
         scheduler = simulator
     files = (system_config, network_config, memory_config)
     request = AstraRequest(mode, scheduler, *files, backend, queues_per_dim, astra_bin, astra_timeout)

@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Options of the engine: see :class:`hespas.simulator.JobScheduler`."""
+    """Options of the scheduler: see :class:`hespas.simulator.JobScheduler`."""
 
     jitter: float
     seed: int
@@ -114,7 +114,7 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Options of a simulation: the source of times, and the policy for unknown times."""
+    """Options of a simulation that say where its times come from, and what happens to unknown times."""
 
     hardware: str | None
     estimator: str
@@ -153,7 +153,7 @@ class StepJob:
         return result
 
     def run(self, workload: Workload, simulator: Simulator | None) -> Simulation:
-        """Simulate on the engine, with times of a device or of the workload."""
+        """Simulate the workload with times estimated for the device, or with the workload's own times."""
         estimates = None
         if self.hardware is None:
             workload = merged(workload, self.granularity, self.diagnostics)
@@ -302,14 +302,16 @@ class StepJob:
 
 @dataclass(frozen=True, slots=True)
 class TimelineFile:
-    """File of the simulated timeline, if any, with the measured profiles that are added to it."""
+    """File for the simulated timeline, if one is requested, with the measured profiles that are drawn next to
+    it.
+    """
 
     path: Path | None
     overlays: Sequence[str | Path | Profile]
     overwrite: bool
 
     def check(self) -> None:
-        """Raise what :func:`hespas.api.check_timeline` raises."""
+        """Check that the timeline can be written; raises what :func:`hespas.api.check_timeline` raises."""
         check_timeline(self.path, overlay=bool(self.overlays), overwrite=self.overwrite)
 
     def profiles(self, diagnostics: Diagnostics) -> list[Profile]:
@@ -320,7 +322,7 @@ class TimelineFile:
         return measured
 
     def write(self, result: SimulationResult, measured: Sequence[Profile]) -> None:
-        """Write the file."""
+        """Write the timeline file, if one is requested."""
         if self.path:
             write_timeline(
                 result.timeline,
@@ -335,8 +337,8 @@ class TimelineFile:
 
 @dataclass(frozen=True, slots=True)
 class AstraRequest:
-    """The mode with its scheduler, and arguments of mode ``astra``: configuration files, network backend,
-    queues per dimension, binary.
+    """Arguments that select the simulator: the mode, a scheduler, and for mode ``astra`` configuration files,
+    network backend, queues per dimension and binary.
     """
 
     mode: Mode = "hespas"
@@ -410,7 +412,9 @@ class _AstraJob:
     configuration: AstraOptions | None
 
     def options(self, system: System | None, diagnostics: Diagnostics) -> AstraOptions:
-        """Return the configuration. For a sized system its files are written and read back."""
+        """Return the configuration of ASTRA-sim. For a system, its files are written for the size of the job
+        and read back.
+        """
         configuration = self.configuration
         if configuration is None and system is not None:
             with TemporaryDirectory(prefix="hespas-system-") as folder:
@@ -468,15 +472,17 @@ def check_timeline(path: Path | None, *, overlay: bool = False, overwrite: bool 
     """
     if path is None:
         if overlay:
-            raise UsageError("`overlay` shows a profile in a timeline", hint="add `timeline=FILE.json`")
+            raise UsageError(
+                "`overlay` requires `timeline`, to which it adds a profile", hint="add `timeline=FILE.json`"
+            )
         return
     suffix = _suffix(path)
     if suffix != _TABLE and suffix not in _VIEWER_WRITERS:
         named = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
-        raise UsageError(f"{named} is not of a timeline format", path=str(path), hint=_HINT)
+        raise UsageError(f"{named} does not name a timeline format", path=str(path), hint=_HINT)
     if overlay and suffix == _TABLE:
         raise UsageError(
-            "a table holds one run, without an overlay", path=str(path),
+            "a timeline table (CSV) cannot hold an overlay", path=str(path),
             hint="name it FILE.json or FILE.pftrace, or leave out `overlay`",
         )  # fmt: skip
     if path.is_dir():

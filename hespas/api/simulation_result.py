@@ -73,7 +73,9 @@ class SimulationResult(Result, Simulation):
 
     @property
     def where(self) -> str:
-        """Return the names of the system and of the device, without those that are not set."""
+        """Return text with the names of the system and of the device, for the summary line; names that are
+        not set are left out.
+        """
         return f"{self.system}, {self.hardware}" if self.system and self.hardware else self.hardware
 
     def headline(self) -> str:
@@ -194,7 +196,9 @@ class ExternalDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def external_document(run: ExternalRun, embedded: RankStatistics) -> ExternalDocument:
-    """Return the run of the user's ASTRA-sim, compared with the same job in the embedded simulator."""
+    """Return the comparison of the user's ASTRA-sim with the embedded simulator on the same job, as a
+    document.
+    """
     own = run.statistics
     differs = (own.finish_ns != embedded.finish_ns) | (own.exposed_comm_ns != embedded.exposed_comm_ns)
     columns = (

@@ -351,7 +351,9 @@ def _class_summary(value: Workload, index: int) -> ClassSummary:
 def _op_rows(
     graph: OpGraph, key: IntArray, name: Callable[[int], str], chosen: NDArray[np.bool_]
 ) -> tuple[OpRow, ...]:
-    """Return totals of the chosen nodes by key: the longest first, then most FLOPs, then most nodes."""
+    """Return totals of the chosen nodes, one row per value of ``key``: the longest first, then most FLOPs,
+    then most nodes.
+    """
     if not chosen.any():
         return ()
     codes, group = np.unique(key[chosen], return_inverse=True)
@@ -361,7 +363,7 @@ def _op_rows(
     count = len(codes)
 
     def known_sums(column: FloatArray) -> FloatArray:
-        """Return the sums of the known values of each group; NaN if a group has none."""
+        """Return the sum of the known values in each group; NaN if a group has no known value."""
         known = ~np.isnan(column)
         sums = np.bincount(group[known], weights=column[known], minlength=count)
         return np.where(np.bincount(group[known], minlength=count) > 0, sums, np.nan)
@@ -430,7 +432,7 @@ def _region_rows(graph: OpGraph) -> Iterator[RegionRow]:
 
 
 def _event_rows(profile: Profile, key: NDArray[np.int32]) -> tuple[OpRow, ...]:
-    """Return totals of events by a column of string rows."""
+    """Return totals of the events of a profile, one row per name in the column ``key``."""
     codes, group = np.unique(key, return_inverse=True)
     nodes = np.bincount(group, minlength=len(codes))
     sums = np.bincount(group, weights=np.maximum(profile.duration_ns, 0.0), minlength=len(codes))

@@ -145,8 +145,8 @@ def sized_for(source: str | os.PathLike[str] | System | None, ranks: int) -> Sys
         return system.sized(ranks)
     if system.devices < ranks:
         raise UsageError(
-            f"{system.name} is sized to {system.devices:,} devices, and the job has {ranks:,} ranks",
-            hint=f"use a system of {ranks:,} devices",
+            f"system {system.name} has {system.devices:,} devices, but the job has {ranks:,} ranks",
+            hint=f"use a system of {ranks:,} or more devices",
         )
     return system
 

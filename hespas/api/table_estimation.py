@@ -145,7 +145,7 @@ def estimate_table(
 
 @dataclass(slots=True)
 class _KindSums:
-    """Sums over the rows of one kind and element type that were estimated so far."""
+    """Sums over those rows of a table, of one kind and element type, that have been estimated so far."""
 
     operations: int = 0
     unknown: int = 0
@@ -157,7 +157,9 @@ class _KindSums:
 
 @dataclass(slots=True)
 class _TableJob:
-    """Times and sums of the rows that were estimated so far. The operations themselves are not stored."""
+    """Estimation of a table in batches: the times and sums of the rows so far. The operations themselves are
+    not stored.
+    """
 
     path: Path
     rows: int = 0
@@ -170,7 +172,7 @@ class _TableJob:
     def add(
         self, batch: OperationRows, model: OperationModel, device: Device, diagnostics: Diagnostics
     ) -> None:
-        """Estimate a batch of rows."""
+        """Estimate a batch of rows and add their times to the sums."""
         count = len(batch.ops)
         rows = np.flatnonzero(batch.kept)
         text = "rows are not operations: no duration"

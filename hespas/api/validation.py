@@ -103,7 +103,7 @@ class AccuracyReport(Result):
 
     @property
     def exceeded(self) -> tuple[str, ...]:
-        """Return a sentence for each limit that is exceeded."""
+        """Return a sentence for each limit (``max_mape``, ``max_e2e``, ``min_coverage``) that is exceeded."""
         return self.details.exceeded(self.limits)
 
     def headline(self) -> str:
@@ -145,8 +145,8 @@ class AccuracyReport(Result):
 
 
 def limit_of(option: str, value: float | None, most: float = inf) -> float:
-    """Return the limit of an option; NaN if it is not given. Raises ``UsageError`` for a limit below 0, above
-    ``most``, or not finite.
+    """Return the limit that an option sets; NaN if it is not given. Raises ``UsageError`` for a limit below
+    0, above ``most``, or not finite.
     """
     if value is None:
         return nan
@@ -271,22 +271,22 @@ def _check_measured(
 ) -> None:
     """Raise ``UsageError`` for contradicting arguments of :func:`accuracy`, before anything is read."""
     if capture and not any(isinstance(profile, str | Path) for profile in profiles):
-        raise UsageError(
-            "a capture belongs to a trace that replays it", hint="give the trace with `profiles`"
-        )
+        raise UsageError("`capture` requires the trace of the replay", hint="give the trace with `profiles`")
     if tables and (profiles or workload is not None):
         raise UsageError(
-            "a table states its operations itself", hint="give `table`, or `profiles` with `workload`"
+            "`table` cannot be combined with `profiles` or `workload`",
+            hint="give `table`, or `profiles` with `workload`",
         )
     if tables and max_e2e is not None:
-        raise UsageError("a table of operations has no step to time", hint="leave `max_e2e` out")
+        raise UsageError("`max_e2e` limits errors of steps, and a table has none", hint="leave `max_e2e` out")
     if not tables and not profiles:
-        raise UsageError("nothing to compare with", hint="give `profiles=PROFILE` or `table=TABLE`")
+        raise UsageError("no measurements to compare with", hint="give `profiles=PROFILE` or `table=TABLE`")
     if split and not tables:
-        raise UsageError("`split` selects rows of tables", hint="give the table with `table`")
+        raise UsageError("`split` selects rows of a table, and no table is given", hint="add `table=TABLE`")
     if profiles and not hardware:
         raise UsageError(
-            "the device of the measurement is not named", hint="give `hardware=NAME`: see hespas hardware"
+            "the device that the profiles were recorded on is not named",
+            hint="give `hardware=NAME`: see hespas hardware list",
         )
 
 
@@ -385,9 +385,12 @@ def check_recorded(
     read.
     """
     if not profiles and not tables:
-        raise UsageError("nothing to fit on", hint="give `table=TABLE` or `profiles=PROFILE`")
+        raise UsageError("no measurements to fit to", hint="give `table=TABLE` or `profiles=PROFILE`")
     if workload is not None and not profiles:
-        raise UsageError("a table states its operations itself", hint="give `workload` with `profiles`")
+        raise UsageError(
+            "`workload` is the program of `profiles`, and none are given",
+            hint="add `profiles=PROFILE`, or leave `workload` out",
+        )
     for name in estimators:
         if name not in _FITTED:
             raise UsageError(

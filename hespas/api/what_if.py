@@ -68,7 +68,9 @@ class GridDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GridResult(Result):
-    """Rows of a grid in the order of its axes. ``kept`` counts the rows that an earlier run had finished."""
+    """Result of a grid: one row per combination, in the order of the axes. ``kept`` counts the rows that an
+    earlier, interrupted run had finished.
+    """
 
     grid: Grid
     rows: tuple[GridRow, ...]
@@ -107,7 +109,9 @@ class GridResult(Result):
         return document_bytes(self.document())
 
     def table(self) -> Table:
-        """Return one row per row: the axes, then the figures."""
+        """Return the result as a table with one row per combination: the settings on the axes, then the
+        figures.
+        """
         header = (
             *(Column(axis) for axis in self.grid.axes),
             *(column_of(name, _KINDS.get(name, "time")) for name in _FIGURES),
@@ -262,7 +266,7 @@ def _finished_row(file: Path) -> GridRow | None:
 
 
 def _save_row(file: Path, content: bytes) -> None:
-    """Write a finished row atomically, before the other rows are done."""
+    """Save a finished row of the grid atomically, so that an interrupted run can continue."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -316,8 +320,8 @@ def _grid_page(result: GridResult) -> str:
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of both runs. ``critical path`` and ``busy`` (time per resource) are of the rank that finishes
-    last, ``rank`` is the finish of a rank.
+    """One time in two simulated runs. For ``critical path`` and ``busy`` (time per resource) it is of the
+    rank that finishes last; for ``rank`` it is when that rank finishes.
     """
 
     part: _PartName
@@ -401,7 +405,7 @@ class _ReadRank(msgspec.Struct):
 
 
 class _ReadSimulation(msgspec.Struct):
-    """Fields of a simulation document that are compared."""
+    """Fields of a document of ``hespas simulate --json`` that ``--compare`` reads."""
 
     schema: str
     step_ns: float | None
@@ -431,7 +435,9 @@ def compare_runs(
     order = {part: index for index, part in enumerate(dict.fromkeys(part for part, _ in keys))}
 
     def weight(row: DifferenceRow) -> float:
-        """Return the size of a difference; the time itself if one run has no such part."""
+        """Return the size of a difference, by which rows are sorted; the time itself if one run has no such
+        part.
+        """
         if not isnan(row.difference_ns):
             return abs(row.difference_ns)
         return max((time for time in (row.before_ns, row.after_ns) if not isnan(time)), default=0.0)
@@ -445,7 +451,7 @@ def compare_runs(
 
 
 def _times_of_run(path: Path) -> Mapping[tuple[str, str], float]:
-    """Read a simulation document, and return its times by part and name."""
+    """Read a document of ``hespas simulate --json``, and return its times by part and name."""
     content = read_document(path, limits().report_bytes, "a document of hespas simulate --json")
     hint = "give two files that hespas simulate --json wrote"
     try:

@@ -156,7 +156,7 @@ def _loop_bodies(computations: Mapping[str, _Computation]) -> dict[str, tuple[st
 
 
 def _motions(computations: Mapping[str, _Computation]) -> Iterator[_Motion]:
-    """Yield the all-reduces that can provably be moved."""
+    """Yield the all-reduces that provably can be moved behind their loop."""
     for body, (caller, loop) in _loop_bodies(computations).items():
         instructions = _instructions(computations[body])
         users = _users(instructions)
@@ -185,8 +185,8 @@ def _accumulated_in(
     users: Mapping[str, Sequence[_DumpInstruction]],
     reduction: _DumpInstruction,
 ) -> int | None:
-    """Return the index of the loop state element to which an all-reduce is added; None if its result has
-    other uses.
+    """Return the index of the loop state element to which the result of an all-reduce is added; None if the
+    result has other uses.
     """
     value = reduction
     while len(users[value.name]) == 1 and users[value.name][0].opcode in _FORWARDED:
@@ -208,8 +208,8 @@ def _accumulated_in(
 def _state_element(
     instructions: Mapping[str, _DumpInstruction], users: Mapping[str, Sequence[_DumpInstruction]], name: str
 ) -> int | None:
-    """Return the index of the loop state element that the value ``name`` is read from; None if the body uses
-    it for anything else.
+    """Return the index of the loop state element from which the value ``name`` is read; None if the loop body
+    also uses that element for anything else.
     """
     while name in instructions and len(users[name]) == 1:
         instruction = instructions[name]
@@ -250,7 +250,7 @@ def _is_read_elsewhere(computations: Mapping[str, _Computation], motion: _Motion
 
 
 def _moved(computations: dict[str, _Computation], motion: _Motion) -> dict[str, _Computation]:
-    """Return the program with the all-reduce after its loop instead of inside."""
+    """Return the program with the all-reduce of ``motion`` after its loop instead of inside it."""
     reduction = _instructions(computations[motion.body])[motion.name]
     (operand,) = reduction.operands
     pattern = re.compile(rf"%{re.escape(motion.name)}(?=[,)}}\s])")

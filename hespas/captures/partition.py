@@ -51,7 +51,7 @@ _UNNAMED_SOURCE = 'source_file="-"'
 
 
 class MeshCollectiveRow(NamedTuple):
-    """Summary of the collectives of one kind over the same mesh axes: executions per rank and step, and total
+    """Collectives of one kind over the same mesh axes: how often a rank runs them in a step, and their total
     payload.
     """
 
@@ -188,7 +188,7 @@ def partition(
 
 
 def _numbered_dumps(folder: Path) -> dict[int, Path]:
-    """Return the dump files in a folder by the sequence number in their names."""
+    """Return the files in a dump folder of XLA by the sequence number in their names."""
     matches = ((re.search(r"\.(\d{4,})\.", path.name), path) for path in folder.glob("*.txt"))
     return {int(match[1]): path for match, path in matches if match}
 
@@ -198,7 +198,9 @@ def _is_wanted(path: Path) -> bool:
 
 
 def _is_written(folder: Path) -> bool:
-    """Return True if the wanted dump file is complete: XLA has started the next one."""
+    """Return True if the dump file of the partitioned module is complete, because XLA has started to write
+    the next one.
+    """
     dumps = _numbered_dumps(folder)
     wanted = next((number for number, path in dumps.items() if _is_wanted(path)), None)
     return wanted is not None and max(dumps) > wanted

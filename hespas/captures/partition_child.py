@@ -73,8 +73,8 @@ class PartitionSettings(NamedTuple):
 
 
 def main() -> int:
-    """Partition a program as the :class:`PartitionSettings` request, which are JSON in the only argument. The
-    results are written to the folder.
+    """Run as a child process: partition a program as the :class:`PartitionSettings` say, which are JSON in
+    the only argument, and write the results to the folder.
     """
     settings = PartitionSettings(**json.loads(sys.argv[1]))
     os.environ["XLA_FLAGS"] = ""

@@ -137,8 +137,8 @@ def _signed(duration_ns: float) -> str:
 
 
 def _clipped_to(width: int) -> Callable[[str], str]:
-    """Return a function that shortens a name in the middle, because its end is as significant as its
-    beginning.
+    """Return a function that shortens a name in the middle to ``width`` characters, because its end is as
+    significant as its beginning.
     """
     head = (width - 2) * 2 // 3
     return lambda name: name if len(name) <= width else f"{name[:head]}..{name[head + 2 - width :]}"
@@ -328,7 +328,9 @@ def _print_calls(tables: AnalysisTables, top: int) -> None:
     chosen = {row.node for row in sorted(chain_ends, key=lambda row: -row.device_ns)[: 2 * top]}
 
     def module_or_name(row: TreeRow) -> str:
-        """Return the innermost module of the calls that only lead to this one, else its own name."""
+        """Return the name of the innermost module if the calls above only lead to this call, else its own
+        name.
+        """
         node = row.node
         while not rows[node].name.startswith(_MODULE_PREFIX):
             node = rows[node].parent

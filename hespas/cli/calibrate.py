@@ -69,7 +69,7 @@ def calibrate(call: Call, *, out: _Out, report: _Report = None, end_to_end: _End
 
 
 def _check_out(call: Call, out: Path, suffix: str, example: str) -> None:
-    """Raise an error, before anything is read, for outputs that cannot be written."""
+    """Raise an error for an output file that cannot be written, before anything is read."""
     from hespas.files.output import check_destination
 
     check_suffix(out, suffix, example)
@@ -79,8 +79,8 @@ def _check_out(call: Call, out: Path, suffix: str, example: str) -> None:
 
 
 def _fit(call: Call, out: Path, report: Path | None) -> None:
-    """Fit estimators, and write the documents, then the hardware file, so that it exists only if all others
-    do.
+    """Fit estimators. The documents are written first and the hardware file last, so that it exists only if
+    everything succeeded.
     """
     from hespas import api
     from hespas.api.validation import check_recorded
@@ -243,7 +243,7 @@ def _suggest_shapes(call: Call, out: Path) -> None:
 
 
 def _calibrate_end_to_end(call: Call, out: Path) -> None:
-    """Fit correction factors of the components of steps on a device."""
+    """Fit factors that correct the components of predicted steps on a device, and write them."""
     for parameter in call.context.command.params:
         name = parameter.name or ""
         if call.is_written(name) and name not in _END_TO_END_PARAMETERS:

@@ -143,7 +143,9 @@ def capture(call: Call) -> None:
 
 
 def _print_capture(details: CaptureCheck) -> None:
-    """Print a table of counts, the explained differences, and the first of the other differences."""
+    """Print the comparison of a capture with a trace: the counts, the explained differences, and the first of
+    the other differences.
+    """
     if not is_quiet():
         unexplained = sum(not entry.explained for entry in details.operations)
         bytes_differ = "" if details.captured_bytes == details.measured_bytes else "yes"

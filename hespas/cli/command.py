@@ -53,8 +53,8 @@ _ABSENT: tuple[object, ...] = (None, "", [])
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run of a command. ``texts`` are the values of all options from the command line; an item is the value
-    that the Python interface takes.
+    """One run of a command. ``texts`` has the values of all options as typed; an item (``call[name]``) is the
+    value that the Python interface takes.
     """
 
     context: typer.Context
@@ -99,14 +99,16 @@ class Call:
         return ", ".join(map(str, stated or files[:1]))
 
     def several(self, name: str) -> list[Any]:
-        """Return all values of an option; its default if it is not given."""
+        """Return all values of a repeatable option; its default if it is not given."""
         value = self.texts[name]
         if value in _ABSENT:
             return [] if self[name] in _ABSENT or self[name] == () else [self[name]]
         return _listed(value)
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the options that are repeated to compare their values."""
+        """Return the options that are given several times, each with its values, to compare them in
+        columns.
+        """
         compared = (
             name
             for name, declared in self.options.items()
@@ -115,12 +117,12 @@ class Call:
         return {name: values for name in compared if len(values := self.several(name)) > 1}
 
     def is_written(self, name: str) -> bool:
-        """Return True if the user wrote the option on the command line."""
+        """Return True if the option was typed on the command line, not taken from its default."""
         source = self.context.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"
 
     def paths(self, access: Access) -> list[Path | str]:
-        """Return the values of the options whose files are used in this way."""
+        """Return the values of the options whose files are used in the given way: read or written."""
         used = (name for name, declared in self.options.items() if _access(declared) == access)
         return [value for name in used for value in _listed(self.texts[name])]
 
@@ -155,8 +157,8 @@ class Call:
         check_reports(self.documents(), self.files(), overwrite=self.overwrite)
 
     def check_report(self, names: Sequence[str], check: Callable[..., None] = check_report_files) -> None:
-        """Raise an error, before any work, for a report that cannot be written or would replace a file.
-        ``check`` raises the errors of writing files with these names into a folder.
+        """Raise an error, before any work, for a report folder that cannot be written or would replace a
+        file. ``check`` raises the errors of writing files with these names into a folder.
         """
         for folder in map(Path, self.paths("folder")):
             for name in names:
@@ -168,7 +170,9 @@ class Call:
     def arguments(
         self, function: Callable[..., object], progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Return the keyword arguments of a public function from the options that are given."""
+        """Return the keyword arguments for a function of :mod:`hespas.api` from the options that are
+        given.
+        """
         known = parameters_of(function)
         arguments: dict[str, Any] = {"diagnostics": self.diagnostics, "overwrite": self.overwrite}
         arguments = {name: value for name, value in arguments.items() if name in known}
@@ -189,7 +193,9 @@ class Call:
         return arguments
 
     def run(self, function: Callable[..., _Result], **changes: Any) -> _Result:
-        """Check the outputs, then call a public function with the options, while a progress bar is drawn."""
+        """Check the outputs, then call a function of :mod:`hespas.api` with the options, while a progress bar
+        is drawn.
+        """
         self.check_outputs()
         with progress_bar(self.label, self.texts.get("progress")) as callback:
             return function(**self.arguments(function, callback) | changes)
@@ -272,7 +278,9 @@ def command(
 
 
 def _order(parameter: inspect.Parameter, panels: Sequence[str]) -> int:
-    """Return the position of the heading of an option; options without one come first."""
+    """Return the position of the heading under which ``--help`` lists an option; options without a heading
+    come first.
+    """
     panel: str | None = get_args(parameter.annotation)[-1].rich_help_panel
     return panels.index(panel) + 1 if panel in panels else 0
 
@@ -285,14 +293,16 @@ def _listed(value: object) -> list[Any]:
 
 
 def _access(declared: DeclaredOption) -> str:
-    """Return the use of the files that an option names; empty if it names none."""
+    """Return how the command uses the files that an option names (reads or writes); empty if the option names
+    no file.
+    """
     option = declared.option
     is_named = option.completes in {"devices", "systems", "estimators"}
     return option.access or ("reads" if is_named or _cli_type(declared)[0] is Path else "")
 
 
 def _element_of(declared: DeclaredOption) -> Any:
-    """Return the hint of the elements if a sequence is allowed, otherwise None."""
+    """Return the type hint of the elements if the option takes a sequence, otherwise None."""
     for member in members_of(declared.hint):
         inside = get_args(member)
         if get_origin(member) in {Sequence, list} or (get_origin(member) is tuple and Ellipsis in inside):
@@ -301,7 +311,7 @@ def _element_of(declared: DeclaredOption) -> Any:
 
 
 def _cli_type(declared: DeclaredOption) -> tuple[Any, bool]:
-    """Return the type of a value on the command line, and True if the option can be repeated."""
+    """Return the type that the command line parses for an option, and True if the option can be repeated."""
     option, element = declared.option, _element_of(declared)
     repeats = option.repeats or (element is not None and option.parse is None)
     if option.parse is not None:
@@ -317,13 +327,13 @@ def _cli_type(declared: DeclaredOption) -> tuple[Any, bool]:
 
 
 def _class_of(hint: object) -> type:
-    """Return the class of the values of a hint that the command line has."""
+    """Return the class of the values that the command line accepts for a type hint."""
     members = members_of(hint)
     return next(kind for kind in (bool, Path, str, float, int) if kind in members)
 
 
 def _bounds_of(hint: object) -> Iterator[AtLeast | AtMost]:
-    """Yield the bounds in a hint."""
+    """Yield the lower and upper bounds in a type hint."""
     if isinstance(hint, AtLeast | AtMost):
         yield hint
     for member in get_args(hint):
@@ -331,7 +341,7 @@ def _bounds_of(hint: object) -> Iterator[AtLeast | AtMost]:
 
 
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:
-    """Return the parameter of a typer function for an option."""
+    """Return the parameter of a typer function that declares an option."""
     option = declared.option
     kind, repeats = _cli_type(declared)
     bounds: dict[str, Any] = {}
@@ -412,7 +422,7 @@ _COMPLETIONS = {
 
 
 def _set_variable(context: typer.Context, name: str, text: str) -> None:
-    """Set an environment variable, for this process and its children, until the command ends."""
+    """Set an environment variable for this process and its children, until the command ends."""
     before = os.environ.get(name)
     os.environ[name] = text
 

@@ -143,7 +143,9 @@ _ACCOUNT = (Column("figure", " "), *columns("number", "in", "out", write=str))
 
 
 def _print_account(done: Conversion) -> None:
-    """Print diagnostics and the conservation account on standard error: standard output may be DST."""
+    """Print diagnostics and the conservation account. They go to standard error, because standard output may
+    be DST.
+    """
     report_diagnostics(done.diagnostics, done.source)
     print_info(
         f"{done.source} ({done.source_format}) -> "

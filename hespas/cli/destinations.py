@@ -75,7 +75,7 @@ def check_apart(option: str, path: Path, others: Mapping[str, Sequence[str | Pat
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
-    """Return True if two paths lead to the same file, which need not exist yet."""
+    """Return True if two paths lead to the same file. The file need not exist yet."""
     if str(other) == "-":
         return False
     try:
@@ -85,7 +85,9 @@ def _is_same_file(one: Path, other: Path) -> bool:
 
 
 def check_once(paths: Sequence[Path]) -> None:
-    """Raise ``UsageError`` for an input that is given twice: its repeats would look free of noise."""
+    """Raise ``UsageError`` for an input that is given twice, because its repeats would look like measurements
+    without noise.
+    """
     seen: set[tuple[int, int]] = set()
     for path in paths:
         try:

@@ -30,9 +30,8 @@ _WRITE_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBA
 
 
 class CommandSource(NamedTuple):
-    """Module and name of a command's function or of an app, and the first line of its help.
-
-    ``epilog`` ends the help. ``renamed`` are deprecated options with their new names.
+    """Where a command is defined: module and name of its function or app. ``help`` is the first line of its
+    help and ``epilog`` the last. ``renamed`` maps deprecated options to new names.
     """
 
     module: str
@@ -84,7 +83,9 @@ def program(
 
 
 class _LazyCommands(dict[str, Any]):
-    """Commands of a group by name; a command is imported when it is looked up."""
+    """Commands of a group by name. A command is imported only when it is looked up, so that the program
+    starts fast.
+    """
 
     def __init__(self, sources: Mapping[str, CommandSource], built: Mapping[str, Any]) -> None:
         super().__init__(dict.fromkeys(sources) | dict(built))
@@ -113,7 +114,7 @@ class _LazyCommands(dict[str, Any]):
 
 
 class _LazyGroup(TyperGroup):
-    """Group that imports a command to run it, and no command to list them."""
+    """Group of commands that imports a command only to run it, not to list it in the help."""
 
     sources: ClassVar[Mapping[str, CommandSource]]
 
@@ -127,7 +128,9 @@ class _LazyGroup(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; while help is printed, one that has nothing but its first line of help."""
+        """Return a command. While help is printed, it is a placeholder that has only the first line of its
+        help.
+        """
         if self._lists_only and cmd_name in self.sources:
             return TyperCommand(cmd_name, help=self.sources[cmd_name].help)
         return self.commands.get(cmd_name)

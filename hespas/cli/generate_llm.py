@@ -293,7 +293,7 @@ _MESSAGE_PARAMETERS = frozenset({"progress", "loudness", "debug"})
 
 
 def _check_mode(given: Mapping[str, str], *, row: str, listing: bool, phase: str) -> None:
-    """Raise ``UsageError`` for an option on the command line that the mode does not read."""
+    """Raise ``UsageError`` for an option on the command line that this kind of step does not use."""
     hint = "leave it out"
     read: Set[str]
     if listing:
@@ -341,7 +341,7 @@ def _warn_no_effect(given: GivenOptions, layout: Layout, training: Training, *, 
 
 
 def _overlap(text: str, model: Model, layout: Layout, lora_rank: int) -> Overlap:
-    """Parse ``--overlap``; ``all`` is every overlap that the model and its layout can have."""
+    """Parse ``--overlap``. ``all`` selects every overlap that the model and its layout can have."""
     from hespas.generators.llm import Overlap
     from hespas.generators.llm.layout import possible_overlap
 

@@ -25,7 +25,7 @@ _WRITE_OPTIONS = ("format", "only_classes", "shard", "resume", "cluster")
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """Options that the user wrote: ``spellings`` by parameter name."""
+    """Options of ``hespas generate`` that the user typed: ``spellings`` has their flags by parameter name."""
 
     spellings: dict[str, str]
     diagnostics: Diagnostics

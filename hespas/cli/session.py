@@ -179,7 +179,9 @@ def _signals_handled() -> Generator[None]:
 
 @contextmanager
 def _standard_input_spooled(reads: _Paths) -> Generator[None]:
-    """Copy standard input to a file if ``-`` is among the inputs, and let readers open that file."""
+    """If ``-`` is among the inputs, copy standard input to a temporary file that readers open in its
+    place.
+    """
 
     def refuse_binary_noise(beginning: Path) -> None:
         """Raise ``FormatError`` for a binary stream of an unknown format."""

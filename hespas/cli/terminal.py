@@ -98,7 +98,9 @@ def stdout_redirected() -> Generator[None]:
 
 
 def set_verbosity(context: typer.Context, verbose: bool | None) -> None:
-    """Set the amount of messages until the command ends: True for all, False for results and errors only."""
+    """Set how much is printed until the command ends: True for everything, False for results and
+    errors only.
+    """
     before = _VERBOSE.set(verbose)
     context.call_on_close(lambda: _VERBOSE.reset(before))
 
@@ -109,7 +111,7 @@ def is_verbose() -> bool:
 
 
 def is_quiet() -> bool:
-    """Return True if the command runs with ``--quiet``."""
+    """Return True if the command runs with ``--quiet``, which omits notes and warnings."""
     return _VERBOSE.get() is False
 
 
@@ -281,7 +283,7 @@ _COMMAND_FLAGS: ContextVar[Mapping[str, str]] = ContextVar("_COMMAND_FLAGS", def
 
 @contextmanager
 def flags_of_command(flags: Mapping[str, str]) -> Generator[None]:
-    """Within the context, let :func:`flagged` replace arguments by the options that a command declares."""
+    """Within the context, let :func:`flagged` know the options of the command, to name them in messages."""
     before = _COMMAND_FLAGS.set({**_FLAGS, **flags})
     try:
         yield
@@ -363,7 +365,9 @@ def mixed_lines(done: Simulation) -> list[str]:
 
 
 def op_class_text(name: str) -> str:
-    """Return an operation class as tables show it; JSON documents and files keep the name of the graph."""
+    """Return the name of an operation class in printed tables. JSON documents and files keep the name in the
+    graph.
+    """
     return {"contraction": "matmul", "move": "copy", "generate": "init", "free": "zero-cost"}.get(name, name)
 
 

@@ -26,7 +26,7 @@ _MAX_RANKS = 8
 
 
 def _refuse_others(call: Call, allowed: Collection[str] = ()) -> None:
-    """Raise ``UsageError`` for an option of one simulation."""
+    """Raise ``UsageError`` for an option that applies to a single simulation only."""
     of_all = {*options_of(simulate_grid), "source", "estimator", "compare", *allowed}
     for name, declared in call.options.items():
         if name not in of_all and call.is_written(name):

@@ -177,7 +177,7 @@ def _check_parent(destination: Path) -> None:
         raise _unwritable(parent)
     if "{rank}" in destination.name:
         raise OutputError(
-            "names the files of all ranks",
+            "{rank} in the name stands for many files, but the destination is one folder",
             path=str(destination),
             hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
         )

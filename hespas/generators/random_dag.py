@@ -89,7 +89,7 @@ class RandomJob(Bounded):
         if not 2 <= self.ranks <= _MOST_RANKS or self.nodes < 1 or self.width < 1:
             raise UsageError("a random job needs at least two ranks, one node and a width of one")
         if self.seed < 0:
-            raise UsageError(f"a seed of {self.seed}", hint="choose a `seed` of 0 or more")
+            raise UsageError(f"invalid seed {self.seed}: expected 0 or more", hint="choose `seed=0`")
         if self.nodes > _MOST_NODES:
             raise UsageError(
                 f"{self.nodes:,} events exceed the limit of {_MOST_NODES:,}", hint="choose fewer `nodes`"

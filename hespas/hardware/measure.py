@@ -56,7 +56,9 @@ class CpuProbe:
 
     def __post_init__(self) -> None:
         if min(self.gemm_extent, self.copy_bytes // 64, self.repeats, self.sample_ns) < 1 or self.threads < 0:
-            raise UsageError(f"nothing to measure with {self}", hint="use sizes and counts above 0")
+            raise UsageError(
+                f"invalid settings of the measurement: {self}", hint="use sizes and counts above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class _Bench:
         times = [self._elapsed(call, loops) / loops for _ in range(self.plan.repeats)]
         middle = median(times)
         if middle <= 0:
-            raise UsageError("the clock stood still while measuring", hint="raise sample_ns")
+            raise UsageError("the measured time is 0: the clock is too coarse", hint="use a larger sample_ns")
         spread = (max(times) - min(times)) / middle
         self.spreads.append(spread)
         return TimedSample(median_ns=middle, spread=spread, repeats=self.plan.repeats)

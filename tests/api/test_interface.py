@@ -143,9 +143,9 @@ def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
 
 def test_a_timeline_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
     absent = tmp_path / "absent.mlir"
-    with pytest.raises(UsageError, match="`overlay` shows a profile in a timeline"):
+    with pytest.raises(UsageError, match="`overlay` requires `timeline`"):
         hespas.simulate(absent, "L4", overlay=measured())
-    with pytest.raises(UsageError, match="a table holds one run"):
+    with pytest.raises(UsageError, match="cannot hold an overlay"):
         hespas.simulate(absent, "L4", timeline=tmp_path / "t.csv", overlay=measured())
     with pytest.raises(UsageError, match="expected a measured profile"):
         hespas.simulate(PROGRAM, "L4", timeline=tmp_path / "t.json", overlay=PROGRAM)

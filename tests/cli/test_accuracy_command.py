@@ -231,7 +231,7 @@ def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None
             "no",
         ),
         (["--measured", "trace.csv", "--hardware", "L4", "--max-mape", "few"], 2, "a valid float"),
-        (["--measured", "trace.csv"], 2, "the device of the measurement is not named"),
+        (["--measured", "trace.csv"], 2, "the device that the profiles were recorded on is not named"),
         (["--hardware", "L4"], 2, "give --measured PROFILE or --table TABLE"),
     ],
 )

@@ -156,10 +156,10 @@ def test_thresholds_hold_for_tables(table: Path) -> None:
     [
         ([], 2, "give --measured PROFILE or --table TABLE"),
         (["--table", "table.csv", "--measured", "table.csv"], 2, "given twice"),
-        (["--table", "table.csv", "--workload", "w.json"], 2, "states its operations itself"),
-        (["--table", "table.csv", "--max-e2e", "0.1"], 2, "no step to time"),
+        (["--table", "table.csv", "--workload", "w.json"], 2, "--table cannot be combined with"),
+        (["--table", "table.csv", "--max-e2e", "0.1"], 2, "errors of steps, and a table has none"),
         (["--table", "table.csv", "--table", "table.csv"], 2, "given twice"),
-        (["--measured", "table.csv", "--split", "devval"], 2, "--split selects rows of tables"),
+        (["--measured", "table.csv", "--split", "devval"], 2, "--split selects rows of a table"),
         (["--table", "table.csv", "--split", "test"], 2, "choose from calib, devval"),
         (["--table", "table.csv", "--hardware", "L4"], 2, "choose one of A100-SXM-80GB, H100-SXM"),
         (["--table", "table.csv", "--hardware", "H900"], 2, "H900"),

@@ -104,7 +104,7 @@ def test_a_killed_run_is_resumed(mlp: Path, tmp_path: Path) -> None:
         (("--shard", "0/2"), "--shard 0/2: shares are counted from 1 to 2"),
         (("--shard", "1/5"), "5 shares of 4 ranks"),
         (("--only-classes", "--ranks", "0-1"), "it cannot be combined with --ranks"),
-        (("--resume", "--to", "op-graph"), "is not written in parts: --resume"),
+        (("--resume", "--to", "op-graph"), "--resume requires a format with one file per rank"),
     ],
 )
 def test_wrong_usage_is_told_in_the_words_of_the_command(

@@ -48,7 +48,7 @@ def test_a_log_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("--requests", "poisson:speed=1"), 2, "poisson has no 'speed'"),
+        (("--requests", "poisson:speed=1"), 2, "'poisson' has no setting 'speed'"),
         (("--requests", "nothing.csv"), 3, "nothing.csv"),
         (("--requests", "closed:requests=2", "--ep", "2"), 2, "--ep 1"),
         (("--requests", "nope:rate=1"), 2, "unknown arrival process 'nope'"),

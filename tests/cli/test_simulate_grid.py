@@ -191,7 +191,7 @@ def test_systems_and_their_links(mode: str, tmp_path: Path) -> None:
         ("precision = ['i8']", "precision has the value 'i8'"),
         ("num_devices = [true]", "num_devices has the value True"),
         ("hardware = [", "not TOML"),
-        ("num_devices = " + str(list(range(1, 10_002))), "10,001 rows are more than"),
+        ("num_devices = " + str(list(range(1, 10_002))), "10,001 combinations, more than"),
     ],
 )
 def test_a_grid_that_is_none(tmp_path: Path, text: str, told: str) -> None:
@@ -204,7 +204,7 @@ def test_settings_of_one_simulation_do_not_stand_beside_a_grid(tmp_path: Path) -
     assert done.exit_code == 2
     assert "--hardware applies to one simulation only" in done.output
     assert run().exit_code == 2
-    assert "no source" in run("--grid", grid(tmp_path, TWO)).output
+    assert "the grid names no workload" in run("--grid", grid(tmp_path, TWO)).output
 
 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:

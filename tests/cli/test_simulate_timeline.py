@@ -211,15 +211,15 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--timeline", "t.txt"], "the suffix '.txt' is not of a timeline format"),
-        (["--timeline", "trace"], "a name without a suffix is not of a timeline format"),
-        (["--timeline", "t.parquet.gz"], "the suffix '.parquet' is not of a timeline format"),
+        (["--timeline", "t.txt"], "the suffix '.txt' does not name a timeline format"),
+        (["--timeline", "trace"], "a name without a suffix does not name a timeline format"),
+        (["--timeline", "t.parquet.gz"], "the suffix '.parquet' does not name a timeline format"),
         (["--timeline", "-"], "a name without a suffix"),
         (["--timeline", "absent/t.json"], "the folder does not exist"),
         (["--timeline", "folder.json"], "exists and is a directory"),
         (["--timeline", "t.json", "--json", "t.json"], "--json names the same file as --timeline"),
-        (["--timeline", "t.csv", "--overlay", "m.csv"], "a table holds one run"),
-        (["--overlay", "m.csv"], "--overlay shows a profile in a timeline"),
+        (["--timeline", "t.csv", "--overlay", "m.csv"], "cannot hold an overlay"),
+        (["--overlay", "m.csv"], "--overlay requires --timeline"),
         (["--timeline", "t.json", "--overlay", str(STEP)], "--overlay: expected a measured profile"),
     ],
 )

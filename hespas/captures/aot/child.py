@@ -78,12 +78,12 @@ class CompileResult(msgspec.Struct, frozen=True):
 
 
 def environment() -> dict[str, str]:
-    """Return environment variables that keep the compilers from searching for a chip."""
+    """Return environment variables that stop the compilers from searching for a real device."""
     return dict(_NO_CHIP)
 
 
 def main() -> int:
-    """Compile the job that is on standard input, and write the result to standard output."""
+    """Read the compilation job from standard input, compile it, and write the result to standard output."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # compilers print to standard output, which carries the result
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
@@ -162,9 +162,8 @@ def _compile(job: CompileJob, program: bytes) -> tuple[CompileResult, bytes]:
 
 
 def _devices(job: CompileJob) -> tuple[_DeviceArray, tuple[str, ...]]:
-    """Return the devices of the topology in the order of the mesh, and notes for the user.
-
-    Neighbours in the mesh are neighbours in the network if JAX finds such an order.
+    """Return the devices of the target topology in the order of the mesh, and notes for the user. Neighbours
+    in the mesh are neighbours in the network if JAX finds such an order.
     """
     topologies = import_module("jax.experimental.topologies")
     if job.platform == "gpu":

@@ -266,7 +266,9 @@ class ProgramFigures:
 
 
 def figures_of(workload: Workload, rank_class: int = 0) -> ProgramFigures:
-    """Return the figures of one rank class. O(nodes)."""
+    """Return figures of one compiled rank class, such as numbers of fusions and FLOPs, for tables.
+    O(nodes).
+    """
     graph = workload.classes[rank_class]
     runs = np.nan_to_num(graph.executions, nan=1.0)
     busy = ~is_free(graph)

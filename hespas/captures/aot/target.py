@@ -35,7 +35,7 @@ class TpuGeneration:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """GPU model: device file, compute capability, and GPUs per host."""
+    """GPU model that XLA can compile for: its device file, compute capability, and GPUs per host."""
 
     device: str
     capability: tuple[int, int]
@@ -188,14 +188,18 @@ class Target:
 
     @property
     def chips_of_host(self) -> tuple[int, ...]:
-        """Number of chips along three axes, if a TPU slice is smaller than a host; otherwise empty."""
+        """Return the numbers of chips of a host along three axes, if a TPU slice is smaller than a host;
+        otherwise empty.
+        """
         if self.platform == "gpu" or prod(self.shape) >= prod(_HOST_CHIPS):
             return ()
         return (*self.shape, 1, 1)[:3]
 
     @property
     def topology(self) -> str:
-        """The compiler's name of the devices: ``v5p:8x8x8``; for GPUs, partitions x hosts x devices."""
+        """Return the topology in the compiler's notation: ``v5p:8x8x8`` for TPUs; for GPUs, partitions x
+        hosts x devices.
+        """
         if self.platform == "tpu":
             return f"{TPUS[self.name].topology}:{_shape_text(self.shape)}"
         count, per_host = self.shape[0], GPUS[self.name].per_host

@@ -61,8 +61,8 @@ _FORM = (
 
 
 class ArrayArgument(NamedTuple):
-    """Type of an array argument, and the mesh axes that split each dimension (``axes`` of None: not
-    given).
+    """Type of an array argument, and the mesh axes that split each dimension. If ``axes`` is None, they are
+    not given.
     """
 
     dtype: str
@@ -90,7 +90,7 @@ def parse_arguments(text: str) -> list[ArrayArgument]:
 def _parse_argument(text: str) -> ArrayArgument:
     match = _ARGUMENT.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text[:80]!r} is not the type of an argument", hint=_FORM)
+        raise UsageError(f"{text[:80]!r} is not a type of an argument, such as bf16[8,128]", hint=_FORM)
     sizes = [size.strip() for size in match["shape"].split(",") if size.strip()]
     if any(len(size) > 18 for size in sizes):
         raise UsageError(f"{text[:80]!r}: a dimension has more than 18 digits", hint=_FORM)
@@ -108,9 +108,8 @@ def _parse_argument(text: str) -> ArrayArgument:
 
 
 def resolve_arguments(args: Arguments, relative_to: str) -> Arguments:
-    """Return the arguments. A text that names an object is replaced by that object.
-
-    A name without a module is looked up in the module of ``relative_to``.
+    """Return the arguments. A text in ``args`` names an object of the user's module and is replaced by that
+    object. A name without a module is looked up in the module of ``relative_to``.
     """
     if not isinstance(args, str) or "[" in args:
         return args
@@ -163,8 +162,8 @@ def step_call(
 
 
 def _is_instance(value: object, *types: type) -> bool:
-    """Return True if the real type of ``value`` is one of ``types``. User objects may override ``__class__``,
-    which is ignored.
+    """Return True if the type of ``value`` is one of ``types``. The attribute ``__class__``, which user
+    objects may override, is ignored.
     """
     return issubclass(type(value), types)
 
@@ -246,6 +245,6 @@ def jit_step(
 
 
 def is_data(leaf: object) -> bool:
-    """Return True for an array, an abstract array, or a number."""
+    """Return True if JAX can trace the value as data: an array, an abstract array, or a number."""
     is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     return is_array or isinstance(leaf, bool | int | float | complex)

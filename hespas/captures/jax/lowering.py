@@ -132,7 +132,7 @@ def skip_device_search() -> None:
 
 @contextmanager
 def _partitioner(jax: ModuleType, *, shardy: bool) -> Generator[None]:
-    """Make JAX annotate shardings for Shardy or for GSPMD inside the block."""
+    """Within the block, make JAX annotate shardings for the chosen partitioner, Shardy or GSPMD."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update(_USES_SHARDY, shardy)
     try:

@@ -35,8 +35,8 @@ _WARM_UP_STEPS = 2
 
 
 class ProfiledRunOptions(NamedTuple):
-    """Options of the child process. ``axes`` are the sizes of the mesh axes by name; ``args`` describes the
-    arguments.
+    """Options of the child process that runs and profiles a program. ``axes`` are the sizes of the mesh axes
+    by name; ``args`` describes the arguments.
     """
 
     target: str

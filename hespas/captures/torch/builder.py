@@ -60,7 +60,7 @@ _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class MeshRule:
-    """Mesh of a job, which extends the group or the peer of one recorded rank to all ranks by a rule."""
+    """Rule that extends the process group or the peer of one recorded rank to all ranks of the mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -130,15 +130,14 @@ class MeshRule:
 
 
 def graph_of(recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> OpGraph:
-    """Return the graph of a recorded step. O(calls + dependencies).
-
-    ``findings`` receives unknown costs and groups, and the notes of the recorder.
+    """Return the graph of a recorded step. ``findings`` receives unknown costs and groups, and the notes of
+    the recorder. O(calls + dependencies).
     """
     for code, (message, count) in recording.notes.items():
         findings.warning(code, message, count)
     nodes = [call for call in recording.calls if not makes_nothing(call)]
     num_omitted = len(recording.calls) - len(nodes)
-    findings.info("views", "calls that make views or memory without values, which are not nodes", num_omitted)
+    findings.info("views", "calls that only make views or uninitialised memory are not nodes", num_omitted)
     stream_ids: dict[tuple[str, str, int], int] = {}
     streams = np.zeros(len(nodes), np.int64)
     for number, call in enumerate(nodes):
@@ -177,7 +176,7 @@ def _ragged(rows: Sequence[tuple[int, ...]]) -> RaggedArray:
 
 
 class _GraphAssembly:
-    """Assembly of the graph of one rank: it adds nodes to a graph builder."""
+    """Assembly of the graph of one recorded rank: it adds the recorded calls as nodes to a graph builder."""
 
     def __init__(self, recording: RankRecording, rule: MeshRule, name: str, findings: Findings) -> None:
         self.rank = recording.rank
@@ -286,7 +285,9 @@ class _GraphAssembly:
         peer = communication.peer
         source, target = (self.rank, peer) if meaning.node is NodeKind.SEND else (peer, self.rank)
         permutation = self.builder.permutation(self.rule.message(source, target)) if peer >= 0 else -1
-        self.findings.warning("peer-unknown", "messages from any source", permutation < 0)
+        self.findings.warning(
+            "peer-unknown", "messages received from any source: the sending rank is unknown", permutation < 0
+        )
         self.builder.add_p2p(node, permutation=permutation, comm_bytes=payload, tag=max(communication.tag, 0))
 
     def _type(self, tensor: TensorRecord) -> int:
@@ -296,6 +297,8 @@ class _GraphAssembly:
         """Return the finished graph."""
         names = ", ".join(sorted(self._unknown)[:6])
         self.findings.warning(
-            "unknown-op", f"calls without a cost rule ({names})", sum(self._unknown.values())
+            "unknown-op",
+            f"calls without a cost rule have unknown costs ({names})",
+            sum(self._unknown.values()),
         )
         return self.builder.build()

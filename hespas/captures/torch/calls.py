@@ -65,7 +65,7 @@ PyTorch's profiler writes (empty: None).
 
 
 class StepPhase:
-    """Names of the phases of a training step."""
+    """Phase of a training step in which a call was recorded: forward, backward or optimizer."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -154,7 +154,7 @@ class RankRecording:
         return self.notes.get(VALUE_GUESSED, ("", 0))[1]
 
     def note(self, code: str, message: str) -> None:
-        """Count a finding of the recorder by its code."""
+        """Count a finding of the recorder under its code, so that it is reported once."""
         self.notes[code] = (message, self.notes.get(code, ("", 0))[1] + 1)
 
 
@@ -168,7 +168,9 @@ def tensor_bytes(tensors: tuple[TensorRecord, ...]) -> float:
 
 
 def makes_nothing(call: RecordedCall) -> bool:
-    """Return True if a call only makes a view, or memory without values; it is not a node of the graph."""
+    """Return True if a call only makes a view or uninitialised memory. Such a call becomes no node of the
+    graph.
+    """
     if call.communication is not None:
         return False
     return call.is_view or call.op in VIEWS or call.op in _FREE

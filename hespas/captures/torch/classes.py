@@ -26,7 +26,9 @@ MAX_RECORDED = 256
 
 
 class RankClasses:
-    """Rank classes: one graph per class (``graphs``), and the rank on which each was recorded (``first``)."""
+    """Rank classes of a captured job: one graph per class (``graphs``), and the rank on which each was
+    recorded (``first``).
+    """
 
     def __init__(self, mesh: Mesh, graph_at: Callable[[int], OpGraph]) -> None:
         self.mesh = mesh
@@ -41,7 +43,9 @@ class RankClasses:
         return len(self._class_of_rank)
 
     def of(self, coordinates: tuple[int, ...]) -> int:
-        """Return the class of the rank at mesh coordinates. The rank is recorded on first use."""
+        """Return the class of the rank at these mesh coordinates. A rank whose class is not known yet is
+        recorded.
+        """
         rank = 0
         for coordinate, size in zip(coordinates, self.mesh.sizes, strict=True):
             rank = rank * size + coordinate

@@ -97,8 +97,8 @@ def capture_torch(
 
 
 class _RecordedRanks:
-    """Cache of recorded ranks. A rank is recorded on demand, together with the ranks whose shapes it needs.
-    Recorded calls are dropped once their graph is made.
+    """Cache of recorded ranks. A rank is recorded when it is first needed, together with the ranks that send
+    it shapes. Its calls are dropped once its graph is made.
     """
 
     def __init__(self, record: Callable[[int], RankRecording], rule: MeshRule, title: str) -> None:

@@ -44,7 +44,7 @@ _OWN_FOLDER = str(Path(__file__).parent)
 
 
 class CallOrigin(NamedTuple):
-    """Module and source line of a call, as in the fields of
+    """Module and source line of the user's program from which a call comes, as in the fields of
     :class:`hespas.captures.torch.calls.RecordedCall`.
     """
 
@@ -54,7 +54,9 @@ class CallOrigin(NamedTuple):
 
 
 class OriginTracker:
-    """Tracker of the module that is running, and of the module to which each autograd node belongs."""
+    """Tracker that finds for each operation the module and source line that it comes from. Backward
+    operations get those of their forward operation.
+    """
 
     def __init__(self) -> None:
         self.torch = torch_module()
@@ -178,7 +180,7 @@ _WRITES = {"fsdp::all_gather_copy_in": "all_gather_output"}
 
 
 class StepRecorder:
-    """Recorder of dispatched operations. Operations inside :meth:`recording` are appended to
+    """Recorder of the operations that PyTorch dispatches. Operations inside :meth:`recording` are appended to
     :attr:`record`.
     """
 

@@ -59,7 +59,7 @@ class OpSignature(NamedTuple):
 
 
 def read_signature(schema: Any) -> OpSignature:
-    """Return the signature of an operation's schema."""
+    """Return the types of arguments and results in the schema of a PyTorch operation."""
     arguments = list(schema.arguments)
     return OpSignature(
         names=tuple(argument.name for argument in arguments),
@@ -93,7 +93,7 @@ def _leaves(value: object, tensor_type: Any) -> Iterator[Any]:
 
 
 def record_tensor(tensor: Any, storage_number: _StorageNumber) -> TensorRecord:
-    """Return a tensor as plain values."""
+    """Return a tensor's type, shape, strides and storage number as plain values."""
     is_strided = str(tensor.layout) == "torch.strided"
     strides = tuple(map(int, tensor.stride())) if is_strided else ()
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -127,7 +127,9 @@ def convert_arguments(
 
 
 def value_text(value: Any) -> str:
-    """Return a value as the profiler's text; empty for values that the profiler does not write."""
+    """Return a value as text in the form of PyTorch's profiler; empty for values that the profiler does not
+    write.
+    """
     if isinstance(value, bool | int | float | str):
         return str(value)
     if isinstance(value, list | tuple):
@@ -189,7 +191,9 @@ _COMMUNICATION_OPS: Mapping[str, CommunicationOp] = MappingProxyType(
 
 
 def find_communication_op(op: str) -> CommunicationOp | None:
-    """Return the argument positions of a communication operation; None for other operations."""
+    """Return the positions of tensors, group and peer among the arguments of a communication operation; None
+    for other operations.
+    """
     return _COMMUNICATION_OPS.get(op)
 
 
@@ -204,7 +208,7 @@ def tensors_at(arguments: tuple[CallArgument, ...], position: int) -> tuple[Tens
 
 
 def is_ragged(arguments: tuple[CallArgument, ...], op: CommunicationOp) -> bool:
-    """Return True if the parts of an exchange differ in size."""
+    """Return True if the parts of an all-to-all or similar exchange differ in size between ranks."""
     texts = arguments[op.splits : op.splits + 2] if op.splits >= 0 else ()
     return any(isinstance(text, str) and len(set(text.strip("[]").split(", "))) > 1 for text in texts)
 
@@ -230,12 +234,12 @@ class StorageTracker:
 
     @property
     def peak_bytes(self) -> int:
-        """Maximum of live bytes, state included."""
+        """Return the maximum of bytes alive at the same time, including parameters and optimizer states."""
         return self.state_bytes + self._max_live_bytes
 
     def number(self, tensor: Any) -> int:
-        """Return the storage number of an operation's input. A storage without a number existed before the
-        step.
+        """Return the storage number of an operation's input. A storage that has no number yet existed before
+        the step, and is counted as state.
         """
         return self._number(tensor, is_state=True)[0]
 

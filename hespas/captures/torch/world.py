@@ -110,8 +110,8 @@ def _launcher_variables(rank: int, num_ranks: int) -> Generator[None]:
 
 @contextmanager
 def _compiled_graphs() -> Generator[None]:
-    """Make ``torch.compile`` run the graphs of AOTAutograd inside the block, whose operations are dispatched
-    one by one.
+    """Within the block, make ``torch.compile`` run the graphs of AOTAutograd operation by operation, so that
+    they can be recorded.
     """
     torch = torch_module()
     original = torch.compile
@@ -190,13 +190,17 @@ def _return_true(*_: object, **__: object) -> bool:
 
 
 class _BucketNumbering:
-    """Flag: DDP is numbering its buckets. C++ code reads the data of the tensors that are used for this."""
+    """Flag that DDP is numbering its buckets. Its C++ code then reads the data of tensors, so tensors without
+    data cannot be used.
+    """
 
     is_active = False
 
 
 class _LazyShards:
-    """Shards of a tensor over many ranks. A shard is only made when it is accessed."""
+    """List of the shards of a tensor over many ranks. A shard is only made when it is accessed, because only
+    one is used.
+    """
 
     def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
         self.tensor, self.num_chunks, self.dim = tensor, num_chunks, dim
@@ -255,8 +259,8 @@ def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PeerNotRun(BaseException):
-    """Signal that the rank ``peer`` has to run first. It is not an ``Exception``, so that user code does not
-    catch it.
+    """Signal that another rank, ``peer``, must be run first, because this rank needs its shapes. It is not an
+    ``Exception``, so that user code does not catch it.
     """
 
     def __init__(self, peer: int) -> None:
@@ -266,7 +270,7 @@ class PeerNotRun(BaseException):
 
 
 class ShapeExchange:
-    """Shapes that pipeline stages have sent to each other, by rank and stage of the sender and of the
+    """Store of the shapes that pipeline stages send to each other, by rank and stage of the sender and of the
     receiver.
     """
 

@@ -60,7 +60,7 @@ TRANSFORMERS = frozenset(
 
 
 class Role(Enum):
-    """Set of ranks that take part in a collective."""
+    """Set of ranks that take part in a collective of an ASTRA-sim workload."""
 
     NOBODY = auto()
     """The collective is not run, even if the file has one."""
@@ -72,7 +72,9 @@ class Role(Enum):
 
 
 class LayerRoles(NamedTuple):
-    """Ranks that take part in the collective of each phase of a layer."""
+    """Sets of ranks that take part in the collective of each phase (forward, input gradient, weight gradient)
+    of a layer.
+    """
 
     forward: Role
     input_grad: Role
@@ -117,7 +119,9 @@ _HINT = "https://github.com/astra-sim/astra-sim/tree/ASTRA-sim-1.0/inputs/worklo
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase of a layer; ``kind`` is the collective (None: the phase has none)."""
+    """One phase of a layer: its computation time, and its collective. ``kind`` is the kind of collective
+    (None: the phase has none).
+    """
 
     cycles: int
     kind: CollectiveKind | None
@@ -168,7 +172,7 @@ def score(data: bytes) -> int:
 
 
 class _Words:
-    """Iterator over the words of a text that keeps the current line."""
+    """Iterator over the words of a text workload. It keeps the current line for error messages."""
 
     def __init__(self, text: str, path: str) -> None:
         lines = enumerate(text.split("\n"), 1)
@@ -213,7 +217,9 @@ class _Words:
 
 
 def parse(text: str, path: str) -> TextWorkload:
-    """Parse a file. Raises :class:`FormatError` and :class:`UnsupportedError` with the line."""
+    """Parse a text workload of ASTRA-sim 1.0. Raises :class:`FormatError` and :class:`UnsupportedError` with
+    the line.
+    """
     words = _Words(text, path)
     policy = _policy(words, "a parallelism policy")
     model_ranks, last_bottom = -1, -1

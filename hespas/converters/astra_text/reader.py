@@ -184,7 +184,7 @@ def _report(text: TextWorkload, emitter: _LayerEmitter, path: str, diagnostics: 
 
 
 def _micro(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add the weight-gradient collective of the first layer only."""
+    """Add the graph of a MICRO workload: the weight-gradient collective of the first layer only."""
     layer = text.layers[0]
     emitter.collective(layer, "fwd", layer.forward, Role.NOBODY, ())
     emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
@@ -192,7 +192,7 @@ def _micro(text: TextWorkload, emitter: _LayerEmitter) -> None:
 
 
 def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add the forward pass."""
+    """Add the graph of an inference workload: the forward pass."""
     _forward(text, emitter, range(len(text.layers)))
     for layer in text.layers:
         emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
@@ -200,7 +200,9 @@ def _inference(text: TextWorkload, emitter: _LayerEmitter) -> None:
 
 
 def _data_parallel(text: TextWorkload, emitter: _LayerEmitter) -> None:
-    """Add both passes. Backward, a layer's weight gradient comes first, and its collective overlaps."""
+    """Add the graph of data-parallel training: both passes. In the backward pass the weight gradient of a
+    layer comes first, and its collective overlaps with later work.
+    """
     outputs = _forward(text, emitter, range(len(text.layers)))
     _weights_first(text, emitter, outputs[-1])
 

@@ -52,7 +52,7 @@ _BOUNDS: dict[int, tuple[int, int]] = {
 
 
 class Strings(NamedTuple):
-    """String table of a graph, prepared for copying many strings at a time."""
+    """String table of a graph in a form from which many strings are copied at once."""
 
     window: ByteWindow
     offsets: Longs
@@ -112,10 +112,12 @@ def _flags(count: int, value: bool) -> Bools:
 
 
 class Assembly:
-    """Attributes of ``nodes`` nodes, collected by name. Attributes added first come first within a node."""
+    """Attributes of the Chakra nodes of a file, collected by attribute name. Attributes that are added first
+    come first within a node.
+    """
 
     def __init__(self, nodes: int) -> None:
-        """Start without attributes."""
+        """Start an assembly of ``nodes`` nodes without attributes."""
         self.nodes = nodes
         self._names: dict[str, int] = {}
         self._parts: list[_AttributeRows] = []
@@ -123,9 +125,7 @@ class Assembly:
         self._size = 0
 
     def buffer(self, data: bytes | memoryview[int]) -> int:
-        """Append bytes to the buffers; return their offset, which is a possible ``start`` for
-        :meth:`texts`.
-        """
+        """Append bytes to the text buffers. Return their offset, for use as ``start`` of :meth:`texts`."""
         start = self._size
         self._buffers.append(np.frombuffer(data, np.uint8))
         self._size += len(self._buffers[-1])
@@ -240,8 +240,8 @@ class Assembly:
 def _place_docs(
     node: Longs, key: NDArray[np.int32], keys: int, docs: tuple[Longs, NDArray[np.int32], ByteRows]
 ) -> tuple[Longs, ByteRows]:
-    """Match doc strings to attribute rows by node and name. Return the rows that get a doc string, and these
-    doc strings; others are dropped.
+    """Find for each doc string (documentation text of an attribute) the attribute row with the same node and
+    name. Return the rows and their doc strings; doc strings without a row are dropped.
     """
     if not len(docs[0]):
         return np.empty(0, np.int64), ByteRows.blank(0)

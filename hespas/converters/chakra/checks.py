@@ -34,7 +34,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Receiver of the faults of one file, or of a whole directory, for which ``rank`` has the value None."""
+    """Collector of the faults of one file, or of a whole directory if ``rank`` is None. It raises or records
+    them.
+    """
 
     path: str
     rank: int | None
@@ -71,7 +73,9 @@ class Faults:
     def repaired(
         self, code: str, columns: EtColumns, bad: Bools, message: str, *, repair: str, hint: str
     ) -> None:
-        """Report an error for the marked nodes or, with ``--recover``, a warning with the repair."""
+        """Report an error for the nodes marked in ``bad``. With ``--recover`` it is a warning that states the
+        repair.
+        """
         if self.recover and not self.lenient:
             self.lint(code, f"{message}: {repair}", int(bad.sum()))
         else:

@@ -83,7 +83,10 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
         large = int((graph.p2p.tag >= _TAG_SPACE).sum())
         diagnostics.warning(
-            "chakra.large-tag", graph.name, "ASTRA-sim confuses message tags of 5e8 and more", count=large
+            "chakra.large-tag",
+            graph.name,
+            "message tags of 5e8 and more: ASTRA-sim may match them with wrong messages",
+            count=large,
         )
         matmuls = graph.contractions
         past = np.zeros(len(matmuls), np.bool_)

@@ -184,7 +184,7 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
         if len(wrong):
             row = int(wrong[0])
             raise FormatError(
-                f"{int(times[row])} does not fit 63 bits of nanoseconds",
+                f"the time {int(times[row])} does not fit 63 bits of nanoseconds",
                 path=str(path),
                 position=f"{name} {row}, in the order read",
                 hint="record again",

@@ -428,14 +428,14 @@ def _check_footer(data: memoryview[int], path: str) -> None:
         (length,) = struct.unpack_from("<i", data, len(data) - len(_MAGIC) - 4)
         start = len(data) - len(_MAGIC) - 4 - length
         if length <= 0 or start < 0:
-            raise ValueError("footer length")
+            raise ValueError("the footer length is out of range")
         footer = data[start : start + length]
         root = _indirect(footer, 0)
         if _vector(footer, root, _FOOTER_DICTIONARIES)[1]:
-            raise ValueError("dictionaries")
+            raise ValueError("the file has dictionaries, which op graphs never have")
         position, count = _vector(footer, root, _FOOTER_BATCHES)
         if count * _BLOCK.size > length:
-            raise ValueError("record batches")
+            raise ValueError("the footer is too short for its number of record batches")
         compressed = any(
             _is_compressed(data, *_BLOCK.unpack_from(footer, position + index * _BLOCK.size)[:2])
             for index in range(count)
@@ -458,13 +458,13 @@ def _check_footer(data: memoryview[int], path: str) -> None:
 def _is_compressed(data: memoryview[int], offset: int, length: int) -> bool:
     """Return True if a record batch, given by offset and length of its message, has compressed buffers."""
     if offset < 0 or length < 8 or offset + length > len(data):
-        raise ValueError("block")
+        raise ValueError("a record batch is outside of the file")
     block = data[offset : offset + length]
     (marker,) = struct.unpack_from("<I", block, 0)
     message = block[8:] if marker == 0xFFFFFFFF else block[4:]
     header = _field(message, _indirect(message, 0), _MESSAGE_HEADER)
     if not header:
-        raise ValueError("message")
+        raise ValueError("the message of a record batch has no header")
     return _field(message, _indirect(message, header), _BATCH_COMPRESSION) != 0
 
 
@@ -478,7 +478,7 @@ def _field(data: memoryview[int], table: int, number: int) -> int:
     (back,) = struct.unpack_from("<i", data, table)
     vtable = table - int(back)
     if vtable < 0:
-        raise ValueError("vtable")
+        raise ValueError("the field table (vtable) is before the start of the data")
     (size,) = struct.unpack_from("<H", data, vtable)
     entry = 4 + 2 * number
     if entry + 2 > size:

@@ -153,7 +153,10 @@ def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
             hint=f"bind it: `dims={position}=N`",
         )
     if not 0 <= extent < _MOST_EXTENT:
-        raise UsageError(f"{position} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
+        raise UsageError(
+            f"extent {position} is {quoted(expression, 60)} = {extent:,}, which is out of range",
+            hint="choose other values in `dims`",
+        )
     return extent
 
 

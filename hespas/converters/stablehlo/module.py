@@ -124,7 +124,9 @@ def _positive(top: MlirOperation, name: str) -> int:
     except (AttributeError, ValueError) as error:
         raise FormatError(f"{name} is not an integer", position=_header_position(top), hint=hint) from error
     if count < 0 or (name in top.attributes and count == 0):
-        raise FormatError(f"{name} = {count}", position=_header_position(top), hint=hint)
+        raise FormatError(
+            f"{name} is {count}, but must be at least 1", position=_header_position(top), hint=hint
+        )
     return count
 
 

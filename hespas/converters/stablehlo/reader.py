@@ -58,10 +58,10 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
         )
     if not files:
         raise UnsupportedError(
-            "a folder of programs without their ranks",
+            "the file names in this folder do not show which ranks run which program",
             path=str(path),
             position=f"file {next(name for name in names if name.endswith(_PROGRAMS))}",
-            hint="read them one by one",
+            hint="read the programs one by one",
         )
     programs = {
         name: read_program(read_bytes(path / name, options.max_bytes), str(path / name), options, diagnostics)

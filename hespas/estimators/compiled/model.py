@@ -62,11 +62,13 @@ class _CompiledEstimator:
         if self.region not in {"fused", "op"}:
             raise UsageError(f"{self.name}: invalid region {self.region!r}", hint="use fused or op")
         if self.failed not in {"error", "unknown"}:
-            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="use error or unknown")
+            raise UsageError(f"{self.name}: invalid option failed={self.failed}", hint="use error or unknown")
         if not (1 <= self.repeats <= 1000 and 0 < self.timeout_s < float("inf")):
-            raise UsageError(f"{self.name}: repeats are 1 to 1000, timeout_s above 0")
+            raise UsageError(f"{self.name}: repeats must be 1 to 1000, and timeout_s above 0")
         if self.progress is not None and not callable(self.progress):
-            raise UsageError(f"{self.name}: progress is a function", hint="set it in Python only")
+            raise UsageError(
+                f"{self.name}: option progress must be a Python function", hint="set it in Python only"
+            )
 
     @property
     def name(self) -> str:
@@ -229,7 +231,7 @@ class Xla(_CompiledEstimator):
         """Check the options; raises ``UsageError``."""
         _CompiledEstimator.__post_init__(self)
         if not 1 <= self.devices <= _MOST_DEVICES:
-            raise UsageError(f"xla: devices is {self.devices}", hint=f"use 1 to {_MOST_DEVICES}")
+            raise UsageError(f"xla: invalid option devices={self.devices}", hint=f"use 1 to {_MOST_DEVICES}")
 
     @property
     def _at_once(self) -> int:

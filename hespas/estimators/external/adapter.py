@@ -225,11 +225,13 @@ class ExternalSimulator:
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
         if self.failed not in {"error", "unknown"}:
-            raise UsageError(f"{self.name}: failed is {self.failed!r}", hint="use error or unknown")
+            raise UsageError(f"{self.name}: invalid option failed={self.failed}", hint="use error or unknown")
         if not (self.clock_mhz >= 0 and isfinite(self.clock_mhz) and 0 < self.timeout_s < float("inf")):
             raise UsageError(f"{self.name}: clock_mhz must not be negative, timeout_s must be above 0")
         if self.progress is not None and not callable(self.progress):
-            raise UsageError(f"{self.name}: progress is a function", hint="set it in Python only")
+            raise UsageError(
+                f"{self.name}: option progress must be a Python function", hint="set it in Python only"
+            )
 
     @property
     def name(self) -> str:
@@ -288,7 +290,9 @@ class ExternalSimulator:
         device_hz = clock_hz(device)
         if isnan(device_hz):
             hint = f"state it: `estimator={self.name}:clock_mhz=940`"
-            raise UsageError(f"{self.name}: {device.name} states no clock of an array", hint=hint)
+            raise UsageError(
+                f"{self.name}: the file of {device.name} states no clock of a systolic array", hint=hint
+            )
         return device_hz
 
     def _times_ns(

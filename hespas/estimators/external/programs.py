@@ -60,9 +60,9 @@ class Cocossim(ExternalSimulator):
         if self.array:
             parse_array(self.array)
         if self.dataflow and parse_dataflow(self.dataflow) == "is":
-            raise UsageError("cocossim: dataflow is os or ws")
+            raise UsageError("cocossim: option dataflow must be os or ws")
         if self.cores < 1:
-            raise UsageError("cocossim: cores must be 1 or more")
+            raise UsageError("cocossim: option cores must be 1 or more")
 
     def available(self) -> Availability:
         """Probe if the program exists."""
@@ -92,7 +92,7 @@ class Cocossim(ExternalSimulator):
         array = array_of(device, self.array, self.dataflow)
         if array is None:
             hint = "state one: `estimator=cocossim:array=128x128`"
-            raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
+            raise UsageError(f"cocossim: the file of {device.name} states no systolic array", hint=hint)
         if array.rows != array.columns:
             raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")
         weights_stay = array.dataflow != "os"  # its arrays have no input-stationary dataflow
@@ -154,7 +154,9 @@ class Onnxim(ExternalSimulator):
         except msgspec.DecodeError as error:
             raise UsageError(f"onnxim: invalid configuration: {error}", path=self.config) from error
         if frequency_mhz <= 0:
-            raise UsageError("onnxim: no core_freq", path=self.config, hint="add clock_mhz=")
+            raise UsageError(
+                "onnxim: the configuration has no core_freq", path=self.config, hint="add clock_mhz="
+            )
         return frequency_mhz * 1e6
 
     def simulate(self, product: MatrixProduct, device: Device, folder: Path) -> Simulated:

@@ -104,7 +104,7 @@ class ScaleSim(ExternalSimulator):
         if self.dataflow:
             parse_dataflow(self.dataflow)
         if self.buffer_kb < 1:
-            raise UsageError("scalesim: buffer_kb must be 1 or more")
+            raise UsageError("scalesim: option buffer_kb must be 1 or more")
 
     def available(self) -> Availability:
         """Probe if the package is installed."""
@@ -119,7 +119,7 @@ class ScaleSim(ExternalSimulator):
         array = array_of(device, self.array, self.dataflow)
         if array is None:
             hint = "state one: `estimator=scalesim:array=128x128,dataflow=ws`"
-            raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
+            raise UsageError(f"scalesim: the file of {device.name} states no systolic array", hint=hint)
         return _SETTINGS.format(
             rows=array.rows, columns=array.columns, dataflow=array.dataflow, buffer_kb=self.buffer_kb
         )
@@ -183,7 +183,7 @@ class ZigZag(ExternalSimulator):
         """Check the options; raises ``UsageError``."""
         ExternalSimulator.__post_init__(self)
         if not 1 <= self.lpf_limit <= _MOST_LOOPS:
-            raise UsageError(f"zigzag: lpf_limit is 1 to {_MOST_LOOPS}")
+            raise UsageError(f"zigzag: option lpf_limit must be 1 to {_MOST_LOOPS}")
 
     def available(self) -> Availability:
         """Probe if the package is installed."""
@@ -236,7 +236,7 @@ class ZigZag(ExternalSimulator):
         try:
             return msgspec.json.decode(read_answer(answer), type=Simulated)
         except (OSError, msgspec.DecodeError) as error:
-            raise CommandError(f"no answer was written: {output.strip()[-500:]}") from error
+            raise CommandError(f"zigzag wrote no result: {output.strip()[-500:]}") from error
 
     def _files(self) -> tuple[tuple[str, str], tuple[str, str]]:
         if not self.accelerator or not self.mapping:

@@ -67,7 +67,9 @@ def parse_array(text: str) -> tuple[int, int]:
     """Parse rows and columns of ``RxC``. Raises ``UsageError``."""
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise UsageError(f"'{text}' is not a shape of an array", hint="write rows x columns, as in 128x128")
+        raise UsageError(
+            f"systolic: '{text}' is not the shape of an array", hint="write rows x columns, as in 128x128"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -82,7 +84,7 @@ def parse_dataflow(text: str) -> Dataflow:
             return "is"
         case _:
             raise UsageError(
-                f"'{text}' is not a dataflow",
+                f"systolic: '{text}' is not a dataflow",
                 hint="use os, ws or is: outputs, weights or inputs stay in the array",
             )
 

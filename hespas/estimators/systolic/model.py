@@ -102,10 +102,11 @@ class Systolic:
             parse_dataflow(self.dataflow)
         if not 0 <= self.arrays <= 1 << 16:
             raise UsageError(
-                f"{self.arrays} arrays", hint="use a number from 1 to 65,536, or 0 for the device's"
+                f"systolic: invalid option arrays={self.arrays}",
+                hint="use a number from 1 to 65,536, or 0 for the device's",
             )
         if not (self.words_per_cycle >= 0 and self.buffer_kb > 0):
-            raise UsageError("words_per_cycle must not be negative, buffer_kb must be above 0")
+            raise UsageError("systolic: words_per_cycle must not be negative, buffer_kb must be above 0")
 
     @property
     def name(self) -> str:

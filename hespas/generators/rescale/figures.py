@@ -231,10 +231,10 @@ def recount(
         for dim in dims:
             if shape[dim] * before % after:
                 raise UnsupportedError(
-                    f"extent {shape[dim]} of {shape_text(now.types, int(column[at]))} is one of {before} "
-                    f"parts of an extent that does not divide by {after}",
+                    f"{shape_text(now.types, int(column[at]))} cannot be split over {after} ranks: "
+                    f"its whole extent {shape[dim] * before} is not divisible",
                     position=node_text(graph, node),
-                    hint="choose a size that divides it",
+                    hint="choose a size of the axis that divides the extent",
                 )
             shape[dim] = shape[dim] * before // after
         column[at] = rows.with_shape(int(column[at]), tuple(shape))

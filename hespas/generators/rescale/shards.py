@@ -245,14 +245,14 @@ class _ShardFlow:
         """
         count = len(self._operands[node])
         if not count or count != len(self._results[node]):
-            raise self._refusal(node, "its shapes are not in the trace")
+            raise self._refusal(node, "the trace does not have the shapes of this operation")
         for slot in range(count):
             shapes = [self._shapes[rows[node][slot]] for rows in (self._operands, self._results)]
             part, whole = shapes[small], shapes[1 - small]
             size = self._change.before
             dims = [dim for dim, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b]
             if len(part) != len(whole) or len(dims) != 1 or part[dims[0]] * size != whole[dims[0]]:
-                raise self._refusal(node, "it does not split exactly one dimension")
+                raise self._refusal(node, "its operand and result do not differ in exactly one dimension")
             self._mark(node, slot + small * count, frozenset(dims))
             self._mark(node, slot + (1 - small) * count, frozenset())
 
@@ -344,7 +344,9 @@ class _ShardFlow:
         if self._graph.op_class[node] in _ELEMENTWISE or len(set(producers)) == 1 == len(slots):
             return producers[min(slots.index(slot), len(producers) - 1)]
         if any(self.marks.get(producer) for producer in producers):
-            raise self._refusal(node, "it is not known which of its equal operands that is")
+            raise self._refusal(
+                node, "it has several operands of the same type, of which any may be the split one"
+            )
         return None
 
     def _mark_inside(self, node: int) -> None:
@@ -409,7 +411,9 @@ class _ShardFlow:
     def _mark_by_relations(self, node: int, marks: dict[int, Dims]) -> None:
         """Mark the dimensions that all possible relations between the shapes agree on."""
         if node in self._products and not self._change.by_products:
-            raise self._refusal(node, "a product of shards is work that a shard axis does not share")
+            raise self._refusal(
+                node, "this product has a sharded operand, so its work also depends on the axis"
+            )
         results: set[tuple[tuple[int, Dims], ...]] = set()
         for relation in self._relations(node):
             split: dict[int, set[int]] = {}
@@ -433,7 +437,7 @@ class _ShardFlow:
         sums = self._change.is_along & (self._graph.collectives.kind == CollectiveKind.ALL_REDUCE)
         if self._change.by_products and sums.any() and not self.marks:
             node = int(self._graph.collectives.node[sums][0])
-            raise self._refusal(node, "the sums along it do not complete a known product")
+            raise self._refusal(node, "the all-reduce does not complete the sums of a known product")
         if not self.marks:
             return
         first_use: dict[int, tuple[Dims, int]] = {}

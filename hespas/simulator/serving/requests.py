@@ -79,7 +79,7 @@ def lengths(count: int, most: int, ratio: float, generator: np.random.Generator)
     """
     if not 0 < ratio <= 1 or most < 1 or not 1 <= count <= _MOST:
         raise UsageError(
-            f"invalid lengths: {count} of {ratio:g} x {most} to {most} tokens",
+            f"invalid arrival process: {count} requests, lengths of {most} tokens, ratio {ratio:g}",
             hint="use `requests` of 1 or more, lengths of 1 or more, a ratio above 0 and of at most 1",
         )
     return generator.integers(max(1, round(ratio * most)), most, size=count, endpoint=True)

@@ -257,7 +257,9 @@ class _PreparedRun:
 def _prepared(run: RecordedRun, estimator: str) -> _PreparedRun:
     """Return a recorded run with the estimated step times of its server."""
     if run.is_early.all():
-        raise UnsupportedError("no request finished after the requests that calibrate")
+        raise UnsupportedError(
+            "all finished requests are used for calibration, so that none is left to compare"
+        )
     start = perf_counter()
     model = named_model(run.model)
     step = ServingStep(

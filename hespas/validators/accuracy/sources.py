@@ -48,7 +48,9 @@ def sources_of(
     if isinstance(profile, Workload):
         if workload is not None:
             raise UsageError(
-                "a graph with times is its own program", path=profile.name, hint="leave `workload` out"
+                "this trace has both times and operations, so no other program can be matched with it",
+                path=profile.name,
+                hint="leave `workload` out",
             )
         yield from _sources_of_timed(profile, hardware, diagnostics)
         return

@@ -267,7 +267,7 @@ class HeldOutTesting:
         chosen = list(dict.fromkeys(("shape",) if tests is None else tests))
         for by in chosen:
             if by not in TESTS:
-                raise UsageError(f"no test {by!r}", hint=f"choose one of {', '.join(TESTS)}")
+                raise UsageError(f"unknown `test_by={by}`", hint=f"choose one of {', '.join(TESTS)}")
             faults = [approach.fault(by, self.on_device, self.others) for approach in self.approaches]
             fault = next(filter(None, faults), "") if possible[by] else _IMPOSSIBLE[by]
             if fault:

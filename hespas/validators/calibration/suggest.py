@@ -136,7 +136,7 @@ def suggest(
     import pandas as pd
 
     if count < 1:
-        raise UsageError(f"{count} shapes to suggest", hint="ask for 1 or more")
+        raise UsageError(f"invalid number of shapes to suggest: {count}", hint="use 1 or more")
     all_sizes = known_sizes(device, kinds, dtypes)
     generator = np.random.default_rng(seed)
     diagnostics = diagnostics if diagnostics is not None else Diagnostics()
@@ -155,8 +155,8 @@ def suggest(
         share = (count + len(all_sizes) - 1 - number) // len(all_sizes)
         if share > len(new_ops):
             raise UsageError(
-                f"{share:,} shapes of {sizes.kind} in {sizes.scheme} to suggest, but only {len(new_ops):,} "
-                "candidates",
+                f"cannot suggest {share:,} shapes of {sizes.kind} in {sizes.scheme}: there are only "
+                f"{len(new_ops):,} candidates",
                 hint="ask for fewer, or for more kinds",
             )
         rows = chosen(device, sizes, new_ops, share, measured=of_class, seed=seed)

@@ -71,7 +71,7 @@ def test_an_operation_less_and_one_too_early_are_told(tmp_path: Path) -> None:
 
 def test_a_profile_is_no_program(tmp_path: Path) -> None:
     path = JOBS / "gloo2" / "kineto.0.json.gz"
-    with pytest.raises(UsageError, match="a profile is not a captured program"):
+    with pytest.raises(UsageError, match="expected a captured program, and this is a profile"):
         api.validate_capture(path, path)
 
 
