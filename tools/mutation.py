@@ -33,13 +33,22 @@ MODULES = {
         "tests/costs/test_cost_table.py",
         "tests/costs/test_low_precision_costs.py",
     ),
-    "hespas/estimators/forms.py": ("tests/estimators/test_forms.py", "tests/estimators/test_carried_over.py"),
-    "hespas/estimators/roofline.py": ("tests/estimators/test_roofline.py",),
+    "hespas/estimators/forms.py": (
+        "tests/estimators/test_form_terms.py",
+        "tests/estimators/test_array_form.py",
+        "tests/estimators/test_forms.py",
+    ),
+    "hespas/estimators/roofline.py": (
+        "tests/estimators/test_roofline_operations.py",
+        "tests/estimators/test_network_costs.py",
+        "tests/estimators/test_low_precision_times.py",
+        "tests/estimators/test_roofline.py",
+    ),
     "hespas/generators/llm/memory.py": (
         "tests/generators/llm/test_memory_bytes.py",
         "tests/generators/llm/test_memory.py",
     ),
-    "hespas/graph/groups.py": ("tests/graph/test_groups.py", "tests/graph/test_mesh.py"),
+    "hespas/graph/groups.py": ("tests/graph/test_group_membership.py", "tests/graph/test_groups.py"),
     "hespas/hardware/peaks.py": (
         "tests/hardware/test_hardware_peaks.py",
         "tests/hardware/test_hardware_products.py",
@@ -47,10 +56,7 @@ MODULES = {
         "tests/hardware/test_hardware_rates.py",
     ),
     "hespas/operations/from_graph.py": ("tests/operations",),
-    "hespas/simulator/interference.py": (
-        "tests/simulator/test_interference.py",
-        "tests/simulator/test_interference_exact.py",
-    ),
+    "hespas/simulator/interference.py": ("tests/simulator/test_interference_factors.py",),
     "hespas/simulator/memory/buffers.py": ("tests/simulator/memory",),
     "hespas/simulator/network/algorithms.py": (
         "tests/simulator/network/test_algorithms.py",

@@ -339,8 +339,8 @@ def compress_groups(rows: IntArray) -> GroupSet:
     The result lists exactly the given groups in the given order. O(ranks), vectorised.
     """
     explicit = ExplicitGroups.from_rows
-    if rows.ndim != 2 or rows.size == 0:
-        return explicit(rows.reshape(rows.shape[0], -1).tolist() if rows.ndim else [])
+    if rows.size == 0:
+        return explicit(rows.tolist())
     base = int(rows[0, 0])
     groups, members = digits_of(rows[:, 0] - base), digits_of(rows[0] - base)
     if groups is None or members is None:

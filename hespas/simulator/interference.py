@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from hespas.estimators import kept_durations
 from hespas.estimators.roofline import Roofline
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, NodeKind, OpGraph, Resource, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
@@ -139,9 +138,8 @@ def uniform_pressures(
 
 def _sides(graph: OpGraph, estimate: Estimate) -> tuple[BoolArray, BoolArray]:
     """Return masks of the estimated kernels and of the communication nodes."""
-    estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
     kinds = kinds_of(stream_codes(graph))
-    computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & estimated
+    computes = (kinds == COMPUTE) & (graph.resource != int(Resource.HOST)) & (estimate.duration_ns > 0)
     return computes, (kinds == COMMUNICATION) & np.isin(graph.kind, COMMUNICATION_KINDS)
 
 
@@ -152,12 +150,11 @@ def _from(source: str, distance: str) -> str:
 
 def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) -> Pressure:
     computes, communicates = _sides(graph, estimate)
-    estimated = (estimate.duration_ns > 0) & ~kept_durations(graph, estimate)
     peaks = Roofline().estimate(graph, device, Diagnostics())
     limits = np.array([name == "compute" for name in peaks.bounds])[peaks.bound]
     arithmetic = np.where(peaks.bound < 0, 0.5, limits.astype(np.float64))
     share = min(units / device.units, _MOST_TAKEN)
-    taken = np.clip(_bandwidth_share(graph, estimate.duration_ns, device), 0.0, _MOST_TAKEN)
+    taken = np.minimum(_bandwidth_share(graph, estimate.duration_ns, device), _MOST_TAKEN)
     moves = interference_factor(device, "memory").value * taken / (1.0 - taken)
     holds = interference_factor(device, "compute").value * share / (1.0 - share)
     return Pressure(
@@ -165,7 +162,7 @@ def _of_class(graph: OpGraph, estimate: Estimate, device: Device, units: int) ->
         moves=np.where(communicates, moves, 0.0),
         by_units=np.where(computes, arithmetic, 0.0),
         by_memory=np.where(computes, 1.0 - arithmetic, 0.0),
-        stretches=(graph.kind == int(NodeKind.COLLECTIVE)) & estimated,
+        stretches=(graph.kind == int(NodeKind.COLLECTIVE)) & (estimate.duration_ns > 0),
     )
 
 

@@ -253,6 +253,8 @@ def test_eight_bit_weights_of_experts() -> None:
     assert _eight_bit(Layout()) == rest + dense + 4 * expert
     assert _eight_bit(Layout(dp=2, ep=2)) == rest + dense + 2 * expert
     assert _eight_bit(Layout(), transposed_weights=False) == rest + (dense + 4 * expert) // 2
+    once = rest + (dense + 2 * expert) // 2
+    assert _eight_bit(Layout(dp=2, ep=2), transposed_weights=False) == once
     assert _eight_bit(Layout(), narrow_weights=False) == rest + 2 * (dense + 4 * expert)
 
 
@@ -349,6 +351,13 @@ def test_the_layer_that_is_gathered_ahead() -> None:
     assert gathered == 2 * (2 * 16 * HIDDEN + 64 + LAYER + 64 + ATTENTION)
 
 
+@pytest.mark.parametrize(("layers", "gathered"), [(1, 1), (2, 2)])
+def test_nothing_is_gathered_ahead_of_the_first_layer(layers: int, gathered: int) -> None:
+    memory = fsdp(replace(LAYERED, layers=(BLOCKS,) * layers), Layout(dp=4, zero=3))
+    assert memory.moment == "backward pass of a layer"
+    assert memory.parts["gathered weights"] == 2 * (2 * 16 * HIDDEN + 64 + gathered * LAYER)
+
+
 def test_whole_weights_with_sharded_gradients() -> None:
     """ZeRO-2: 32-bit weights are whole, and all of them are there in 16 bits."""
     memory = fsdp(TINY, Layout(dp=4, zero=2), global_batch=8)
@@ -429,7 +438,12 @@ def test_sixteen_bits_alone() -> None:
 
 
 def test_layers_of_a_compiled_loop() -> None:
-    """The loop gathers the weights of its layer only, and holds the gradients of that layer."""
+    """The loop gathers the weights of its layer only, and holds the gradients of that layer. None is gathered
+    during the loss.
+    """
+    loss = fsdp(TINY, Layout(dp=4, zero=3), style="maxtext")
+    assert loss.moment == "backward pass of the head"
+    assert "gathered weights" not in loss.parts
     memory = fsdp(LAYERED, Layout(dp=4, zero=3), style="maxtext")
     assert memory.moment == "backward pass of a layer"
     assert memory.parts["gathered weights"] == 2 * LAYER
