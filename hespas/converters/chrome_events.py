@@ -56,7 +56,7 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """Times of an event as written, for values that a float does not hold."""
+    """Times of an event as the digits in the file, for values that a float does not hold exactly."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
@@ -111,7 +111,7 @@ def event_times(
 
 
 class _TooLargeError(ValueError):
-    """Number that does not fit 64 bits of nanoseconds."""
+    """Error for a time that does not fit 64 bits of nanoseconds."""
 
 
 def _exact_times(exact: ExactEvent, event: TraceEvent, path: str, number: int) -> tuple[int, int, bool]:
@@ -306,7 +306,7 @@ class EventStream:
             yield chunk
 
     def _array_start(self, chunks: Iterator[bytes]) -> tuple[bytes, bytes]:
-        """Return the text before the events, and the text after their opening bracket."""
+        """Return the text of the file before the list of events, and the text after its opening bracket."""
         text = next(chunks, b"")
         while len(text) <= _HEAD_BYTES:
             stripped = text.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -351,9 +351,7 @@ class EventStream:
             return self._one_by_one(mended, error)
 
     def _mended(self, array: bytes) -> bytes:
-        """Return JSON text in which invalid characters, escapes and numbers are repaired; count the
-        repairs.
-        """
+        """Repair invalid characters, escapes and numbers in JSON text, and count the repairs."""
         try:
             array.decode()
             text = array
@@ -380,7 +378,7 @@ class EventStream:
         return text
 
     def _one_by_one(self, array: bytes, error: Exception) -> Block:
-        """Decode a list with null events (dropped late by a writer) or fields of a wrong type."""
+        """Decode a list of events one by one, because some are null or have fields of a wrong type."""
         try:
             texts = list(map(bytes, _RAWS.decode(array)))
         except (msgspec.DecodeError, RecursionError):
@@ -419,15 +417,14 @@ class EventStream:
         return self._error(f"not a trace event: {error}", self._parsed_bytes + inside)
 
     def _leave_out(self, message: str, byte: int) -> None:
-        """Count invalid data between events. Raises ``FormatError`` unless recovering."""
+        """Count invalid data between two events and skip it. Raises ``FormatError`` unless recovering."""
         if not self._recover:
             raise self._error(message, byte)
         self.repairs["broken-event"] += 1
 
     def _cut(self, lost_bytes: int, message: str) -> None:
-        """Count the bytes after the last whole event of a truncated file.
-
-        Raises ``FormatError`` unless recovering.
+        """Count the bytes after the last complete event of a truncated file. Raises ``FormatError`` unless
+        recovering.
         """
         if not self._recover:
             raise self._cut_error(message)
@@ -518,7 +515,7 @@ def report_repairs(repairs: Mapping[str, int], findings: Findings) -> None:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Return JSON text with U+FFFD for each escaped surrogate that lacks its other half."""
+    """Return JSON text in which U+FFFD replaces each escaped surrogate that lacks its other half."""
     if b"\\u" not in text:
         return text
     return _LONE.sub(lambda escape: b"\\ufffd" if escape[1] else escape[0], text)

@@ -183,9 +183,8 @@ def match_comms(rank: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequen
 
 
 def _unlike(together: Sequence[int], keys: Sequence[CommKey], size_bytes: Sequence[float]) -> int:
-    """Return the first row that differs from the first one in kind or size, -1 for none.
-
-    ``together`` are rows of several ranks that would match.
+    """Return the first of the rows ``together`` whose kind or size differs from the first row; -1 for none.
+    These rows, of several ranks, would match otherwise.
     """
     first = together[0]
     kind, size = _letters(keys[first].kind), size_bytes[first]

@@ -89,7 +89,7 @@ _MAX_SHARD_DIGITS = 9
 
 
 def _dims_of(texts: Sequence[str]) -> dict[str, int]:
-    """Parse extents of symbolic dimensions: ``b=128``."""
+    """Parse the option ``--dim``, extents of symbolic dimensions: ``b=128``."""
     dims: dict[str, int] = {}
     for text in texts:
         name, _, extent = text.partition("=")
@@ -101,7 +101,7 @@ def _dims_of(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _shard_of(text: str) -> tuple[int, int]:
-    """Parse a share: ``2/8``, the second of eight."""
+    """Parse the option ``--shard``: ``2/8`` is the second of eight parts of the ranks."""
     index, slash, count = text.partition("/")
     is_valid = slash and all(
         part.isascii() and part.isdigit() and len(part) <= _MAX_SHARD_DIGITS for part in (index, count)

@@ -21,9 +21,8 @@ _shape = msgspec.json.Decoder(tuple[tuple[int, int, int], tuple[int, int, int]])
 
 
 def shape_text(grid: Sequence[int], block: Sequence[int], *, in_threads: bool = False) -> str:
-    """Return the text of one launch, empty for an impossible extent.
-
-    ``in_threads``: the grid counts threads.
+    """Return the launch shape (extents of grid and block) as text, empty for an impossible extent. If
+    ``in_threads``, the grid counts threads and not blocks.
     """
     if len(grid) != 3 or len(block) != 3 or not all(0 < extent < _LARGEST for extent in (*grid, *block)):
         return ""
@@ -33,7 +32,9 @@ def shape_text(grid: Sequence[int], block: Sequence[int], *, in_threads: bool = 
 
 
 def shape_rows(strings: StringTableBuilder, *extents: IntArray, in_threads: bool = False) -> SmallIntArray:
-    """Return the row of each launch among ``strings``, from six columns: extents of grid and block."""
+    """Return for each launch the row of its launch shape among ``strings``, from six columns: the extents of
+    grid and block.
+    """
     if not len(extents[0]):
         return np.empty(0, np.int32)
     shapes, index = distinct_rows(*extents)

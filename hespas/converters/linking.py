@@ -49,9 +49,8 @@ class EventNesting:
     def of(
         cls, thread: IntArray, start: IntArray, end: IntArray, chosen: IntArray | None = None
     ) -> EventNesting:
-        """Nest events by start: an event is inside another that runs when it starts, even if it ends later.
-
-        Only the rows ``chosen`` (None: all) take part. O(n log n).
+        """Return the nesting of events: an event is inside another one that runs when it starts, even if it
+        ends later. Only the rows ``chosen`` (None: all) take part. O(n log n).
         """
         rows = np.arange(len(start)) if chosen is None else chosen
         order = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
@@ -62,7 +61,7 @@ class EventNesting:
         return cls(parent, order, thread[order], start[order], end)
 
     def with_parents(self, parent: IntArray, end: IntArray) -> EventNesting:
-        """Return the forest with further events appended. Their ``parent`` is known, and they have no
+        """Return the nesting with further events appended, whose ``parent`` is known and which have no
         thread.
         """
         return EventNesting(
@@ -74,7 +73,7 @@ class EventNesting:
         )
 
     def innermost(self, thread: IntArray, at: IntArray) -> IntArray:
-        """Return the innermost event of each ``thread`` that runs ``at`` a time, -1 for none."""
+        """Return for each thread and time in ``at`` the innermost event that runs then, -1 for none."""
         # Events and questions are sorted together; a question follows the events that start with it.
         count, questions = len(self.order), len(thread)
         is_question = np.arange(count + questions) >= count
@@ -255,9 +254,8 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlicePairs:
-    """Pairs of begin and end events.
-
-    ``begin`` and ``end`` are rows of events (end -1: never ended). ``orphans`` counts ends without a begin.
+    """Begin and end events that were paired to slices. ``begin`` and ``end`` are rows of events (end -1:
+    never ended). ``orphans`` counts ends without a begin.
     """
 
     begin: IntArray
@@ -348,7 +346,9 @@ def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int,
 
 
 def _longest(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-    """Return pairs of one longest common subsequence. O(len(first) * len(second) / word)."""
+    """Return the matched pairs of positions of a longest common subsequence of two lists. O(len(first) *
+    len(second) / word).
+    """
     positions: dict[int, int] = {}
     for position, value in enumerate(second):
         positions[value] = positions.get(value, 0) | 1 << position

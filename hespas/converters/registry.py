@@ -306,7 +306,9 @@ def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> N
 
 
 def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, Format]]:
-    """Return files of a known format, with their format, that are not rank files. The number is limited."""
+    """Return the files of a folder that have a known format, with that format, except rank files. Their
+    number is limited.
+    """
     files = (
         entry
         for entry in sorted(entries)
@@ -316,8 +318,8 @@ def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, For
 
 
 def _is_same_tool(form: Format, chosen: Format) -> bool:
-    """Return True if both formats are of the same tool, so that a folder of one may have files of the
-    other.
+    """Return True if both formats are of the same tool, so that a folder with files of one may contain files
+    of the other.
     """
     module = BUILTIN.get(chosen.name, "").partition(":")[0]
     return form.name == chosen.name or (

@@ -38,7 +38,9 @@ _PADDING = -1
 
 
 class IdMode(Enum):
-    """Meaning of the ids in the groups of a collective, and how often each group applies."""
+    """Meaning of the ids in the groups of a collective (replicas, partitions or devices), and how often each
+    group applies.
+    """
 
     CROSS_REPLICA = "cross_replica"
     """Ids are replica ids; each group applies once per partition."""

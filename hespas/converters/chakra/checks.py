@@ -82,7 +82,7 @@ class Faults:
             self.nodes(code, columns, bad, message, f"{hint}; `recover` reads the file without it")
 
     def lint(self, code: str, message: str, count: int) -> None:
-        """Report a warning about ``count`` nodes or attributes."""
+        """Report a warning of the checker with the number (``count``) of affected nodes or attributes."""
         self.diagnostics.add(
             code, Severity.WARNING, self.path, message, path=self.path, rank=self.rank, count=count
         )
@@ -146,7 +146,9 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
 
 
 def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:
-    """Check ET007: the dependencies of ``graph``, which was read from ``columns``, have no cycle."""
+    """Check rule ET007: report a cycle among the dependencies of ``graph``, which was read from
+    ``columns``.
+    """
     cycle = find_cycle(graph)
     if not cycle:
         return

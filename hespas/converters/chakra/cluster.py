@@ -34,7 +34,9 @@ _CONNECT_S = 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ClusterWork:
-    """Data that every worker needs, sent once."""
+    """Inputs of the writing of rank files that every worker of a cluster needs. They are sent to each worker
+    once.
+    """
 
     version: str
     workload: Workload
@@ -122,7 +124,9 @@ def _result(distributed: Any, future: Any, address: str) -> TraceAccount:
 
 
 def _received(work: _ClusterWork) -> _ClusterWork:
-    """Store the work on a worker; if the worker dies, the scheduler sends it again."""
+    """Store the inputs of :class:`_ClusterWork` on a worker. If the worker dies, the scheduler sends them
+    again.
+    """
     if work.version != __version__:
         raise UsageError(
             f"a worker has hespas {__version__}, the client has {work.version}",

@@ -45,15 +45,15 @@ _MOST_DIGITS = 10
 
 
 class _ProcessGroup(TypedDict):
-    """One entry of PyTorch's list of process groups."""
+    """One process group in the list that PyTorch writes into a trace."""
 
     pg_name: str
     ranks: list[int]
 
 
 class NamedGroups(dict[int, list[int]]):
-    """Process groups of a job: group id -> ranks in ring order. ``names`` maps group names that are not
-    decimal ids to an id; id 0 is the group of all ranks.
+    """Process groups of a job: group id -> ranks in ring order. ``names`` maps names of groups that are not
+    decimal ids to ids. Id 0 is the group of all ranks.
     """
 
     def __init__(self) -> None:
@@ -251,8 +251,8 @@ class GroupIds(NamedTuple):
         return np.array(idle, np.bool_)[which.reshape(-1)]
 
     def _known(self, groups: GroupSet, group: int) -> int:
-        """Return the id of a group in the ``comm_group.json`` that was read, -1 if that does not list the
-        same ranks in the same order.
+        """Return the id that ``comm_group.json`` gives to a group; -1 if the file that was read does not list
+        the same ranks in the same order.
         """
         if not self.by_members:
             return -1

@@ -208,8 +208,8 @@ LAYOUT_KEY = "chakra.layout"
 
 
 class Tag:
-    """Tags of rows in a graph's ``extra`` table, which give the meaning of a row's value. The tag of an
-    attribute is the protobuf field number of its value (3..32).
+    """Kind of a row in a graph's ``extra`` table, which decides the meaning of its value. For a preserved
+    attribute it is the protobuf field number of the value (3..32).
     """
 
     TEXT = 0
@@ -243,20 +243,22 @@ class AttributeValues:
     row: Longs
 
     def where(self, mask: Bools) -> AttributeValues:
-        """Return the values selected by a mask."""
+        """Return those values whose rows are selected by a mask."""
         return AttributeValues(self.node[mask], self.value[mask], self.row[mask])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeFacts:
-    """Look-up of a trace's attributes by name. If a node repeats a name, the first attribute counts."""
+    """Look-up of a trace's node attributes by name. If a node has a name twice, the first attribute
+    counts.
+    """
 
     attrs: AttributeColumns
     owner: Longs
 
     @classmethod
     def of(cls, attrs: AttributeColumns) -> AttributeFacts:
-        """Return the look-up for the given attributes."""
+        """Return the look-up table for the attributes of a trace."""
         return cls(attrs, attrs.owner)
 
     def rows(self, name: str) -> Longs:
@@ -266,15 +268,15 @@ class AttributeFacts:
         return np.flatnonzero(self.attrs.key == self.attrs.keys.index(name))
 
     def _first(self, rows: Longs) -> Longs:
-        """Return the first of the given rows for each node."""
+        """Return those of the given attribute rows that are the first of their node."""
         owner = self.owner[rows]
         first = np.ones(len(rows), np.bool_)
         first[1:] = owner[1:] != owner[:-1]
         return rows[first]
 
     def first_rows(self, name: str, *, integral: bool = False) -> Longs:
-        """Return the first attribute row with this name of each node that has one. With ``integral`` rows of
-        other than integer types are left out.
+        """Return the first attribute row with this name of each node that has one. With ``integral``, rows
+        whose type is not an integer are left out.
         """
         rows = self._first(self.rows(name))
         return rows[IS_INTEGER[self.attrs.field[rows]]] if integral else rows
@@ -289,7 +291,7 @@ class AttributeFacts:
         return AttributeValues(self.owner[rows[good]], value[good], rows[good])
 
     def texts(self, name: str) -> AttributeValues:
-        """Return values of type string."""
+        """Return the values of a string attribute."""
         rows = self._first(self.rows(name))
         rows = rows[self.attrs.field[rows] == AttributeField.STRING]
         return AttributeValues(self.owner[rows], self.attrs.bits[rows].view(np.int64), rows)

@@ -41,7 +41,9 @@ def encoded(parts: Iterable[EtColumns]) -> Iterator[Bytes]:
 
 
 def _placeholders(variables: RankVariables, digit: int) -> RankVariables:
-    """Return variables of the same encoded widths, all of whose bytes consist of ``digit`` (1 or 2)."""
+    """Return values of the rank-dependent variables with the given encoded widths, in which every byte is
+    ``digit`` (1 or 2). They mark the places of the variables in a template.
+    """
     groups = tuple(str(digit).encode() * len(text) for text in variables.groups)
     numbers = [
         sum(digit << 7 * byte for byte in range(len(encode_varint(value))))
@@ -72,8 +74,8 @@ class TraceTemplate:
             yield data
 
     def distinct(self, spelled: Bytes) -> Bytes:
-        """Return the bytes of the encoded variables that occur in the trace. Ranks with equal rows have equal
-        traces.
+        """Return the encoded values of those variables that occur in the trace, one row per rank. Ranks with
+        equal rows have equal traces.
         """
         return spelled[:, np.unique(self.source)]
 
@@ -118,7 +120,9 @@ class ClassWriter:
         return template
 
     def _made(self, variables: RankVariables) -> TraceTemplate | None:
-        """Build a template: encode the trace with two sets of placeholder values, and compare the bytes."""
+        """Return a template of the trace: encode it with two sets of placeholder values, and find the bytes
+        that differ. None if that is not possible.
+        """
         lowering, inexact = TraceLowering(self.graph), Counter[str]()
         one, two = _placeholders(variables, 1), _placeholders(variables, 2)
         data = bytearray()
@@ -171,7 +175,9 @@ _VARINTS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
 
 @dataclass(frozen=True)
 class PeerLookup:
-    """Peers of ranks in a permutation. Listed pairs are sorted once; strided permutations need no list."""
+    """Look-up of the peer of a rank in a permutation. Listed pairs are sorted once; strided permutations need
+    no list.
+    """
 
     permutation: Permutation
 
@@ -193,7 +199,7 @@ class PeerLookup:
 
 
 class _UsedSlots(NamedTuple):
-    """Masks of the group sets and permutations that nodes of a graph use."""
+    """Masks of the group sets and permutations (slots) that the nodes of a graph use."""
 
     groups: Bools
     ways: Bools
@@ -225,8 +231,8 @@ class RankValues:
     def of(
         cls, graph: OpGraph, ranks: Longs, ids: GroupIds, ways: dict[Permutation, PeerLookup]
     ) -> RankValues:
-        """Return the values of the given ranks, which all run ``graph``. Slots that the graph does not use
-        are 0 or an empty text.
+        """Return the rank-dependent values (group ids and peers) of the given ranks, which all run ``graph``.
+        Slots that the graph does not use are 0 or an empty text.
         """
         used = used_slots(graph)
         texts = len(graph.group_sets)
@@ -275,8 +281,8 @@ class RankValues:
             yield tuple(distinct[group].tolist()), np.flatnonzero(which == group)
 
     def spelled(self, widths: tuple[int, ...]) -> Bytes:
-        """Return the encoded values, shape (ranks, sum of widths): decimal digits for texts, varints for
-        numbers. The values of all ranks must have these widths.
+        """Return the encoded values of all ranks, shape (ranks, sum of widths): decimal digits for texts,
+        varints for numbers. All ranks must have the same widths.
         """
         columns: list[Longs] = []
         for slot, width in enumerate(widths):

@@ -36,7 +36,7 @@ class TraceForm:
     findings: tuple[tuple[str, str], ...] = ()
 
     def stem(self, name: str) -> str:
-        """Return a file name without its suffixes."""
+        """Return a file name without the suffixes of this form of traces."""
         return self.ending.sub("", name) or name
 
 

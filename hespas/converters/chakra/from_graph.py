@@ -78,7 +78,7 @@ class RankVariables(NamedTuple):
 
     @property
     def own_slot(self) -> int:
-        """Number of the variable that holds the rank itself."""
+        """Number of the variable whose value is the rank itself."""
         return len(self.groups)
 
     def values(self) -> tuple[bytes | int, ...]:
@@ -103,7 +103,9 @@ class TraceLowering:
     """
 
     def __init__(self, graph: OpGraph) -> None:
-        """Compute values that depend on more than one node: times along streams, sizes of tensors."""
+        """Prepare to convert a graph: compute values that depend on several nodes (times along streams, sizes
+        of tensors).
+        """
         self.graph = graph
         self._times = WrittenTimes.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream))
         costs = (graph.bytes_read, graph.bytes_written)
@@ -116,7 +118,9 @@ class TraceLowering:
             self._types[kind] = number
 
     def parts(self, variables: RankVariables) -> Iterator[LoweredNodes]:
-        """Yield the nodes in order, a few thousand at a time. A graph without nodes yields one empty part."""
+        """Yield the nodes in the form of trace columns, a few thousand at a time. A graph without nodes
+        yields one empty part.
+        """
         for nodes in self.ranges():
             yield self.part(nodes, variables)
 
@@ -301,8 +305,8 @@ def _attributes(
 
 
 class _AttributeWriter:
-    """Writer of the attributes that have a column or a table in the graph, one method per attribute or group
-    of them.
+    """Writer of the node attributes that have a column or a table in the graph, with one method per attribute
+    or group of attributes.
     """
 
     def __init__(self, graph: OpGraph, assembly: Assembly, strings: Strings) -> None:
@@ -349,7 +353,9 @@ class _AttributeWriter:
     def _spelled(
         self, name: str, nodes: Longs, rows: ByteRows, which: Longs, slot: Longs | None = None
     ) -> None:
-        """Add a string attribute: node ``nodes[i]`` gets the text ``rows[which[i]]``."""
+        """Add a string attribute with few distinct texts: node ``nodes[i]`` gets the text
+        ``rows[which[i]]``.
+        """
         start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
         self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
@@ -375,7 +381,9 @@ class _AttributeWriter:
         self.integers(name, node[valid], np.rint(size[valid]).astype(np.int64))
 
     def facts_of_collectives(self) -> None:
-        """Add operand and result sizes, channel and reduction of collectives, which simulators ignore."""
+        """Add attributes of collectives that simulators ignore: operand and result sizes, channel, and
+        reduction.
+        """
         table = self.graph.collectives
         node = table.node.astype(np.int64)
         self.sizes(node, table.operand_bytes, "comm_operand_bytes")
@@ -393,7 +401,7 @@ class _AttributeWriter:
         self._spelled("contractions", nodes, ByteRows.from_rows(texts), which)
 
     def tensor_lists(self, lists: TensorLists) -> None:
-        """Add the lists of tensors that each node reads and writes, for memory trackers."""
+        """Add the lists of tensors that each node reads and writes, for the memory tracking of simulators."""
         nodes = np.flatnonzero(self.graph.kind != NodeKind.METADATA)
         for name, rows in zip(LIST_NAMES, lists, strict=True):
             self._spelled(name, nodes, rows, nodes)

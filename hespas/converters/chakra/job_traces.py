@@ -44,8 +44,8 @@ class RankVariant(NamedTuple):
 
 
 class RankBatch(NamedTuple):
-    """Ranks of one variant, ascending, whose variables have equal encoded widths. Their traces have one
-    template (:class:`.expansion.TraceTemplate`).
+    """Ascending ranks that run the same nodes of a class, and whose rank-dependent values have equal encoded
+    widths. Their traces share one template (:class:`.expansion.TraceTemplate`).
     """
 
     runs: RankVariant
@@ -72,7 +72,7 @@ _WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time", "chakra-json.
 @dataclass(slots=True)
 class TraceAccount:
     """Losses in the written traces, summed over ranks. ``counts`` maps a diagnostic code to the number of
-    parts of the workload that are missing or only approximate.
+    parts of the workload that the traces lack or have only approximately.
     """
 
     ranks: int = 0
@@ -80,7 +80,9 @@ class TraceAccount:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, runs: RankVariant, ranks: int) -> None:
-        """Add the losses of ``ranks`` ranks of one variant. Call it after one of them was encoded."""
+        """Add the losses of ``ranks`` ranks that run the same nodes. Call it after one of them was
+        encoded.
+        """
         self.ranks += ranks * (runs.idle > 0)
         self.idle_ns += ranks * runs.idle_ns
         of_one = {**runs.writer.inexact, "chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)}
@@ -116,7 +118,9 @@ class RankTraces:
     _ways: dict[Permutation, PeerLookup] = field(default_factory=dict[Permutation, PeerLookup])
 
     def batches(self, ranks: Longs) -> Iterator[RankBatch]:
-        """Yield the batches of ascending ranks, class by class. O(classes x nodes + ranks x slots)."""
+        """Yield the batches of ranks that share a template, class by class, ranks ascending. O(classes x
+        nodes + ranks x slots).
+        """
         for runs, members in self.rank_variants(ranks):
             values = RankValues.of(runs.writer.graph, members, self.groups, self._ways)
             for widths, rows in values.groups_by_widths():

@@ -21,7 +21,7 @@ __all__ = ["report", "report_refused"]
 
 
 def report_refused(graph: OpGraph, diagnostics: Diagnostics) -> None:
-    """Report collectives and messages that `hespas-validate check` refuses and simulators cannot run. They
+    """Report collectives and messages that ``hespas-validate check`` refuses and simulators cannot run. They
     are written nevertheless.
     """
     bare = len(_undescribed(graph, (NodeKind.COLLECTIVE,), graph.collectives.node))
@@ -142,8 +142,8 @@ def _undescribed(graph: OpGraph, kinds: Sequence[NodeKind], described: SmallIntA
 
 
 def _broken_counts(graph: OpGraph) -> int:
-    """Return the number of nodes whose FLOPs, bytes or transcendentals change or become unknown when the
-    trace is read again.
+    """Return the number of nodes whose FLOPs, bytes or transcendentals differ or are unknown when the trace
+    is read again.
     """
     flops, useful, rare = _stated(graph.flops), _stated(graph.useful_flops), graph.transcendentals
     moved, written = _stated(graph.bytes_moved), _stated(graph.bytes_written)
@@ -158,7 +158,9 @@ def _broken_counts(graph: OpGraph) -> int:
 
 
 def _stated(count: FloatArray) -> FloatArray:
-    """Return counts as a trace states them: rounded to whole numbers, NaN for counts that it cannot state."""
+    """Return counts in the form in which a trace stores them: rounded to whole numbers, NaN for counts that
+    it cannot store.
+    """
     with np.errstate(invalid="ignore"):
         return np.where((count >= 0) & (count < LARGEST_COUNT), np.rint(count), nan)
 

@@ -57,7 +57,9 @@ class ExpandedGraph(NamedTuple):
     halves: Longs
 
     def alone(self, idle: Bools) -> Longs:
-        """Return the SENDs in ``halves`` that have no work on a rank while their RECV has some."""
+        """Return the SENDs in ``halves`` that a rank does not run although it runs the RECV of the same
+        permute.
+        """
         return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
 
     def for_rank(self, idle: Bools) -> OpGraph:
@@ -143,8 +145,8 @@ def _cost(graph: OpGraph, name: str) -> FloatArray:
 
 
 def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> RaggedArray:
-    """Return dependencies for the new node numbers. Users of a permute depend on both its SEND and its
-    RECV.
+    """Return dependencies with the node numbers after permutes are split. Users of a permute depend on both
+    its SEND and its RECV.
     """
     if not len(deps.values):
         return RaggedArray.empty(len(rows))
@@ -156,8 +158,8 @@ def _both(deps: RaggedArray, rows: Longs, first: Longs, copies: Longs) -> Ragged
 
 
 def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
-    """Return the graph without the ``idle`` nodes, which have no work on a rank. An idle node whose
-    dependencies cannot be passed on to its users becomes a zero-cost node.
+    """Return the graph without the ``idle`` nodes, which have no work on a rank. Dependencies on an idle node
+    are passed on; where that is not possible, it becomes a zero-cost node.
     """
     if not idle.any():
         return graph

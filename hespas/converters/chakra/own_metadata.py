@@ -41,8 +41,8 @@ def texts_of_class(workload: Workload, number: int, written: OpGraph) -> dict[st
 
 
 def with_stated_steps(graph: OpGraph, document: bytes, diagnostics: Diagnostics) -> OpGraph:
-    """Attach the recorded steps in a trace's metadata (``document``) to its graph. An invalid document is
-    ignored with a warning.
+    """Attach the recorded steps, which a trace has in its metadata (``document``), to its graph. An invalid
+    document is ignored with a warning.
     """
     if not document:
         return graph

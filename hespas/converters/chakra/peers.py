@@ -55,8 +55,8 @@ class ClassPeers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pattern:
-    """Compressed column of integers: the distinct ``values``, and in ``which`` the index of each node's
-    value.
+    """Compressed column of integers with few distinct ``values``: ``which`` has for each node the index of
+    its value.
     """
 
     values: tuple[int, ...]
@@ -72,11 +72,11 @@ class _Pattern:
         return cls(tuple(values[order].tolist()), new_index[inverse].astype(np.int32).tobytes())
 
     def column(self) -> Longs:
-        """Return the value of each node."""
+        """Return the column with the value of each node."""
         return np.array(self.values or (0,), np.int64)[np.frombuffer(self.which, np.int32)]
 
     def replaced(self, places: Longs, values: Sequence[int]) -> _Pattern:
-        """Return the pattern with ``values`` at the nodes ``places``."""
+        """Return the compressed column with other ``values`` at the nodes ``places``."""
         if not len(places):
             return self
         column = self.column()
@@ -86,8 +86,8 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPeers:
-    """Process groups and peers of one rank: ``groups`` has the group id of each collective (0: all ranks),
-    ``peers`` the peer rank of each message (-1: not stated).
+    """Process groups and peers that the file of one rank names. ``groups`` has the group id of each
+    collective (0: all ranks), ``peers`` the peer of each message (-1: not stated).
     """
 
     rank: int
@@ -105,8 +105,8 @@ class RankPeers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerRows:
-    """Attribute rows that state process groups (``group``) and message peers (``peer``) in a file. Their
-    values differ between the ranks of a class.
+    """Rows of the attributes of a file that state process groups (``group``) and message peers (``peer``).
+    Their values may differ between the ranks of a class.
     """
 
     group: Longs
@@ -164,8 +164,8 @@ def rank_peers(
 
 
 def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
-    """Return the distinct vectors of values over the ranks, and the index of each node's vector. ``patterns``
-    has one column of nodes per rank.
+    """Return the distinct combinations of values that a node has on all ranks, and for each node the index of
+    its combination. ``patterns`` has one column of nodes per rank.
     """
     distinct = {pattern.which: index for index, pattern in reversed(list(enumerate(patterns)))}
     shapes = list(distinct)
@@ -227,7 +227,7 @@ class _RankPartition:
         return not any((vector, peer) in self.peers for vector, peer in enumerate(peers) if peer >= 0)
 
     def add(self, rank: RankPeers, named: Sequence[int], peers: Sequence[int], job: _GroupIndex) -> None:
-        """Add a rank with its groups and peers by vector."""
+        """Add a rank with its groups and peers to the class."""
         self.ranks.append(rank)
         self.peers.update(enumerate(peers))
         for vector, number in enumerate(named):
@@ -268,7 +268,7 @@ def expressible(ranks: Sequence[RankPeers], groups: Groups, num_ranks: int) -> l
 
 
 def _by_rank(patterns: Sequence[_Pattern]) -> list[list[int]]:
-    """Return the values of each rank by vector, for :func:`expressible`."""
+    """Return, for each rank, its value in every distinct combination, as :func:`expressible` needs them."""
     if not patterns[0].which:
         return [[] for _ in patterns]
     values: list[list[int]] = np.stack(_vectors(patterns)[0], axis=1).tolist()
@@ -285,8 +285,8 @@ def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:
 def peers_of_class(
     columns: EtColumns, ranks: Sequence[RankPeers], rows: PeerRows, groups: Groups, num_ranks: int
 ) -> ClassPeers:
-    """Return the group sets and permutations of a class. :func:`expressible` must have returned its ranks as
-    one class.
+    """Return the group sets and permutations of a class, made from the groups and peers of its ranks.
+    :func:`expressible` must have returned these ranks as one class.
     """
     sets: dict[GroupSet, int] = {}
     group_set = np.full(int((columns.type == NodeType.COMM_COLL).sum()), -1, np.int64)

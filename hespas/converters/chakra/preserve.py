@@ -66,8 +66,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
-    """Rows for a graph's ``extra`` table, as columns of equal length. Rows of one node are sorted by
-    ``order``.
+    """Rows to be added to a graph's ``extra`` table, as columns of equal length. Rows of one node are sorted
+    by ``order``.
     """
 
     node: Longs
@@ -89,7 +89,9 @@ def _constant(node: Longs, key: int, tag: int, value: ByteRows) -> ExtraRows:
 
 
 def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Return rows for the attributes marked in ``preserved``, and for the doc strings of all attributes."""
+    """Return rows that preserve the attributes marked in ``preserved``, and the doc strings of all
+    attributes.
+    """
     attrs = columns.attrs
     key_rows = np.array([strings.add(name) for name in attrs.keys] or [0], np.int32)
     at = np.flatnonzero(preserved)
@@ -125,7 +127,7 @@ def attribute_rows(columns: EtColumns, preserved: Bools, strings: StringTableBui
 
 
 def start_rows(columns: EtColumns) -> list[ExtraRows]:
-    """Return rows for start times, for which a graph has no column."""
+    """Return rows that preserve start times, for which a graph has no column."""
     at = np.flatnonzero(columns.start_micros)
     if not len(at):
         return []
@@ -146,7 +148,7 @@ def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> li
 
 
 def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
-    """Return rows with ``IOInfo`` messages; ``tag`` is :attr:`Tag.INPUTS` or :attr:`Tag.OUTPUTS`."""
+    """Return rows that preserve ``IOInfo`` messages; ``tag`` is :attr:`Tag.INPUTS` or :attr:`Tag.OUTPUTS`."""
     if not len(io):
         return []
     parts = [
@@ -159,7 +161,9 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
 
 
 def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
-    """Return one row per distinct attribute layout, and one row per node with the number of its layout."""
+    """Return rows that preserve the order and types of attributes (layout): one per distinct layout, and one
+    per node with the number of its layout.
+    """
     if not layouts.layouts:
         return []
     key = strings.add(LAYOUT_KEY)
@@ -178,8 +182,8 @@ def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows
 
 
 def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
-    """Return rows of node -1 for the version label and the metadata attributes of a file. With ``as_stated``
-    a marker row is added (:attr:`Tag.AS_STATED`).
+    """Return rows (of node -1) that preserve the version label and the metadata attributes of a file.
+    ``as_stated`` adds a marker row (:attr:`Tag.AS_STATED`).
     """
     version = ByteRows.from_text([columns.version])
     nobody = np.full(1, -1, np.int64)
@@ -198,7 +202,9 @@ def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: boo
 
 
 def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
-    """Return one table of all rows, sorted by node and then by order; the order of parts breaks ties."""
+    """Return all rows as one table, sorted by node and then by ``order``; rows with equal keys keep the order
+    of ``parts``.
+    """
     parts = [part for part in parts if len(part.node)]
     if not parts:
         return ExtraTable.empty()
@@ -252,8 +258,8 @@ def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, fo
 
 
 def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
-    """Group the nodes by their sequence of attribute (name, type). Return one node of each group, and the
-    index of each node's group.
+    """Group the nodes by the sequence of their attributes' names and types. Return one node of each group,
+    and for each node the index of its group.
     """
     code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
     start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
@@ -491,8 +497,8 @@ def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
 
 
 def _is_attribute(table: ExtraTable) -> Bools:
-    """Return a mask of the table rows that are attributes of a trace. Numbers and absent values must have
-    eight bytes.
+    """Return a mask of the table rows that preserve attributes of a trace. A number or an absent value must
+    have eight bytes.
     """
     tag = table.tag
     of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)

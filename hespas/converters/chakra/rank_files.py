@@ -74,8 +74,8 @@ class RankFolder:
             Path(temporary).replace(path)
 
     def link(self, first: int, ranks: Iterable[int]) -> None:
-        """Give the file of rank ``first`` additional names, one per rank with an equal trace (hard links).
-        Copy the file if the file system allows no more links.
+        """Make a rank's file available under the names of all ranks with an equal trace, by hard links. Copy
+        the file if the file system allows no more links.
         """
         source = self.file(first)
         for rank in ranks:
@@ -107,7 +107,7 @@ class RankFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _part(self, rank: int) -> str:
-        """Return a temporary name for the file of a rank."""
+        """Return the temporary name under which the file of a rank is written."""
         return f"{self.path}/.{rank}-{os.getpid():x}-{os.urandom(4).hex()}{_PART}"
 
     def _write(self, path: str, pieces: Iterable[Bytes]) -> None:
@@ -195,7 +195,9 @@ _Values = tuple[bytes, tuple[int, ...], bytes]
 
 @dataclass(slots=True, eq=False)
 class _EqualTraces:
-    """Ranks whose trace equals the trace of an earlier rank. ``links`` lists them by that earlier rank."""
+    """Ranks whose trace equals the trace of an earlier rank, so that they share its file. ``links`` lists
+    them by that earlier rank.
+    """
 
     links: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _of_class: int = -1
@@ -247,7 +249,7 @@ def _tasks(batch: RankBatch, folder: RankFolder, equal: _EqualTraces) -> Iterato
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PatchedRanks:
-    """Task of one thread: write the files of some ranks from a template."""
+    """Task of one thread: write the files of some ranks by inserting their values into a template."""
 
     template: TraceTemplate
     spelled: Bytes
@@ -261,7 +263,9 @@ class _PatchedRanks:
 
 
 class _WriterThreads:
-    """Executor of writes in ``jobs`` threads or without threads; it reports the number of finished files."""
+    """Executor of write tasks, in ``jobs`` threads or without threads. It reports the number of finished
+    files.
+    """
 
     def __init__(self, jobs: int, progress: Callable[[int], None] | None) -> None:
         self._files, self._progress = 0, progress

@@ -51,8 +51,8 @@ _Digits = Annotated[
 
 
 class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="strided"):
-    """Groups with mixed-radix rank numbers. A rank is ``base`` plus its group digits plus its member digits;
-    each digit is ``[size, stride]``.
+    """JSON form of regular process groups. A rank is ``base`` plus its group digits plus its member digits
+    (mixed-radix numbers); each digit is ``[size, stride]``.
     """
 
     group_digits: _Digits
@@ -62,7 +62,7 @@ class StridedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class ListedDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="listed"):
-    """Groups as lists of ranks, in ring order."""
+    """JSON form of irregular process groups: lists of ranks, in ring order."""
 
     groups: list[list[Count]]
     communicator: Count
@@ -80,7 +80,7 @@ class ShiftDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 class PairsDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pairs"):
-    """Permutation as (sender, receiver) pairs, by sender."""
+    """JSON form of a permutation: (sender, receiver) pairs, sorted by sender."""
 
     num_ranks: Count
     pairs: list[tuple[Count, Count]]
@@ -111,7 +111,7 @@ class RankMapDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
-    """Convert a group set for ``rank_map.json``."""
+    """Convert a group set to its form in ``rank_map.json``."""
     if isinstance(groups, ExplicitGroups):
         return ListedDocument(groups=[list(row) for row in groups.rows], communicator=groups.communicator)
     return StridedDocument(
@@ -123,7 +123,7 @@ def groups_document(groups: GroupSet) -> StridedDocument | ListedDocument:
 
 
 def permutation_document(way: Permutation) -> ShiftDocument | PairsDocument:
-    """Convert a permutation for ``rank_map.json``."""
+    """Convert a permutation to its form in ``rank_map.json``."""
     if way.pairs is not None:
         return PairsDocument(num_ranks=way.num_ranks, pairs=list(way.pairs))
     return ShiftDocument(num_ranks=way.num_ranks, digit=way.digit, shift=way.shift, wraps=way.wraps)
@@ -203,8 +203,8 @@ _Entry = TypeVar("_Entry")
 
 
 def _own(rows: Longs, table: Sequence[_Entry]) -> tuple[Longs, tuple[_Entry, ...]]:
-    """Reduce a table of the job to the entries that a class uses, in order of use. Return ``rows`` as rows of
-    the reduced table, and that table.
+    """Return the entries of a table of the job that a class uses, in order of use, and ``rows`` as rows of
+    that smaller table.
     """
     used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
     numbers = np.full(len(table) + 1, -1, np.int64)

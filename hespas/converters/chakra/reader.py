@@ -64,8 +64,8 @@ __all__ = ["read_chakra", "read_traces"]
 
 @dataclass(slots=True, eq=False)
 class _ChakraClass:
-    """Ranks with equal files except for groups and peers; ``columns`` and ``facts`` belong to the first
-    rank.
+    """Ranks whose files are equal except for groups and peers. ``columns`` and ``facts`` are of the first of
+    these ranks.
     """
 
     columns: EtColumns
@@ -79,7 +79,7 @@ class _ChakraClass:
 
 @dataclass(slots=True, eq=False)
 class _ChakraJob:
-    """Rank classes of a job and its process groups, as far as files were read."""
+    """Rank classes and process groups of a job, as far as its files have been read."""
 
     form: TraceForm
     groups: Groups
@@ -90,8 +90,8 @@ class _ChakraJob:
 
 @dataclass(frozen=True, slots=True)
 class _JobFiles:
-    """Files of a job: (rank, path) in order of rank, with rank -1 for a name without a number, and its
-    process groups.
+    """Files of a job: pairs of rank and path, by rank (-1 for a file name without a number), and the process
+    groups.
     """
 
     form: TraceForm
@@ -129,7 +129,7 @@ def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form
 
 
 def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
-    """Return a job of one file, whose name may state the rank. Process groups are read from the same
+    """Return the job of a single file, whose name may state the rank. Process groups are read from the same
     folder.
     """
     match = form.rank_file.match(path.name)
@@ -177,7 +177,9 @@ def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[
 
 
 def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
-    """Return all rank files of a folder. Files may only be missing if the files state the number of ranks."""
+    """Return all rank files of a folder. Some may be missing only if the files themselves state the number of
+    ranks.
+    """
     name, ranks = _rank_files(path, form, faults)
     groups, data = read_groups(path, name, faults, options.comm_groups)
     rank_map = read_rank_map(path, list(ranks))
@@ -229,7 +231,7 @@ def _columns(path: Path, form: TraceForm, options: ReadOptions, diagnostics: Dia
 def _read_rank(
     rank: int, path: Path, job: _ChakraJob, options: ReadOptions, diagnostics: Diagnostics, *, alone: bool
 ) -> None:
-    """Read one file, and check it unless its class has been checked."""
+    """Read the file of one rank. It is checked unless an equal file of its class has been checked."""
     like = None if alone else job.templates.find(path, rank, job.groups)
     if like is not None:
         key, peers = like
@@ -290,7 +292,7 @@ def _first_id(columns: EtColumns) -> np.uint64:
 
 
 def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]:
-    """Yield the columns of a file without the values that may differ within a class, for hashing."""
+    """Yield the columns of a file for hashing, without the values that may differ within a class."""
     hidden, payload = without_rows(columns, rows)
     attrs, meta = columns.attrs, columns.metadata
     first = _first_id(columns)  # ids may continue from rank to rank; only their differences matter
@@ -355,7 +357,7 @@ def _workload(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: 
 def _mapped(
     source: _JobFiles, rank_map: RankMap, job: _ChakraJob, options: ReadOptions, faults: Faults
 ) -> Workload:
-    """Return the workload of a folder with a rank map, which has one file per class. Raise
+    """Return the workload of a folder with a rank map, where one file represents a class of ranks. Raise
     :class:`FormatError` if files and map disagree.
     """
     graphs: list[OpGraph] = []
@@ -398,7 +400,7 @@ def _text(columns: EtColumns, name: str) -> bytes:
 
 def _joined(held: list[str]) -> dict[str, str]:
     """Return the sizes of the programs' arguments and results as metadata of the job, one text per class.
-    Return nothing if a class does not state them.
+    Return nothing if a class has none.
     """
     return {PROGRAM_BYTES: ";".join(held)} if all(held) else {}
 

@@ -49,8 +49,8 @@ _POWERS = np.array([10**power for power in range(1, 20)], np.uint64)
 
 
 def is_as_stated(graph: OpGraph) -> bool:
-    """Return True if the graph was read from a trace without these additions. It is then written without
-    them.
+    """Return True if the graph was read from a trace without the attributes that Hespas adds (raised counts,
+    tensor lists). It is then written without them.
     """
     return bool((graph.extra.tag == Tag.AS_STATED).any())
 
@@ -89,7 +89,7 @@ def written_bytes(
 
 
 class TensorLists(NamedTuple):
-    """Encoded values of the attributes ``inputs`` and ``outputs``, one row per node."""
+    """Encoded values of the attributes ``inputs`` and ``outputs`` for memory tracking, one row per node."""
 
     inputs: ByteRows
     outputs: ByteRows
@@ -233,7 +233,7 @@ def _marked(graph: OpGraph, nodes: list[int]) -> Bools:
 
 
 def _stated(graph: OpGraph, name: str) -> dict[int, list[bytes]]:
-    """Return the entries of the list attribute ``name`` by node."""
+    """Return the entries of the list attribute ``name`` of each node that has it."""
     table = graph.extra
     list_rows = np.flatnonzero((table.node >= 0) & (table.tag == AttributeField.STRING_LIST))
     keys = table.key[list_rows]

@@ -98,7 +98,7 @@ class _FrameKinds:
         return cls(small, which, _numbered(graph), _numbered(small))
 
     def size(self, variables: RankVariables) -> int:
-        """Return the size of the trace of one rank."""
+        """Return the size of the trace of one rank [bytes]."""
         parts = TraceLowering(self.small).parts(variables)
         data = b"".join(piece.tobytes() for piece in encoded(part.columns for part in parts))
         lengths: list[int] = []
@@ -114,7 +114,9 @@ class _FrameKinds:
 
 
 def _is_plain(graph: OpGraph) -> bool:
-    """Return True if the frame of each node depends only on the node's own columns and on node numbers."""
+    """Return True if the encoded size of each node depends only on the node's own columns and on node
+    numbers.
+    """
     durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
     lengths = np.diff(graph.strings.offsets)[graph.name_id]
     tables = (graph.collectives, graph.p2p, graph.contractions)
@@ -129,7 +131,7 @@ def _is_plain(graph: OpGraph) -> bool:
 
 
 def _columns(graph: OpGraph) -> Iterator[Longs]:
-    """Yield all columns that determine a frame, except node numbers, as integers."""
+    """Yield all columns that determine the encoded size of a node, except node numbers, as integers."""
     for name in NODE_COLUMNS:
         column = getattr(graph, name)
         if name != "id" and not is_one_value(column):
@@ -163,8 +165,8 @@ def _whole_numbers(values: NDArray[np.generic]) -> Longs:
 
 
 def _numbered(graph: OpGraph) -> Longs:
-    """Return the bytes of each frame that depend on node numbers: id, dependencies and tensor lists, with
-    tags and lengths.
+    """Return, for each node, the encoded bytes that depend on node numbers: id, dependencies and tensor
+    lists, with tags and lengths.
     """
     ids = graph.id
     widths = varint_widths(ids)

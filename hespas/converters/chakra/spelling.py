@@ -52,7 +52,7 @@ _MAX_TEXT = 1 << 16
 
 
 class TypeTexts(NamedTuple):
-    """``IOInfo`` texts of one list of tensors: shapes and element types."""
+    """Texts of a list of tensors in the form of ``IOInfo``: shapes and element types."""
 
     shapes: bytes
     types: bytes
@@ -92,7 +92,7 @@ class _TensorTypeText(NamedTuple):
 
 
 def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
-    """Combine the (shape, type) texts of single tensors into the texts of a list."""
+    """Join the shape and type texts of single tensors to the texts of a list of tensors."""
     shapes = ", ".join([shape for shape, _ in spelled])
     names = ", ".join([name for _, name in spelled])
     return TypeTexts(f"[{shapes}]".encode(), f"[{names}]".encode())
@@ -152,7 +152,7 @@ def _size_read(types: TensorTypes, row: int) -> float:
 
 
 class _TypeParser:
-    """Parser of ``IOInfo`` texts with a cache."""
+    """Parser of ``IOInfo`` texts to tensor types, with a cache."""
 
     def __init__(self, types: TensorTypesBuilder, strings: StringTableBuilder) -> None:
         self.types = types

@@ -40,7 +40,7 @@ _Span = tuple[int, int]
 
 
 class DecodedFile(NamedTuple):
-    """Decoded columns of a file, with its process groups and message peers."""
+    """Decoded columns of a trace file, with its process groups and message peers."""
 
     columns: EtColumns
     facts: AttributeFacts
@@ -74,8 +74,8 @@ class _FileTemplate:
     own: _ValueSpans
 
     def values_of(self, data: bytes, rank: int, ids: _GroupIdCache) -> RankPeers | None:
-        """Return the process groups and message peers of a file if all its other bytes equal this one; else
-        None. ``rank`` is the rank of that file.
+        """Return the process groups and message peers of another file (of rank ``rank``) if all of its other
+        bytes equal the template; else None.
         """
         theirs = np.frombuffer(data, np.uint8)
         if ((theirs != self.data) & self.fixed).any():
@@ -112,7 +112,9 @@ class _GroupIdCache:
 
 @dataclass(slots=True, eq=False)
 class FileTemplates:
-    """Templates of the decoded files of a job, by file length."""
+    """Templates of the decoded files of a job, by file length. A new file that fits a template need not be
+    decoded.
+    """
 
     _by_length: dict[int, list[_FileTemplate]] = field(default_factory=dict[int, list[_FileTemplate]])
     _ids: _GroupIdCache | None = None
@@ -145,7 +147,7 @@ class FileTemplates:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, or no bytes for a file that is too large for a template."""
+    """Return the bytes of a file; empty if it is too large for a template."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -190,8 +192,8 @@ def _values(pairs: Sequence[tuple[_Span, int]]) -> _ValueSpans:
 
 
 def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
-    """Return the byte span of the group name by attribute row; None if the names found in the bytes are not
-    the decoded ones.
+    """Return where the bytes of each process group name are in the file, by attribute row. None if the names
+    found there are not the decoded ones.
     """
     group_names = facts.texts("pg_name")
     spans = [(match.end(), match.end() + match[1][0]) for match in _NAME.finditer(data)]
@@ -203,8 +205,8 @@ def _names(data: bytes, facts: AttributeFacts) -> dict[int, _Span] | None:
 
 
 def _numbers(data: bytes, facts: AttributeFacts, name: str) -> dict[int, _Span] | None:
-    """Return the byte span of the number by row of attribute ``name``; None if the numbers found in the bytes
-    are not the decoded ones.
+    """Return where the bytes of each number of attribute ``name`` are in the file, by attribute row. None if
+    the numbers found there are not the decoded ones.
     """
     numbers = facts.integers(name)
     spans = [match.span(1) for match in _NUMBER[name].finditer(data)]

@@ -40,8 +40,8 @@ _LARGEST_CAST = float((1 << 63) - 1024)
 
 
 class WrittenTimes(NamedTuple):
-    """Times of a trace. ``nanos``: whole ns, :data:`UNKNOWN` if not known or at least :data:`LONGEST_NS`.
-    ``micros``: the value of ``duration_micros``, 0 if not known.
+    """Times in the form of a trace. ``nanos``: whole ns, :data:`UNKNOWN` if unknown or at least
+    :data:`LONGEST_NS`. ``micros``: the value of ``duration_micros``, 0 if unknown.
     """
 
     nanos: Longs
@@ -101,8 +101,8 @@ def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
 
 
 def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
-    """Return whole microseconds per node, 0 if the time is unknown. Rounding remainders are added to later
-    nodes of the stream.
+    """Return the duration of each node in whole microseconds, 0 if unknown. Rounding remainders are added to
+    later nodes of the stream, so that sums are right.
     """
     known_nanos = np.maximum(nanos, 0)
     micros = known_nanos // 1000

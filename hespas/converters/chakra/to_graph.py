@@ -79,7 +79,7 @@ def _deps(ids: Words, offsets: Longs, values: Words) -> RaggedArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeCosts:
-    """Costs of all nodes, and properties of the attributes that state them."""
+    """Costs of all nodes as read from attributes, and facts about these attributes."""
 
     flops: FloatArray
     useful_flops: FloatArray
@@ -316,7 +316,9 @@ def _report(reader: _AttributeReader, costs: _NodeCosts, faults: Faults) -> None
 
 
 def _one_sided(columns: EtColumns, p2p: P2pTable, peers: ClassPeers) -> Bools:
-    """Return a mask of the messages that state only one of sender and receiver. A writer states both."""
+    """Return a mask of the messages that state only a sender or only a receiver, although traces should state
+    both.
+    """
     num_stated = np.bincount(columns.attrs.owner[peers.peer_rows], minlength=len(columns))
     alone = np.zeros(len(columns), np.bool_)
     nodes = p2p.node[p2p.permutation >= 0]
@@ -367,12 +369,16 @@ def _p2p_table(reader: _AttributeReader, peers: ClassPeers) -> P2pTable:
 
 
 def _sizes(reader: _AttributeReader, name: str, nodes: Bools) -> FloatArray:
-    """Return a column of bytes from an attribute of the marked nodes, NaN if absent."""
+    """Return a column of bytes from an attribute of the nodes marked in ``nodes``; NaN if a node does not
+    have it.
+    """
     return reader.take(reader.find(name, nodes=nodes))
 
 
 def _numbers(reader: _AttributeReader, name: str, nodes: Bools) -> IntArray:
-    """Return a column of integers from an attribute of the marked nodes, -1 if absent."""
+    """Return a column of integers from an attribute of the nodes marked in ``nodes``; -1 if a node does not
+    have it.
+    """
     numbers = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
     column = np.full(len(reader.columns), -1, np.int64)
     column[numbers.node] = numbers.value
@@ -404,7 +410,9 @@ class _AttributeReader:
         """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
 
     def refuse(self, name: str, count: int) -> None:
-        """Count invalid values of an attribute, which are preserved instead of moved into a column."""
+        """Count invalid values of an attribute. They are preserved as attributes and not moved into a
+        column.
+        """
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
@@ -476,7 +484,9 @@ class _AttributeReader:
         return column
 
     def _no_texts(self, name: str) -> int:
-        """Return the number of nodes whose value of a string attribute has another type."""
+        """Return the number of nodes on which the attribute ``name``, which should be a string, has another
+        type.
+        """
         return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
 
     def contractions(self) -> ContractionTable:

@@ -109,7 +109,7 @@ def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WriteRequest:
-    """Ranks of a workload to write at ``path``."""
+    """Ranks of a workload to write at ``path``, with the options."""
 
     workload: Workload
     ids: GroupIds
@@ -121,7 +121,7 @@ class _WriteRequest:
 
     @property
     def is_packed(self) -> bool:
-        """True if files are gzipped."""
+        """Return True if the files are gzipped."""
         return self.options.name.endswith(".gz") or self.path.suffix == ".gz"
 
     def job(self, numbers: dict[str, int], texts: dict[str, bytes]) -> RankTraces:
@@ -201,7 +201,7 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
 
 
 def rank_file_name(workload: Workload, options: WriteOptions, form: TraceForm = BINARY) -> str:
-    """Return the NAME of the files ``NAME.{rank}`` in a folder."""
+    """Return the NAME of the rank files ``NAME.{rank}`` in a folder."""
     return options.name.removesuffix(".gz").removesuffix(form.suffix) or workload.name or "trace"
 
 
@@ -233,7 +233,7 @@ def _write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAc
 
 
 class _MappedClasses:
-    """Classes written so far, and the job's tables of group sets and permutations that they use."""
+    """Rank classes that were written so far, and the group sets and permutations of the job that they use."""
 
     def __init__(self, job: RankTraces, folder: RankFolder) -> None:
         self._job, self._folder = job, folder
@@ -264,7 +264,7 @@ class _MappedClasses:
 
 
 def _of_nodes(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray) -> Longs:
-    """Return a column with ``rows`` at ``nodes``, -1 for all other nodes."""
+    """Return a column of all nodes with ``rows`` at ``nodes`` and -1 elsewhere."""
     column = np.full(len(graph), -1, np.int64)
     column[nodes] = rows
     return column

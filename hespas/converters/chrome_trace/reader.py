@@ -52,7 +52,7 @@ class _Name(msgspec.Struct):
 
 
 class _EventArgs(msgspec.Struct, gc=False):
-    """Arguments of a slice as the writer of Hespas names them; other writers may use the same names."""
+    """Arguments of a slice in the names that Hespas writes. Other tools may use the same names."""
 
     op: str = ""
     kernel: str = ""
@@ -75,7 +75,7 @@ _ARGS = msgspec.json.Decoder(_EventArgs)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrows:
-    """Flow arrows in the order of their ids: track and time (whole ns) of both ends."""
+    """Flow arrows between slices, in the order of their ids: track and time (whole ns) of both ends."""
 
     source_track: IntArray
     source_ns: IntArray
@@ -133,7 +133,7 @@ class _CollectedEvents:
 
 
 class _Collector:
-    """Collector of blocks of events; :meth:`finish` pairs begin and end events."""
+    """Collector of the events of a file, block by block. :meth:`finish` pairs begin and end events."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -417,7 +417,7 @@ def _profile(
 
 
 def _times(slices: _ChromeSlices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
-    """Return starts and durations [ns]."""
+    """Return the starts and durations of slices [ns]."""
     start_ns = _joined(slices.start_ns - base_ns, slices.start_part_ns)
     duration_ns = _joined(slices.duration_ns, slices.duration_part_ns)
     if not ours:
@@ -428,7 +428,9 @@ def _times(slices: _ChromeSlices, base_ns: int, *, ours: bool) -> tuple[FloatArr
 
 
 def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
-    """Add whole ns and fractions as integer ps, so that the result is the nearest float."""
+    """Add whole ns and fractions of ns. The sum is computed in integer ps, so that the result is the nearest
+    float.
+    """
     if not part_ns.any():
         return whole_ns.astype(np.float64)
     steps = whole_ns * 1000 + np.rint(part_ns * 1000).astype(np.int64)
@@ -462,7 +464,7 @@ def _host_ops(
 
 
 def _slice_at(table: _ChromeSlices, track: IntArray, at_ns: IntArray) -> IntArray:
-    """Return the slice that starts on each track at each time, -1 for none."""
+    """Return the row of the slice that starts on each track at each time; -1 for none."""
     both_track, both_ns = np.concatenate([table.track, track]), np.concatenate([table.start_ns, at_ns])
     _, key = distinct_rows(both_track, both_ns)
     order = np.argsort(-table.duration_ns, kind="stable")

@@ -43,14 +43,16 @@ _LARGEST_NS = float(1 << 53)
 
 
 def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` if the file
-    cannot be written.
+    """Write a profile as a Chrome trace. Raises ``UsageError`` for a workload, which has no times,
+    ``OutputError`` if the file cannot be written.
     """
     write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to save memory."""
+    """Write tracks as a Chrome trace, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to
+    save memory.
+    """
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
         _ChromeWriter(stream, scene, options.progress).write()
 
@@ -69,7 +71,9 @@ class _ThreadNames:
 
     @classmethod
     def of(cls, tracks: Tracks, first_process: int, first: int) -> _ThreadNames:
-        """Number the lanes from ``first``, track by track. The lanes of a track share its name."""
+        """Number the lanes of all tracks from ``first``, because viewers need a thread number for each lane.
+        The lanes of a track share its name.
+        """
         lane = lanes_of(tracks)
         counts = np.ones(len(tracks.track_name), np.int64)
         np.maximum.at(counts, tracks.track, lane + 1)
@@ -193,7 +197,7 @@ def _text(text: str) -> str:
 
 
 def _arguments(label: SliceLabel) -> str:
-    """Encode the arguments of a slice as JSON, without the braces."""
+    """Return the arguments of a slice as JSON, without the braces."""
     text = {
         key: (int(value) if value.is_integer() and abs(value) < _LARGEST_NS else value)
         if isinstance(value, float)

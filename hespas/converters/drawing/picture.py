@@ -72,7 +72,9 @@ _SHAPES: dict[NodeKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """Edge from ``source`` to ``target``; ``kind`` is data, control or carried (into the next iteration)."""
+    """Edge of the drawing from node ``source`` to ``target``; ``kind`` is data, control or carried (into the
+    next iteration).
+    """
 
     source: int
     target: int
@@ -81,7 +83,7 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Picture:
-    """Drawing of one rank class."""
+    """Drawing of one rank class: its nodes, clusters and edges as text."""
 
     index: int
     graph: OpGraph
@@ -105,7 +107,7 @@ class _Picture:
         return lines
 
     def region_label(self, region: int) -> str:
-        """Return the label of a cluster."""
+        """Return the label of the cluster that is drawn for a region."""
         regions = self.graph.regions
         kind = RegionKind(int(regions.kind[region])).name.lower().replace("_", " ")
         text = self.graph.strings[int(regions.label[region])]

@@ -21,7 +21,7 @@ __all__ = ["DeviceWork", "GpuLaunches", "GpuRanges", "GpuTrace", "GraphNodes", "
 
 
 def listed(column: IntArray) -> list[int]:
-    """Return a column as Python numbers, for loops."""
+    """Return a column as Python numbers, which loops read faster than array elements."""
     numbers: list[int] = column.tolist()
     return numbers
 
@@ -59,8 +59,8 @@ class DeviceWork(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuLaunches(ColumnTable):
-    """Calls on the host that enqueue device work. If a call is itself a range, ``range_place`` is its row
-    (-1: it is not).
+    """Host calls that enqueue device work. If a call was also recorded as a range, ``range_place`` is the row
+    of that range (-1: it was not).
     """
 
     process: IntArray
@@ -73,7 +73,9 @@ class GpuLaunches(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GraphNodes(ColumnTable):
-    """Records of the creation of graph nodes; ``original`` is the node that was cloned (-1: none)."""
+    """Creation of nodes of CUDA or HIP graphs as recorded; ``original`` is the node from which one was cloned
+    (-1: none).
+    """
 
     process: IntArray
     thread: IntArray
@@ -98,7 +100,7 @@ class GpuRanges(ColumnTable):
     nests: BoolArray
 
     def by_process(self, rows: IntArray) -> GpuRanges:
-        """Return the ranges at these rows, with the process in place of the thread, to nest them per
+        """Return the ranges at these rows with the process in place of the thread, so that they nest per
         process.
         """
         return replace(self.take(rows), thread=self.process[rows])
@@ -106,7 +108,9 @@ class GpuRanges(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuTrace:
-    """One recording. ``texts`` are the texts of ranges; ``devices`` the distinct names of hardware."""
+    """One recording of a GPU profiler. ``texts`` are the texts of its ranges; ``devices`` are the distinct
+    names of hardware.
+    """
 
     strings: StringTableBuilder
     devices: tuple[str, ...]

@@ -265,7 +265,9 @@ def _thread_rows(process: IntArray, thread: IntArray, strings: StringTableBuilde
 
 
 def _report(trace: GpuTrace, links: _GpuLinks, findings: Findings) -> None:
-    """Report work that is not linked, and irregular work."""
+    """Report device work that is not linked to host operations, and irregular work such as kernels of 0
+    ns.
+    """
     work = trace.work
     duration_ns = work.end_ns - work.start_ns
     ran_ns = np.maximum(duration_ns, 0)
@@ -422,7 +424,7 @@ class RangeText:
 
 
 def parse_range_text(text: str) -> RangeText:
-    """Parse a text. A text in no known form is a name. O(len(text))."""
+    """Parse the text of an NVTX or roctx range. A text in no known form is a name. O(len(text))."""
     if text.endswith("#") and "#" in text[:-1]:  # XLA's TraceMe
         name, _, rest = text[:-1].partition("#")
         facts: dict[str, str] = {}

@@ -181,7 +181,9 @@ def window(value: str | None) -> tuple[WindowDim, ...]:
 
 
 def dim_labels(value: str) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Parse ``b01f_01io->b01f`` to the position of each label in input, kernel and output."""
+    """Parse the dimension labels of a convolution, ``b01f_01io->b01f``, to the position of each label in
+    input, kernel and output.
+    """
     left, arrow, output = value.partition("->")
     source, underscore, kernel = left.partition("_")
     if not arrow or not underscore:

@@ -105,8 +105,8 @@ def _body_needs(
 def _need(
     program: HloProgram, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
 ) -> float:
-    """Return the fraction of the operand at position ``place`` that an instruction reads for its whole
-    result; NaN if any part of the result requires the whole operand.
+    """Return the fraction of operand number ``place`` that an instruction reads to compute its whole result;
+    NaN if any part of the result requires the whole operand.
     """
     opcode = computation.opcodes[index]
     if hands_on(computation, index):
@@ -227,7 +227,7 @@ _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, slots=True)
 class LoopTrips:
-    """Trip count of a loop, NaN if unknown. ``stated`` is True if the compiler recorded it in the program."""
+    """Trip count of a loop; NaN if unknown. ``stated`` is True if the program itself has the count."""
 
     count: float
     stated: bool = False
@@ -235,8 +235,8 @@ class LoopTrips:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """Integer of the form ``element`` of the loop state plus ``offset``; ``element`` None means the constant
-    ``offset``.
+    """Integer value that is an element of the loop state plus a constant: ``element`` plus ``offset``. With
+    ``element`` None it is the constant ``offset``.
     """
 
     element: int | None
@@ -248,7 +248,7 @@ _Frame = tuple[Computation, "_Frame | None", tuple[int, ...]]
 
 
 class _LoopTermReader:
-    """Analysis of integer values in the condition or body of a loop."""
+    """Analysis of integer values in the condition or body of a loop, to find its trip count."""
 
     __slots__ = ("module", "steps")
 
@@ -387,7 +387,7 @@ def _inferred(
 
 
 def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> int | None:
-    """Return the initial value of an element of the state, None if it is not a constant."""
+    """Return the value of a loop state element before the loop; None if it is not a constant."""
     computation, index = loop
     term = _element(_LoopTermReader(module), (computation, None, ()), computation.operands[index][0], element)
     return term.offset if term is not None and term.element is None else None
@@ -411,7 +411,9 @@ def _limit(module: HloModule, loop: tuple[Computation, int], body: Computation, 
 
 
 def _element(reader: _LoopTermReader, frame: _Frame, index: int, element: int) -> _Term | None:
-    """Return element ``element`` of a tuple value as a :class:`_Term` (-1: the value itself)."""
+    """Return element ``element`` of a tuple value as a :class:`_Term` (-1: the value itself); None if it is
+    not such a term.
+    """
     if element < 0:
         return reader.term(frame, index)
     settled = reader.settle(frame, index)
@@ -467,8 +469,8 @@ def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
 
 
 def _scaled(body: BodyCost, times: float) -> BodyCost:
-    """Return the cost of several runs. If their number is known, it multiplies the batch of each
-    contraction.
+    """Return the cost of running a computation ``times`` times. If the number is known, it multiplies the
+    batch of each contraction.
     """
     if times == 1.0:
         return body
@@ -494,7 +496,7 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
 
 @dataclass(slots=True)
 class _BodyTotals:
-    """Accumulator of the costs of a computation."""
+    """Accumulator that sums the costs of the instructions of a computation."""
 
     flops: float = 0.0
     useful_flops: float = 0.0
@@ -538,7 +540,7 @@ class _BodyTotals:
 
 
 class Bodies:
-    """Costs of computations by name. Call :meth:`add` for each computation, callees first."""
+    """Costs of the computations of a module by name. Call :meth:`add` for each computation, callees first."""
 
     def __init__(self, program: HloProgram) -> None:
         """Start without costs."""

@@ -101,7 +101,7 @@ class NodeEmitter:
     """Builder of graph nodes from HLO instructions, with caches of types and metadata."""
 
     def __init__(self, program: HloProgram, findings: HloFindings, *, locations: bool) -> None:
-        """Start an empty graph with the module's name."""
+        """Start an empty graph with the name of the module."""
         self.program = program
         self.findings = findings
         self.builder = GraphBuilder(program.module.name)
@@ -251,17 +251,17 @@ def communication_kind(opcode: str) -> NodeKind | None:
 
 @dataclass(frozen=True, slots=True)
 class _ResolvedGroups:
-    """Group set of a collective in global device ids: its row and its group size."""
+    """Group set of a collective in global device ids: its row in the graph, and the size of its groups."""
 
     row: int
     size: int
 
 
 class Communication:
-    """Builder of collectives and messages of nodes. Equal ``replica_groups`` are converted once."""
+    """Builder of the collectives and messages of nodes. Equal ``replica_groups`` are converted once."""
 
     def __init__(self, emitter: NodeEmitter, num_replicas: int, num_partitions: int) -> None:
-        """Set up for a program on ``num_replicas`` x ``num_partitions`` devices."""
+        """Prepare for a program on ``num_replicas`` x ``num_partitions`` devices."""
         self.emitter = emitter
         self.num_replicas = num_replicas
         self.num_partitions = num_partitions
@@ -422,7 +422,7 @@ class Communication:
         return -1 if text is None else self._checked(place, lambda: integer(text))
 
     def _checked(self, place: tuple[Computation, int], make: Callable[[], _Result]) -> _Result:
-        """Call ``make`` and return its result. A ``ValueError`` becomes an error with the position of the
+        """Return the result of ``make()``. Its ``ValueError`` becomes an error with the position of the
         instruction.
         """
         try:
@@ -434,5 +434,5 @@ class Communication:
 
 
 def _total(program: HloProgram, rows: tuple[int, ...]) -> float:
-    """Return the bytes of all arrays; tokens have none."""
+    """Return the bytes of all arrays in the shapes ``rows``; tokens have no bytes."""
     return sum(tensor.bytes for row in rows for tensor in program.tensors(row))

@@ -75,7 +75,7 @@ class TypedInstruction:
     group_size: int = 1
 
     def array(self, index: int) -> ArrayShape:
-        """Return the shape of an operand. Raises ``ValueError`` if it is not an array."""
+        """Return the shape of operand number ``index``. Raises ``ValueError`` if it is not an array."""
         if index >= len(self.operands):
             raise ValueError(f"expected more than {len(self.operands)} operands")
         return array_of(self.operands[index], f"operand {index}")
@@ -89,7 +89,7 @@ class TypedInstruction:
         return self.result
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """Return a list attribute, empty if absent."""
+        """Return an attribute that is a list of integers; empty if absent."""
         return ints(self.attributes.get(key))
 
     def number(self, key: str, default: int) -> int:
@@ -113,14 +113,16 @@ Rule = Callable[[TypedInstruction], Shape]
 
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
-    """Return the array of a shape. Raises ``ValueError`` for a tuple, with ``what`` as its description."""
+    """Return a shape as an array shape. Raises ``ValueError`` for a tuple, with ``what`` as its
+    description.
+    """
     if shape.array is None:
         raise ValueError(f"expected {what} to be an array, found {shown_shape(shape)}")
     return shape.array
 
 
 def tuple_of(parts: Sequence[Shape]) -> Shape:
-    """Return a tuple shape."""
+    """Return the tuple shape whose elements are ``parts``."""
     return Shape(None, tuple(parts))
 
 
@@ -200,7 +202,9 @@ def _real(op: TypedInstruction) -> Shape:
 
 
 def _converted(op: TypedInstruction) -> Shape:
-    """Infer a conversion: the operand's extents with the element type of the result in the program."""
+    """Infer the result shape of a conversion: the operand's extents with the element type that the program
+    states.
+    """
     return with_dims(op.array(0), op.array(0).dims, array_of(op.stated(), "the result").element)
 
 
@@ -347,7 +351,7 @@ def _ragged_dot(op: TypedInstruction) -> Shape:
 
 
 def _windowed(extent: int, dim: WindowDim) -> int:
-    """Return the number of window positions along one dimension."""
+    """Return the number of positions that a window of a convolution or pooling has along one dimension."""
     if extent == DYNAMIC:
         return DYNAMIC
     if dim.size < 1 or dim.stride < 1 or dim.lhs_dilation < 1 or dim.rhs_dilation < 1:
@@ -359,7 +363,9 @@ def _windowed(extent: int, dim: WindowDim) -> int:
 
 
 def _windows(op: TypedInstruction, array: ArrayShape) -> list[int]:
-    """Return the number of window positions along each dimension of an array."""
+    """Return the number of window positions (of a convolution or pooling) along each dimension of an
+    array.
+    """
     dims = window(op.attributes.get("window"))
     if len(dims) != len(array.dims):
         raise ValueError(f"expected a window of {len(array.dims)} dimensions, found {len(dims)}")
@@ -429,7 +435,7 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
 
 
 def _halves(op: TypedInstruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
-    """Return the two halves of a reduction's operands: the reduced arrays, whose extents must be equal, and
+    """Split the operands of a reduction into two halves: the reduced arrays, whose extents must be equal, and
     their scalar initial values.
     """
     body, count = op.callee("to_apply"), len(op.operands)

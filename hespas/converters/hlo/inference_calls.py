@@ -62,8 +62,8 @@ def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_u
 
 
 def _fits(callee: Callee, number: int, wanted: Shape, given: Shape) -> bool:
-    """Return True if the shape ``given`` matches ``wanted``, the shape of parameter ``number`` of a
-    computation (-1: its result).
+    """Return True if the shape ``given`` matches ``wanted``, the declared shape of parameter ``number`` of a
+    computation (-1: of its result).
     """
     if (number, given) in callee.matches:
         return True
@@ -111,7 +111,9 @@ def _conditional(op: TypedInstruction) -> Shape:
 
 
 def _gathered(op: TypedInstruction, *, start: bool = False) -> Shape:
-    """Infer an all-gather: each operand is concatenated along one dimension over the devices of a group."""
+    """Infer the result shape of an all-gather: each operand is concatenated along one dimension over the
+    devices of a group.
+    """
     result = op.stated()
     whole = result.element(1) if start and result.elements and len(result.elements) > 1 else result
     sharded = _shards(op, whole, joins=True)
@@ -165,7 +167,7 @@ def _started(op: TypedInstruction, made: Shape) -> Shape:
 
 
 def _reduce_scatter(op: TypedInstruction) -> Shape:
-    """Infer a reduce-scatter: one shard of each operand."""
+    """Infer the result shape of a reduce-scatter: one shard of each operand."""
     result = op.stated()
     sharded = _shards(op, result, joins=False)
     if sharded is None:
@@ -259,8 +261,8 @@ def _recv_done(op: TypedInstruction) -> Shape:
 
 
 def _async_start(op: TypedInstruction) -> Shape:
-    """Infer an ``async-start``: a tuple of its operands, its result, and further elements that depend on the
-    backend.
+    """Infer the result shape of an ``async-start``: a tuple of its operands, its result, and further elements
+    that depend on the backend.
     """
     callee = op.callee("calls" if "calls" in op.attributes else "to_apply")
     _check_arguments(callee, op.operands, "the computation")
@@ -410,8 +412,8 @@ _UNCHECKED = frozenset({"parameter", "constant", "custom-call", "infeed", "outfe
 
 
 class _Checker:
-    """Checker of one module. ``_numbers`` has a number for each shape; shapes that differ only in layout have
-    the same number.
+    """Checker of the shapes in one module. ``_numbers`` has a number for each shape; shapes that differ only
+    in layout have the same number.
     """
 
     def __init__(self, program: HloProgram, inference: Inference) -> None:
@@ -528,7 +530,9 @@ class _Checker:
         return size
 
     def entry(self) -> None:
-        """Check parameters and result of the entry computation against the layout in the header."""
+        """Check that the parameters and the result of the entry computation have the layout in the module's
+        header.
+        """
         text = self.module.attributes.get("entry_computation_layout")
         if text is None:
             return

@@ -256,7 +256,7 @@ def _map(op: TypedInstruction) -> Shape:
 
 
 def _scalar(op: TypedInstruction) -> Shape:
-    """Infer a scalar with the element type of the result in the program."""
+    """Return the shape of a scalar with the element type that the program states for the result."""
     return _S32 if op.result is None else with_dims(array_of(op.result, "the result"), ())
 
 
@@ -325,8 +325,8 @@ def _topk(op: TypedInstruction) -> Shape:
 
 
 def _batch_norm(op: TypedInstruction) -> Shape:
-    """Infer batch-norm-training and -grad: an array of the operand's shape, and two arrays with one number
-    per feature.
+    """Infer the result of batch-norm-training and -grad: an array of the operand's shape, and two arrays with
+    one number per feature.
     """
     given = op.array(0)
     features = given.dims[op.dimension("feature_index", len(given.dims))]

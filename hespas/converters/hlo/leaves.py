@@ -98,7 +98,9 @@ _Value: TypeAlias = "tuple[int, ...] | list[_Value]"
 
 
 def module_leaves(data: bytes, name: str) -> Leaves:
-    """Return the leaves of a module in memory; messages use ``name``. Raises the reader's errors."""
+    """Return the leaves (operations with nested computations expanded) of a module in memory; messages use
+    ``name``. Raises the reader's errors.
+    """
     module = parse_module(source_of(data, name))
     try:
         return leaves_of(module)
@@ -187,7 +189,9 @@ def _entered(module: HloModule, ordered: Sequence[Computation]) -> list[Computat
 
 
 class _Symbol(NamedTuple):
-    """Placeholder for a parameter of a computation or, with ``path``, for an element of a tuple parameter."""
+    """Placeholder in a leaf's operands for a parameter of the computation or, with ``path``, for an element
+    of a tuple parameter.
+    """
 
     parameter: int
     path: tuple[int, ...]
@@ -195,8 +199,8 @@ class _Symbol(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _LeafWalk:
-    """Expansion of computations, callees first. Symbols represent parameters until the operands of the
-    callers are known.
+    """Expansion of nested computations to leaves, callees first. Symbols represent parameters until the
+    operands of the callers are known.
     """
 
     module: HloModule

@@ -219,8 +219,8 @@ class GraphLowering:
         return _ANYWHERE if opcode in _FREE or opcode.endswith("-update") or opcode in _CALLS else _IN_LINE
 
     def _note_widened(self, node: int, where: tuple[Computation, int], cost: Cost) -> None:
-        """Mark products whose operands the compiler converted from narrow types to f32, with these types, and
-        mark the conversions.
+        """Mark products whose operands the compiler widened to f32, with the original narrow types, and mark
+        the conversions.
         """
         opcode = where[0].opcodes[where[1]]
         if cost.contractions:
@@ -331,7 +331,9 @@ class GraphLowering:
     def add_operation(
         self, frame: LoweringFrame, index: int, cost: Cost, kind: NodeKind, *, deps: list[int] | None = None
     ) -> int:
-        """Add a node with its operand types. If it communicates, add its collective or message."""
+        """Add the node of an instruction with its operand types. If the instruction communicates, add its
+        collective or message.
+        """
         computation = frame.computation
         rows = self.program.operand_rows(computation, index)
         result = self.program.result_row(computation, index)
@@ -366,7 +368,7 @@ class GraphLowering:
             self.findings.add("hlo.unknown-cost", base, where, message)
 
     def _fusion(self, frame: LoweringFrame, index: int) -> None:
-        """Add a fusion as one node; collectives in the body make it a communicating node."""
+        """Add a fusion to the graph as one node. If its body has a collective, the node communicates."""
         computation = frame.computation
         body = self.bodies.callee(computation, index)
         read, written = fusion_bytes(self.program, computation, index, body)
@@ -398,8 +400,8 @@ class GraphLowering:
                 self.emitter.builder.add_extra(node, IN_PLACE, 0, text.encode())
 
     def _collective_fusion(self, frame: LoweringFrame, index: int, cost: Cost, body: BodyCost) -> None:
-        """Add a fusion that contains a collective. The collective counts only in the fusion that starts it,
-        not in those that continue and complete it.
+        """Add a fusion that contains a collective as a node. The collective counts only in the fusion that
+        starts it, not in those that continue and complete it.
         """
         computation = frame.computation
         inner, inner_index = body.collectives[0]
@@ -469,7 +471,7 @@ class _ControlDeps:
     def _enclosed(
         self, frame: LoweringFrame, callee: Computation, region: int, operands: tuple[int, ...]
     ) -> LoweringFrame:
-        """Lower ``callee`` in a region. Nodes in it that read the state of an outer loop are recorded in
+        """Lower ``callee`` inside a region. Nodes in it that read the state of an outer loop are recorded in
         ``frame``.
         """
         arguments = tuple([frame.value(operand) for operand in operands])
@@ -480,8 +482,8 @@ class _ControlDeps:
         return inner
 
     def _part(self, frame: LoweringFrame, part: Computation, region: int, operand: int) -> LoweringFrame:
-        """Lower the condition or the body of a loop. The nodes that read elements of the loop state are
-        recorded.
+        """Lower the condition or the body (``part``) of a loop, and record the nodes that read elements of
+        the loop state.
         """
         arguments = (frame.value(operand),)
         return self.lowering.write(LoweringFrame(part, region, frame.depth + 1, arguments, frozenset({0})))

@@ -79,7 +79,7 @@ class Shape:
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Count the values, and reject shapes beyond the limits."""
+        """Count the arrays in the shape, and reject shapes beyond the limits."""
         parts = self.elements
         values = 1 if parts is None else 1 + sum([part.values for part in parts])
         depth = 0 if parts is None else 1 + max([part.depth for part in parts], default=0)
@@ -104,7 +104,7 @@ class Shape:
 
     @property
     def leaves(self) -> tuple[ArrayShape, ...]:
-        """All arrays in order. O(values) per call; no recursion."""
+        """Return all arrays of the shape, in order. O(values) per call; no recursion."""
         arrays: list[ArrayShape] = []
         pending: list[Shape] = [self]
         while pending:
@@ -125,7 +125,7 @@ _EMPTY_TUPLE = Shape(None, ())
 
 
 def _extent(text: str) -> tuple[int, bool]:
-    """Parse an extent; return it and True if it is an upper bound. Raises ``ValueError``."""
+    """Parse one extent of a shape. Return it, and True if it is an upper bound. Raises ``ValueError``."""
     bounded = text.startswith("<=")
     digits = text[2:] if bounded else text
     if digits == "?":
@@ -207,7 +207,7 @@ def shown_shape(shape: Shape) -> str:
 
 
 class ShapeTable:
-    """Table of shapes. Each distinct text is parsed once."""
+    """Table of the distinct shapes of a module. Each distinct text is parsed once."""
 
     __slots__ = ("_made", "rows", "shapes")
 
@@ -263,7 +263,9 @@ class Computation:
 
 @dataclass(slots=True, eq=False)
 class FrameTable:
-    """Stack frame tables in the module's header, to which the ``stack_frame_id`` of an instruction refers."""
+    """Stack frames in the module's header, to which the ``stack_frame_id`` of an instruction refers. They
+    give source positions.
+    """
 
     files: dict[int, str] = field(default_factory=dict[int, str])
     functions: dict[int, str] = field(default_factory=dict[int, str])
@@ -318,7 +320,7 @@ class HloModule:
 
 @dataclass(frozen=True, slots=True)
 class LoweredValue:
-    """Value of an instruction in the graph: the node that produces it, and for a tuple the values of its
+    """Result of an instruction in the graph: the node that produces it, and for a tuple the values of its
     elements if known.
     """
 
@@ -326,7 +328,7 @@ class LoweredValue:
     parts: tuple[LoweredValue, ...] | None = None
 
     def part(self, index: int) -> LoweredValue:
-        """Return the value of one element of a tuple. If the elements are not known, its node is that of the
+        """Return the value of one element of a tuple. If the elements are not known, it is the node of the
         whole tuple.
         """
         if self.parts is None or not 0 <= index < len(self.parts):
@@ -349,8 +351,8 @@ class Gate:
     waiting: list[int] = field(default_factory=list[int])
 
     def control(self, node: int, deps: list[int], control: list[int]) -> list[int]:
-        """Return the control dependencies of a new node, with an edge from the decision added if the node
-        needs it. O(gates).
+        """Return the control dependencies of a new node. If the node needs an edge from the branch or loop
+        decision, it is added. O(gates).
         """
         last = max([*deps, *control], default=-1)
         gate: Gate | None = self

@@ -64,8 +64,8 @@ def parse_module(source: HloText) -> HloModule:
 
 
 class _HloParser:
-    """State of one parse. Functions take and return offsets into ``text``; only names and attribute values
-    are copied.
+    """State of parsing one HLO text. Methods take and return offsets into ``text``; only names and attribute
+    values are copied.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class _HloParser:
             position = source.skip_space(end) if text.startswith("/", end) else end
 
     def _is_body(self, start: int) -> bool:
-        """Return True if the brace at ``start`` opens an inline computation or a list of them."""
+        """Return True if the brace at ``start`` opens an inline computation or a list of computations."""
         inner = self.source.skip_space(start + 1)
         if self.text.startswith("{", inner):
             inner = self.source.skip_space(inner + 1)
@@ -195,8 +195,8 @@ class _HloParser:
         return end, computation.name
 
     def _nested(self, position: int, read: Callable[[int], tuple[int, _Read]]) -> tuple[int, _Read]:
-        """Call ``read`` for an operand or body inside another one. Raises ``FormatError`` if they nest too
-        deep.
+        """Call ``read`` to parse an operand or body inside another one. Raises ``FormatError`` if they nest
+        too deep.
         """
         if self.depth >= _MAX_NESTED:
             raise self.source.error(position, f"at most {_MAX_NESTED} operands or bodies inside one another")
@@ -207,7 +207,7 @@ class _HloParser:
 
     @staticmethod
     def _unused(name: str, names: Mapping[str, object]) -> str:
-        """Return a name that is not in ``names``."""
+        """Return a generated name that is not in ``names``."""
         if name not in names:
             return name
         number = len(names)
@@ -216,7 +216,7 @@ class _HloParser:
         return f"{name}.{number}"
 
     def _check_names(self, start: int, value: str) -> None:
-        """Check that a list of computations is well-formed."""
+        """Check that an attribute that lists computations is well-formed."""
         try:
             listed_names(value)
         except ValueError as error:
@@ -394,7 +394,9 @@ class _HloParser:
         return self.shapes.add(made)
 
     def _check_stated(self, stated: tuple[int, int], made: Shape, what: str) -> None:
-        """Check a shape that the text repeats, such as that of an operand, against the shape ``made``."""
+        """Check that a shape which the text repeats, such as the shape of an operand, equals the shape
+        ``made``.
+        """
         row = self._shape_row(*stated)
         repeated = self.shapes.shapes[row]
         if repeated is not made and not same_extents(made, repeated):

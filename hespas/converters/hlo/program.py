@@ -67,7 +67,9 @@ _COST_NAMES = {"scaled-dot": "dot", "all-to-all": "all_to_all"}
 
 @lru_cache(maxsize=4096)
 def base_opcode(opcode: str) -> tuple[str, str]:
-    """Split ``all-gather-start`` into (``all-gather``, ``-start``), ``add`` into (``add``, ``""``)."""
+    """Split an opcode into its operation and its asynchronous suffix: ``all-gather-start`` gives
+    (``all-gather``, ``-start``), ``add`` gives (``add``, ``""``).
+    """
     for suffix in _SUFFIXES:
         if opcode.endswith(suffix):
             return opcode[: -len(suffix)], suffix
@@ -248,8 +250,8 @@ class HloProgram:
             raise self.error(computation, index, f"expected the number of a parameter: {error}") from error
 
     def program_bytes(self) -> str:
-        """Return the sizes [bytes] of parameters, results, and parameters that results may overwrite, as
-        text.
+        """Return text with the sizes [bytes] of parameters, results, and parameters that results may
+        overwrite, for the metadata of the graph.
         """
         entry = self.module.entry
         sizes = {
@@ -267,8 +269,8 @@ class HloProgram:
         return self._written_over.get(parameter, -1)
 
     def last_uses(self, computation: Computation) -> list[int]:
-        """Return the last instruction that reads each instruction's result. The root counts as read at the
-        very end.
+        """Return for each instruction the last instruction that reads its result. The root counts as read at
+        the very end.
         """
         readers = self._last_uses.get(computation.name)
         if readers is None:
@@ -433,8 +435,8 @@ _Place = tuple[Computation, int]
 
 
 def source_dtypes(program: HloProgram, computation: Computation, index: int) -> tuple[DType, DType] | None:
-    """Return the operand types of a product before the compiler converted them to f32. Return None for all
-    instructions except such products and fusions with one.
+    """Return the operand types that a product had before the compiler converted them to f32. Return None for
+    instructions that are neither such a product nor a fusion with one.
     """
     inside, product, callers = computation, index, list[_Place]()
     if computation.opcodes[index] in _CALLS:
@@ -454,8 +456,8 @@ def source_dtypes(program: HloProgram, computation: Computation, index: int) -> 
 
 
 def widens(program: HloProgram, computation: Computation, index: int) -> bool:
-    """Return True if an instruction only converts values between narrow types and f32 for the compiler's own
-    use.
+    """Return True if an instruction is a conversion between narrow types and f32 that the compiler inserted
+    for its own use.
     """
     if computation.opcodes[index] == "fusion":
         body = _callee(program, (computation, index))
@@ -468,8 +470,8 @@ def widens(program: HloProgram, computation: Computation, index: int) -> bool:
 
 
 def _narrow(program: HloProgram, at: _Place, callers: list[_Place]) -> DType | None:
-    """Follow a value through views and fusions to a conversion to f32 by the compiler. Return the type before
-    it, or None without such a conversion.
+    """Follow a value through views and fusions back to a conversion to f32 that the compiler inserted. Return
+    the type before it, or None without such a conversion.
     """
     callers = list(callers)
     kind = _dtype(program, at)

@@ -55,8 +55,8 @@ class Provenance:
 
 
 class _CalledOrigin(NamedTuple):
-    """Source operations of a computation's own instructions, and the names of the computations that they
-    call.
+    """Source operations of the instructions of a computation, and the names of the computations that it
+    calls.
     """
 
     origins: dict[Origin, None]
@@ -188,8 +188,8 @@ def _parts(name: str) -> list[str]:
 
 
 def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tuple[Origin, ...]]:
-    """Give instructions without source operations the ones of their users, else the ones of their operands.
-    O(edges).
+    """Return the source operations of each instruction. An instruction without any gets those of its users,
+    else those of its operands. O(edges).
     """
     origins = list(own)
     users: list[list[int]] = [[] for _ in origins]
@@ -207,5 +207,5 @@ def _spread(computation: Computation, own: list[tuple[Origin, ...]]) -> list[tup
 
 
 def _merged(origins: list[tuple[Origin, ...]], among: tuple[int, ...] | list[int]) -> tuple[Origin, ...]:
-    """Return the source operations of the first instruction in ``among`` that has any."""
+    """Return the source operations of the first instruction in ``among`` that has some."""
     return next((origins[index] for index in among if origins[index]), ())

@@ -49,8 +49,8 @@ _HINT = "give the text or the .pb that --xla_dump_to writes"
 
 
 def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file. Raises ``FormatError``, ``UnsupportedError``, and ``MissingExtraError`` for a proto if
-    jaxlib is missing.
+    """Read an HLO file as a workload. Raises ``FormatError``, ``UnsupportedError``, and ``MissingExtraError``
+    for a proto if jaxlib is missing.
     """
     return read_module(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
@@ -58,8 +58,8 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
 def read_module(
     data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics, *, in_order: bool = False
 ) -> Workload:
-    """Read a module from memory. ``path`` is used in messages; ``in_order`` is as in :func:`workload_of`.
-    Raises the errors of :func:`read_hlo`.
+    """Read an HLO module from memory as a workload. ``path`` is used in messages; ``in_order`` is as in
+    :func:`workload_of`. Raises the errors of :func:`read_hlo`.
     """
     module = parse_module(source_of(data, path))
     try:
@@ -178,8 +178,8 @@ def _shorten_async(computations: Mapping[str, Computation]) -> None:
 
 
 def _single_operation(body: Computation) -> int:
-    """Return the number of the root if it is the only operation of a computation and reads parameters only,
-    else -1.
+    """Return the instruction number of the root if it is the only operation of a computation and reads
+    parameters only, else -1.
     """
     work = [index for index, opcode in enumerate(body.opcodes) if opcode not in STRUCTURE]
     if work != [body.root] or body.opcodes[body.root] in _KEPT_LONG:
@@ -249,8 +249,8 @@ def device_count(module: HloModule) -> int:
 
 
 def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
-    """Return (replicas, partitions). Raises ``FormatError`` for invalid counts, ``UnsupportedError`` for more
-    than 2**24 devices.
+    """Return the numbers of replicas and partitions of the program. Raises ``FormatError`` for invalid
+    counts, ``UnsupportedError`` for more than 2**24 devices.
     """
     header_counts = _stated_counts(module, options, diagnostics)
     replicas, partitions = (
@@ -342,7 +342,7 @@ def _stated_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
 
 def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _NamedIds) -> tuple[int, int]:
     """Return the numbers of replicas and partitions, raised until every id in a collective is valid. Only
-    counts marked in ``free`` may change.
+    counts marked in ``free`` may be raised.
     """
     replicas, partitions = counts
     replicas = max(replicas, named.replicas) if free[0] else replicas
@@ -395,8 +395,8 @@ def _named_ids(module: HloModule, *, complete: bool) -> _NamedIds:
 def _add_ids(
     module: HloModule, named: _NamedIds, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
 ) -> None:
-    """Record the largest id in the attribute ``key`` of a collective, as a replica, partition, device or
-    message peer.
+    """Record the largest id in attribute ``key`` of a collective. By its mode, it is the id of a replica, a
+    partition, a device or a message peer.
     """
     if key == "frontend_attributes":
         pairs = frontend_pairs(given) or ""
@@ -467,7 +467,9 @@ def _is_global(module: HloModule) -> bool:
 
 
 def _works_by_hand_only(module: HloModule) -> bool:
-    """Return True if all work is in bodies of ``shard_map``, which are called with shards."""
+    """Return True if all work of the program is inside ``shard_map``, so that its shapes are those of one
+    device although the program is sharded.
+    """
     open_, seen = [module.entry], {module.entry.name}
     while open_:
         body = open_.pop()

@@ -97,7 +97,7 @@ def shown(name: str) -> str:
 
 
 def _comment_end(text: str, start: int) -> int:
-    """Return the offset after the comment at ``start``, -1 if the comment does not end."""
+    """Return the offset after the comment that starts at ``start``, -1 if the comment does not end."""
     if text.startswith("//", start):
         end = text.find("\n", start)
         return len(text) if end < 0 else end
@@ -350,7 +350,9 @@ def _module_class() -> _ModuleClass:
 
 @contextmanager
 def _silence() -> Generator[None]:
-    """Suppress XLA's log messages about a damaged proto, which go to file descriptor 2 directly."""
+    """Suppress XLA's log messages about a damaged proto. XLA writes them to file descriptor 2 directly, not
+    to ``sys.stderr``.
+    """
     try:
         saved = os.dup(_STDERR)
     except OSError:  # stderr is closed
@@ -384,7 +386,7 @@ def proto_to_text(data: bytes, path: str) -> str:
 
 
 def print_text(data: bytes, parser_bytes: int) -> bytes:
-    """Print a serialised module as text, in the child process. A failure is returned as a NUL and the
+    """Print a serialised module as text; runs in the child process. A failure is returned as a NUL and the
     reason.
     """
     parse = _module_class().from_serialized_hlo_module_proto

@@ -196,7 +196,9 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
 
 @dataclass(frozen=True, slots=True)
 class _NodeSource:
-    """Role, host operation and longest event of one node; ``answers`` as in :class:`EventGroups`."""
+    """Origin of one node of the graph: its role, its host operation and its longest event; ``answers`` as in
+    :class:`EventGroups`.
+    """
 
     role: EventRole
     op: int
@@ -205,7 +207,9 @@ class _NodeSource:
 
 
 class _CostedGraphBuilder:
-    """Builder that adds one node for each distinct operation and repeats it wherever the operation ran."""
+    """Builder of a graph from measured operations. It costs each distinct operation once and repeats it
+    wherever the operation ran.
+    """
 
     def __init__(self, profile: Profile, groups: EventGroups) -> None:
         self.profile, self.groups, self.host = profile, groups, profile.host
@@ -405,7 +409,7 @@ class _CostedGraphBuilder:
         return result._replace(cost=cost, guessed=False)
 
     def _call_texts(self, op: int) -> tuple[str, str, str, str, str]:
-        """Return name, shapes, types, strides and values of an operation."""
+        """Return the name, shapes, types, strides and values of a host operation as texts."""
         host = self.host
         return (
             self.text(int(host.name_id[op])),

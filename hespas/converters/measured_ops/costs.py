@@ -101,7 +101,7 @@ class EventCosts:
         )
 
     def without(self, rows: BoolArray) -> EventCosts:
-        """Return the costs in which the rows of a mask have no work."""
+        """Return the costs with no work in the rows that a mask marks."""
         figures: dict[str, Any] = {name: np.where(rows, 0.0, getattr(self, name)) for name in _FIGURES}
         return replace(
             self,
@@ -226,7 +226,9 @@ class _HostRoles:
     def of(
         cls, host: HostOps, strings: StringTable, communicates: BoolArray, touches: BoolArray | None
     ) -> _HostRoles:
-        """Return the roles of all operations."""
+        """Return the roles of all host operations, which decide whether an operation is costed itself or by
+        those that it calls.
+        """
 
         def matching(predicate: Callable[[str], bool]) -> BoolArray:
             return mapped(host.name_id, lambda row: predicate(strings[row]), np.bool_)
@@ -328,13 +330,15 @@ def host_costs(
 
 
 def _inside(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
-    """Return a mask of the operations that a marked one calls, directly or not."""
+    """Return a mask of the operations that are called, directly or not, by an operation marked in
+    ``marked``.
+    """
     outer = parent.astype(np.int64)
     return nearest(marked, outer, outer) >= 0
 
 
 def _around(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
-    """Return a mask of the operations that call a marked one, directly or not."""
+    """Return a mask of the operations that call, directly or not, an operation marked in ``marked``."""
     around = np.zeros(len(parent), np.bool_)
     around[parent[marked & (parent >= 0)]] = True
     ancestor = parent.astype(np.int64)
@@ -347,7 +351,7 @@ def _around(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
 def _report_host_costs(
     host: HostOps, strings: StringTable, roles: _HostRoles, costs: EventCosts, findings: Findings
 ) -> None:
-    """Report operations without a cost, and those that are assumed to cost nothing themselves."""
+    """Report host operations without a cost, and those that are assumed to cost nothing themselves."""
     unknown = ~roles.bears & ~roles.idle & ~roles.communicates
     not_recorded = roles.bears & np.isnan(costs.flops + costs.bytes_read + costs.bytes_written)
     not_recorded |= unknown & roles.undescribed

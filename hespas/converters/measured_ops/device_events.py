@@ -61,7 +61,9 @@ communication itself.
 
 
 class EventRole(IntEnum):
-    """Role of a device event in its operation."""
+    """Role of a device event in its operation: kernel, copy from or to the host, communication, copy on the
+    device, or fill.
+    """
 
     WORK = 0
     HOST_COPY = 1
@@ -123,7 +125,7 @@ class KernelBounds:
 
     @property
     def known(self) -> BoolArray:
-        """Mask of the events that have any bound."""
+        """Return a mask of the events for which a bound of the work is known."""
         has_bound = np.zeros(len(self.op_class), np.bool_)
         for name in WorkBounds._fields:
             has_bound |= ~np.isnan(getattr(self, name))
@@ -131,9 +133,8 @@ class KernelBounds:
 
 
 def kernel_bounds(profile: Profile) -> KernelBounds:
-    """Return the bounds of all events. O(events).
-
-    Each kernel name is parsed once, and once with each of its launch shapes.
+    """Return the bounds of the work of all events, from kernel names and launch shapes. Each kernel name is
+    parsed once, and once with each of its launch shapes. O(events).
     """
     strings = profile.strings
     names, fact = np.unique(profile.kernel_id, return_inverse=True)
@@ -158,7 +159,9 @@ def kernel_bounds(profile: Profile) -> KernelBounds:
 
 
 def bounds_of(facts: KernelFacts, grid: str) -> WorkBounds:
-    """Return the bounds of one kernel by its launch (see :attr:`Profile.grid_id`), or by its name alone."""
+    """Return the bounds of the work of one kernel from its launch shape (see :attr:`Profile.grid_id`), or
+    from its name alone.
+    """
     launch = launch_of(grid)
     return work_bounds(facts) if launch is None else work_bounds(facts, *launch)
 
@@ -199,9 +202,8 @@ class WorkOwners:
 
 
 def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> WorkOwners:
-    """Return the owners of device work that these operations launched (-1: unknown).
-
-    O(distinct launching operations x depth).
+    """Return the operations to which device work is attributed, given the host operations that launched it
+    (-1: unknown). O(distinct launching operations x depth).
     """
     if not len(host):
         return WorkOwners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
@@ -236,7 +238,7 @@ def owners_of(host: HostOps, strings: StringTable, launched_by: IntArray) -> Wor
 
 
 def _innermost(chains: dict[int, list[int]], mask: BoolArray) -> frozenset[int]:
-    """Return the innermost operation of each chain of enclosing operations that is in the mask."""
+    """Return, for each chain of enclosing operations, the innermost one that is in the mask."""
     selected: list[bool] = mask.tolist()
     innermost = (next((op for op in chain if selected[op]), -1) for chain in chains.values())
     return frozenset(op for op in innermost if op >= 0)
@@ -263,7 +265,9 @@ class EventGroups:
 
 
 def group_events(profile: Profile) -> EventGroups:
-    """Group the events of a profile into nodes. O(events log events)."""
+    """Group those events of a profile that belong to one run of an operation into one node. O(events log
+    events).
+    """
     count, strings = len(profile), profile.strings
     role = event_roles(profile)
     launched_by = profile.host_event.astype(np.int64)

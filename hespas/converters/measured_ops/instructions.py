@@ -32,7 +32,9 @@ def names_instruction(profile: Profile) -> BoolArray:
 
 
 class _ProgramInstruction(NamedTuple):
-    """Instruction of a program; its executions are ``nodes`` of the program's ``graph``."""
+    """Instruction of a compiled program that ran in the profile; its executions are ``nodes`` of the
+    program's ``graph``.
+    """
 
     graph: OpGraph
     nodes: list[int]

@@ -50,13 +50,12 @@ class RecordedSteps:
     is_annotated: bool = True
 
     def of(self, graph: OpGraph) -> RecordedSteps:
-        """Return the steps for a graph of the recorded work."""
+        """Return the recorded steps for a graph that was made from the recorded work."""
         return replace(self, times_ns=_known_ns(graph))
 
     def describes(self, graph: OpGraph) -> bool:
-        """Return True if the times of a graph are the recorded ones and not estimates.
-
-        A trace rounds the time of each operation to whole nanoseconds.
+        """Return True if the times of a graph are the recorded ones and not estimates. Times may differ by
+        rounding to whole nanoseconds.
         """
         rounded = 0.5 * float(np.abs(graph.executions).sum())
         known = _known_ns(graph)
@@ -68,12 +67,12 @@ class RecordedSteps:
         return len(self.span_ns)
 
     def document(self) -> bytes:
-        """Return the steps as JSON."""
+        """Return the recorded steps as JSON, for the attachment of a graph."""
         return msgspec.json.encode(self)
 
 
 def _known_ns(graph: OpGraph) -> float:
-    """Return the sum of all known times."""
+    """Return the sum of all known times of a graph [ns]."""
     return float(np.nansum(graph.duration_ns * graph.executions))
 
 
@@ -144,7 +143,9 @@ def steps_since(profile: Profile, rows: IntArray) -> StepRanges:
 
 
 def recording_text(count: int, period_text: str) -> str:
-    """Return number and period of recorded steps (empty: unknown) for a summary line."""
+    """Return text about the recorded steps for a summary line: their number and their period (empty:
+    unknown).
+    """
     if count == 1:
         return f"1 recorded step of {period_text}" if period_text else "1 recorded step"
     return f"{count:,} recorded steps" + (f", a step every {period_text}" if period_text else "")

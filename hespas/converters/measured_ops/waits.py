@@ -141,8 +141,8 @@ def with_waits(
 
 @dataclass(slots=True)
 class _HostThread:
-    """State of a host thread: its last node (-1: none), the end of that node, and the device nodes that
-    have released the thread since.
+    """State of a host thread while waits are derived: its last node (-1: none), the end of that node, and the
+    device nodes that have released the thread since.
     """
 
     node: int = -1
@@ -297,8 +297,8 @@ class _WaitBuilder:
 
 
 def report_waits(graph: OpGraph, findings: Findings) -> None:
-    """Report the time of host nodes and of delays, and collectives whose time includes waiting for other
-    ranks.
+    """Return by how much a rank would take longer if all computation and delays on the device ran one after
+    another, relative to the time of its graph. At least 0.
     """
     waits, delays = is_recorded_wait(graph), is_delay(graph)
     collectives = (graph.kind == int(NodeKind.COLLECTIVE)) & (graph.duration_ns > 0)
@@ -349,7 +349,9 @@ def serial_excess(graph: OpGraph) -> float:
 
 
 def _earliest(deps: RaggedArray, duration_ns: FloatArray) -> FloatArray:
-    """Return the earliest start of each node. Nodes are ordered after their dependencies."""
+    """Return the earliest start of each node, if only its dependencies delay it. Nodes are ordered after
+    their dependencies.
+    """
     bounds: list[int] = deps.offsets.tolist()
     producers: list[int] = deps.values.tolist()
     starts: list[float] = []

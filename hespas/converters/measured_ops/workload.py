@@ -179,7 +179,9 @@ class _CollectiveRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MeasuredRecording:
-    """Profile with the costs and collectives of its events; ``first_ns`` is the start of its first event."""
+    """Profile with the costs and collectives of its events, from which graphs of its ranks are made;
+    ``first_ns`` is the start of its first event.
+    """
 
     profile: Profile
     first_ns: float
@@ -188,7 +190,9 @@ class _MeasuredRecording:
     findings: Findings
 
     def graph(self, rows: IntArray) -> OpGraph:
-        """Return the graph of one rank. ``rows`` are its events in order of start."""
+        """Return the graph of one rank, with host time and waits. ``rows`` are its events in order of
+        start.
+        """
         profile = self.profile
         start_ns = profile.start_ns[rows] - self.first_ns
         duration_ns = np.maximum(profile.duration_ns[rows], 0.0)

@@ -15,7 +15,7 @@ _SIGNS = (b"CUPTI_ACTIVITY_KIND_", b"TABLE NVTX_EVENTS", b"TABLE META_DATA_EXPOR
 
 
 def _sniff(head: Head) -> int:
-    """Recognise an export by its tables. All are optional, but a useful profile has one of these."""
+    """Score an input by its database tables: a useful Nsight Systems export has at least one of them."""
     from hespas.files.sqlite import has_table
 
     def is_wanted(table: str) -> bool:

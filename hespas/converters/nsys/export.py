@@ -208,7 +208,7 @@ _COPY_KINDS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NsysWorkReader:
-    """Reader of the tables of device work: kernels, copies, fills and graphs."""
+    """Reader of the tables of device work in an export: kernels, copies, fills and graphs."""
 
     database: SqliteDatabase
     strings: _NsysStrings
@@ -343,7 +343,9 @@ def _or_unknown(column: IntArray) -> IntArray:
 
 
 class _NsysStrings:
-    """Table ``StringIds``. Texts that are used are added to ``builder``."""
+    """Reader of the table ``StringIds`` of an export, to which other tables refer by number. Texts that are
+    used are added to ``builder``.
+    """
 
     def __init__(self, database: SqliteDatabase, builder: StringTableBuilder) -> None:
         """Read the table; it may be missing."""

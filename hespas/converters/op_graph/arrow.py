@@ -125,7 +125,7 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
 
 
 class _ClassReader:
-    """Reader of one rank class from columns that were checked by :func:`check_columns`."""
+    """Reader of one rank class from Arrow columns that :func:`check_columns` has checked."""
 
     def __init__(self, columns: ArrowColumns, path: str) -> None:
         check_columns(columns, path)
@@ -193,14 +193,16 @@ class _ClassReader:
         return RaggedArray(rows.offsets, rows.values.astype(np.int32, copy=False))
 
     def _table(self, table: str) -> dict[str, NDArray[Any]]:
-        """Return the columns of a side table by name, with the types that a graph uses."""
+        """Return the columns of a side table (such as collectives) by name, with the types that a graph
+        uses.
+        """
         return {
             name: self._flat(f"{table}.{name}", np.bool_ if f"{table}.{name}" in _TRUTHS else dtype)
             for name, dtype in TABLE_DTYPES[table].items()
         }
 
     def _entries(self, table: str, decode: Callable[[bytes], _Decoded]) -> tuple[_Decoded, ...]:
-        """Return the decoded entries of a table that the file stores as JSON."""
+        """Return the decoded entries of a table whose entries the file stores as JSON."""
         entries: list[_Decoded] = []
         for row, item in enumerate(self._columns.binary[table].items()):
             try:
@@ -405,8 +407,8 @@ def _first_outside(values: NDArray[np.generic], low: int, high: int) -> int:
 
 
 def _first_bad_text(strings: BinaryColumn) -> int:
-    """Return a row close to the first text that is not UTF-8 (surrogates are allowed), -1 if all texts are
-    valid. Texts are decoded in pieces.
+    """Return a row close to the first text that is not UTF-8 (surrogates are allowed); -1 if all texts are
+    valid. Texts are decoded in pieces to save memory.
     """
     bounds: IntArray = strings.offsets
     row, rows = 0, len(bounds) - 1

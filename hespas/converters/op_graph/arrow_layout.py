@@ -69,7 +69,7 @@ ARROW_SCHEMA_ID = "hespas.op-graph-arrow/1"
 
 
 class FieldShape(Enum):
-    """Arrow type of a field."""
+    """Shape of a field in the Arrow file: one value, a list, or bytes per row."""
 
     TEXT = "large_binary"
     COUNT = "int64"
@@ -88,7 +88,7 @@ class ColumnSpec:
 
 
 class ArrowHeader(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Entry ``workload`` in the metadata of the Arrow schema."""
+    """Entry ``workload`` in the metadata of the Arrow schema: facts about the whole job."""
 
     name: str
     metadata: dict[str, str]
@@ -165,7 +165,7 @@ class BinaryColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrowColumns:
-    """Fields of one rank class by name, grouped by their shapes in :data:`COLUMNS`."""
+    """Columns of one rank class by field name, grouped by their shapes in :data:`COLUMNS`."""
 
     texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -214,7 +214,7 @@ def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowC
 
 
 def _array(spec: ColumnSpec, columns: ArrowColumns) -> pa.Array[Any]:
-    """Return a column as an Arrow array that refers to its memory."""
+    """Return a column as an Arrow array that shares its memory."""
     match spec.shape:
         case FieldShape.TEXT:
             return _binary_array(BinaryColumn.from_items([columns.texts[spec.name]]))
@@ -368,7 +368,9 @@ class ArrowSource:
 
 
 class _ArrowLists(Protocol):
-    """Protocol of ``pyarrow.LargeListArray``, whose stubs lack the element type of its values."""
+    """Protocol that describes ``pyarrow.LargeListArray`` to type checkers, because its stubs lack the element
+    type of its values.
+    """
 
     @property
     def values(self) -> pa.Array[Any]: ...

@@ -114,19 +114,19 @@ GroupSpec = GroupRows | CommunicatorGroups
 
 
 class DocumentVersion(Struct):
-    """Field with the version, which all versions of the document have."""
+    """Field of a document that states its schema version. All versions of the document have it."""
 
     schema: str = SCHEMA_ID
 
 
 class NodeOutline(Struct):
-    """Node with only its required field, to recognize a list of nodes."""
+    """Node with only its required field. It is decoded first, to recognise a list of nodes."""
 
     op: str
 
 
 class ClassOutline(Struct):
-    """Rank class with only its nodes."""
+    """Rank class with only its nodes, decoded to recognise a document."""
 
     nodes: list[NodeOutline]
 
@@ -263,7 +263,7 @@ class NodeEntry(
 
 
 class _ClassFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a rank class except its nodes."""
+    """Fields of a rank class in the document, except its nodes."""
 
     name: str = ""
     types: tuple[str | TensorTypeEntry, ...] = ()
@@ -375,7 +375,9 @@ def parse_enum(kind: type[IntEnum], text: str) -> int:
 
 
 def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
-    """Return the default kind and class of a node, which follow from its rows in side tables."""
+    """Return the node kind and operation class that a node has if the document states none. They follow from
+    its rows in side tables.
+    """
     if collective:
         return int(NodeKind.COLLECTIVE), int(OpClass.COLLECTIVE)
     if p2p:
@@ -500,8 +502,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cut(
     dims: Sequence[int], order: Sequence[int], groups: int, group_size: int, base: int
 ) -> StridedGroups | None:
-    """Return an iota form as strided groups if the boundary between groups and members lies between two
-    dimensions, else None.
+    """Return an iota form as strided groups if the boundary between groups and members lies between two of
+    its dimensions, else None.
     """
     digits: list[Digit] = [(dims[axis], prod(dims[axis + 1 :])) for axis in order]
     cut, members = len(digits), 1

@@ -88,13 +88,12 @@ _RAGGED = {"data_deps": "Q", "control_deps": "Q", "operands": "i", "results": "i
 
 
 class NodeColumns:
-    """Growing columns of one rank class. Call :meth:`add` for each node in order, then :meth:`build`.
-
-    Raises ``ValueError`` for an impossible value or reference.
+    """Columns of the nodes of one rank class, which grow node by node. Call :meth:`add` for each node in
+    order, then :meth:`build`. Raises ``ValueError`` for an impossible value or reference.
     """
 
     def __init__(self, fields: RankClass, num_ranks: int) -> None:
-        """Read all fields of the class except its nodes."""
+        """Read all fields of the rank class except its nodes."""
         self._fields = fields
         self._texts = _TextInterner()
         self._types = _TypeInterner(fields.types, self._texts)
@@ -296,7 +295,9 @@ class _IdLookup:
 
 
 def _parsed(table: str, entries: Sequence[_Entry], parse: Callable[[_Entry], _Parsed]) -> tuple[_Parsed, ...]:
-    """Parse all entries of a table. A ``ValueError`` contains the position of the wrong entry."""
+    """Parse all entries of a table of the document. A ``ValueError`` contains the position of the wrong
+    entry.
+    """
     if len(entries) > _MAX_SETS:
         raise ValueError(f"{table}: {len(entries):,} entries (limit {_MAX_SETS:,})")
     values: list[_Parsed] = []
@@ -309,7 +310,7 @@ def _parsed(table: str, entries: Sequence[_Entry], parse: Callable[[_Entry], _Pa
 
 
 def _column(buffer: array[int] | array[float], dtype: type[_Scalar]) -> NDArray[_Scalar]:
-    """Return the buffer as an array, without a copy."""
+    """Return a buffer of numbers as an array, without a copy."""
     return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
 
 

@@ -55,7 +55,7 @@ def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wor
 
 
 class _JsonGraphReader:
-    """Reader of one document, with its text for the positions of faults."""
+    """Reader of one JSON document. It has the text, from which it finds the positions of faults."""
 
     def __init__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> None:
         self._path = str(path)
@@ -102,7 +102,7 @@ class _JsonGraphReader:
             )
 
     def _classes(self, document: OpGraphDocument) -> list[tuple[str, RankClass]]:
-        """Return each rank class with its JSON path."""
+        """Return each rank class of the document with its JSON path."""
         if (document.nodes is None) == (document.rank_classes is None):
             raise FormatError(
                 "a document needs either 'nodes' (one program) or 'rank_classes'",
@@ -225,7 +225,9 @@ def _address(view: memoryview) -> int:
 
 
 def _byte_of_path(text: bytes | msgspec.Raw, path: str) -> int:
-    """Return the offset of the value at a JSON path, or of the deepest well-formed value that contains it."""
+    """Return the offset in the text of the value at a JSON path, or of the deepest well-formed value that
+    contains it.
+    """
     current: bytes | msgspec.Raw = text
     for step in _STEP.finditer(path):
         name, index = step.groups()

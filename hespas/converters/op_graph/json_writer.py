@@ -117,7 +117,7 @@ def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Dia
 
 
 class _JsonGraphWriter:
-    """Writer of the document's structure; msgspec encodes the values."""
+    """Writer of an op graph as JSON: it writes the structure, and msgspec encodes the values."""
 
     def __init__(self, stream: BinaryIO, progress: Callable[[int, int], None] | None) -> None:
         self._stream = stream
@@ -247,7 +247,7 @@ def _type_spellings(graph: OpGraph) -> list[str]:
 
 
 class _TextDecoder:
-    """Decoder of string table rows that escapes each distinct string of a chunk once."""
+    """Decoder of string table rows to escaped texts. Each distinct string of a chunk is escaped once."""
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
@@ -260,7 +260,7 @@ class _TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _DefaultedColumn:
-    """Cost column whose values are written only where they differ from ``expected``."""
+    """Cost column of which only those values are written that differ from ``expected``, their default."""
 
     column: FloatArray
     expected: FloatArray
@@ -283,10 +283,12 @@ def _names(codes: NDArray[np.integer], names: dict[int, str]) -> list[str]:
 
 
 class _NodeSpeller:
-    """Converter of a graph's nodes to JSON structs, a few thousand at a time."""
+    """Converter of a graph's nodes to the structs that are encoded as JSON, a few thousand nodes at a
+    time.
+    """
 
     def __init__(self, graph: OpGraph) -> None:
-        """Prepare the data that all chunks need."""
+        """Prepare the data of the graph that all chunks need."""
         self._graph = graph
         self._texts = _TextDecoder(graph.strings)
         self._types = _type_spellings(graph)
@@ -295,9 +297,7 @@ class _NodeSpeller:
         self.by_position = bool(len(repeated_ids(graph.id)))
 
     def identity(self, nodes: NDArray[np.integer]) -> list[int]:
-        """Return the numbers by which dependencies refer to these nodes: ids, or positions if ids are not
-        unique.
-        """
+        """Yield all nodes in order, as lists of a few thousand structs."""
         if self.by_position:
             return [int(node) for node in nodes.tolist()]
         return [int(value) for value in self._graph.id[nodes].tolist()]
@@ -430,8 +430,8 @@ def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Ite
 def _side_rows(
     table: ColumnTable, part: slice, nodes: list[NodeEntry]
 ) -> Iterator[tuple[NodeEntry, list[Any]]]:
-    """Yield the rows of a side table that belong to a chunk: the node's struct, and the values of all columns
-    except ``node``.
+    """Yield the rows of a side table for the nodes of a chunk: the node's struct, and the values of all
+    columns except ``node``.
     """
     columns = [getattr(table, name) for name in table.DTYPES]
     rows = slice(*np.searchsorted(columns[0], [part.start, part.stop]).tolist())

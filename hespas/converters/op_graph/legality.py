@@ -78,8 +78,8 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class FaultReporter:
-    """Receiver of structural faults in one file. It raises them, or records them as diagnostics if
-    ``lenient``.
+    """Receiver of the structural faults of one file. If ``lenient``, it records them as diagnostics, else it
+    raises an error.
     """
 
     path: str
@@ -198,7 +198,9 @@ def check_values(graph: OpGraph, num_ranks: int, fault: FaultReporter, where: st
 
 
 def oversized_type(types: TensorTypes) -> int:
-    """Return the first type with more elements than both formats can state, -1 for none. O(extents)."""
+    """Return the first tensor type with more elements than the file formats can state; -1 for none.
+    O(extents).
+    """
     owners = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
     digits = np.bincount(owners, weights=np.log2(np.maximum(types.dims, 1)), minlength=len(types))
     for row in np.flatnonzero(digits > _SURELY_FITTING_DIGITS).tolist():
@@ -209,8 +211,8 @@ def oversized_type(types: TensorTypes) -> int:
 
 
 def _check_types(graph: OpGraph, fault: FaultReporter, where: str) -> None:
-    """Check that equal types have one size, because other formats repeat types at each tensor instead of
-    table rows.
+    """Check that equal tensor types have one size in bytes, because other formats repeat the type at each
+    tensor.
     """
     types = graph.types
     sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}
@@ -278,7 +280,9 @@ def _check_communication(graph: OpGraph, fault: FaultReporter) -> None:
 
 
 def _first_illegal(values: FloatArray) -> int:
-    """Return the first row with a cost below 0 or above :data:`_MOST_COST`, -1 for none. NaN is legal."""
+    """Return the first row with an impossible cost: below 0 or above :data:`_MOST_COST`. Return -1 for none;
+    NaN is possible.
+    """
     if not len(values):
         return -1
     seen = values[:1] if 0 in values.strides else values
@@ -317,6 +321,8 @@ def _check_rows(values: FloatArray, name: str, table: str, fault: FaultReporter)
 
 
 def _owner(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray, row: int) -> str:
-    """Return the position of the first node that uses a row of a table; empty if the row is unused."""
+    """Return the position, for an error, of the first node that uses a row of a table; empty if the row is
+    unused.
+    """
     users = np.flatnonzero(rows == row)
     return f"node {graph.id[nodes[users[0]]]}" if len(users) else ""

@@ -44,7 +44,7 @@ _LARGEST_NS = float(1 << 61)
 
 @dataclass(frozen=True, slots=True)
 class _ChosenColumns:
-    """Columns of a table that are read; ``duration`` is the name of the column of durations."""
+    """Names of the columns of a table that are read; ``duration`` is the name of the column of durations."""
 
     names: tuple[str, ...]
     duration: str
@@ -107,7 +107,9 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _ChosenColumns:
-    """Select the columns to read. Raises ``FormatError`` if a required column is missing or repeated."""
+    """Select the columns to read from a table's header. Raises ``FormatError`` if a required column is
+    missing or repeated.
+    """
     durations = [name for name in DURATIONS if name in names]
     shown = ", ".join(name[:40] for name in names[:20]) + (", ..." if len(names) > 20 else "")
     if len(names) > limits().table_columns:
@@ -404,10 +406,12 @@ _MOST_CHARACTERS = 1 << 20
 
 
 class _TableColumns:
-    """Columns of all batches; a column that the table does not have is unknown everywhere."""
+    """Columns of a table, collected from all batches. A column that the table does not have is unknown
+    everywhere.
+    """
 
     def __init__(self, path: str, read: Callable[[str], str] = str) -> None:
-        """Start without rows; ``read`` converts the text of a cell."""
+        """Start without rows; ``read`` converts the text of a cell to its value."""
         self.rows = 0
         self._read = read
         self.strings = StringTableBuilder()
@@ -465,7 +469,7 @@ class _TableColumns:
         return np.where(codes < 0, 0, rows[codes]).astype(np.int32)
 
     def _wholes(self, name: str, numbers: FloatArray) -> IntArray:
-        """Convert whole numbers written as floats; -1 for missing or negative ones."""
+        """Convert whole numbers that were read as floats; -1 for missing or negative ones."""
         present = numbers[~np.isnan(numbers)]
         if (present != np.floor(present)).any() or (np.abs(present) >= 2**53).any():
             raise self._refused(name, "holds numbers that are not whole")
@@ -481,7 +485,7 @@ class _TableColumns:
         return np.concatenate(parts) if parts else None
 
     def text(self, name: str) -> SmallIntArray:
-        """Return a column of texts as string rows, 0 where unknown."""
+        """Return a column of texts as rows of the string table, 0 where unknown."""
         column = self._column(name)
         return np.zeros(self.rows, np.int32) if column is None else column.astype(np.int32)
 

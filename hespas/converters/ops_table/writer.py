@@ -78,7 +78,7 @@ def _schema() -> pa.Schema:
 
 
 def _write(profile: Profile, rows: Any, options: WriteOptions, spell: Callable[[str], str]) -> None:
-    """Write all chunks to ``rows``, an Arrow writer of record batches."""
+    """Write all chunks of the profile to ``rows``, an Arrow writer of record batches."""
     make = cast("Any", import_module("pyarrow")).RecordBatch.from_arrays
     total, schema = len(profile), _schema()
     for start in range(0, total, _CHUNK_ROWS):
@@ -117,8 +117,8 @@ def _is_linked(profile: Profile, part: slice) -> BoolArray:
 
 
 def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
-    """Return the value of a column of host operations for each event in ``part``; row 0, the empty text,
-    for events without an operation.
+    """Return a column of host operations for each event in ``part``, by the operation of the event. Events
+    without an operation get row 0, the empty text.
     """
     if not len(column):
         return np.zeros(len(profile.host_event[part]), np.int32)
@@ -128,7 +128,7 @@ def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntAr
 
 
 def _utf8(text: str) -> str:
-    """Replace unpaired surrogates, which UTF-8 cannot encode."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode, in a text."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
@@ -156,7 +156,7 @@ def _numbers(column: FloatArray) -> pa.Array[Any]:
 
 
 def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
-    """Report facts for which the table has no column."""
+    """Report facts of a profile for which the table has no column."""
     left_out = {
         "module": int((profile.module_id > 0).sum()),
         "category": int((profile.category_id > 0).sum()),

@@ -66,7 +66,7 @@ _NS_PER_US = 1000
 
 
 class TrackEventKind(IntEnum):
-    """Kind of an event on its track."""
+    """Kind of a track event: begin or end of a slice, instant, or complete slice."""
 
     BEGIN = 0
     END = 1
@@ -89,8 +89,8 @@ _PHASES = {
 
 
 class _EventFields(NamedTuple):
-    """Raw fields of one event: numbers by field, byte spans of texts and messages by field, byte spans of
-    annotations, and flow ids.
+    """Raw fields of one track event: numbers by field, byte spans of texts and messages by field, byte spans
+    of annotations, and flow ids.
     """
 
     numbers: dict[int, int]
@@ -100,8 +100,8 @@ class _EventFields(NamedTuple):
 
 
 class TrackEventColumns:
-    """Columns with one row per event; texts are rows of ``strings``, arguments rows of ``arguments``
-    (0: none).
+    """Columns of the events of a Perfetto trace, one row per event. Texts are rows of ``strings``, arguments
+    rows of ``arguments`` (0: none).
     """
 
     def __init__(self, clocks: Clocks) -> None:
@@ -217,7 +217,9 @@ class TrackEventColumns:
         return tuple(arguments.items())
 
     def stage(self, packet: Packet, sequence: PacketSequence, start: int, end: int) -> None:
-        """Add work on a GPU queue. A message that only lists queues and stages is not an event."""
+        """Add work on a GPU queue (a render stage event). A message that only lists queues and stages is not
+        an event.
+        """
         data, values = packet.data, dict[int, int]()
         name, arguments = "", dict[str, str | float]()
         for number, wire, value, after in fields(data, start, end):
@@ -296,7 +298,7 @@ class TrackEventColumns:
 
 
 def _within(time_ns: int, position: int) -> int:
-    """Return ``time_ns``. Raise ``WireError`` if sums of such times may not fit 64 bits."""
+    """Return ``time_ns`` unchanged. Raise ``WireError`` if sums of such times may not fit 64 bits."""
     if abs(time_ns) > LARGEST_NS:
         raise WireError("a time is too large for 64 bits of nanoseconds", position)
     return time_ns
@@ -313,7 +315,9 @@ _NAMES = frozenset({DescriptorField.NAME, DescriptorField.STATIC_NAME, Descripto
 
 @dataclass(frozen=True, slots=True)
 class TrackOwner:
-    """Device, rank and stream of one track. ``label`` joins the names of the track and its parents."""
+    """Device, rank and stream to which a track belongs, derived from names. ``label`` joins the names of the
+    track and its parents.
+    """
 
     label: str
     device: str
@@ -373,7 +377,9 @@ class Descriptions:
         return pid
 
     def owner(self, key: _TrackKey, number: int) -> TrackOwner:
-        """Derive the owner of a track from its names; ``number`` is the stream if no name contains one."""
+        """Derive the device, rank and stream of a track from its names; ``number`` is the stream if no name
+        contains one.
+        """
         kind, which, queue = key
         if kind == "gpu":
             name = self.gpus[which] if 0 <= which < len(self.gpus) else ""

@@ -56,7 +56,9 @@ _USUAL_BYTES = 80
 
 @dataclass(slots=True)
 class Packet:
-    """One packet: its numbers by field, and the span of each of its messages in ``data``."""
+    """One packet of a Perfetto trace: its numbers by field, and the span of each of its messages in
+    ``data``.
+    """
 
     data: bytes
     start: int
@@ -189,7 +191,9 @@ class PacketSequence:
     interned: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
 
     def take(self, packet: Packet) -> bool:
-        """Update the state from a packet; return False if the packet refers to state that was lost."""
+        """Update the state of the sequence (interned names, clocks) from a packet. Return False if the packet
+        refers to state that was lost.
+        """
         flags = packet.number(PacketField.SEQUENCE_FLAGS)
         cleared = bool(flags & _CLEARED)
         cleared |= bool(packet.number(PacketField.INCREMENTAL_STATE_CLEARED))
@@ -228,7 +232,9 @@ class _Clock:
 
 @dataclass(slots=True)
 class Clocks:
-    """Largest time that is read, 73 years; sums of two such times fit 64 bits."""
+    """Conversion of the clocks of a trace to one clock. Times are at most 73 years, so that sums of two times
+    fit 64 bits.
+    """
 
     primary: int = int(BuiltinClock.BOOTTIME)
     unknown: int = 0

@@ -75,7 +75,7 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
 
 
 class _PerfettoReader:
-    """Reader that dispatches packets by the type of their messages."""
+    """Reader of a Perfetto trace: it reads each packet by the type of its message."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
@@ -86,7 +86,7 @@ class _PerfettoReader:
         self._sequences: dict[int, PacketSequence] = {}
 
     def take(self, packet: Packet) -> None:
-        """Read one packet."""
+        """Read one packet and store its events or descriptions."""
         number = packet.number(PacketField.TRUSTED_PACKET_SEQUENCE_ID)
         sequence = self._sequences.get(number)
         if sequence is None:
@@ -130,7 +130,7 @@ _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 @dataclass(frozen=True, slots=True)
 class _TraceFacts:
-    """Contents of a trace."""
+    """Contents of a Perfetto trace after all packets were read: events, descriptions and texts."""
 
     path: Path
     columns: TrackEventColumns
@@ -140,7 +140,9 @@ class _TraceFacts:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _TrackSlices(ColumnTable):
-    """Slices as columns; ``event`` is the row of the event that began each slice."""
+    """Slices (begin and end events that were paired) as columns; ``event`` is the row of the event that began
+    each slice.
+    """
 
     event: IntArray
     track: IntArray
@@ -288,7 +290,9 @@ _TOO_LARGE = 1e300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StatedFacts:
-    """Annotations of the chosen events; ``rows`` maps each event to its entry in ``arguments``."""
+    """Annotations of the chosen events, as Hespas or other tools write them; ``rows`` maps each event to its
+    entry in ``arguments``.
+    """
 
     arguments: tuple[dict[str, str | float], ...]
     rows: IntArray
@@ -312,9 +316,8 @@ class _StatedFacts:
         return np.where(np.abs(numbers) < _TOO_LARGE, numbers, otherwise)
 
     def start_ns(self, shown_ns: IntArray) -> FloatArray:
-        """Return the exact starts in the annotations, or the shown starts where the two disagree.
-
-        They disagree if the trace was edited.
+        """Return the exact starts in the annotations. If an exact start disagrees with the shown start,
+        because the trace was edited, the shown start is used.
         """
         exact_ns = self._numbers("start_ns")
         return np.where(agreeing(exact_ns, shown_ns), exact_ns, shown_ns)
@@ -334,11 +337,11 @@ class _StatedFacts:
         return np.array(numbers, np.float64)[self.rows]
 
     def run(self) -> SmallIntArray:
-        """Return numbers of runs, -1 for events without one."""
+        """Return the run number of each event, from its annotation; -1 for events without one."""
         numbers = np.nan_to_num(self.exact("run", np.full(len(self.rows), -1.0)), nan=-1.0)
         return np.clip(numbers, -1.0, _LARGEST).astype(np.int32)
 
     def op_class(self) -> NDArray[np.int8]:
-        """Codes of operation classes, 0 for unknown ones."""
+        """Return the codes of operation classes of the events, from annotations; 0 for unknown ones."""
         codes = [OP_CLASSES.get(str(arguments.get("op_class", "")), 0) for arguments in self.arguments]
         return np.array(codes, np.int8)[self.rows]

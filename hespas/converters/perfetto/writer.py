@@ -57,16 +57,15 @@ _EXACT = ("start_ns", "duration_ns")
 
 
 def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` if the file
-    cannot be written.
+    """Write a profile as a Perfetto trace. Raises ``UsageError`` for a workload, which has no times,
+    ``OutputError`` if the file cannot be written.
     """
     write_scene(tracks_of_measurement(value, path, options, diagnostics), path, options)
 
 
 def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
-    """Write tracks, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to save memory.
-
-    Raises ``UnsupportedError`` for times that do not fit the format.
+    """Write tracks as a Perfetto trace, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to
+    save memory. Raises ``UnsupportedError`` for times that do not fit the format.
     """
     _check_times(scene, options.name or str(path))
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
@@ -258,7 +257,9 @@ class _PerfettoWriter:
 
 @dataclass(slots=True)
 class _Interning:
-    """Ids of interned texts by kind. :meth:`taken` returns the texts that are not written yet."""
+    """Ids of interned texts by kind. A Perfetto trace writes a text once and refers to it by id.
+    :meth:`taken` returns the texts that are not written yet.
+    """
 
     _numbers: dict[tuple[InternedDataField, str], int] = field(
         default_factory=dict[tuple[InternedDataField, str], int]

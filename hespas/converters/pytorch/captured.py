@@ -95,7 +95,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Trace in which graphs were captured; ``graphs`` are in order of time."""
+    """Trace of the recording (capture) of CUDA or HIP graphs; ``graphs`` are in order of time."""
 
     path: Path
     trace: KinetoTrace
@@ -103,9 +103,8 @@ class Capture:
     graphs: tuple[CapturedGraph, ...]
 
     def described(self, graph: CapturedGraph) -> tuple[tuple[str, ...], ...]:
-        """Return name, shapes and types of the operation of each launch.
-
-        Modules have no description, because their names count layers.
+        """Return name, shapes and types of the operation that made each launch of a graph. Modules have no
+        description, because their names count layers.
         """
         host, strings = self.trace.host, self.trace.strings
         columns = (host.name_id, host.dims_id, host.types_id)
@@ -148,7 +147,9 @@ def _with_modules(trace: KinetoTrace) -> KinetoTrace:
 
 
 class _CaptureDetail(msgspec.Struct):
-    """Entry of ``execution_details.json``, with which a serving engine describes its captures."""
+    """Entry of ``execution_details.json``, in which a serving engine describes the graphs that it
+    captured.
+    """
 
     file: str = ""
     batch_size: int | None = None
@@ -229,7 +230,9 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
 
 
 def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
-    """Return start and end of each capture [ns]; a capture without an end lasts to the end of the trace."""
+    """Return start and end of each graph capture in a trace [ns]; a capture without an end lasts to the end
+    of the trace.
+    """
     calls, thread = trace.launch, thread_key(trace.launch)
     is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
     spans: list[tuple[int, int]] = []
@@ -264,7 +267,7 @@ def _listed_sizes(path: Path) -> frozenset[int]:
 
 
 def _range_labels(trace: KinetoTrace, times_ns: list[int]) -> list[str]:
-    """Return the names of the ranges around each time that mention a capture, one per line."""
+    """Return, for each time, the names of the enclosing ranges that mention a capture, one per line."""
     note, strings = trace.annotation, trace.strings
     rows = np.flatnonzero(mapped(note.name_id, lambda row: "capture" in strings[row].lower(), np.bool_))
     rows = rows[np.argsort(note.start_ns[rows], kind="stable")]
@@ -291,7 +294,7 @@ def is_capture(trace: KinetoTrace) -> bool:
 
 
 def begins_captures(trace: KinetoTrace) -> bool:
-    """Return True if graphs were captured during the recording."""
+    """Return True if graphs were captured during the recording of this trace."""
     rows = np.unique(trace.launch.name_id).tolist()
     return any(_BEGIN.match(trace.strings[row]) for row in rows)
 
@@ -353,7 +356,9 @@ def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray,
 
 
 def _launch_sites(trace: KinetoTrace, host: IntArray) -> list[tuple[int, ...]]:
-    """Return, for each launch, name, shapes and types of its operation, and its number in that operation."""
+    """Return the origin of each launch: name, shapes and types of its operation, and the number of the launch
+    within that operation.
+    """
     ops = trace.host
     num_before: defaultdict[int, int] = defaultdict(int)
     sites: list[tuple[int, ...]] = []
@@ -376,12 +381,14 @@ _MANGLED = "_Z"
 
 
 def runtime_symbol(name: str) -> int:
-    """Return ``COPY`` or ``FILL`` for a kernel with which the runtime copies or fills, else ``UNNAMED``."""
+    """Return ``COPY`` or ``FILL`` for a kernel with which the CUDA or HIP runtime copies or fills memory,
+    else ``UNNAMED``.
+    """
     return next((symbol for prefix, symbol in _RUNTIME_KERNELS if name.startswith(prefix)), UNNAMED)
 
 
 def canonical_name(name: str) -> str:
-    """Return a name without the suffixes of the loader (``.kd``, ``[clone .kd]``)."""
+    """Return a kernel name without the suffixes of the loader (``.kd``, ``[clone .kd]``)."""
     return _LOADER_SUFFIX.sub("", name.strip())
 
 

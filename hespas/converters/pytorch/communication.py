@@ -96,7 +96,9 @@ UNKNOWN = CommunicationKind(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
 
 
 def kind_of_word(word: str) -> CommunicationKind | None:
-    """Return the kind that a library's word states, None for other words (``wait``, ``init``)."""
+    """Return the kind of communication that a library's word (``allreduce``) names; None for other words
+    (``wait``, ``init``).
+    """
     return _KIND_OF_WORD.get(_letters(word))
 
 
@@ -110,8 +112,8 @@ def is_communication_kernel(kernel: str) -> bool:
 
 
 def kernel_operation(kernel: str) -> CommunicationKind | None:
-    """Return the operation that a kernel name states, None for none (``Generic``) or several
-    (``SendRecv``).
+    """Return the kind of communication that a kernel name states; None if it states none (``Generic``) or
+    several (``SendRecv``).
     """
     return kind_of_word(kernel_facts(kernel).family) if is_communication_kernel(kernel) else None
 
@@ -132,7 +134,9 @@ class _DispatcherOp(NamedTuple):
 
 
 def _dispatcher_ops(names: str, *places: int, **others: int) -> dict[str, _DispatcherOp]:
-    """Return operations with the same argument positions; their names state their kinds."""
+    """Return descriptions of PyTorch operations that have the same argument positions. Their names state
+    their kinds of communication.
+    """
     return {
         f"c10d::{name}": _DispatcherOp(_KIND_OF_WORD[_letters(name)], *places, **others)
         for name in names.split()
@@ -277,7 +281,7 @@ class JobGroups(NamedTuple):
         return None
 
     def group_set(self, members: Members) -> GroupSet:
-        """Return the group set that contains only this group."""
+        """Return the group set whose only group has these members."""
         is_world = len(members) == self.world and all(rank == index for index, rank in enumerate(members))
         if not members or is_world:
             return StridedGroups.all_ranks(self.world)
@@ -459,7 +463,9 @@ def _decoded_list(text: str) -> list[Any]:
 
 
 def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
-    """Return the six fields of a tensor, of which only size and element type are known; None for a scalar."""
+    """Return the six fields in which a trace describes a tensor. Only size and element type are known. None
+    for a scalar.
+    """
     dtype = find_dtype(kind) if kind else None
     if dtype is None or not is_list(shape):
         return None
@@ -470,8 +476,8 @@ def _tensor_fields(shape: object, kind: str) -> list[Any] | None:
 
 
 def merged(facts: TraceCommunication, others: TraceCommunication | None) -> TraceCommunication:
-    """Return ``facts`` with unknown facts completed from ``others``, a second record of the same
-    communication.
+    """Return ``facts`` about a communication, with unknown ones filled in from ``others``, a second record of
+    the same communication.
     """
     if others is None:
         return facts

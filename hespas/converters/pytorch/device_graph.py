@@ -56,7 +56,7 @@ class _DeviceNodes:
 
     @classmethod
     def of(cls, linked: LinkedTrace, hidden: list[int]) -> _DeviceNodes:
-        """Return the nodes of all device events, and of ``hidden``, host operations without a device
+        """Return the nodes of all device events, and of the host operations ``hidden``, which have no device
         event.
         """
         device, host = linked.kineto.device, linked.kineto.host
@@ -85,13 +85,12 @@ class _DeviceNodes:
 
     @property
     def since_first_ns(self) -> FloatArray:
-        """Start of each node since the first device event."""
+        """Return the start of each node, relative to the first device event [ns]."""
         return (self.start_ns - self.first_ns).astype(np.float64)
 
     def possible(self, edges: NodeEdges, findings: Findings) -> NodeEdges:
-        """Return the dependencies that the measured times allow; report the others.
-
-        A dependency that the times contradict comes from a storage that was reused.
+        """Return the dependencies that the measured times allow, and report the others. A dependency that the
+        times contradict comes from a storage that was reused.
         """
         fits = edges.possible(self.queue, self.start_ns, self.end_ns)
         message = "dependencies through a storage that the measured times contradict are dropped"
@@ -206,7 +205,7 @@ class _StorageDataflow(NamedTuple):
 
 
 class _SyncCall(Enum):
-    """Calls of the host that wait, or make a stream wait, for device work."""
+    """Host calls that wait for device work, or make a stream wait for it."""
 
     DEVICE_SYNC = 0
     STREAM_SYNC = 1
@@ -239,7 +238,7 @@ _SYNC_CALLS: MappingProxyType[str, _SyncCall] = MappingProxyType(
 
 
 class _StreamWait(NamedTuple):
-    """Wait of a stream: ``queue`` waits for the work that was launched into ``producer`` before
+    """Wait of one stream for another: ``queue`` waits for the work that was launched into ``producer`` before
     ``record_ns``.
     """
 
@@ -270,10 +269,8 @@ class _StreamWait(NamedTuple):
 
 @dataclass(slots=True)
 class _HostBarrier:
-    """Device nodes for which a host thread has waited.
-
-    The next node that the thread launches into each queue depends on them. ``informed`` are the queues with
-    such a node.
+    """Device nodes for which a host thread has waited (a synchronisation). The next node that the thread
+    launches into each queue depends on them. ``informed`` are the queues with such a node.
     """
 
     producers: list[int] = field(default_factory=list[int])

@@ -38,7 +38,7 @@ __all__ = ["GraphDraft", "NodeEdges", "TraceRank", "assembled", "chain", "flow_o
 
 
 class NodeEdges(NamedTuple):
-    """Dependencies as pairs of nodes: ``consumer`` waits for ``producer``."""
+    """Dependencies between nodes, as columns of pairs: ``consumer`` waits for ``producer``."""
 
     consumer: IntArray
     producer: IntArray
@@ -67,8 +67,8 @@ class NodeEdges(NamedTuple):
         return NodeEdges(self.consumer[mask], self.producer[mask])
 
     def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
-        """Return a mask of the dependencies within a queue, and of those whose producer ended before the
-        consumer started.
+        """Return a mask of the dependencies that measured times do not contradict: those within a queue, and
+        those whose producer ended before the consumer started.
         """
         same_queue: BoolArray = queue[self.consumer] == queue[self.producer]
         return same_queue | (end_ns[self.producer] <= start_ns[self.consumer])
@@ -105,7 +105,9 @@ class NodeEdges(NamedTuple):
 
 
 def chain(queue: IntArray) -> NodeEdges:
-    """Make each node wait for the one before it in its queue; queue -1 means no queue."""
+    """Return dependencies that make each node wait for the one before it in its queue; queue -1 means no
+    queue.
+    """
     rows = np.flatnonzero(queue >= 0)
     rows = rows[np.argsort(queue[rows], kind="stable")]
     same = queue[rows[1:]] == queue[rows[:-1]]
@@ -124,7 +126,9 @@ class _StorageFlow(NamedTuple):
 
 
 def flow_of(reads: RaggedArray, writes: RaggedArray) -> _StorageFlow:
-    """Return dependencies between operations that are in order of execution. O(reads + writes)."""
+    """Return the dependencies between operations through storages (memory) that they read and write.
+    Operations are in order of execution. O(reads + writes).
+    """
     data, order = (array("q"), array("q")), (array("q"), array("q"))
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -157,7 +161,7 @@ _MAX_LISTED = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class TraceRank:
-    """Rank and job of a trace. ``path`` names the trace in diagnostics."""
+    """Rank of a trace and the job that it belongs to. ``path`` names the trace in diagnostics."""
 
     number: int
     groups: JobGroups

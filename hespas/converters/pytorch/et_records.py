@@ -42,7 +42,7 @@ COMMUNICATION_RECORD = "record_param_comms"
 
 
 class EtValues(msgspec.Struct, gc=False):
-    """Arguments or results: values, shapes, names of types, and strides."""
+    """Arguments or results of a recorded operation: values, shapes, names of types, and strides."""
 
     values: list[Any] = msgspec.field(default_factory=list[Any])
     shapes: list[Any] = msgspec.field(default_factory=list[Any])
@@ -51,8 +51,8 @@ class EtValues(msgspec.Struct, gc=False):
 
 
 class EtNode(NamedTuple):
-    """One operation of the host. ``parent`` is the id of the enclosing call; ``facts`` are the attributes of
-    a communication record.
+    """One host operation of an execution trace. ``parent`` is the id of the enclosing call; ``facts`` are the
+    attributes of a communication record.
     """
 
     id: int
@@ -68,7 +68,7 @@ class EtNode(NamedTuple):
 
 
 class _EtFile(NamedTuple):
-    """A trace whose nodes are decoded lazily."""
+    """Execution trace file. Its nodes are decoded lazily."""
 
     schema: str
     process: str
@@ -156,7 +156,7 @@ def _fitting(value: int, default: int) -> int:
 
 
 def _text(raw: msgspec.Raw) -> str:
-    """Return a value as text: a string without its quotes, anything else as JSON."""
+    """Return a recorded value as text: a string without its quotes, anything else as JSON."""
     text = bytes(raw)
     return _TEXT.decode(text) if text.startswith(b'"') else text.decode("utf-8", "replace")
 
@@ -206,7 +206,7 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
 def _nodes(
     raws: Sequence[msgspec.Raw], decode: Callable[[msgspec.Raw], EtNode], path: str
 ) -> Iterator[EtNode]:
-    """Decode the nodes in the order of the file, one at a time."""
+    """Decode the nodes of an execution trace in the order of the file, one at a time."""
     for index, raw in enumerate(raws):
         try:
             node = decode(raw)
@@ -234,7 +234,7 @@ _TENSOR_FIELDS = 6
 
 
 class EtTensor(NamedTuple):
-    """One tensor, with ``shape`` None for a shape that is not recorded or impossible."""
+    """One tensor of an operation. ``shape`` is None if it is not recorded or impossible."""
 
     storage: int
     bytes: int
@@ -262,7 +262,7 @@ def _tensor(value: list[Any], shape: object, dtype: str) -> EtTensor:
 
 
 def argument(values: EtValues, index: int) -> list[EtTensor]:
-    """Return the tensors of one argument in order, also those in nested lists."""
+    """Return the tensors in argument number ``index`` in order, also those in nested lists."""
     if not 0 <= index < len(values.values):
         return []
     value = values.values[index]

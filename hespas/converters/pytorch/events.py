@@ -91,13 +91,14 @@ class _DeviceEvents(Events):
 
     @property
     def place(self) -> IntArray:
-        """Index of each event's device in :attr:`devices`; 0 if the event does not state a device."""
+        """Return for each event the index of its device in :attr:`devices`; 0 if the event does not state a
+        device.
+        """
         return np.maximum(np.searchsorted(self.devices, self.device), 0)
 
     def own_streams(self) -> IntArray:
-        """Return streams that are unique across devices.
-
-        The device with most events keeps its numbers; streams of other devices follow the largest one.
+        """Return stream numbers that are unique across devices. The device with most events keeps its
+        numbers; streams of other devices are numbered after the largest one.
         """
         if len(self.devices) < 2:
             return self.stream
@@ -138,8 +139,8 @@ class _LaunchEvents(Events):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _SyncEvents(Events):
-    """Waits: ``stream`` waits for the event that call ``record`` (a correlation) recorded on
-    ``wait_on_stream``.
+    """Waits of streams for events: ``stream`` waits for the event that call ``record`` (a correlation id)
+    recorded on ``wait_on_stream``.
     """
 
     correlation: IntArray
@@ -224,7 +225,9 @@ class _KinetoColumns:
         return np.frombuffer(column, column.typecode)
 
     def build(self, kind: type[_Kind]) -> _Kind:
-        """Return the columns as an object of class ``kind``. String rows have 32 bits, other numbers 64."""
+        """Return the columns as an object of class ``kind``. Columns of string rows have 32 bits, other
+        numbers 64.
+        """
         columns: dict[str, Any] = {}
         for column in fields(kind):
             columns[column.name] = self.column(column.name).astype(
@@ -265,7 +268,7 @@ class _KinetoColumns:
 
 
 def _repeated_rows(*columns: IntArray) -> IntArray:
-    """Return the rows that are equal to another row in all of these columns."""
+    """Return the rows in which all of these columns equal another row: events that are stored twice."""
     order = np.lexsort(columns[::-1])
     same = np.ones(max(len(order) - 1, 0), np.bool_)
     for column in columns:
@@ -297,7 +300,9 @@ def read_events(path: Path, max_bytes: int, *, recover: bool = False) -> KinetoT
 
 
 class _KinetoCollector:
-    """Collector that sorts events by kind and appends their fields to columns."""
+    """Collector of the events of a Kineto trace. It sorts them by kind and appends their fields to
+    columns.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -466,7 +471,7 @@ _extents = msgspec.json.Decoder(tuple[int, int, int])
 
 
 def _launch_shape(shape: bytes) -> str:
-    """Return grid and block as one text, empty if either is missing."""
+    """Return the launch shape (grid and block) as one text, empty if either is missing."""
     grid, _, block = shape.partition(b"|")
     try:
         return shape_text(_extents.decode(grid), _extents.decode(block))
@@ -475,7 +480,9 @@ def _launch_shape(shape: bytes) -> str:
 
 
 def _stated_costs(args: HostArgs) -> msgspec.Raw:
-    """Return the costs that an operation states as a JSON list, nothing if it states none."""
+    """Return the costs that an operation states in its arguments as a JSON list, nothing if it states
+    none.
+    """
     flops, gigabytes = bytes(args.flops), bytes(args.gigabytes)
     if not flops and not gigabytes:
         return args.flops
@@ -483,7 +490,9 @@ def _stated_costs(args: HostArgs) -> msgspec.Raw:
 
 
 def _external_ids(arguments: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:
-    """Return the ids of operations. Old profilers spell the name of the field in lower case."""
+    """Return the ids that link events to operations. Old profilers spell the name of the field in lower
+    case.
+    """
     ids = integers([args.external_id for args in arguments])
     old_ids = integers([args.first_external_id for args in arguments])
     return np.where(ids < 0, old_ids, ids)
@@ -516,7 +525,7 @@ def integer(value: JsonNumber) -> int:
 
 
 class TextRows(dict[_Value, int]):
-    """Cache of the row of each value; ``add`` creates the row of a new value."""
+    """Cache of the string table row of each value. ``add`` creates the row of a new value."""
 
     __slots__ = ("_add",)
 
@@ -535,9 +544,8 @@ class TextRows(dict[_Value, int]):
 
 
 def _differ(split: str | list[int] | None) -> bool:
-    """Return True if the parts of an exchange differ in size.
-
-    ``split`` are the sizes of the parts. A trace abbreviates a long list with dots.
+    """Return True if the parts of an exchange differ in size between ranks. ``split`` has the sizes as
+    recorded; a trace abbreviates a long list with dots.
     """
     if isinstance(split, str):
         split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]

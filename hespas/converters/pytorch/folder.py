@@ -81,8 +81,8 @@ class _TraceFile:
 
 
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read all ranks. Raises ``FormatError`` if the files are not of one job, or if one of them is
-    malformed.
+    """Read the traces of all ranks in a folder. Raises ``FormatError`` if the files are not of one job, or if
+    one of them is malformed.
     """
     files, captures = _runs_and_captures(path, options)
     ranks = _paired(path, files, diagnostics)

@@ -43,8 +43,8 @@ class HostCalls:
 
     @classmethod
     def of(cls, linked: LinkedTrace, works: IntArray) -> HostCalls:
-        """Assign each work to the last call before it, in the order of record ids, or of starts if ids are
-        missing.
+        """Assign each work (the device or thread part of a communication) to the last call before it, in the
+        order of record ids, or of starts if ids are missing.
         """
         comms = linked.host_communications()
         kineto, events = linked.kineto, linked.events
@@ -94,7 +94,7 @@ class CpuRun:
     end_ns: IntArray
 
     def report(self, findings: Findings) -> None:
-        """Report communications with a call but no work, or with a work but no call."""
+        """Report communications on a CPU whose call has no work, or whose work has no call."""
         calls = self.calls
         orphans = int(np.isin(self.works, list(calls.work)).sum())
         alone = sum(work == call for call, work in calls.work.items()) - orphans
@@ -139,7 +139,9 @@ class CpuRun:
 
 
 def host_run(linked: LinkedTrace) -> CpuRun:
-    """Return the events of a run without a device, each with a time of its own. O(events log events)."""
+    """Return the events of a run on a CPU only, each with its own time without the calls inside it. O(events
+    log events).
+    """
     events = linked.events
     works = works_of(linked)
     calls = HostCalls.of(linked, works)
@@ -200,7 +202,7 @@ def _sequential_starts(thread: IntArray, start_ns: IntArray, own_ns: IntArray) -
 
 
 def works_of(linked: LinkedTrace) -> IntArray:
-    """Return the named ranges that are works of communications, as rows of all events."""
+    """Return the named ranges that are the work of communications, as rows of all events."""
     note = linked.kineto.annotation
     is_work = mapped(note.name_id, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
     return len(linked.kineto.host) + np.flatnonzero(is_work)

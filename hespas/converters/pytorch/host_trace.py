@@ -150,7 +150,7 @@ def read_host_trace(path: Path, max_bytes: int, strings: StringTableBuilder, ver
 
 
 class _HostTraceBuilder:
-    """Columns that grow node by node."""
+    """Columns of an execution trace, which grow node by node."""
 
     def __init__(self, strings: StringTableBuilder) -> None:
         self.strings = strings
@@ -166,7 +166,7 @@ class _HostTraceBuilder:
         self._types: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def add(self, node: EtNode) -> None:
-        """Append a node."""
+        """Append a node to the columns."""
         name = node.name
         row = len(self.name_id)
         numbers = self.numbers
@@ -390,10 +390,8 @@ def host_trace_graph(trace: HostTrace, name: str, rank: TraceRank, diagnostics: 
 
 
 def _thread_order(thread: IntArray, queue: IntArray, comms: dict[int, TraceCommunication]) -> NodeEdges:
-    """Order the operations of each thread.
-
-    The operation after a communication waits for the operation before it, and for the communication if that
-    blocks.
+    """Return dependencies that order the operations of each thread. The operation after a communication waits
+    for the operation before it, and for the communication if that blocks.
     """
     pairs: list[tuple[int, int]] = []
     threads: list[int] = np.unique(thread[list(comms)]).tolist()
@@ -481,7 +479,7 @@ def ranks_here(
 
 
 def _represents_all(graph: OpGraph, world: int) -> bool:
-    """Return True if one graph can be that of all ranks: it has no messages, and all groups have all
-    ranks.
+    """Return True if the graph of one rank can represent all ranks: it has no messages, and all groups have
+    all ranks.
     """
     return not len(graph.p2p) and all(groups.is_world(world) for groups in graph.group_sets)

@@ -42,9 +42,8 @@ _TEXT_COLUMNS = (
 
 
 class JoinedTrace(NamedTuple):
-    """Trace joined with captures. Host operations from row ``own_host`` on are copies of captured ones.
-
-    ``facts`` are metadata: how many events were joined, by capture.
+    """Trace of graph replays with the operations of their captures. Host operations from row ``own_host`` on
+    are copies of captured ones. ``facts`` are metadata: how many events were joined, by capture.
     """
 
     trace: KinetoTrace
@@ -130,7 +129,7 @@ class _CapturedOperations(NamedTuple):
 
 
 class _ReplayOperations:
-    """Builder that copies captured operations into a trace, once per replay."""
+    """Builder that copies captured operations into the trace of the replays, once per replay."""
 
     def __init__(
         self, trace: KinetoTrace, nesting: EventNesting, links: DeviceLinks, captures: Sequence[Capture]

@@ -48,7 +48,7 @@ _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
 class _CollectiveFacts(msgspec.Struct, frozen=True, gc=False):
-    """Facts about a collective that a kernel states in its arguments, as :mod:`.events` encodes them."""
+    """Facts about a collective in the arguments of its kernel, as :mod:`.events` encodes them."""
 
     collective: str
     in_elements: int
@@ -104,7 +104,9 @@ class _RangeCommunication(NamedTuple):
 
 
 class KernelCommunications(NamedTuple):
-    """Communication of each kernel, by device event. ``used`` are the host operations that issued them."""
+    """Communication of each kernel, by device event. ``used`` are the host operations that issued these
+    communications.
+    """
 
     of_event: dict[int, TraceCommunication]
     used: set[int]
@@ -212,7 +214,9 @@ def kernel_communications(
 def _ranges_around(
     trace: KinetoTrace, links: DeviceLinks, events: IntArray
 ) -> list[_RangeCommunication | None]:
-    """Return the communication that the named range around the launch of each device event states."""
+    """Return for each device event the communication that is stated in the name of the range around its
+    launch; None without one.
+    """
     note, calls = trace.annotation, trace.launch
     texts = {row: trace.strings[row] for row in np.unique(note.name_id).tolist()}
     kinds = {row: kind_of_word(text.partition(":")[2]) for row, text in texts.items() if _RANGE.match(text)}

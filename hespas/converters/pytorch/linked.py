@@ -55,7 +55,9 @@ class HostColumns(NamedTuple):
 
 
 class TraceJoin(NamedTuple):
-    """Row of the execution trace for each host event (-1: none), and the number of matches by each rule."""
+    """Result of matching a profile with an execution trace: the row of the execution trace for each host
+    event (-1: none), and the number of matches by each rule.
+    """
 
     row: IntArray
     by_record_id: int

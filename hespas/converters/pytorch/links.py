@@ -58,17 +58,19 @@ class DeviceLinks:
 
 
 def thread_key(events: Events) -> IntArray:
-    """Return one number per (process, thread)."""
+    """Return one number for each pair of process and thread, the same for all events of the pair."""
     return (events.process.astype(np.int64) << 32) | events.thread
 
 
 def nesting_of(events: Events) -> EventNesting:
-    """Return the events of each thread as a forest."""
+    """Return the nesting of the host events of each thread."""
     return EventNesting.of(thread_key(events), events.start_ns, events.end_ns)
 
 
 def link_device_events(trace: KinetoTrace, nesting: EventNesting) -> DeviceLinks:
-    """Find the launch and the operation of every device event; ``nesting`` is that of the host events."""
+    """Find the launch and the host operation of every device event. ``nesting`` is the nesting of the host
+    events.
+    """
     device, calls = trace.device, trace.launch
     launch = match_rows((calls.correlation,), (device.correlation,))
     host = around_launch(nesting, launch, thread_key(calls), calls.start_ns)
@@ -93,7 +95,7 @@ def steps_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
 
 
 def step_ranges(trace: KinetoTrace, base_ns: int) -> StepRanges:
-    """Return the ranges of steps, on a clock that begins at ``base_ns``."""
+    """Return the ranges of recorded steps, with times relative to ``base_ns``."""
     note, numbers = trace.annotation, _step_numbers(trace)
     rows = np.flatnonzero(numbers >= 0)
     return StepRanges.of(
@@ -130,8 +132,8 @@ def batches_of(trace: KinetoTrace, links: DeviceLinks) -> SmallIntArray:
 
 
 def _running_range(trace: KinetoTrace, numbers: SmallIntArray, start_ns: IntArray) -> IntArray:
-    """Return the named range with a number of 0 or more in ``numbers`` that runs at each time, -1 for
-    none.
+    """Return for each time the named range that runs then and has a number of 0 or more in ``numbers``; -1
+    for none.
     """
     note = trace.annotation
     rows = np.flatnonzero(numbers >= 0)

@@ -53,7 +53,7 @@ _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instin
 
 
 def first_ns(trace: KinetoTrace) -> int:
-    """Return the start of the first event, from which times count."""
+    """Return the start of the first event of a trace, from which times are counted."""
     starts = [int(part.start_ns.min()) for part in (trace.device, trace.launch, trace.host) if len(part)]
     return min(starts, default=0)
 
@@ -146,7 +146,7 @@ _GRID_IN_THREADS = frozenset({"hipExtModuleLaunchKernel", "hipHccModuleLaunchKer
 
 
 def host_ops(host: HostEvents, nesting: EventNesting, base_ns: int) -> HostOps:
-    """Return the operations of the host, with times since ``base_ns``."""
+    """Return the host operations of a trace, with times since ``base_ns``."""
     return HostOps.of(
         name_id=host.name_id,
         thread_id=host.thread,
@@ -179,12 +179,14 @@ def rank_of(header: KinetoHeader) -> int:
 
 
 def is_count(number: JsonNumber) -> TypeGuard[int]:
-    """Return True for a whole number that can count ranks."""
+    """Return True for a whole number that is possible as a number of ranks."""
     return isinstance(number, int) and 0 <= number < 1 << 31
 
 
 def _devices(trace: KinetoTrace) -> tuple[tuple[str, ...], SmallIntArray]:
-    """Return the names of devices, and the index of each event's name; a CPU if nothing ran on a device."""
+    """Return the distinct device names, and for each event the index of its device name; the only device is a
+    CPU if nothing ran on a device.
+    """
     properties = trace.header.devices
     if not properties and not len(trace.device):
         return ("CPU",), np.empty(0, np.int32)

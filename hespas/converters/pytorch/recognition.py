@@ -46,7 +46,7 @@ def _text(data: bytes) -> bytes:
 
 
 def score_profile(head: Head) -> int:
-    """Score a file by the fields that only this profiler writes; other Chrome traces score lower."""
+    """Score a file by the fields that only PyTorch's profiler writes; other Chrome traces score lower."""
     if head.is_directory or _text(head.data)[:1] not in (b"{", b"["):
         return _NO
     num_fields = sum(name in head.data for name in _PROFILE_FIELDS)
@@ -56,13 +56,13 @@ def score_profile(head: Head) -> int:
 
 
 def is_profile(data: bytes) -> bool:
-    """Return True if a file with these first bytes is a profile."""
+    """Return True if a file with these first bytes is a profile of PyTorch."""
     has_field = any(name in data for name in _PROFILE_FIELDS)
     return _text(data)[:1] == b"{" and has_field and not is_execution_trace(data)
 
 
 def is_execution_trace(data: bytes) -> bool:
-    """Return True if a file with these first bytes is an execution trace."""
+    """Return True if a file with these first bytes is an execution trace of PyTorch."""
     if _text(data)[:1] != b"{":
         return False
     num_fields = sum(name in data for name in _NODE_FIELDS)
@@ -70,7 +70,7 @@ def is_execution_trace(data: bytes) -> bool:
 
 
 def score_execution_trace(head: Head) -> int:
-    """Score a file by its schema and by the fields of its nodes."""
+    """Score an input by its schema and the fields of its nodes, as an execution trace of PyTorch."""
     if head.is_directory or not is_execution_trace(head.data):
         return _NO
     return _CERTAIN if _SCHEMA.search(head.data) else _LIKELY

@@ -112,8 +112,8 @@ def category_of(category: str, name: str) -> str:
 
 
 class DeviceArgs(msgspec.Struct, gc=False):
-    """Arguments of device work. ``grid`` and ``block`` are lists of three numbers; the last fields describe
-    collectives.
+    """Arguments of device work in a Kineto trace. ``grid`` and ``block`` are lists of three numbers; the last
+    fields describe collectives.
     """
 
     correlation: JsonNumber = None
@@ -140,7 +140,7 @@ class DeviceArgs(msgspec.Struct, gc=False):
 
 
 class LaunchArgs(msgspec.Struct, gc=False):
-    """Arguments of a launch call. HIP also records the kernel name."""
+    """Arguments of a launch call in a Kineto trace. HIP also records the kernel name."""
 
     correlation: JsonNumber = None
     external_id: JsonNumber = field(default=None, name="External id")
@@ -149,7 +149,9 @@ class LaunchArgs(msgspec.Struct, gc=False):
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
-    """Arguments of an allocation (``bytes`` > 0) or a release. Totals belong to the device's allocator."""
+    """Arguments of an allocation (``bytes`` > 0) or a release of memory in a Kineto trace. Totals belong to
+    the device's allocator.
+    """
 
     bytes: JsonNumber = field(default=None, name="Bytes")
     allocated: JsonNumber = field(default=None, name="Total Allocated")
@@ -159,7 +161,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class SyncArgs(msgspec.Struct, gc=False):
-    """Arguments of a wait: ``stream`` waits for the event that call ``record`` recorded on
+    """Arguments of a wait in a Kineto trace: ``stream`` waits for the event that call ``record`` recorded on
     ``wait_on_stream``.
     """
 
@@ -171,7 +173,9 @@ class SyncArgs(msgspec.Struct, gc=False):
 
 
 class HostArgs(msgspec.Struct, gc=False):
-    """Arguments of a host operation. Shapes and values stay JSON texts, so equal texts are stored once."""
+    """Arguments of a host operation in a Kineto trace. Shapes and values stay JSON texts, so that equal texts
+    are stored once.
+    """
 
     external_id: JsonNumber = field(default=None, name="External id")
     record_id: JsonNumber = field(default=None, name="Record function id")

@@ -66,7 +66,9 @@ class GraphReplay:
 
     @property
     def signature(self) -> tuple[tuple[int, ...], ...]:
-        """Kernels in order, stream by stream. Replays with equal signatures have the same alignments."""
+        """Return the kernels of the replay in order, stream by stream. Replays with equal signatures are
+        aligned in the same way.
+        """
         return tuple(tuple(self.symbols[index] for index in stream) for stream in self.streams)
 
 
@@ -182,9 +184,8 @@ def aligned_replays(
 def _with_symbols(
     trace: KinetoTrace, replays: Sequence[GraphReplay], graphs: Sequence[CapturedGraph]
 ) -> tuple[list[GraphReplay], list[tuple[int, ...]]]:
-    """Return the replays, and the kernels that each graph launches, as symbols.
-
-    Equal symbols on both sides mean the same kernel.
+    """Return the replays and the launches of each graph with kernels as numbers (symbols). Equal numbers on
+    both sides mean the same kernel.
     """
     names = {row: canonical_name(trace.strings[row]) for replay in replays for row in set(replay.symbols)}
     replayed, captured = kernel_symbols(names.values(), (name for graph in graphs for name in graph.name))
@@ -314,7 +315,7 @@ class _GraphMatcher:
 
 
 class _TieBreaker:
-    """Choice between several captured graphs that fit a replay equally."""
+    """Choice between several captured graphs that match a replay equally well."""
 
     def __init__(
         self,
@@ -328,7 +329,9 @@ class _TieBreaker:
         self.description = np.full(len(graphs), -1, np.int64)
 
     def choose(self, replay: GraphReplay, tied: IntArray) -> int:
-        """Return the number of the chosen graph, -1 if none fits or several different graphs fit."""
+        """Return the number of the chosen graph; -1 if none matches, or if several different graphs match
+        equally.
+        """
         if not len(tied):
             return -1
         if self._are_equal(tied):

@@ -35,7 +35,7 @@ _Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 
 class _RuntimeHandle(msgspec.Struct, gc=False):
-    """A number of the runtime; 64 bits, unsigned."""
+    """Number by which the ROCm runtime identifies an object; 64 bits, unsigned."""
 
     handle: int = -1
 
@@ -51,7 +51,7 @@ class _CorrelationIds(msgspec.Struct, gc=False):
 
 
 class _GridExtents(msgspec.Struct, gc=False):
-    """Threads in each direction; 0 for unknown."""
+    """Number of threads of a kernel in each direction; 0 if unknown."""
 
     x: int = 0
     y: int = 0
@@ -80,7 +80,9 @@ class _DispatchRecord(msgspec.Struct, gc=False):
 
 
 class _CountedDispatch(msgspec.Struct, gc=False):
-    """A kernel with performance counters. A document of counters records kernels in this form only."""
+    """Record of a kernel with performance counters. A document of counters records kernels in this form
+    only.
+    """
 
     dispatch_data: _DispatchRecord
 
@@ -111,7 +113,7 @@ class _ApiRecord(msgspec.Struct, gc=False):
 
 
 class _AgentRecord(msgspec.Struct, gc=False):
-    """A CPU (type 1) or a GPU (type 2)."""
+    """Record of an agent: a CPU (type 1) or a GPU (type 2)."""
 
     id: _RuntimeHandle
     type: int = 0
@@ -122,7 +124,7 @@ class _AgentRecord(msgspec.Struct, gc=False):
 
 
 class _KernelSymbol(msgspec.Struct, gc=False):
-    """Names of a kernel."""
+    """Record of a kernel symbol: the names of a kernel by its id."""
 
     kernel_id: int
     formatted_kernel_name: str = ""
@@ -172,7 +174,7 @@ class _RocprofMetadata(msgspec.Struct):
 
 
 class _RocprofProcess(msgspec.Struct):
-    """One process. Lists stay text until they are read block by block."""
+    """Record of one process in a document. Its lists stay JSON text until they are read block by block."""
 
     buffer_records: _BufferRecords
     metadata: _RocprofMetadata = msgspec.field(default_factory=_RocprofMetadata)
@@ -246,7 +248,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
 
 @dataclass(slots=True)
 class _BlockColumns:
-    """Columns while records are read: lists of arrays, one per block."""
+    """Columns of a table while records are read: a list of arrays per column, one array per block."""
 
     parts: dict[str, list[IntArray]] = field(default_factory=dict[str, list[IntArray]])
 
@@ -286,12 +288,14 @@ class _RocprofReader:
         return elements
 
     def _texts_by_number(self, raw: msgspec.Raw, store: Callable[[str], int], name: str) -> dict[int, int]:
-        """Return what ``store`` returns for each text of a list, by the number of the text."""
+        """Add each text of a list by calling ``store``. Return the results by the number of the text in the
+        file.
+        """
         blocks = self._blocks(raw, _ENTRIES, name)
         return {entry.key: store(entry.value) for block in blocks for entry in block}
 
     def add(self) -> None:
-        """Read the work of the device and of the host."""
+        """Read the device work and the host calls of the process."""
         process, strings = self.process, self.builder.strings
         agents = RocmAgents(0)
         for agent in self._short_list(process.agents, _AGENTS, "agents"):
@@ -403,9 +407,8 @@ class _RocprofReader:
 
 @dataclass(slots=True)
 class _KernelNameRows:
-    """Names of kernels by the id of the kernel. Only names of kernels that ran are added to ``strings``.
-
-    Ids and names are columns, because a document may have many kernels.
+    """Names of kernels by the id of the kernel. Only names of kernels that ran are added to ``strings``,
+    because a document may have many kernels.
     """
 
     ids: IntArray
@@ -443,7 +446,7 @@ class _KernelNameRows:
 
 
 def _fit(number: int) -> int:
-    """Return a number that fits 63 bits, else -1."""
+    """Return the number if it fits 63 bits, else -1."""
     return number if 0 <= number < 1 << 63 else -1
 
 

@@ -37,7 +37,7 @@ _RUNTIME_CATEGORY = re.compile(r"(?:^|_)(?:hip|hsa)_", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class RocmAgent:
-    """A CPU or a GPU. ``order`` counts the agents of one kind."""
+    """Agent of the ROCm runtime, a CPU or a GPU. ``order`` counts the agents of one kind."""
 
     is_gpu: bool
     order: int
@@ -68,7 +68,7 @@ class RocmWork(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RocmCalls(ColumnTable):
-    """Calls and ranges on the host in one process; ``label`` and ``category`` are indices of its texts."""
+    """Host calls and ranges of one process; ``label`` and ``category`` are indices of the process's texts."""
 
     thread: IntArray
     start_ns: IntArray
@@ -90,7 +90,7 @@ class RocmAgents:
 
 @dataclass(slots=True)
 class RocmTraceBuilder:
-    """Builder of a recording from the processes in the file ``path``."""
+    """Builder of the recording of a GPU profiler from the processes in the file ``path``."""
 
     path: str
     strings: StringTableBuilder = field(default_factory=StringTableBuilder)
@@ -292,8 +292,8 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
 
 
 def _table_name(database: SqliteDatabase, name: str, suffix: str) -> str:
-    """Return the name of a table for one set: the table with the suffix of the set, or one that all sets
-    share.
+    """Return the name of a table for one recording in a database: the table with the suffix of the recording,
+    or one that all recordings share.
     """
     own, shared = f"rocpd_{name}{suffix}", f"rocpd_{name}"
     return shared if not database.has(own) and database.has(shared) else own
@@ -305,7 +305,7 @@ def _values_at(column: IntArray, rows: IntArray) -> IntArray:
 
 
 class _RocpdReader:
-    """Reader of one set of tables, those with the same suffix."""
+    """Reader of the tables of one recording in a rocpd database. Their names have the same suffix."""
 
     def __init__(
         self, database: SqliteDatabase, suffix: str, builder: RocmTraceBuilder, diagnostics: Diagnostics

@@ -28,13 +28,13 @@ __all__ = [
 
 
 def chosen_classes(workload: Workload, options: WriteOptions) -> list[int]:
-    """Return the classes of the chosen ranks, ascending."""
+    """Return the rank classes of the ranks to write, ascending."""
     ranks = options.ranks if options.ranks is not None else range(workload.num_ranks)
     return [row for row, size in enumerate(workload.sizes_within(ranks)) if size]
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
-    """Return True for several rank classes, which are separate programs."""
+    """Return True if the output is a folder, because several rank classes are separate programs."""
     if not isinstance(value, Workload) or len(value.classes) == 1:
         return False
     return len(chosen_classes(value, options)) > 1

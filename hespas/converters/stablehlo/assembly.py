@@ -139,7 +139,9 @@ def _ints(values: Sequence[int]) -> SmallIntArray:
 
 
 def _contractions(node_rows: NDArray[np.int64], signatures: Sequence[StablehloSignature]) -> ContractionTable:
-    """Return the contraction table. ``node_rows`` has the signature of each node."""
+    """Return the contraction table (matrix products and convolutions) of a graph. ``node_rows`` has the
+    signature of each node.
+    """
     flat = [part for row in signatures for part in row.cost.contractions]
     lengths = [len(row.cost.contractions) for row in signatures]
     index = RaggedArray.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(
@@ -191,8 +193,8 @@ def _mac_attributes(
 
 
 class _ProgramCommTables:
-    """Builder of the tables of collectives and messages. Equal groups are converted to global device ids
-    once.
+    """Builder of the collective and message tables of a program. Equal groups are converted to global device
+    ids once.
     """
 
     def __init__(self, template: FunctionTemplate, shared: ModuleContext, devices: DeviceCounts) -> None:

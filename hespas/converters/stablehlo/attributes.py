@@ -93,8 +93,8 @@ _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
 class CostAttributeReader:
-    """Reader of the attributes that cost rules need. Equal attributes are decoded once where the result
-    depends on nothing else.
+    """Reader of the attributes that cost rules need. Equal attributes are decoded once, if the result depends
+    on nothing else.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class CostAttributeReader:
 
     @property
     def advance(self) -> object:
-        """Constant that a visitor of :meth:`MlirOperation.walk` returns to continue the walk."""
+        """Return the constant that a visitor of :meth:`MlirOperation.walk` returns to continue the walk."""
         return cast("object", self._bindings.ir.WalkResult.ADVANCE)
 
     def read(self, canonical: str, op: MlirOperation) -> Attributes:
@@ -501,7 +501,9 @@ class BufferLifetimes:
 
 
 def _is_read_later(op: MlirOperation, value: MlirValue) -> bool:
-    """Return True if another operation may read a value after ``op``; uses in other blocks count as later."""
+    """Return True if another operation may read a value after ``op`` has run. Uses in other blocks count as
+    later.
+    """
     uses_here = 0
     for use in value.uses:
         user = use.owner.operation

@@ -65,7 +65,9 @@ _PairList = tuple[tuple[int, int], ...]
 
 
 class ProgramCollective(NamedTuple):
-    """Collective with the ids of the program. ``groups`` None means one group of all devices."""
+    """Collective of a StableHLO program, with the device ids of the program. ``groups`` None means one group
+    of all devices.
+    """
 
     kind: CollectiveKind
     groups: GroupSet | None

@@ -94,8 +94,8 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
 
 
 def _specifications(block: MlirBlock) -> list[list[str]]:
-    """Return the shapes of arguments with symbolic dimensions from ``jax.export``'s shape assertions. A shape
-    is a list of expressions, one per dimension.
+    """Return the shapes of those arguments that have symbolic dimensions, from ``jax.export``'s shape
+    assertions. A shape is a list of expressions, one per dimension.
     """
     for view in block.operations:
         op = view.operation
@@ -133,8 +133,8 @@ def _extents_of(text: str) -> list[str]:
 
 
 def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
-    """Return the number for a dimension. Raises ``UsageError`` if ``dims`` has none for it, or one that is
-    out of range.
+    """Return the extent of a symbolic dimension. Raises ``UsageError`` if ``dims`` does not determine it, or
+    if it is out of range.
     """
     position, expression = dimension.place, dimension.expression
     if position in dims:
@@ -161,7 +161,9 @@ def _extent(dimension: _SymbolicDimension, dims: Mapping[str, int]) -> int:
 
 
 def _evaluated(expression: str, dims: Mapping[str, int]) -> int | None:
-    """Evaluate a sum of products of names and numbers; return None for anything else."""
+    """Return the value of a sum of products of names and numbers, such as ``2*b+1``; None for any other
+    expression.
+    """
     if "(" in expression:
         return None
     total, position = 0, 0

@@ -20,8 +20,8 @@ _FEW_NODES = 1 << 16
 
 
 class FunctionLibrary:
-    """Templates of the functions of one module. The reader sets ``context`` after it has created the
-    library.
+    """Templates (costed operations) of the functions of one module. The reader sets ``context`` after it has
+    created the library.
     """
 
     def __init__(self, header: ModuleHeader, bindings: Bindings) -> None:

@@ -68,14 +68,14 @@ MlirType: TypeAlias = "ir.Type"
 
 
 class MlirUse(Protocol):
-    """Use of a value."""
+    """Protocol of MLIR's use of a value: the operation that reads it."""
 
     @property
     def owner(self) -> MlirView: ...
 
 
 class MlirValue(Protocol):
-    """SSA value; ``hash`` is stable while the module lives."""
+    """Protocol of an MLIR SSA value; ``hash`` is stable while the module lives."""
 
     @property
     def type(self) -> MlirType: ...
@@ -90,14 +90,14 @@ class MlirValue(Protocol):
 
 
 class MlirRegion(Protocol):
-    """Region of an operation."""
+    """Protocol of an MLIR region: the blocks inside an operation."""
 
     @property
     def blocks(self) -> Sequence[MlirBlock]: ...
 
 
 class MlirOperations(Protocol):
-    """Operations of a block in order."""
+    """Protocol of the operations of an MLIR block, in order."""
 
     def __iter__(self) -> Iterator[MlirView]: ...
 
@@ -107,7 +107,7 @@ class MlirOperations(Protocol):
 
 
 class MlirBlock(Protocol):
-    """Block of a region. Iterating ``operations`` yields views."""
+    """Protocol of an MLIR block of a region. Iterating ``operations`` yields views."""
 
     @property
     def owner(self) -> MlirView: ...
@@ -122,14 +122,16 @@ class MlirBlock(Protocol):
 
 
 class MlirView(Protocol):
-    """Operation as the Python class of its dialect; ``operation`` is the generic operation."""
+    """Protocol of an MLIR operation as the Python class of its dialect; ``operation`` is the generic
+    operation.
+    """
 
     @property
     def operation(self) -> MlirOperation: ...
 
 
 class MlirOperation(MlirView, Protocol):
-    """Operation of a block."""
+    """Protocol of an MLIR operation, independent of its dialect."""
 
     @property
     def name(self) -> str: ...
@@ -165,7 +167,7 @@ class MlirOperation(MlirView, Protocol):
 
 
 class MlirModule(Protocol):
-    """Parsed program; it must outlive everything taken from it."""
+    """Protocol of a parsed MLIR program. It must outlive all operations and values taken from it."""
 
     @property
     def operation(self) -> MlirOperation: ...
@@ -430,8 +432,8 @@ class Bindings(NamedTuple):
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
     def _caught(self, build: Callable[[Context], MlirModule]) -> MlirModule:
-        """Run a parser in a new context. Its diagnostics become a :class:`ParseFailure`; a ``MemoryError`` is
-        raised unchanged.
+        """Run a parser in a new MLIR context. Its diagnostics become a :class:`ParseFailure`; a
+        ``MemoryError`` is raised unchanged.
         """
         context = self.context()
         failures: list[ParseFailure] = []

@@ -135,7 +135,7 @@ def _header_position(top: MlirOperation) -> str:
 
 
 def _entry(functions: Mapping[str, MlirOperation], end: str) -> str:
-    """Return ``main``, else the only public function with a body."""
+    """Return the name of the function to run: ``main``, else the only public function with a body."""
     bodies = {name: op for name, op in functions.items() if len(op.regions[0].blocks)}
     if "main" in bodies:
         return "main"

@@ -30,7 +30,7 @@ def table_name(op_name: str) -> str:
 
 
 def has_rule(op_name: str) -> bool:
-    """Return True if the cost table has the operation."""
+    """Return True if the cost table has a rule for the operation."""
     return "." in op_name and find_rule(op_name) is not None
 
 
@@ -66,8 +66,8 @@ _SignatureKey = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int
 
 
 class SignatureTable:
-    """Table of the signatures of one program. ``known[key]`` is the row in ``rows`` for an operation with its
-    types and attributes.
+    """Table of the distinct signatures (operation, types, attributes) of one program. ``known[key]`` is the
+    row in ``rows`` of an operation.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class SignatureTable:
         cost: Cost,
         label: str = "",
     ) -> int:
-        """Add a row with a given cost and return its number."""
+        """Add a row for an operation whose cost is given, and return its number."""
         infos = (*operands, *results)
         is_bounded = any(info.is_bounded for info in infos)
         self.rows.append(

@@ -176,7 +176,7 @@ def parse_program(data: bytes, bindings: Bindings) -> ParsedProgram:
 
 
 def _embedded(data: bytes, start: int) -> bytes:
-    """Return the program in a ``jax.export`` file, the content of its byte vector."""
+    """Return the program inside a ``jax.export`` file, which is the content of its byte vector."""
     length = int.from_bytes(data[start - _LENGTH_BYTES : start], "little") if start >= _LENGTH_BYTES else 0
     if not 0 < length <= len(data) - start:
         raise FormatError(

@@ -80,8 +80,8 @@ def parsing(data: bytes, path: str) -> Generator[None]:
 
 
 def _stopped(error: Exception, data: bytes) -> FormatError | None:
-    """Return the ``FormatError`` for a failure of jaxlib's bindings or of the conversion; None if the failure
-    is a bug in Hespas.
+    """Return the ``FormatError`` for a failure of jaxlib's bindings or of the conversion. Return None if the
+    failure is a bug in Hespas.
     """
     whole = f"within {len(data):,} bytes"
     is_text = BYTECODE_MAGIC not in data
@@ -175,7 +175,7 @@ def _read(
 
 
 def _check_devices(header: ModuleHeader, options: ReadOptions) -> None:
-    """Raise ``UsageError`` if the options contradict the module."""
+    """Raise ``UsageError`` if the requested numbers of devices or replicas contradict the module."""
     num_stated = max(header.num_replicas, 1) * max(header.num_partitions, 1)
     is_stated = bool(header.num_replicas or header.num_partitions)
     if options.num_devices is not None and is_stated and options.num_devices != num_stated:

@@ -80,7 +80,9 @@ def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> 
 
 
 def _rank_class(path: Path, programs: Mapping[str, Workload]) -> SmallIntArray:
-    """Return the class of each rank. Ranks without a program get the class after the last one."""
+    """Return the class of each rank from the programs of a folder. Ranks without a program get the class
+    after the last one.
+    """
     num_ranks = max(program.num_ranks for program in programs.values())
     rank_class = np.full(num_ranks, len(programs), np.int32)
     for number, (name, program) in enumerate(programs.items()):
@@ -116,7 +118,7 @@ _SHORTEST = 3
 
 
 def ranks_text(ranks: IntArray) -> str:
-    """Return ascending ranks as text: ranges, each with a step. O(ranks)."""
+    """Return ascending ranks as text: ranges, each with a step, such as ``0-6/2``. O(ranks)."""
     runs: list[str] = []
     listed: list[int] = ranks.tolist()
     start = 0

@@ -68,7 +68,7 @@ _WHOLE_GRAPH = "the graph as a whole"
 
 @dataclass(slots=True)
 class ProgramReplay:
-    """Body of a replay, and its differences from the graph. ``changes`` maps the code of each kind of
+    """Body of a replay program, and its differences from the graph. ``changes`` maps the code of each kind of
     difference to examples with their number of nodes.
     """
 
@@ -118,7 +118,9 @@ def replay(graph: OpGraph, num_ranks: int) -> ProgramReplay:
 
 
 class _ReplayWriter:
-    """Writer of a graph, node by node. The values of each node are stored for its users."""
+    """Writer of a graph as a StableHLO program, node by node. The values of each node are stored for its
+    users.
+    """
 
     def __init__(self, graph: OpGraph, num_ranks: int) -> None:
         self.graph = graph

@@ -67,7 +67,7 @@ _PROTO2 = frozenset(label for label, version in VERSIONS.items() if version.synt
 
 
 class FirstFrame(Enum):
-    """Type of the first frame."""
+    """Type of the first frame of a trace file, which shows whether the file has metadata."""
 
     METADATA = "metadata"
     NODE = "node"
@@ -76,7 +76,9 @@ class FirstFrame(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Top-level fields of one protobuf message: (field number, wire type, content if length-delimited)."""
+    """Top-level fields of one protobuf message, by which its schema version is recognised: (field number,
+    wire type, content if length-delimited).
+    """
 
     fields: tuple[tuple[int, int, bytes], ...]
 
@@ -93,7 +95,7 @@ class Signature:
 
     @property
     def wires(self) -> frozenset[tuple[int, int]]:
-        """Set of (number, wire type) in the message."""
+        """Return the distinct pairs of (field number, wire type) in the message."""
         return frozenset((number, wire) for number, wire, _ in self.fields)
 
     def contents(self, number: int) -> list[bytes]:
@@ -104,7 +106,7 @@ class Signature:
 
 
 def first_frame(signature: Signature) -> FirstFrame:
-    """Return the type of the first frame: ``GlobalMetadata`` (possibly empty) or ``Node``."""
+    """Return the type of the message in the first frame: ``GlobalMetadata`` (possibly empty) or ``Node``."""
     wires = {number: wire for number, wire, _ in reversed(signature.fields)}
     if wires.get(1) == VARINT or set(wires) - {1, 2}:
         return FirstFrame.NODE if set(wires) - {2} else FirstFrame.UNKNOWN
@@ -134,7 +136,7 @@ def possible_versions(signature: Signature) -> frozenset[str]:
 
 
 def as_current_metadata(signature: Signature) -> bytes:
-    """Return early 0.0.4 metadata, whose attributes are in field 1, in the current form."""
+    """Convert metadata of early 0.0.4 files, which have their attributes in field 1, to the current form."""
     return b"".join(
         b"\x12" + encode_varint(len(content)) + content
         for number, _, content in signature.fields
@@ -160,8 +162,8 @@ _PACKED_PARENTS = 4 << 3 | 2
 
 
 class Resolution(NamedTuple):
-    """Resolved version. ``reading`` is the version whose table is used for reading; ``label`` is the name of
-    the file's version.
+    """Result of determining the schema version. ``reading`` is the version whose field table is used for
+    reading; ``label`` is the name of the file's version.
     """
 
     reading: str
@@ -169,7 +171,9 @@ class Resolution(NamedTuple):
 
 
 def survivors(evidence: Evidence, possible: Collection[str], *, has_metadata: bool) -> frozenset[str]:
-    """Return the versions of ``possible`` that explain all evidence."""
+    """Return those of the ``possible`` schema versions that are compatible with all evidence from the
+    file.
+    """
     fitting = _fitting(evidence, possible, has_metadata, texts_are_lists=False)
     if fitting:
         return fitting
@@ -259,7 +263,7 @@ def _explains(
 
 
 def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
-    """Return the meaning of the evidence in a version, as a value to compare. Versions with equal meanings
+    """Return a value that shows how a schema version interprets the evidence. Two versions with equal values
     read the file as the same graph.
     """
     fields = version.node.fields
@@ -408,7 +412,9 @@ _MANY = 64
 
 
 class _ValueTraits(IntFlag):
-    """Traits of attribute values that distinguish schema versions, for one pair of declared type and tag."""
+    """Properties of attribute values that distinguish schema versions, for one pair of declared type and
+    tag.
+    """
 
     ABOVE_ONE = 1
     ABOVE_INT64 = 2
@@ -443,7 +449,7 @@ class Evidence:
     unlike_proto3: bool = False
 
     def add_nodes(self, window: ByteWindow, start: Longs, end: Longs) -> None:
-        """Add the facts about some nodes; malformed nodes are ignored."""
+        """Add the facts about a range of nodes; malformed nodes are ignored."""
         fields = walk(window, start, end)
         if fields.bad.any():
             good = np.flatnonzero(~fields.bad)
@@ -459,7 +465,9 @@ class Evidence:
         self._few(self.node_types, fields.value[fields.rows(_TYPE_TAG)])
 
     def add_metadata(self, message: bytes) -> None:
-        """Add the facts about the attributes of a metadata frame that may be in the form of 0.0.3."""
+        """Add the facts about the attributes of a metadata frame, which may be in the form of schema
+        0.0.3.
+        """
         window = ByteWindow.holding(np.frombuffer(message, np.uint8))
         fields = walk(window, np.zeros(1, np.int64), np.full(1, len(message)))
         self._attributes(fields, fields.rows(_NAME))
@@ -487,7 +495,9 @@ class Evidence:
             self._attributes(fields, rows)
 
     def _attributes(self, fields: WireFields, rows: Longs) -> None:
-        """Add the facts about the proto2 attributes in the given fields."""
+        """Add distinct values to a set. Of many values only the smallest and the largest are added: no schema
+        version allows so many, so the others do not matter.
+        """
         start = fields.at[rows]
         inner = walk(fields.window, start, start + fields.value[rows].view(np.int64))
         declared = inner.scalar(_TYPE)
@@ -524,7 +534,9 @@ class Evidence:
 
 
 def _looks(fields: WireFields, rows: Longs, wire: int) -> _ValueTraits:
-    """Return the traits of the values in fields of one wire type."""
+    """Return the properties of the attribute values in ``fields`` (those of one wire type) that distinguish
+    schema versions.
+    """
     value = fields.value[rows]
     if wire == WireType.VARINT:
         highest = int(value.max())

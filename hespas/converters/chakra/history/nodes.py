@@ -74,8 +74,8 @@ _INTEGER_BOUNDS: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributes:
-    """Decoded attributes of a batch of nodes. ``bad`` marks attributes that the schema does not allow;
-    ``run_time`` has the attribute ``runtime`` of each node.
+    """Decoded attributes of a batch of nodes of an old schema. ``bad`` marks attributes that the schema does
+    not allow; ``run_time`` has the attribute ``runtime`` of each node.
     """
 
     columns: AttributeColumns
@@ -85,7 +85,7 @@ class _OldAttributes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OldAttributeRows:
-    """Attributes in file order, with the value fields of the current schema."""
+    """Attributes of an old schema in file order, converted to the value fields of the current schema."""
 
     key: NDArray[np.int32]
     field: Bytes
@@ -116,7 +116,7 @@ class _AttributeMessages:
 
 @dataclass(slots=True)
 class _AttributeDecoder:
-    """Decoder of the attributes of one schema version; names become rows of ``keys``."""
+    """Decoder of the attributes of one old schema version. Names of attributes become rows of ``keys``."""
 
     version: SchemaVersion
     keys: KeyTable
@@ -241,8 +241,8 @@ class _AttributeDecoder:
     def _finished(
         self, values: _OldAttributeRows, offsets: Longs, bad: Bools, *, of_nodes: bool
     ) -> _OldAttributes:
-        """Return the attributes as columns. The attribute ``runtime`` is removed and returned as a column of
-        its own.
+        """Return the attributes of nodes as columns. The attribute ``runtime`` becomes a column of its
+        own.
         """
         owners = len(offsets) - 1
         owner = np.repeat(np.arange(owners, dtype=np.int64), np.diff(offsets))
@@ -274,7 +274,9 @@ class _AttributeDecoder:
 def _encoded_list(
     fields: WireFields, places: range, kind: ProtoKind, target: int, *, truths: bool
 ) -> tuple[int, bytes]:
-    """Return the field number and the encoded message that one list has in the current schema."""
+    """Convert one list of an old schema: return the field number and the encoded message that it has in the
+    current schema.
+    """
     entries = [
         (int(fields.tag[index]) & 7, int(fields.value[index]), int(fields.at[index]))
         for index in places
@@ -335,7 +337,7 @@ class HistoricDecoder:
     _attributes: _AttributeDecoder = field(init=False)
 
     def __post_init__(self) -> None:
-        """Prepare the tables of the schema version."""
+        """Prepare the decoding tables of the schema version."""
         self._attributes = _AttributeDecoder(self.version, self.keys)
 
     def nodes(self, batch: FrameBatch) -> EtColumns:
@@ -460,8 +462,8 @@ def _text(fields: WireFields, number: int, bad: Bools) -> ByteRows:
 
 
 def _io(fields: WireFields, first: int, bad: Bools) -> IoColumns:
-    """Return the ``IOInfo`` of nodes with inputs (or outputs). Values, shapes and types are three strings in
-    consecutive fields from number ``first``.
+    """Return the inputs (or outputs) of nodes as ``IOInfo`` columns. In the old schema, values, shapes and
+    types are three strings in consecutive fields from number ``first``.
     """
     texts = [_text(fields, number, bad) for number in range(first, first + 3)]
     some = texts[0].lengths + texts[1].lengths + texts[2].lengths
@@ -477,7 +479,7 @@ _RUN_TIME = tag_of(7, WireType.VARINT)
 
 
 class _AttributePart(NamedTuple):
-    """Values of one attribute for some nodes."""
+    """Values of one attribute for those nodes that have it."""
 
     node: Longs
     field: AttributeField
@@ -485,7 +487,9 @@ class _AttributePart(NamedTuple):
 
 
 def _decode_fields(fields: WireFields, version: SchemaVersion, keys: KeyTable) -> _OldAttributes:
-    """Convert fields of 0.0.1 nodes to attributes of the current schema. ``bad`` has one entry per node."""
+    """Convert the fields of 0.0.1 nodes to attributes of the current schema. ``bad`` is True for nodes that
+    the schema does not allow.
+    """
     bad = np.zeros(fields.messages, np.bool_)
     by_name = {spec.name: spec for spec in version.node.fields.values()}
     rows: list[int] = []

@@ -57,7 +57,7 @@ _OLD_FIELDS = frozenset(
 
 
 class JsonMessage(NamedTuple):
-    """One message, and the line on which its object starts."""
+    """Encoded message (metadata or node), and the line of the JSON file on which its object starts."""
 
     data: bytes
     line: int
@@ -69,8 +69,8 @@ def is_metadata(keys: set[str]) -> bool:
 
 
 class KnownNodes:
-    """Cache of encoded nodes by their JSON text, because the files of one rank class differ in few nodes.
-    Bounded in size.
+    """Cache of encoded nodes by their JSON text. It saves time because the files of one rank class differ in
+    few nodes. Its size is bounded.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class KnownNodes:
         return self._data.get(text)
 
     def keep(self, text: bytes, data: bytes) -> None:
-        """Cache a node if there is space."""
+        """Add the encoded message of a JSON text to the cache, if there is space."""
         size = len(text) + len(data)
         if size <= self._room:
             self._room -= size
@@ -147,8 +147,8 @@ class JsonFrames:
         self._count_unknown(list(stream.header))
 
     def _list_metadata(self, header: dict[str, JsonValue]) -> bytes:
-        """Return the encoded metadata of a document with a node list. Documents for Chakra's feeder have
-        none.
+        """Return the encoded metadata of a document with a node list. Documents of the form for Chakra's
+        feeder have no metadata.
         """
         if METADATA_KEY not in header:
             return message_bytes(GLOBAL_METADATA, {"version": _VERSION}, [])
@@ -257,7 +257,9 @@ _DAMAGED = "write or copy the file again: it is damaged or cut off"
 
 
 class _TextObject(NamedTuple):
-    """One object: its text, its number (from 0), and the line on which it starts (from 1)."""
+    """Text of one JSON object in a file, with its number (from 0) and the line on which it starts (from
+    1).
+    """
 
     text: bytes
     number: int
@@ -265,7 +267,9 @@ class _TextObject(NamedTuple):
 
 
 class _ObjectSpans(NamedTuple):
-    """Objects that begin and end in a text, and the position of the bracket that ends their list, or -1."""
+    """Start and end of the objects in a text, and the position of the bracket that ends their list (-1:
+    none).
+    """
 
     start: list[int]
     end: list[int]
@@ -393,7 +397,7 @@ class _JsonStream:
         self._check_end()
 
     def _read_trailer(self) -> None:
-        """Read the keys after the node list into ``header``."""
+        """Read the keys that follow the node list of the document, and add them to ``header``."""
         while self._more(_BLOCK_BYTES):
             if len(self._text) > _LARGEST_OBJECT:
                 self._fail(f"more than {_LARGEST_OBJECT >> 20} MiB after {NODE_LIST}", 0)

@@ -71,7 +71,7 @@ def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnosti
 
 
 def _form() -> TraceForm:
-    """Return the JSON form of traces. Its cache stores nodes that recur in the files of one job."""
+    """Return the JSON form of traces, with a new cache of the nodes that recur in the files of one job."""
     return TraceForm(
         name="chakra-json",
         suffix=".json",
@@ -95,8 +95,8 @@ def _form() -> TraceForm:
 
 
 def _batches(cache: KnownNodes, path: Path, max_bytes: int | None, faults: Faults) -> Iterator[FrameBatch]:
-    """Yield the messages of a file in batches. All messages before a fault are yielded before the error is
-    raised.
+    """Yield the messages of a file in batches. If the file has a fault, the messages before it are yielded
+    first.
     """
     reader = JsonFrames(path, faults.diagnostics, max_bytes=max_bytes, lenient=faults.lenient, cache=cache)
     waiting: list[JsonMessage] = []
@@ -148,7 +148,7 @@ def _document(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
 
 
 class _PieceStream:
-    """File-like object over the pieces of a binary trace."""
+    """File-like object that reads the pieces of a binary trace, so that they need not be joined."""
 
     def __init__(self, pieces: Iterable[Bytes]) -> None:
         self._pieces = iter(pieces)
@@ -158,7 +158,7 @@ class _PieceStream:
         return next((piece.tobytes() for piece in self._pieces if len(piece)), b"")
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is no file to close."""
 
 
 def _messages(pieces: Iterable[Bytes]) -> Iterator[bytes]:
@@ -172,7 +172,7 @@ _SHORT = 256
 
 
 class _AttributeText(NamedTuple):
-    """Attribute as JSON text. ``number`` is its value if that is an integer or bool."""
+    """Attribute of a node as JSON text. ``number`` is its value if that is an integer or bool."""
 
     name: str
     number: int | None

@@ -142,7 +142,7 @@ def contradicted_keys(node: dict[str, JsonValue]) -> list[str]:
 
 
 def _plain(value: JsonValue) -> int | None:
-    """Return the integer in a JSON number, text or bool; None for other values."""
+    """Return the integer that a JSON number, text or bool holds; None for other values."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:
@@ -152,8 +152,8 @@ def _plain(value: JsonValue) -> int | None:
 def _attributes(
     fields: dict[str, JsonValue], others: dict[str, JsonValue], unread_keys: list[str]
 ) -> list[JsonValue]:
-    """Convert keys of a node to attributes. Attributes of the contract get the type that it states, others
-    the type of their JSON value.
+    """Convert keys of a JSON node to attributes. Names in the attribute contract get the type that it states,
+    others the type of their JSON value.
     """
     attributes: list[JsonValue] = []
     runtime = fields.get("duration_micros")
@@ -268,7 +268,7 @@ def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
 
 
 def _value_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
-    """Return a wire value (an integer for a varint, else bytes) as JSON."""
+    """Convert a value in wire format to JSON: an integer for a varint, else bytes."""
     match kind:
         case ProtoKind.STRING:
             return raw.decode() if isinstance(raw, bytes) else ""

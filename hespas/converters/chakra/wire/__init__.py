@@ -66,8 +66,8 @@ def offsets_of(lengths: NDArray[np.integer]) -> Longs:
 
 
 class ByteWindow(NamedTuple):
-    """Buffer followed by :data:`SLACK` bytes of padding. ``u8`` are its bytes; ``words`` and ``blocks`` have
-    the 8 and the 16 bytes that start at each position.
+    """Byte buffer with :data:`SLACK` bytes of padding, for vectorised reads. ``u8`` are its bytes; ``words``
+    and ``blocks`` have the 8 and the 16 bytes that start at each position.
     """
 
     u8: Bytes
@@ -150,9 +150,7 @@ def read_varints(window: ByteWindow, at: Longs) -> tuple[Words, Longs, Bools | N
 def _with_long(
     window: ByteWindow, at: Longs, value: Words, behind: Longs, long: Longs
 ) -> tuple[Words, Longs, Bools | None]:
-    """Complete the results of :func:`read_varints` for the rows ``long``, whose varints have nine or more
-    bytes.
-    """
+    """Copy ``data`` into a padded buffer and return a window over it."""
     ninth = window.u8[at[long] + 8].astype(np.uint64)
     tenth = window.u8[at[long] + 9].astype(np.uint64)
     goes_on = ninth >= 0x80
@@ -194,7 +192,7 @@ def packed_varints(window: ByteWindow, start: Longs, length: Longs) -> tuple[Wor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteRows:
-    """Byte strings in one buffer; row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Column of byte strings in one buffer; row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: Bytes
     offsets: Longs
@@ -313,12 +311,12 @@ class AttributeColumns:
 
     @property
     def owner(self) -> Longs:
-        """Owner of each row."""
+        """Return the owner (node) of each attribute row."""
         return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int64), np.diff(self.offsets))
 
     @property
     def has_payload(self) -> NDArray[np.bool_]:
-        """Mask of the rows that are strings, bytes or lists."""
+        """Return a mask of the attribute rows that are strings, bytes or lists."""
         number = self.field
         lists: NDArray[np.bool_] = (number >= AttributeField.DOUBLE_LIST) & (number & 1 == 0)
         return lists | (number >= AttributeField.BOOL_LIST)
@@ -371,7 +369,7 @@ class IoColumns:
 
     @property
     def texts(self) -> tuple[ByteRows, ByteRows, ByteRows]:
-        """The three texts, in the order of their fields."""
+        """Return the columns of values, shapes and types, in the order of their protobuf fields."""
         return self.values, self.shapes, self.types
 
     def take(self, rows: Longs) -> IoColumns:

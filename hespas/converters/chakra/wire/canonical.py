@@ -43,7 +43,9 @@ _SIGNED32, _UNSIGNED32 = (ProtoKind.INT32, ProtoKind.ENUM), (ProtoKind.UINT32, P
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Re-encoded message, with the number and the tags of unknown fields that were left out."""
+    """Message in the form that protobuf serialisers write, with the number and the tags of unknown fields
+    that were left out.
+    """
 
     data: bytes
     unknown_fields: int
@@ -56,7 +58,7 @@ _LISTED = (_PACKED, _UNPACKED)
 
 
 class _FieldPlan(NamedTuple):
-    """Reading instructions for one tag of a field. ``head`` is the tag that a serialiser writes, which may
+    """Reading instructions for a field with one tag. ``head`` is the tag that a serialiser writes, which may
     differ: a list may be packed or not.
     """
 
@@ -72,7 +74,7 @@ class _FieldPlan(NamedTuple):
 
 class _MessagePlan(NamedTuple):
     """Reading instructions for a message type: its fields by tag and by number, and the numbers of the fields
-    in its oneof.
+    that exclude each other (oneof).
     """
 
     by_tag: dict[int, _FieldPlan]
@@ -125,7 +127,9 @@ _KNOWN = {id(spec): _plan(spec) for spec in (NODE, ATTRIBUTE, IO_INFO, GLOBAL_ME
 
 
 class _CanonicalReader:
-    """Reader of one frame; ``base`` is its offset in the file, for error messages."""
+    """Parser of one frame that need not be in canonical form. ``base`` is its offset in the file, for error
+    messages.
+    """
 
     __slots__ = ("base", "data", "path", "unknown", "unknown_tags")
 
@@ -168,7 +172,7 @@ class _CanonicalReader:
         return self.fail(f"a field of {length} bytes does not fit into its message", at)
 
     def tag(self, at: int, end: int) -> tuple[int, int]:
-        """Return a tag and the position after it."""
+        """Return the tag of the next field and the position after it."""
         value, behind = self.varint(at, end)
         if value >> 3 == 0 or value > _MASK32:
             raise self.fail("a field number is out of range", at)

@@ -128,7 +128,7 @@ def _complete(chunk: EtColumns, opened: _OpenedTrace) -> EtColumns:
 
 
 def _conclude(opened: _OpenedTrace | None, count: int, faults: Faults) -> None:
-    """Report findings that concern the file as a whole: no nodes, unknown fields, version label, schema."""
+    """Report findings about the file as a whole: no nodes, unknown fields, version label, schema."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
         faults.error("ET002", "the file is empty", position="byte 0", hint=_INTERRUPTED)
@@ -199,8 +199,8 @@ def write_columns(columns: EtColumns, path: Path) -> None:
 
 
 def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
-    """Raise the error, or report it and continue with the ``nodes`` before it if the reader is lenient or
-    recovers.
+    """Raise the error. If the reader is lenient or recovers, report it instead and continue with the
+    ``nodes`` before it.
     """
     recovers = _is_recovered(error, faults)
     if not (faults.lenient or recovers):
@@ -223,7 +223,9 @@ _NO_TRACE = "check that this is a Chakra trace, whose first frame is a GlobalMet
 
 
 class _ReadRequest(NamedTuple):
-    """File to read: its form, size limit, and schema version (empty: determined from the file)."""
+    """Options of reading one file: its form, size limit, and schema version (empty: determined from the
+    file).
+    """
 
     form: TraceForm
     path: Path
@@ -291,8 +293,8 @@ def _open_nodes(batch: FrameBatch, reading: _ReadRequest, faults: Faults) -> _Op
 def _resolved_by_nodes(
     batch: FrameBatch, possible: frozenset[str], reading: _ReadRequest, faults: Faults, *, has_metadata: bool
 ) -> Resolution:
-    """Determine the schema from the nodes of the first batch or, if that is ambiguous, from more of the
-    file.
+    """Determine the schema version from the nodes of the first batch and, if that is ambiguous, from more of
+    the file.
     """
     evidence = Evidence()
     if has_metadata:
@@ -376,7 +378,9 @@ _IO_TEXTS = ("values", "shapes", "types")
 
 
 class _TraceColumn:
-    """Column to which arrays are appended. Capacity grows ahead of use; unused capacity takes no memory."""
+    """Column that grows as arrays are appended. Capacity grows ahead of use; unused capacity takes no
+    memory.
+    """
 
     __slots__ = ("_room", "size")
 
@@ -386,7 +390,7 @@ class _TraceColumn:
 
     @property
     def last(self) -> int:
-        """Last entry, 0 for an empty column."""
+        """Return the last entry, 0 for an empty column."""
         return int(self._room[self.size - 1]) if self.size else 0
 
     def add(self, piece: NDArray[Any], expected: float) -> None:
@@ -408,7 +412,9 @@ class _TraceColumn:
 
 
 class _Joiner:
-    """Accumulator that concatenates chunks of a file. All chunks must use one table of attribute names."""
+    """Accumulator that joins the columns of a file's chunks. All chunks must use one table of attribute
+    names.
+    """
 
     def __init__(self) -> None:
         """Start with no nodes."""

@@ -89,7 +89,7 @@ class FrameBatch:
         return len(self.start)
 
     def without_first(self) -> FrameBatch:
-        """Return the batch without its first message."""
+        """Return the batch without its first message, which is the metadata."""
         return replace(self, start=self.start[1:], end=self.end[1:], position=self.position[1:])
 
     def place(self, index: int) -> str:
@@ -102,7 +102,7 @@ class FrameBatch:
 
 
 class _PackedTrace:
-    """Gzip stream that returns all bytes before a damaged place, and then raises."""
+    """Gzip stream that returns all bytes before a damaged position, and then raises an error."""
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
         self._stream = PackedInput(stream, path, max_bytes, code="ET001")
@@ -330,8 +330,8 @@ class Decoder:
         return columns
 
     def _canonical(self, batch: FrameBatch, bad: Bools) -> FrameBatch:
-        """Return the batch with the marked messages in canonical form; only these are processed
-        one by one.
+        """Return the batch with the messages marked in ``bad`` rewritten in canonical form. Only these are
+        processed one by one.
         """
         messages = [batch.message(index) for index in range(len(bad))]
         positions: list[int] = batch.start.tolist()

@@ -46,7 +46,7 @@ _CHUNK_NODES = 4096
 
 
 def _tag(number: int, wire: WireType) -> int:
-    """Return the bytes of a protobuf tag as a little-endian integer."""
+    """Return the encoded tag of a protobuf field as a little-endian integer."""
     return int.from_bytes(tag(number, wire), "little")
 
 
@@ -119,7 +119,7 @@ def _io(number: int, columns: IoColumns, count: int) -> _Tokens:
 
 
 def _attributes(columns: AttributeColumns, number_tag: int) -> _Tokens:
-    """Return the tokens of all attributes, grouped by owner."""
+    """Return the tokens of all attributes, grouped by the node that has them."""
     if not len(columns):
         return _Tokens.none(len(columns.offsets) - 1)
     head = tag(AttributeField.NAME, WireType.BYTES)
@@ -200,7 +200,7 @@ class _Tokens(NamedTuple):
 
     @classmethod
     def none(cls, count: int) -> _Tokens:
-        """Return ``count`` rows without tokens."""
+        """Return ``count`` empty rows of tokens."""
         return cls(np.empty((0, 2), np.uint64), np.empty(0, np.int64), np.zeros(count, np.int64))
 
     def row_counts(self) -> Longs:
@@ -308,7 +308,7 @@ def _blocks_at(window: ByteWindow, at: Longs) -> Words:
 
 
 def rows(content: ByteRows) -> _Tokens:
-    """Return the tokens of the given byte rows."""
+    """Return tokens (pieces of encoded bytes) for the given byte rows."""
     return _spans(
         ByteWindow.holding(content.data), content.offsets[:-1] - content.offsets[0], content.lengths
     )
@@ -358,7 +358,7 @@ def join(parts: Sequence[_Tokens]) -> _Tokens:
 
 
 def _fused(parts: Sequence[_Tokens]) -> list[_Tokens]:
-    """Combine neighbouring parts whose rows are single tokens and fit into one block together."""
+    """Merge neighbouring parts, whose rows are single tokens, if both tokens fit into one block."""
     fused: list[_Tokens] = []
     for part in parts:
         last = fused[-1] if fused else None
@@ -379,7 +379,7 @@ def _fused(parts: Sequence[_Tokens]) -> list[_Tokens]:
 
 
 def render(tokens: _Tokens) -> Bytes:
-    """Return the bytes of all rows, concatenated."""
+    """Return the bytes of all token rows, concatenated."""
     ends = np.cumsum(tokens.widths)
     total = int(ends[-1]) if len(ends) else 0
     out = np.empty(total + BLOCK, np.uint8)

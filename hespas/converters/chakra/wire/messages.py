@@ -225,7 +225,9 @@ _MASKS: Words = np.array(
 
 
 class KeyTable:
-    """Table of distinct attribute names in order of first appearance; all chunks of a file use one table."""
+    """Table of the distinct attribute names of a file in order of first appearance. All chunks of the file
+    use it.
+    """
 
     __slots__ = ("_bucket", "_length", "_rows", "_words", "names")
 
@@ -238,8 +240,8 @@ class KeyTable:
         self._length: Longs = np.full(64, -1, np.int64)
 
     def intern(self, window: ByteWindow, start: Longs, length: Longs) -> NDArray[np.int32]:
-        """Return the row of the name at each span; new names are added. The row is :data:`NOT_TEXT` for a
-        name that is not UTF-8.
+        """Return the table row of the name at each span of the buffer. New names are added. The row is
+        :data:`NOT_TEXT` for a name that is not UTF-8.
         """
         short = np.minimum(length, _SHORT)
         longest = int(length.max()) if len(length) else 0

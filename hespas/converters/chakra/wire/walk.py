@@ -41,8 +41,8 @@ one.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldSpans:
-    """Content spans of a length-delimited field. ``rows`` are the messages that have the field (None:
-    all).
+    """Start and length of the content of one length-delimited field in each message. ``rows`` are the
+    messages that have the field (None: all).
     """
 
     rows: Longs | None
@@ -61,12 +61,14 @@ class FieldSpans:
 
 
 class Cursor:
-    """Read positions in ``window``: message ``i`` is read from ``at[i]`` and ends at ``end[i]``."""
+    """Vectorised reader of many messages in ``window`` at once: message ``i`` is read from ``at[i]`` and ends
+    at ``end[i]``.
+    """
 
     __slots__ = ("at", "bad", "end", "window")
 
     def __init__(self, window: ByteWindow, start: Longs, end: Longs) -> None:
-        """Start at the beginning of every message."""
+        """Start reading at the beginning of every message."""
         self.window = window
         self.at = start
         self.end = end
@@ -228,7 +230,9 @@ def tag_of(number: int, wire: int) -> int:
 
 
 class RepeatedIntegers(NamedTuple):
-    """Values of a repeated integer field: message ``i`` has ``values[offsets[i]:offsets[i + 1]]``."""
+    """Values of a repeated integer field of many messages: message ``i`` has
+    ``values[offsets[i]:offsets[i + 1]]``.
+    """
 
     values: Words
     offsets: Longs
@@ -309,7 +313,7 @@ class WireFields:
 
 
 class _FieldRound(NamedTuple):
-    """One field of each of the messages ``rows``: its tag, value and content position."""
+    """One field of each message in ``rows``: its tag, value and content position."""
 
     rows: Longs
     tag: Longs
