@@ -26,9 +26,15 @@ __all__ = ["MODULES", "MutationScore", "main", "score_of"]
 ROOT = Path(__file__).parents[1]
 
 MODULES = {
-    "hespas/analysis/device_use.py": ("tests/analysis/test_breakdown.py", "tests/analysis/test_idle.py"),
+    "hespas/analysis/device_use.py": (
+        "tests/analysis/test_device_use.py",
+        "tests/analysis/test_memory.py",
+        "tests/analysis/test_breakdown.py",
+        "tests/analysis/test_idle.py",
+    ),
     "hespas/converters/linking.py": ("tests/converters/test_linking.py",),
     "hespas/costs/contraction.py": (
+        "tests/costs/test_contraction_costs.py",
         "tests/costs/test_convolution_costs.py",
         "tests/costs/test_cost_table.py",
         "tests/costs/test_low_precision_costs.py",
@@ -59,6 +65,7 @@ MODULES = {
     "hespas/simulator/interference.py": ("tests/simulator/test_interference_factors.py",),
     "hespas/simulator/memory/buffers.py": ("tests/simulator/memory",),
     "hespas/simulator/network/algorithms.py": (
+        "tests/simulator/network/test_algorithm_terms.py",
         "tests/simulator/network/test_algorithms.py",
         "tests/simulator/network/test_traffic.py",
     ),

@@ -76,6 +76,8 @@ class EventNesting:
         """Return for each thread and time in ``at`` the innermost event that runs then, -1 for none."""
         # Events and questions are sorted together; a question follows the events that start with it.
         count, questions = len(self.order), len(thread)
+        if not count:
+            return np.full(questions, -1, np.int64)
         is_question = np.arange(count + questions) >= count
         both = np.concatenate((self._start, at)), np.concatenate((self._thread, thread))
         sequence = np.lexsort((is_question, *both))
@@ -83,9 +85,7 @@ class EventNesting:
         index = np.full(count + questions, -1, np.int64)
         index[sequence] = last
         index = index[count:]
-        same = (index >= 0) & (self._thread[np.maximum(index, 0)] == thread) if count else index >= 0
-        index = np.where(same, index, -1)
-        event = np.where(index >= 0, self.order[np.maximum(index, 0)], -1) if count else index
+        event = np.where((index >= 0) & (self._thread[index] == thread), self.order[index], -1)
         open_rows = np.flatnonzero(event >= 0)
         while len(open_rows):  # events that have ended are replaced by their parents
             open_rows = open_rows[self._end[event[open_rows]] < at[open_rows]]
@@ -101,8 +101,9 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
     trace.
     """
     parent = np.empty(len(thread), np.int64)
-    never = np.iinfo(np.int64).max  # index -1 encloses all and never ends
-    stack, ends = [-1], [never]
+    never = np.iinfo(np.int64).max
+    stack: list[int] = []
+    ends: list[int] = []
     last = None
     for first in range(0, len(thread), _BLOCK):
         rows = slice(first, first + _BLOCK)
@@ -110,7 +111,7 @@ def _around(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
         columns = (thread[rows].tolist(), start[rows].tolist(), end[rows].tolist())
         for index, (owner, begin, behind) in enumerate(zip(*columns, strict=True), first):
             if owner != last:
-                stack, ends = [-1], [never]
+                stack, ends = [-1], [never]  # index -1 encloses all and never ends
                 last = owner
             while ends[-1] <= begin and ends[-1] < behind:
                 stack.pop()
@@ -235,7 +236,8 @@ def exclusive(thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
 
 
 def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: int | None) -> int:
-    """Advance the clock of a thread from ``now`` to ``until`` (None: to the last end); return the new time.
+    """Advance the clock of a thread from ``now`` to ``until`` (not before ``now``; None: to the last end);
+    return the new time.
 
     The time is added in ``own`` to the operation that started last and still runs. Operations that have ended
     are removed from ``stack``.
@@ -244,12 +246,12 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
         top = stack[-1]
         end = ends[top]
         if until is not None and end > until:
-            own[top] += max(until - now, 0)
-            return max(now, until)
+            own[top] += until - now
+            return until
         own[top] += max(end - now, 0)
         now = max(now, end)
         stack.pop()
-    return now if until is None else max(now, until)
+    return now if until is None else until
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,7 +69,7 @@ def named_algorithm(name: str) -> Precision:
     """
     parts = name.removeprefix("dot_").split("_")
     products = 1
-    if parts and parts[-1].startswith("x") and parts[-1][1:].isdigit():
+    if parts[-1].startswith("x") and parts[-1][1:].isdigit():
         products = int(parts.pop()[1:])
     if len(parts) != 3:
         return Precision(products=products, level="ALGORITHM")

@@ -49,6 +49,36 @@ def test_the_nearest_is_the_first_on_the_way_out(
 
 
 @given(_EVENTS)
+def test_what_encloses_and_overtakes_event_by_event(events: list[tuple[int, int, int]]) -> None:
+    """Of the events that have started and neither ended nor been overtaken, those that end before the new one
+    are overtaken by it; the last of the others contains it.
+    """
+    thread, start, duration = columns(list(events), 3)
+    end = start + duration
+    parent, overtaken = enclosing(thread, start, duration)
+    expected, overtakers = [-1] * len(events), [-1] * len(events)
+    running: list[int] = []
+    for row in np.lexsort((-duration, start, thread)).tolist():
+        running = [other for other in running if thread[other] == thread[row]]
+        while running and end[running[-1]] <= start[row]:
+            running.pop()
+        while running and end[running[-1]] < end[row]:
+            overtakers[running.pop()] = row
+        expected[row] = running[-1] if running else -1
+        running.append(row)
+    assert parent.tolist() == expected
+    assert overtaken.tolist() == overtakers
+
+
+def test_an_inner_event_and_an_overtaker_by_hand() -> None:
+    """Thread 1: 0-10 holds 2-4, which is followed by 3-12 from the inside of both. Thread 2 has one event."""
+    thread, start, duration = np.array([1, 1, 1, 2]), np.array([0, 2, 3, 5]), np.array([10, 2, 9, 1])
+    parent, overtaken = enclosing(thread, start, duration)
+    assert parent.tolist() == [-1, 0, -1, -1]
+    assert overtaken.tolist() == [2, 2, -1, -1]
+
+
+@given(_EVENTS)
 def test_what_encloses_holds_the_whole_event(events: list[tuple[int, int, int]]) -> None:
     thread, start, duration = columns(list(events), 3)
     end = start + duration
@@ -79,6 +109,57 @@ def test_the_innermost_runs_at_the_moment(
     launch = np.array([-1, 0])
     around = around_launch(nesting, launch, np.array([thread_asked]), np.array([moment]))
     assert around.tolist() == [-1, found]
+
+
+def test_the_innermost_event_of_many_moments() -> None:
+    """0-10 holds 2-6 and 7-9 on thread 1; thread 2 has 4-5. Ends belong to events."""
+    thread, start, end = np.array([1, 1, 1, 2]), np.array([0, 2, 7, 4]), np.array([10, 6, 9, 5])
+    nesting = EventNesting.of(thread, start, end)
+    moments = np.array([-1, 0, 1, 2, 6, 7, 9, 10, 11])
+    of_one = nesting.innermost(np.full(len(moments), 1), moments)
+    assert of_one.tolist() == [-1, 0, 0, 1, 1, 2, 2, 0, -1]
+    assert nesting.innermost(np.array([2, 2, 2, 2, 0, 3]), np.array([3, 4, 5, 6, 5, 5])).tolist() == [
+        -1, 3, 3, -1, -1, -1,
+    ]  # fmt: skip
+    nothing = EventNesting.of(*(np.empty(0, np.int64),) * 3)
+    assert nothing.innermost(np.array([1, 2]), np.array([0, 5])).tolist() == [-1, -1]
+
+
+def test_events_without_a_thread_lead_to_their_parents() -> None:
+    nesting = EventNesting.of(np.array([1, 1]), np.array([0, 2]), np.array([10, 6]))
+    more = nesting.with_parents(np.array([1, -1]), np.array([3, 4]))
+    assert more.parent.tolist() == [-1, 0, 1, -1]
+    assert more.innermost(np.array([1, 1]), np.array([5, 8])).tolist() == [1, 0]
+
+
+@given(_EVENTS, st.integers(1, 5))
+def test_blocks_do_not_show(events: list[tuple[int, int, int]], block: int) -> None:
+    thread, start, duration = columns(list(events), 3)
+    whole = EventNesting.of(thread, start, start + duration).parent.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_BLOCK", block)
+        assert EventNesting.of(thread, start, start + duration).parent.tolist() == whole
+
+
+@given(_EVENTS, st.lists(st.booleans(), min_size=14, max_size=14))
+def test_only_chosen_events_nest(events: list[tuple[int, int, int]], marks: list[bool]) -> None:
+    thread, start, duration = columns(list(events), 3)
+    chosen = np.flatnonzero(np.array(marks[: len(events)], np.bool_))
+    nesting = EventNesting.of(thread, start, start + duration, chosen)
+    alone = EventNesting.of(thread[chosen], start[chosen], (start + duration)[chosen])
+    expected = np.full(len(events), -1, np.int64)
+    expected[chosen] = [chosen[row] if row >= 0 else -1 for row in alone.parent.tolist()]
+    assert nesting.parent.tolist() == expected.tolist()
+    assert nesting.order.tolist() == chosen[alone.order].tolist()
+
+
+@pytest.mark.parametrize("far", [0, 2**31 - 1, 2**31, 2**62])
+def test_numbers_far_apart_match(far: int) -> None:
+    known = [np.array([0, far, 5, 5]), np.array([far, 0, 1, 1])]
+    wanted = [np.array([5, far, far, 0, 5]), np.array([1, 0, 1, far, -1])]
+    expected = [2, 1, -1, 0, -1] if far else [2, 0, -1, 0, -1]
+    assert match_rows(known, wanted).tolist() == expected
+    assert match_rows([np.empty(0, np.int64)], [np.array([1, 2])]).tolist() == [-1, -1]
 
 
 @given(
@@ -191,6 +272,17 @@ def test_the_common_order_is_a_longest_one(first: list[int], second: list[int]) 
     assert all(first[left] == second[right] for left, right in pairs)
     assert all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(pairs))
     assert len(pairs) == _longest_length(first, second)
+
+
+@given(_SEQUENCES, _SEQUENCES, st.integers(1, 4))
+def test_windows_keep_the_order(first: list[int], second: list[int], half: int) -> None:
+    """Across windows no element is used twice, and equal records align completely."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linking, "_WINDOW", 2 * half)
+        pairs = common_order(first, second)
+        assert common_order(first, first) == [(place, place) for place in range(len(first))]
+    assert all(first[left] == second[right] for left, right in pairs)
+    assert all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(pairs))
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 12), st.integers(0, 12))

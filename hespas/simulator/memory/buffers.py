@@ -132,11 +132,8 @@ class Lifetimes:
             return start, self.whole[1]
         end = start if value.slot >= 0 else self.end[value.node]
         for user in value.users:
-            until = self.end[user]
-            if value.region != self._region[user]:
-                loop = self._outermost(value.region, self._region[user])
-                until = self._bounds[loop][1] if loop >= 0 else until
-            end = max(end, until)
+            loop = self._outermost(value.region, self._region[user])
+            end = max(end, self._bounds[loop][1] if loop >= 0 else self.end[user])
         for region in value.before:
             end = max(end, self._bounds[region][0])
         for region in value.until:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from hespas.graph import DONATED_TO, GraphBuilder, OpClass, OpGraph, RegionKind, find_dtype
 from hespas.simulator.memory import MemoryUse, in_time, memory_use
+from hespas.simulator.memory.buffers import Lifetimes, in_order
+from hespas.simulator.memory.values import values_of
 
 
 @dataclass(slots=True)
@@ -252,6 +254,90 @@ def test_what_a_loop_reads_in_every_trip_lives_to_its_end() -> None:
     large = draft.product(200, small, region=region)
     draft.product(2, large)
     assert draft.use().peak_bytes == 50 + 1 + 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "trips", "peak"),
+    [
+        (RegionKind.CALL, 1.0, 100 + 10),
+        (RegionKind.BRANCH, 1.0, 100 + 10),
+        (RegionKind.COMPOSITE, 0.5, 100 + 10),
+        (RegionKind.CALL, 2.0, 100 + 10 + 50),
+        (RegionKind.LOOP_BODY, 1.0, 100 + 10 + 50),
+    ],
+)
+def test_only_what_repeats_keeps_what_it_reads(kind: RegionKind, trips: float, peak: int) -> None:
+    draft = Draft()
+    made = draft.product(100)
+    region = draft.builder.add_region(kind, trips=trips, label="region")
+    small = draft.product(10, made, region=region)
+    draft.product(2, draft.product(50, small, region=region))
+    assert draft.use().peak_bytes == peak
+
+
+def test_loops_in_loops() -> None:
+    """The inner loop keeps what the outer one makes, and the outer one keeps what is made before it."""
+    draft = Draft()
+    before = draft.product(100)
+    outer = draft.builder.add_region(RegionKind.LOOP_BODY, trips=3.0, label="outer")
+    inner = draft.builder.add_region(RegionKind.LOOP_BODY, parent=outer, trips=3.0, label="inner")
+    made = draft.product(30, region=outer)
+    small = draft.product(10, before, made, region=inner)
+    large = draft.product(50, small, region=inner)
+    draft.product(1, draft.product(200, large, region=outer))
+    assert draft.use().peak_bytes == 100 + 50 + 200
+    inside = draft.builder.build()
+    lifetimes = Lifetimes(inside, in_order(inside))
+    spans = [lifetimes.of(value) for value in values_of(inside).values]
+    # Node n starts at 2 n and ends at 2 n + 1.
+    assert spans == [(0, 9), (2, 7), (4, 7), (6, 9), (8, 11), (10, 11)]
+
+
+def test_moments_of_spans() -> None:
+    """At 0 ns two nodes start, of which one takes no time. At 10 ns, the first one ends, then one without a
+    span starts and ends, then the third one starts.
+    """
+    draft = Draft()
+    first = draft.product(1)
+    second = draft.product(1, first)
+    draft.product(1, second)
+    draft.product(1)
+    graph = draft.builder.build()
+    when = in_time(graph, np.array([0, 2], np.int32), np.array([0.0, 10.0]), np.array([10.0, 20.0]), {})
+    assert when.start.tolist() == [0, 6, 9, 1]
+    assert when.end.tolist() == [4, 7, 10, 2]
+    assert when.last.tolist() == [5, 8, 11, 3]
+    assert when.time_ns.tolist() == [0.0] * 4 + [10.0] * 6 + [20.0] * 2
+
+
+def test_moments_of_iterations() -> None:
+    """The first execution decides start and end, the last one or the end of the loop the last end. Spans
+    without a node do not count.
+    """
+    draft = Draft()
+    region = draft.builder.add_region(RegionKind.LOOP_BODY, trips=9.0, label="loop")
+    draft.product(1, region=region)
+    draft.product(1)
+    graph = draft.builder.build()
+    node = np.array([0, 1, -1, 0], np.int32)
+    start, end = np.array([20.0, 5.0, 50.0, 1.0]), np.array([30.0, 40.0, 60.0, 11.0])
+    for blocks, last_ns in (({}, 30.0), ({region: 70.0}, 70.0), ({region: 25.0}, 30.0)):
+        when = in_time(graph, node, start, end, blocks)
+        times = when.time_ns
+        assert times[when.start].tolist() == [1.0, 5.0]
+        assert times[when.end].tolist() == [11.0, 40.0]
+        assert times[when.last].tolist() == [last_ns, 40.0]
+
+
+def test_positions_of_a_traversal_from_the_last_node() -> None:
+    """Operands come first, in their order; node 2 is not reached."""
+    draft = Draft()
+    left, right = draft.product(1), draft.product(1)
+    draft.product(1, left)
+    middle = draft.product(1, right, left)
+    draft.product(1, middle, left)
+    graph = draft.builder.build()
+    assert Lifetimes(graph, in_order(graph)).reached() == [1, 0, 7, 2, 3]
 
 
 def test_an_asynchronous_start_keeps_its_operand_until_it_is_done() -> None:
