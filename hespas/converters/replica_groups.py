@@ -100,7 +100,20 @@ def mesh_groups(
     rest); ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices if they are not 0,
     1, 2, .... Raises ``ValueError`` if sizes do not divide or axes overlap.
     """
-    sizes, places = _cut_axes(axis_sizes, group_axes)
+    # Cut the axes at the ends of their sub-axes: the extents of all pieces, and the index of each piece by
+    # (axis, product of the pieces of the axis before it).
+    sizes: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    for axis, extent in enumerate(axis_sizes):
+        cuts = {1, extent}
+        for group_axis, sub_pre, sub_size in group_axes:
+            if group_axis == axis:
+                cuts |= {sub_pre, sub_pre * sub_size}
+        for low, high in pairwise(sorted(cuts)):
+            if low < 1 or high % low:
+                raise ValueError(f"sub-axis sizes {sorted(cuts)} do not divide each other")
+            places[axis, low] = len(sizes)
+            sizes.append(high // low)
     chosen: list[int] = []
     for axis, pre, size in group_axes:
         reached = pre
@@ -117,29 +130,6 @@ def mesh_groups(
     if len(flat) != groups.num_ranks:
         raise ValueError(f"the mesh has {groups.num_ranks} positions and {len(flat)} device ids")
     return compress_groups(flat[np.array(list(groups), np.int64)])
-
-
-def _cut_axes(
-    axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]]
-) -> tuple[list[int], dict[tuple[int, int], int]]:
-    """Cut the axes of a mesh at the ends of their sub-axes.
-
-    Return the extents of all pieces, and the index of each piece by (axis, product of the pieces of the axis
-    before it).
-    """
-    sizes: list[int] = []
-    places: dict[tuple[int, int], int] = {}
-    for axis, extent in enumerate(axis_sizes):
-        cuts = {1, extent}
-        for group_axis, sub_pre, sub_size in group_axes:
-            if group_axis == axis:
-                cuts |= {sub_pre, sub_pre * sub_size}
-        for low, high in pairwise(sorted(cuts)):
-            if low < 1 or high % low:
-                raise ValueError(f"sub-axis sizes {sorted(cuts)} do not divide each other")
-            places[axis, low] = len(sizes)
-            sizes.append(high // low)
-    return sizes, places
 
 
 def normalise_groups(
@@ -166,11 +156,6 @@ def normalise_groups(
         if mode is IdMode.CROSS_REPLICA:
             return StridedGroups(((num_partitions, 1), *outer), inner)
         return StridedGroups(outer, ((num_partitions, 1), *inner))
-    return _spread_explicit(groups, mode, num_replicas, num_partitions)
-
-
-def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
-    """Return listed groups as groups of global ids. Members are ordered by partition, then by replica."""
     _check_listed(groups.num_ranks * (num_replicas if mode is IdMode.CROSS_PARTITION else num_partitions))
     rows: list[list[int]] = []
     if mode is IdMode.CROSS_PARTITION:

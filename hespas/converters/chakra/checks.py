@@ -88,32 +88,6 @@ class Faults:
         )
 
 
-def _check_types(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
-    """Check ET010: attributes that simulators read have an accepted type (error) and the canonical one
-    (lint); every attribute has a value (lint); attribute names are unique within a node (error).
-    """
-    attrs = columns.attrs
-    for name, canonical in LINTED.items():
-        rows = facts.rows(name)
-        field = attrs.field[rows]
-        integral = canonical in INTEGER_FIELDS
-        accepted = IS_INTEGER[field] if integral else field == canonical
-        bad = np.zeros(len(columns), np.bool_)
-        bad[facts.owner[rows[~accepted]]] = True
-        faults.nodes("ET010", columns, bad, f"attribute {name} has a type that no reader accepts")
-        odd = int((accepted & (field != canonical)).sum())
-        message = f"attribute {name} does not have its canonical type {canonical.name.lower()}"
-        faults.lint("ET010", message, odd)
-    valueless = int((attrs.field == AttributeField.UNSET).sum())
-    faults.lint("ET010", "an attribute has a name and no value", valueless)
-    code = facts.owner * max(1, len(attrs.keys)) + attrs.key
-    ordered = np.sort(code)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    bad = np.zeros(len(columns), np.bool_)
-    bad[twice // max(1, len(attrs.keys))] = True
-    faults.nodes("ET010", columns, bad, "two attributes of a node have the same name")
-
-
 _LISTED = 8
 
 
@@ -135,7 +109,28 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
         ("ctrl_deps", columns.ctrl_offsets, columns.ctrl_deps),
     ):
         _check_deps(columns, name, offsets, deps, faults)
-    _check_types(columns, facts, faults)
+    # ET010: attributes that simulators read have an accepted type (error) and the canonical one (lint);
+    # every attribute has a value (lint); attribute names are unique within a node (error).
+    attrs = columns.attrs
+    for name, canonical in LINTED.items():
+        rows = facts.rows(name)
+        field = attrs.field[rows]
+        integral = canonical in INTEGER_FIELDS
+        accepted = IS_INTEGER[field] if integral else field == canonical
+        bad = np.zeros(len(columns), np.bool_)
+        bad[facts.owner[rows[~accepted]]] = True
+        faults.nodes("ET010", columns, bad, f"attribute {name} has a type that no reader accepts")
+        odd = int((accepted & (field != canonical)).sum())
+        message = f"attribute {name} does not have its canonical type {canonical.name.lower()}"
+        faults.lint("ET010", message, odd)
+    valueless = int((attrs.field == AttributeField.UNSET).sum())
+    faults.lint("ET010", "an attribute has a name and no value", valueless)
+    code = facts.owner * max(1, len(attrs.keys)) + attrs.key
+    ordered = np.sort(code)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    bad = np.zeros(len(columns), np.bool_)
+    bad[twice // max(1, len(attrs.keys))] = True
+    faults.nodes("ET010", columns, bad, "two attributes of a node have the same name")
     nanos = facts.integers("duration_nanos")
     for bad, message in (
         (columns.duration_micros > LARGEST_MICROS, "duration_micros is 2**63 or more: a negative time?"),

@@ -36,7 +36,7 @@ from hespas.converters.chakra.readiness import (
 )
 from hespas.converters.chakra.spelling import contraction_texts
 from hespas.converters.chakra.times import WrittenTimes
-from hespas.converters.chakra.wire import AttributeColumns, Bools, ByteRows, EtColumns, Longs
+from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
 from hespas.files.wire import BYTES, fields
 from hespas.graph import (
     DTYPES,
@@ -158,12 +158,26 @@ class TraceLowering:
         rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
         columns, named = _without_empty_frames(columns)
         in_group = np.array([bool(text) for text in variables.groups] or [False])
+        # JSON cannot hold a NaN that has a payload or a sign.
+        attrs = assembled.attrs
+        doubles = attrs.bits[attrs.field == AttributeField.DOUBLE].view(np.float64)
+        floats = attrs.bits[attrs.field == AttributeField.FLOAT].astype(np.uint32).view(np.float32)
+        odd = int(_is_odd_nan(doubles).sum()) + int(_is_odd_nan(floats).sum())
+        for field, dtype in (
+            (AttributeField.DOUBLE_LIST, np.float64),
+            (AttributeField.FLOAT_LIST, np.float32),
+        ):
+            for row in attrs.bits[attrs.field == field].tolist():
+                message = attrs.payload.part(row, row + 1).data.tobytes()
+                for _, wire, start, end in fields(message, 0, len(message)):
+                    if wire == BYTES:
+                        odd += bool(_is_odd_nan(np.frombuffer(message[start:end], dtype)).any())
         inexact = {
             "chakra-json.control-deps": int(np.count_nonzero(control.lengths)),
             "chakra-json.process-group": int(
                 (in_group[graph.collectives.group_set] & (graph.collectives.group_set >= 0)).sum()
             ),
-            "chakra-json.nan-payload": _nan_payloads(assembled.attrs),
+            "chakra-json.nan-payload": odd,
             "chakra.sub-microsecond": int(rounded_off.sum()),
             "chakra.named": named,
             "chakra.longest-time": times.shortened(graph.duration_ns),
@@ -221,20 +235,6 @@ def _extra_rows(table: ExtraTable, nodes: slice) -> ExtraTable:
         offsets=np.concatenate(ends),
         values=bytes(table.values[: bounds[1]]) + bytes(table.values[bounds[2] : bounds[3]]),
     )
-
-
-def _nan_payloads(attrs: AttributeColumns) -> int:
-    """Return the number of attributes with a NaN that has a payload or a sign, which JSON cannot hold."""
-    doubles = attrs.bits[attrs.field == AttributeField.DOUBLE].view(np.float64)
-    floats = attrs.bits[attrs.field == AttributeField.FLOAT].astype(np.uint32).view(np.float32)
-    odd = int(_is_odd_nan(doubles).sum()) + int(_is_odd_nan(floats).sum())
-    for field, dtype in ((AttributeField.DOUBLE_LIST, np.float64), (AttributeField.FLOAT_LIST, np.float32)):
-        for row in attrs.bits[attrs.field == field].tolist():
-            message = attrs.payload.part(row, row + 1).data.tobytes()
-            for _, wire, start, end in fields(message, 0, len(message)):
-                if wire == BYTES:
-                    odd += bool(_is_odd_nan(np.frombuffer(message[start:end], dtype)).any())
-    return odd
 
 
 def _is_odd_nan(numbers: NDArray[np.floating[Any]]) -> Bools:

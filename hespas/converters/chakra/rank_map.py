@@ -231,7 +231,23 @@ def read_rank_map(folder: Path, ranks: Sequence[int]) -> RankMap | None:
         ways = tuple(_way(entry) for entry in document.permutations)
     except (InvariantError, ValueError) as error:
         raise _wrong(path, str(error)) from error
-    _check_bounds(document, sets, ways, path)
+    count = document.num_ranks
+    for number, groups in enumerate(sets):
+        if isinstance(groups, StridedGroups):
+            fits = groups.base + groups.num_ranks <= count
+        else:
+            ranks = [rank for row in groups.rows for rank in row]
+            fits = len(set(ranks)) == len(ranks) and all(0 <= rank < count for rank in ranks)
+            fits = fits and all(groups.rows)
+        if not fits:
+            raise _wrong(
+                path, f"group set {number} has a rank twice, an empty group, or ranks outside the job"
+            )
+    for number, way in enumerate(ways):
+        if not 0 < way.num_ranks <= count:
+            raise _wrong(path, f"permutation {number} has {way.num_ranks:,} ranks, but the job has {count:,}")
+        if abs(way.shift) > count:
+            raise _wrong(path, f"permutation {number} shifts by more than the {count:,} ranks of the job")
     return RankMap(path, document, rank_class, sets, ways)
 
 
@@ -277,31 +293,6 @@ def _way(document: ShiftDocument | PairsDocument) -> Permutation:
         Permutation.from_pairs(document.pairs, document.num_ranks)  # raises if the pairs are invalid
         return Permutation(document.num_ranks, pairs=tuple(sorted(document.pairs)))
     return Permutation(document.num_ranks, document.digit, document.shift, document.wraps)
-
-
-def _check_bounds(
-    document: RankMapDocument, sets: Sequence[GroupSet], ways: Sequence[Permutation], path: Path
-) -> None:
-    """Raise :class:`FormatError` if a group or permutation has ranks outside the job, or a rank is in two
-    groups of a group set.
-    """
-    count = document.num_ranks
-    for number, groups in enumerate(sets):
-        if isinstance(groups, StridedGroups):
-            fits = groups.base + groups.num_ranks <= count
-        else:
-            ranks = [rank for row in groups.rows for rank in row]
-            fits = len(set(ranks)) == len(ranks) and all(0 <= rank < count for rank in ranks)
-            fits = fits and all(groups.rows)
-        if not fits:
-            raise _wrong(
-                path, f"group set {number} has a rank twice, an empty group, or ranks outside the job"
-            )
-    for number, way in enumerate(ways):
-        if not 0 < way.num_ranks <= count:
-            raise _wrong(path, f"permutation {number} has {way.num_ranks:,} ranks, but the job has {count:,}")
-        if abs(way.shift) > count:
-            raise _wrong(path, f"permutation {number} shifts by more than the {count:,} ranks of the job")
 
 
 def _wrong(path: Path, message: str) -> FormatError:

@@ -125,7 +125,42 @@ def read_traces(path: Path, options: ReadOptions, diagnostics: Diagnostics, form
         _read_rank(rank, file, job, options, diagnostics, alone=not source.is_directory)
         if options.progress:
             options.progress(done + 1, len(source.files))
-    return _workload(source, job, options, faults)
+    count, for_all = _size(source, job, options, faults)
+    graphs: list[OpGraph] = []
+    rank_class = np.full(count, ABSENT, np.int32)
+    held: list[str] = []
+    for first in job.classes.values():
+        columns = first.columns
+        for ranks in expressible(first.ranks, job.groups, count):
+            peers = peers_of_class(columns, ranks, first.rows, job.groups, count)
+            outside = [
+                rank.rank for rank in ranks for groups in peers.group_sets if groups.group_of(rank.rank) < 0
+            ]
+            if outside:
+                faults.error("ET019", f"rank {outside[0]} uses a process group but is not a member")
+            rank_class[[rank.rank for rank in ranks]] = len(graphs)
+            held.append(_text(columns, PROGRAM_BYTES).decode("utf-8", "replace"))
+            graph = to_graph(columns, first.facts, peers, source.name, first.faults)
+            graphs.append(with_stated_steps(graph, _text(columns, STEPS_ATTRIBUTE), faults.diagnostics))
+        if not options.lenient:  # a checker finds cycles itself, for all formats
+            check_acyclic(columns, graphs[-1], first.faults)
+    renumbered = int(sum(files.renumbered for files in job.classes.values()))
+    message = "ranks number the same nodes from another first id; the first rank of a class represents all"
+    faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
+    first = next(iter(job.classes.values()))
+    if job.group_file:
+        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
+    metadata = {"format": job.form.name, "version": first.columns.schema or first.columns.version}
+    metadata |= _texts(first.columns) | _joined(held)
+    if not source.is_directory:
+        metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
+    made = Workload(
+        name=source.name,
+        classes=tuple(graphs),
+        rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
+        metadata=metadata,
+    )
+    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
 
 
 def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
@@ -142,9 +177,9 @@ def _file(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> 
     return _JobFiles(form, name, ((rank, path),), groups, data)
 
 
-def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[int, Path]]:
-    """Return the name of the job in a folder, and its files by rank. Raise :class:`FormatError` for files of
-    several jobs.
+def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
+    """Return all rank files of a folder. Some may be missing only if the files themselves state the number of
+    ranks.
     """
     jobs: dict[str, dict[int, Path]] = {}
     for entry in sorted(path.iterdir()):
@@ -173,14 +208,7 @@ def _rank_files(path: Path, form: TraceForm, faults: Faults) -> tuple[str, dict[
             path=str(path),
             hint="keep one job per folder",
         )
-    return next(iter(jobs.items()))
-
-
-def _directory(path: Path, form: TraceForm, options: ReadOptions, faults: Faults) -> _JobFiles:
-    """Return all rank files of a folder. Some may be missing only if the files themselves state the number of
-    ranks.
-    """
-    name, ranks = _rank_files(path, form, faults)
+    name, ranks = next(iter(jobs.items()))
     groups, data = read_groups(path, name, faults, options.comm_groups)
     rank_map = read_rank_map(path, list(ranks))
     if rank_map is not None:
@@ -310,48 +338,6 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
     for texts in (columns.name, payload, attrs.doc, meta.payload, meta.doc):
         yield from (texts.data, texts.offsets)
     yield np.frombuffer("\0".join((columns.version, *attrs.keys, "\1", *meta.keys)).encode(), np.uint8)
-
-
-def _workload(source: _JobFiles, job: _ChakraJob, options: ReadOptions, faults: Faults) -> Workload:
-    """Build the workload from the classes that were read. Ranks with equal files become several classes if
-    their groups or messages cannot be expressed together.
-    """
-    count, for_all = _size(source, job, options, faults)
-    graphs: list[OpGraph] = []
-    rank_class = np.full(count, ABSENT, np.int32)
-    held: list[str] = []
-    for first in job.classes.values():
-        columns = first.columns
-        for ranks in expressible(first.ranks, job.groups, count):
-            peers = peers_of_class(columns, ranks, first.rows, job.groups, count)
-            outside = [
-                rank.rank for rank in ranks for groups in peers.group_sets if groups.group_of(rank.rank) < 0
-            ]
-            if outside:
-                faults.error("ET019", f"rank {outside[0]} uses a process group but is not a member")
-            rank_class[[rank.rank for rank in ranks]] = len(graphs)
-            held.append(_text(columns, PROGRAM_BYTES).decode("utf-8", "replace"))
-            graph = to_graph(columns, first.facts, peers, source.name, first.faults)
-            graphs.append(with_stated_steps(graph, _text(columns, STEPS_ATTRIBUTE), faults.diagnostics))
-        if not options.lenient:  # a checker finds cycles itself, for all formats
-            check_acyclic(columns, graphs[-1], first.faults)
-    renumbered = int(sum(files.renumbered for files in job.classes.values()))
-    message = "ranks number the same nodes from another first id; the first rank of a class represents all"
-    faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
-    first = next(iter(job.classes.values()))
-    if job.group_file:
-        graphs[0] = replace(graphs[0], attachments={**graphs[0].attachments, FILE_NAME: job.group_file})
-    metadata = {"format": job.form.name, "version": first.columns.schema or first.columns.version}
-    metadata |= _texts(first.columns) | _joined(held)
-    if not source.is_directory:
-        metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
-    made = Workload(
-        name=source.name,
-        classes=tuple(graphs),
-        rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
-        metadata=metadata,
-    )
-    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
 
 
 def _mapped(

@@ -83,7 +83,17 @@ class _FrameKinds:
         """Return the kinds of a graph. Return None if a frame depends on other nodes or on preserved
         attributes: rounding remainders of durations are added to later nodes.
         """
-        if not _is_plain(graph):
+        durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
+        lengths = np.diff(graph.strings.offsets)[graph.name_id]
+        tables = (graph.collectives, graph.p2p, graph.contractions)
+        if not (
+            len(graph) > 0
+            and not durations.any()
+            and bool(lengths.all())  # a node without any field gets a name
+            and not is_as_stated(graph)
+            and not (graph.extra.node >= 0).any()
+            and all(np.bincount(table.node).max(initial=0) < 2 for table in tables)
+        ):
             return None
         if max(graph.operands.lengths.max(), graph.results.lengths.max()) > _MOST_TENSORS:
             return None
@@ -111,23 +121,6 @@ class _FrameKinds:
         rest = np.array(lengths[1:], np.int64) - self.own
         content = rest[self.which] + self.numbered
         return metadata_end + int(content.sum() + varint_widths(content.view(np.uint64)).sum())
-
-
-def _is_plain(graph: OpGraph) -> bool:
-    """Return True if the encoded size of each node depends only on the node's own columns and on node
-    numbers.
-    """
-    durations = graph.duration_ns[~np.isnan(graph.duration_ns)]
-    lengths = np.diff(graph.strings.offsets)[graph.name_id]
-    tables = (graph.collectives, graph.p2p, graph.contractions)
-    return (
-        len(graph) > 0
-        and not durations.any()
-        and bool(lengths.all())  # a node without any field gets a name
-        and not is_as_stated(graph)
-        and not (graph.extra.node >= 0).any()
-        and all(np.bincount(table.node).max(initial=0) < 2 for table in tables)
-    )
 
 
 def _columns(graph: OpGraph) -> Iterator[Longs]:

@@ -39,10 +39,6 @@ def score(head: Head) -> int:
         at += length
     if not messages or (len(messages) == _FRAMES and not any(messages)):
         return _NO  # nothing, or zeros
-    return _score_messages(messages)
-
-
-def _score_messages(messages: list[bytes]) -> int:
     from hespas.converters.chakra.history import (
         Evidence,
         FirstFrame,

@@ -180,7 +180,22 @@ def _write_directory(request: _WriteRequest) -> TraceAccount:
         if document:
             (folder.path / FILE_NAME).write_bytes(document)
         if options.only_classes:
-            return _write_classes(job, ranks, folder)
+            # One file per class, that of its lowest rank, and the map of ranks: one encoding per class.
+            account = TraceAccount()
+            representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
+            classes = _MappedClasses(job, folder)
+            for runs, members in job.rank_variants(ranks):
+                representative[members] = classes.first(runs, members)
+                account.add(runs, len(members))
+            rank_map = RankMapDocument(
+                num_ranks=job.workload.num_ranks,
+                representative=representative.tolist(),
+                classes=[classes.documents[rank] for rank in sorted(classes.documents)],
+                group_sets=[groups_document(groups) for groups in classes.group_sets],
+                permutations=[permutation_document(way) for way in classes.permutations],
+            )
+            (folder.path / MAP_NAME).write_bytes(encode_json(rank_map) + b"\n")
+            return account
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(folder.path)) from error
 
@@ -208,28 +223,6 @@ def rank_file_name(workload: Workload, options: WriteOptions, form: TraceForm = 
 def share_of(count: int, number: int, shares: int) -> slice:
     """Return the slice of the ``number``-th (from 1) of ``shares`` contiguous shares of ``count`` ranks."""
     return slice((number - 1) * count // shares, number * count // shares)
-
-
-def _write_classes(job: RankTraces, ranks: Longs, folder: RankFolder) -> TraceAccount:
-    """Write one file per class, that of its lowest rank, and ``rank_map.json``. Costs one encoding per class.
-
-    Raises ``OSError`` if the system refuses.
-    """
-    account = TraceAccount()
-    representative = np.full(job.workload.num_ranks, ABSENT, np.int64)
-    classes = _MappedClasses(job, folder)
-    for runs, members in job.rank_variants(ranks):
-        representative[members] = classes.first(runs, members)
-        account.add(runs, len(members))
-    document = RankMapDocument(
-        num_ranks=job.workload.num_ranks,
-        representative=representative.tolist(),
-        classes=[classes.documents[rank] for rank in sorted(classes.documents)],
-        group_sets=[groups_document(groups) for groups in classes.group_sets],
-        permutations=[permutation_document(way) for way in classes.permutations],
-    )
-    (folder.path / MAP_NAME).write_bytes(encode_json(document) + b"\n")
-    return account
 
 
 class _MappedClasses:

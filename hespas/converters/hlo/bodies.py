@@ -293,7 +293,10 @@ class _LoopTermReader:
         computation = frame[0]
         opcode, operands = computation.opcodes[index], computation.operands[index]
         if opcode == "constant":
-            return _constant(computation.payloads[index])
+            try:
+                return _Term(None, integer(computation.payloads[index]))
+            except ValueError:
+                return None
         if opcode == "parameter":
             return _Term(-1, 0)
         if opcode == "get-tuple-element" and operands:
@@ -303,13 +306,6 @@ class _LoopTermReader:
         if opcode not in {"add", "subtract"} or len(operands) != 2 or self.steps >= _MAX_STEPS:
             return None
         return _combined(opcode, self.term(frame, operands[0]), self.term(frame, operands[1]))
-
-
-def _constant(text: str) -> _Term | None:
-    try:
-        return _Term(None, integer(text))
-    except ValueError:
-        return None
 
 
 def _combined(opcode: str, left: _Term | None, right: _Term | None) -> _Term | None:

@@ -568,7 +568,13 @@ class _ControlDeps:
             )
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
         taken = max(range(len(branches)), key=lambda number: bodies[number].about_ns)
-        self._report_branches((computation, index), branches[taken], bodies)
+        where = (computation, index)
+        message = f"the most expensive of {len(bodies)} branches, %{branches[taken].name}, is assumed to run"
+        self.findings.add("hlo.assumed-branch", f"%{computation.names[index]}", where, message)
+        sequences = {tuple(inner.opcodes[at] for inner, at in body.collectives) for body in bodies}
+        if len(sequences) > 1:
+            message = "branches differ in their collectives: ranks that branch differently would hang"
+            self.findings.add("hlo.branch-collectives", "", where, message)
         outer, before, after = self.lowering.gate, self.lowering.last, -1
         deps = [frame.nodes[operands[0]]]
         for number, branch in enumerate(branches):
@@ -581,16 +587,6 @@ class _ControlDeps:
                 after = self.lowering.last
         self.lowering.gate, self.lowering.last = outer, after
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
-
-    def _report_branches(
-        self, where: tuple[Computation, int], taken: Computation, bodies: list[BodyCost]
-    ) -> None:
-        message = f"the most expensive of {len(bodies)} branches, %{taken.name}, is assumed to run"
-        self.findings.add("hlo.assumed-branch", f"%{where[0].names[where[1]]}", where, message)
-        sequences = {tuple(inner.opcodes[at] for inner, at in body.collectives) for body in bodies}
-        if len(sequences) > 1:
-            message = "branches differ in their collectives: ranks that branch differently would hang"
-            self.findings.add("hlo.branch-collectives", "", where, message)
 
     def async_start(self, frame: LoweringFrame, index: int) -> None:
         """Lower an ``async-start`` whose computation has several operations. They follow the node of the

@@ -148,7 +148,11 @@ class _HloParser:
             if not value:
                 raise source.error(match.start(1), f"a value for {shown(match[1])}")
             if value.startswith("{") and match[1] in CALLEE_KEYS:
-                self._check_names(start, value)
+                try:
+                    listed_names(value)
+                except ValueError as error:
+                    expected = str(error).removeprefix("expected ").partition(", found")[0]
+                    raise source.error(start, expected) from error
             into[match[1]] = value
             position = source.skip_space(end) if text.startswith("/", end) else end
 
@@ -214,14 +218,6 @@ class _HloParser:
         while f"{name}.{number}" in names:
             number += 1
         return f"{name}.{number}"
-
-    def _check_names(self, start: int, value: str) -> None:
-        """Check that an attribute that lists computations is well-formed."""
-        try:
-            listed_names(value)
-        except ValueError as error:
-            expected = str(error).removeprefix("expected ").partition(", found")[0]
-            raise self.source.error(start, expected) from error
 
     def _table_row(self, table: str, row: re.Match[str]) -> None:
         number, value = _number(row[1]), row[2]
@@ -337,7 +333,16 @@ class _HloParser:
             )
             raise wrong_count
         if what == "parameter":
-            self._check_parameter(computation, payload, opcode.start(1))
+            position = opcode.start(1)
+            if not payload.isascii() or not payload.isdigit() or len(payload) > _MAX_PARAMETER_DIGITS:
+                raise source.error(
+                    position, "the number of a parameter such as parameter(0)", _PARAMETER_HINT
+                )
+            if payload in computation.parameters:
+                raise source.error(
+                    position, f"another number, as another is parameter({payload})", _PARAMETER_HINT
+                )
+            computation.parameters[payload] = len(computation)
         attributes: dict[str, str] = {}
         literal = opcode.end() + 1, close - 1
         if name:
@@ -414,18 +419,6 @@ class _HloParser:
         count = self.text.count(",", start, end) + 1
         if count != elements and (count > 1 or find("{", start, end) >= 0):
             raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {count:,}")
-
-    def _check_parameter(self, computation: Computation, payload: str, position: int) -> None:
-        """Check that a parameter has a number that is unique in the computation."""
-        if not payload.isascii() or not payload.isdigit() or len(payload) > _MAX_PARAMETER_DIGITS:
-            raise self.source.error(
-                position, "the number of a parameter such as parameter(0)", _PARAMETER_HINT
-            )
-        if payload in computation.parameters:
-            raise self.source.error(
-                position, f"another number, as another is parameter({payload})", _PARAMETER_HINT
-            )
-        computation.parameters[payload] = len(computation)
 
     def _shape_end(self, position: int) -> int:
         """Return the offset after the shape at ``position``."""

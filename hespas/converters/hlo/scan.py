@@ -375,7 +375,13 @@ def proto_to_text(data: bytes, path: str) -> str:
     XLA aborts the process on some damaged modules, so a child process converts them.
     """
     _module_class()
-    _check_ids(data, path)
+    # For large ids XLA would allocate far more memory than the module needs.
+    try:
+        largest = largest_local_id(data)
+    except ValueError as error:
+        raise _no_module(data, path, str(error)) from error
+    if largest > _FEW_IDS + len(data):
+        raise _no_module(data, path, f"an instruction has number {largest:,} in its computation")
     try:
         text = run_sandboxed(f"{__name__}:print_text", data, "XLA")
     except ParserFailedError as error:
@@ -397,16 +403,6 @@ def print_text(data: bytes, parser_bytes: int) -> bytes:
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
         return _REFUSED + reason.encode("utf-8", "replace")
     return text.encode("utf-8", "surrogateescape")
-
-
-def _check_ids(data: bytes, path: str) -> None:
-    """Reject ids for which XLA would allocate far more memory than the module needs."""
-    try:
-        largest = largest_local_id(data)
-    except ValueError as error:
-        raise _no_module(data, path, str(error)) from error
-    if largest > _FEW_IDS + len(data):
-        raise _no_module(data, path, f"an instruction has number {largest:,} in its computation")
 
 
 def _no_module(data: bytes, path: str, reason: str, *, is_bounded: bool = False) -> FormatError:

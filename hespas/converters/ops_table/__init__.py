@@ -29,7 +29,14 @@ def _sniff(head: Head) -> int:
     if head.is_directory:
         return 0
     if head.data.startswith(_PARQUET):
-        return _of_parquet(head)
+        tail = b""
+        with suppress(OSError), open_input(head.path) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            tail = stream.read(_TAIL_BYTES)
+        if SCHEMA_ID.encode() in tail:
+            return 100
+        return 85 if any(name.encode() in tail for name in DURATIONS) else 55
     line = head.data.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
     if b"," not in line or line.lstrip()[:1] in {b"{", b"[", b"<", b"/", b"#"}:
         return 0
@@ -40,17 +47,6 @@ def _sniff(head: Head) -> int:
     if not names & set(DURATIONS) or len(names & {*COLUMNS, *DURATIONS}) < 2:
         return 0
     return 92 if names & {"op", "kernel"} or names >= OF_OPERATIONS else 60
-
-
-def _of_parquet(head: Head) -> int:
-    tail = b""
-    with suppress(OSError), open_input(head.path) as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(0, size - _TAIL_BYTES))
-        tail = stream.read(_TAIL_BYTES)
-    if SCHEMA_ID.encode() in tail:
-        return 100
-    return 85 if any(name.encode() in tail for name in DURATIONS) else 55
 
 
 FORMAT = Format(

@@ -260,10 +260,19 @@ def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[
     except MemoryError:  # ArrowMemoryError is an ArrowException, too
         raise
     except (pa.ArrowException, UnicodeDecodeError) as error:
+        # The error refers to the last line of the row that it names, else to the first field of over 128
+        # KiB.
+        row = _ROW.search(str(error))
+        reader = csv.reader(TextIOWrapper(BytesIO(bytes(memoryview(memory))), "utf-8", "replace", newline=""))
+        try:
+            for _ in islice(reader, int(row[1]) if row else None):
+                pass
+        except csv.Error:
+            pass  # a field beyond the limit of the csv module
         raise FormatError(
             _first_line(error),
             path=str(path),
-            position=f"line {_line(bytes(memoryview(memory)), str(error))}",
+            position=f"line {max(1, reader.line_num)}",
             hint="check that every field of this line has the type of its column and is UTF-8",
         ) from error
 
@@ -277,21 +286,6 @@ def _csv_names(data: bytes, path: str) -> list[str]:
         hint = "start with one row of names, none longer than 128 KiB"
         raise FormatError(f"no names of columns: {error}", path=path, position="line 1", hint=hint) from error
     return [name.replace("\ufffd", "?") for name in names]
-
-
-def _line(data: bytes, message: str) -> int:
-    """Return the line of a CSV file to which an Arrow error refers.
-
-    It is the last line of the row that ``message`` names, else the line of the first field of over 128 KiB.
-    """
-    row = _ROW.search(message)
-    reader = csv.reader(TextIOWrapper(BytesIO(data), "utf-8", "replace", newline=""))
-    try:
-        for _ in islice(reader, int(row[1]) if row else None):
-            pass
-    except csv.Error:
-        pass  # a field beyond the limit of the csv module
-    return max(1, reader.line_num)
 
 
 def _first_line(error: Exception) -> str:

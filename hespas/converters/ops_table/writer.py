@@ -49,7 +49,37 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    _report(value, diagnostics, name)
+    # Report facts for which the table has no column.
+    left_out = {
+        "module": int((value.module_id > 0).sum()),
+        "category": int((value.category_id > 0).sum()),
+        "run": int((value.run >= 0).sum()),
+        "bytes moved": int((~np.isnan(value.bytes_moved)).sum()),
+        "repeats": int((value.repeats > 1).sum()),
+        "communication": len(value.comms),
+    }
+    for what, count in left_out.items():
+        message = f"events whose {what} is known; the table has no column for it"
+        diagnostics.info("ops-table.no-column", name, message, count=count)
+    diagnostics.info(
+        "ops-table.no-place",
+        name,
+        f"attachments are left out: {', '.join(value.attachments)}",
+        count=len(value.attachments),
+    )
+    diagnostics.info(
+        "ops-table.host-operations",
+        name,
+        "host operations: times, threads and parents, and operations without device events, are left out",
+        count=len(value.host),
+    )
+    halves = len(_HALF_PAIR.findall(bytes(value.strings.buffer)))
+    diagnostics.warning(
+        "ops-table.invalid-text",
+        name,
+        "unpaired surrogates are not valid text and are replaced",
+        count=halves,
+    )
     schema = _schema()
     try:
         with open_output(path, packed=name.endswith(".gz")) as stream:
@@ -153,37 +183,3 @@ def _numbers(column: FloatArray) -> pa.Array[Any]:
     import pyarrow as pa
 
     return pa.array(np.ascontiguousarray(column, np.float64), pa.float64(), mask=np.isnan(column))
-
-
-def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
-    """Report facts of a profile for which the table has no column."""
-    left_out = {
-        "module": int((profile.module_id > 0).sum()),
-        "category": int((profile.category_id > 0).sum()),
-        "run": int((profile.run >= 0).sum()),
-        "bytes moved": int((~np.isnan(profile.bytes_moved)).sum()),
-        "repeats": int((profile.repeats > 1).sum()),
-        "communication": len(profile.comms),
-    }
-    for what, count in left_out.items():
-        message = f"events whose {what} is known; the table has no column for it"
-        diagnostics.info("ops-table.no-column", name, message, count=count)
-    diagnostics.info(
-        "ops-table.no-place",
-        name,
-        f"attachments are left out: {', '.join(profile.attachments)}",
-        count=len(profile.attachments),
-    )
-    diagnostics.info(
-        "ops-table.host-operations",
-        name,
-        "host operations: times, threads and parents, and operations without device events, are left out",
-        count=len(profile.host),
-    )
-    halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
-    diagnostics.warning(
-        "ops-table.invalid-text",
-        name,
-        "unpaired surrogates are not valid text and are replaced",
-        count=halves,
-    )

@@ -233,7 +233,14 @@ class TrackEventColumns:
                 if key in _ARGUMENTS:
                     arguments[key] = extra.text(ExtraDataField.VALUE)
             elif number == StageField.SPECIFICATIONS and wire == BYTES:
-                self._specify(data, value, after)
+                listed: dict[int, list[str]] = {
+                    SpecificationsField.HW_QUEUE: [],
+                    SpecificationsField.STAGE: [],
+                }
+                for kind, specification in messages(data, value, after, *listed):
+                    listed[kind].append(specification.text(SpecificationField.NAME))
+                queues, stages = listed.values()
+                self._queues, self._stages = queues or self._queues, stages or self._stages
         if StageField.EVENT_ID not in values and StageField.DURATION not in values:
             return
         stage = self._specified(sequence, values, StageField.STAGE_IID, StageField.STAGE_ID, self._stages)
@@ -272,13 +279,6 @@ class TrackEventColumns:
             return self._looked_up(sequence, InternedDataField.GPU_SPECIFICATIONS, values[iid])
         number = values.get(index, -1)
         return listed[number] if 0 <= number < len(listed) else ""
-
-    def _specify(self, data: bytes, start: int, end: int) -> None:
-        listed: dict[int, list[str]] = {SpecificationsField.HW_QUEUE: [], SpecificationsField.STAGE: []}
-        for number, specification in messages(data, start, end, *listed):
-            listed[number].append(specification.text(SpecificationField.NAME))
-        queues, stages = listed.values()
-        self._queues, self._stages = queues or self._queues, stages or self._stages
 
     def _append(
         self,

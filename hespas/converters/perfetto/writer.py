@@ -67,13 +67,6 @@ def write_scene(scene: TrackSet, path: Path, options: WriteOptions) -> None:
     """Write tracks as a Perfetto trace, gzipped if the name ends in ``.gz``. Slices are encoded in chunks to
     save memory. Raises ``UnsupportedError`` for times that do not fit the format.
     """
-    _check_times(scene, options.name or str(path))
-    with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
-        _PerfettoWriter(stream, scene, options.progress).write()
-
-
-def _check_times(scene: TrackSet, path: str) -> None:
-    """Raise ``UnsupportedError`` if the span from the first start to the last end exceeds 63 bits of ns."""
     parts = [part for part in scene.parts if len(part)]
     first_ns = min((float(part.start_ns.min()) for part in parts), default=0.0)
     last_ns = max(
@@ -83,10 +76,12 @@ def _check_times(scene: TrackSet, path: str) -> None:
     if not last_ns - min(first_ns, 0.0) < _LATEST_NS:
         raise UnsupportedError(
             "an event ends too late for 63 bits of nanoseconds",
-            path=path,
+            path=options.name or str(path),
             position=f"{last_ns:.6g} ns",
             hint="check the times of events; a trace cannot last for centuries",
         )
+    with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
+        _PerfettoWriter(stream, scene, options.progress).write()
 
 
 def _packet(content: bytes) -> bytes:
@@ -216,8 +211,15 @@ class _PerfettoWriter:
             out.extend(map(self._end, self._global(ended, chunk.index)))
             uuid = self._uuid(chunk, where[row], lane)
             event = labels[label[row]] + field_bytes(TrackEventField.TRACK_UUID, uuid) + arrows.get(row, b"")
-            if not exact[row]:
-                event += self._exactly(float(start_ns[row]), float(duration_ns[row]))
+            if not exact[row]:  # slices have whole ns, annotations the exact start and duration
+                times_ns = (float(start_ns[row]), float(duration_ns[row]))
+                for key, value in zip(_EXACT, times_ns, strict=True):
+                    double = int.from_bytes(_DOUBLE.pack(value), "little")
+                    event += field_bytes(
+                        TrackEventField.DEBUG_ANNOTATIONS,
+                        field_bytes(AnnotationField.NAME, key.encode())
+                        + fixed64(AnnotationField.DOUBLE_VALUE, double),
+                    )
             stamp = _STAMP + encode_varint(begins[row]) + _REFERS
             out.append(_packet(stamp + _EVENT + encode_varint(len(event)) + event))
         self._stream.write(b"".join(out))
@@ -243,16 +245,6 @@ class _PerfettoWriter:
         else:
             encoded += fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
         return field_bytes(TrackEventField.DEBUG_ANNOTATIONS, encoded)
-
-    def _exactly(self, *times_ns: float) -> bytes:
-        """Encode the exact start and duration as annotations, because slices have whole ns."""
-        encoded = b""
-        for key, value in zip(_EXACT, times_ns, strict=True):
-            double = fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
-            encoded += field_bytes(
-                TrackEventField.DEBUG_ANNOTATIONS, field_bytes(AnnotationField.NAME, key.encode()) + double
-            )
-        return encoded
 
 
 @dataclass(slots=True)

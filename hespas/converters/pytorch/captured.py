@@ -203,7 +203,17 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
     names = _kernel_names(trace, nesting, launches, host)
     kinds: list[int] = kind[launches].tolist()
     starts = calls.start_ns[launches]
-    spans = _capture_spans(trace)
+    # Start and end of each capture [ns]; one without an end lasts to the end of the trace.
+    thread = thread_key(calls)
+    is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
+    spans: list[tuple[int, int]] = []
+    for key in np.unique(thread[is_begin]).tolist():
+        end_ns = np.sort(calls.start_ns[is_end & (thread == key)])
+        begin_ns: list[int] = np.sort(calls.start_ns[is_begin & (thread == key)]).tolist()
+        for begin in begin_ns:
+            index = int(np.searchsorted(end_ns, begin))
+            spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
+    spans.sort()
     ends = [(int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, end))) for begin, end in spans]
     bounds = [(first, last) for first, last in ends if last > first]
     if not spans and len(launches):
@@ -227,22 +237,6 @@ def capture_of(path: Path, trace: KinetoTrace, nesting: EventNesting, first_fami
             )
         )
     return Capture(path, trace, nesting, tuple(graphs))
-
-
-def _capture_spans(trace: KinetoTrace) -> list[tuple[int, int]]:
-    """Return start and end of each graph capture in a trace [ns]; a capture without an end lasts to the end
-    of the trace.
-    """
-    calls, thread = trace.launch, thread_key(trace.launch)
-    is_begin, is_end = (_matching_calls(trace, pattern) for pattern in (_BEGIN, _END))
-    spans: list[tuple[int, int]] = []
-    for key in np.unique(thread[is_begin]).tolist():
-        end_ns = np.sort(calls.start_ns[is_end & (thread == key)])
-        begin_ns: list[int] = np.sort(calls.start_ns[is_begin & (thread == key)]).tolist()
-        for begin in begin_ns:
-            index = int(np.searchsorted(end_ns, begin))
-            spans.append((begin, int(end_ns[index]) if index < len(end_ns) else np.iinfo(np.int64).max))
-    return sorted(spans)
 
 
 def _listed_sizes(path: Path) -> frozenset[int]:
@@ -312,17 +306,14 @@ def _call_kinds(trace: KinetoTrace) -> IntArray:
     """Return the kind of each launch call: ``COPY``, ``FILL``, ``_KERNEL`` or ``_OTHER``, by its name."""
 
     def kind_of(row: int) -> int:
-        return _call_kind(trace.strings[row])
+        name = trace.strings[row]
+        if _KERNEL_LAUNCH.match(name):
+            return _KERNEL
+        if _COPIES.match(name):
+            return COPY
+        return FILL if _FILLS.match(name) else _OTHER
 
     return mapped(trace.launch.name_id, kind_of, np.int64)
-
-
-def _call_kind(name: str) -> int:
-    if _KERNEL_LAUNCH.match(name):
-        return _KERNEL
-    if _COPIES.match(name):
-        return COPY
-    return FILL if _FILLS.match(name) else _OTHER
 
 
 def _kernel_names(trace: KinetoTrace, nesting: EventNesting, launches: IntArray, host: IntArray) -> list[str]:

@@ -98,7 +98,16 @@ def sniff(head: Head) -> int:
     """
     data = head.data
     if head.is_directory:
-        return _sniff_folder(head)
+        # The first file of a folder that Hespas wrote is marked as the program of a rank class.
+        files = class_files(head.names)
+        if not files:
+            return 0
+        try:
+            with open_input(Path(head.path) / next(iter(files.values()))) as stream:
+                start = stream.read(_MAX_EXPORT_HEAD)
+        except OSError:
+            return 0
+        return 100 if CLASS_MARK.encode() in start else 0
     if not data:
         return 0
     if data.startswith(BYTECODE_MAGIC):
@@ -120,19 +129,6 @@ def class_files(names: Iterable[str]) -> dict[int, str]:
     if len(matches) < len(parsed_names) or len({match[1] for match in matches}) != 1:
         return {}
     return dict(sorted((int(match[2]), match[0]) for match in matches))
-
-
-def _sniff_folder(head: Head) -> int:
-    """Return 100 if the first file of a folder is marked as the program of a rank class."""
-    files = class_files(head.names)
-    if not files:
-        return 0
-    try:
-        with open_input(Path(head.path) / next(iter(files.values()))) as stream:
-            start = stream.read(_MAX_EXPORT_HEAD)
-    except OSError:
-        return 0
-    return 100 if CLASS_MARK.encode() in start else 0
 
 
 FORMAT = Format(

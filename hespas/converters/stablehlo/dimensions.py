@@ -8,7 +8,7 @@ of argument 0 is ``arg0.1``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -60,7 +60,22 @@ def with_dims(module: MlirModule, dims: Mapping[str, int], bindings: Bindings) -
     header = read_header(module, bindings, "")
     block = header.body(header.entry)
     types = [] if block is None else [str(argument.type) for argument in block.arguments]
-    dimensions = _dimensions(types, [] if block is None else _specifications(block))
+    # Dimensions have expressions if the specifications match the arguments.
+    specifications = [] if block is None else _specifications(block)
+    shapes = {number: _extents_of(text) for number, text in enumerate(types)}
+    dynamic = {number: shape for number, shape in shapes.items() if "?" in shape}
+    named = dict(zip(dynamic, specifications, strict=False))
+    names_fit = len(specifications) == len(dynamic) and all(
+        len(named[number]) == len(shape)
+        and all((extent == "?") != part.isdigit() for extent, part in zip(shape, named[number], strict=True))
+        for number, shape in dynamic.items()
+    )
+    dimensions = [
+        _SymbolicDimension(number, dim, named[number][dim] if names_fit else "")
+        for number, shape in dynamic.items()
+        for dim, extent in enumerate(shape)
+        if extent == "?"
+    ]
     names = list(
         dict.fromkeys(name for dimension in dimensions for name in _NAME.findall(dimension.expression))
     )
@@ -105,26 +120,6 @@ def _specifications(block: MlirBlock) -> list[list[str]]:
             if shapes:
                 return [[part.strip() for part in _BETWEEN.split(shape) if part.strip()] for shape in shapes]
     return []
-
-
-def _dimensions(types: Sequence[str], specifications: Sequence[list[str]]) -> list[_SymbolicDimension]:
-    """Return the symbolic dimensions of the arguments. They have expressions if the ``specifications`` match
-    the arguments.
-    """
-    shapes = {number: _extents_of(text) for number, text in enumerate(types)}
-    dynamic = {number: shape for number, shape in shapes.items() if "?" in shape}
-    named = dict(zip(dynamic, specifications, strict=False))
-    names_fit = len(specifications) == len(dynamic) and all(
-        len(named[number]) == len(shape)
-        and all((extent == "?") != part.isdigit() for extent, part in zip(shape, named[number], strict=True))
-        for number, shape in dynamic.items()
-    )
-    return [
-        _SymbolicDimension(number, dim, named[number][dim] if names_fit else "")
-        for number, shape in dynamic.items()
-        for dim, extent in enumerate(shape)
-        if extent == "?"
-    ]
 
 
 def _extents_of(text: str) -> list[str]:

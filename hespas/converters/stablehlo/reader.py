@@ -28,7 +28,40 @@ __all__ = ["parsed_ranks", "ranks_text", "read", "read_program"]
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a file in any form or a folder. Raises ``FormatError``, ``UsageError`` or ``UnsupportedError``."""
     if path.is_dir():
-        return _read_folder(path, options, diagnostics)
+        names = sorted(entry.name for entry in path.iterdir())
+        files = class_files(names)
+        if not files and not any(name.endswith(_PROGRAMS) for name in names):
+            raise FormatError(
+                "the folder has no StableHLO program",
+                path=str(path),
+                position="file names",
+                hint=f"name a file, or a folder of programs with suffix {', '.join(_PROGRAMS)}",
+            )
+        if not files:
+            raise UnsupportedError(
+                "the file names in this folder do not show which ranks run which program",
+                path=str(path),
+                position=f"file {next(name for name in names if name.endswith(_PROGRAMS))}",
+                hint="read the programs one by one",
+            )
+        programs = {
+            name: read_program(
+                read_bytes(path / name, options.max_bytes), str(path / name), options, diagnostics
+            )
+            for name in files.values()
+        }
+        rank_class = _rank_class(path, programs)
+        classes = [program.classes[0] for program in programs.values()]
+        if (idle := int((rank_class == len(classes)).sum())) > 0:
+            message = "ranks without a program in the folder run an empty graph"
+            diagnostics.warning("stablehlo.absent-ranks", path.name, message, path=str(path), count=idle)
+            classes.append(GraphBuilder(path.name).build())
+        first = next(iter(programs.values()))
+        metadata = {
+            key: value for key, value in first.metadata.items() if key not in {"ranks", PROGRAM_BYTES}
+        }
+        metadata["num_replicas"] = str(len(rank_class))
+        return Workload(name=first.name, classes=tuple(classes), rank_class=rank_class, metadata=metadata)
     return read_program(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
 
@@ -39,44 +72,6 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
 
 
 _PROGRAMS = (".mlir", ".mlir.gz", ".mlirbc", ".stablehlo", ".vhlo", ".bc")
-
-
-def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Return a workload with one class per program; ranks without a program run an empty graph.
-
-    Raises ``UnsupportedError`` for a folder of other programs, ``FormatError`` for one without programs or
-    with contradictory ranks.
-    """
-    names = sorted(entry.name for entry in path.iterdir())
-    files = class_files(names)
-    if not files and not any(name.endswith(_PROGRAMS) for name in names):
-        raise FormatError(
-            "the folder has no StableHLO program",
-            path=str(path),
-            position="file names",
-            hint=f"name a file, or a folder of programs with suffix {', '.join(_PROGRAMS)}",
-        )
-    if not files:
-        raise UnsupportedError(
-            "the file names in this folder do not show which ranks run which program",
-            path=str(path),
-            position=f"file {next(name for name in names if name.endswith(_PROGRAMS))}",
-            hint="read the programs one by one",
-        )
-    programs = {
-        name: read_program(read_bytes(path / name, options.max_bytes), str(path / name), options, diagnostics)
-        for name in files.values()
-    }
-    rank_class = _rank_class(path, programs)
-    classes = [program.classes[0] for program in programs.values()]
-    if (idle := int((rank_class == len(classes)).sum())) > 0:
-        message = "ranks without a program in the folder run an empty graph"
-        diagnostics.warning("stablehlo.absent-ranks", path.name, message, path=str(path), count=idle)
-        classes.append(GraphBuilder(path.name).build())
-    first = next(iter(programs.values()))
-    metadata = {key: value for key, value in first.metadata.items() if key not in {"ranks", PROGRAM_BYTES}}
-    metadata["num_replicas"] = str(len(rank_class))
-    return Workload(name=first.name, classes=tuple(classes), rank_class=rank_class, metadata=metadata)
 
 
 def _rank_class(path: Path, programs: Mapping[str, Workload]) -> SmallIntArray:

@@ -471,7 +471,23 @@ def _extended(node: ReplayNode, made: list[Value], op: str, missing: float) -> l
     if position is not None and count <= MOST_PASSES * made[position].type.elements:
         worked = _worked(node, made[position], op, count)
         return [*made[:position], worked, *made[position + 1 :]]
-    return _with_extra_work(node, made, op, count)
+    # The operations run on a separate tensor, elementwise or as a matmul: they depend on the first result,
+    # and the result depends on them.
+    position = next((position for position, value in enumerate(made) if value.type.elements), None)
+    if position is None:
+        return made
+    emitter = node.emitter
+    start = emitter.first(made[position])
+    if op == _LOGISTIC or count < _SMALLEST_MATMUL_FLOPS:
+        length = min(_LONGEST_ROW, max(1, -(-count // 2) if op == _MULTIPLY else count))
+        extra = node.binder.tie(node.binder.filler(Tensor(F32, (length,))), [start])
+        rest = count - (length - 1 if op == _MULTIPLY else 0)
+    else:
+        extra, rest = _extra_matmul(node, start, count)
+    if rest > 0:
+        extra = _worked(node, extra, op, rest)
+    tied = emitter.put(made[position], emitter.largest(extra))
+    return [*made[:position], tied, *made[position + 1 :]]
 
 
 def _worked(node: ReplayNode, value: Value, op: str, count: int) -> Value:
@@ -496,27 +512,6 @@ def _pass(node: ReplayNode, value: Value, op: str) -> Value:
         return node.emitter.unary(op, value)
     node.emitter.work(flops=elements)
     return node.emitter.binary(op, value, node.binder.filler(value.type))
-
-
-def _with_extra_work(node: ReplayNode, made: list[Value], op: str, count: int) -> list[Value]:
-    """Add ``count`` operations on a separate tensor, elementwise or as a matmul. They depend on the first
-    result, and the result depends on them.
-    """
-    position = next((position for position, value in enumerate(made) if value.type.elements), None)
-    if position is None:
-        return made
-    emitter = node.emitter
-    start = emitter.first(made[position])
-    if op == _LOGISTIC or count < _SMALLEST_MATMUL_FLOPS:
-        length = min(_LONGEST_ROW, max(1, -(-count // 2) if op == _MULTIPLY else count))
-        extra = node.binder.tie(node.binder.filler(Tensor(F32, (length,))), [start])
-        rest = count - (length - 1 if op == _MULTIPLY else 0)
-    else:
-        extra, rest = _extra_matmul(node, start, count)
-    if rest > 0:
-        extra = _worked(node, extra, op, rest)
-    tied = emitter.put(made[position], emitter.largest(extra))
-    return [*made[:position], tied, *made[position + 1 :]]
 
 
 def _extra_matmul(node: ReplayNode, start: Value, count: int) -> tuple[Value, int]:

@@ -157,7 +157,17 @@ class _ProgramWriter(NamedTuple):
             most = limits().replayed_operations
             flat = UnrollLoops(max_nodes=most, unknown_trips=1, overlap_trips=True)(graph, diagnostics)
         replayed = replay(flat, self.workload.num_ranks)
-        absent = _absent(graph)
+        # Count what a replay cannot hold, such as durations. Names become locations.
+        placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
+        others = [name for name in graph.attachments if name != ATTACHMENT]
+        several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
+        absent = {
+            "durations": int((~np.isnan(graph.duration_ns)).sum()),
+            "streams": int(placed.sum()),
+            "extra": len(graph.extra),
+            "communicators": int(several[graph.collectives.group_set].sum()),
+            "attachments": len(others),
+        }
         because = f" ({reason})" if reason else ""
         message = (
             "operations replayed: the program does the same work in the same order, but is not the graph's "
@@ -197,22 +207,6 @@ class _ProgramWriter(NamedTuple):
             ) from None
         compare(flat, replayed, read_back.classes[0], diagnostics)
         return text, read_back.metadata
-
-
-def _absent(graph: OpGraph) -> dict[str, int]:
-    """Return counts by kind of the graph's values that a replay cannot hold, such as durations. Names become
-    locations.
-    """
-    placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
-    others = [name for name in graph.attachments if name != ATTACHMENT]
-    several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
-    return {
-        "durations": int((~np.isnan(graph.duration_ns)).sum()),
-        "streams": int(placed.sum()),
-        "extra": len(graph.extra),
-        "communicators": int(several[graph.collectives.group_set].sum()),
-        "attachments": len(others),
-    }
 
 
 def _report_absent(name: str, counts: Mapping[str, int], diagnostics: Diagnostics) -> None:

@@ -114,27 +114,25 @@ class _JaxTraceReader:
         self.count += len(chosen)
         rows = zip(chosen, start_ns.tolist(), duration_ns.tolist(), strict=True)
         for index, start, duration in rows:
-            self._event(events[index], start, duration)
-
-    def _event(self, event: TraceEvent, start_ns: int, duration_ns: int) -> None:
-        key = (event.pid, event.tid)
-        thread = self.threads.get(key)
-        if thread is None:
-            thread = self.threads[key] = _Thread()
-        raw = bytes(event.args)
-        if raw not in _EMPTY:
-            args = self._args(event)
-            facts = [(name, value) for name in _FACTS if (value := getattr(args, name)) is not None]
-            if facts:
-                for name, value in facts:
-                    column = thread.args.setdefault(name, [])
-                    missing = ABSENT if name in _NUMERIC else 0
-                    column.extend([missing] * (len(thread.rows) - len(column)))
-                    column.append(_number(value) if name in _NUMERIC else self.strings.add(str(value)))
-                thread.rows.append(len(thread.names))
-        thread.names.append(self.strings.add(event.name))
-        thread.start_ns.append(start_ns)
-        thread.duration_ns.append(duration_ns)
+            event = events[index]
+            key = (event.pid, event.tid)
+            thread = self.threads.get(key)
+            if thread is None:
+                thread = self.threads[key] = _Thread()
+            raw = bytes(event.args)
+            if raw not in _EMPTY:
+                args = self._args(event)
+                facts = [(name, value) for name in _FACTS if (value := getattr(args, name)) is not None]
+                if facts:
+                    for name, value in facts:
+                        column = thread.args.setdefault(name, [])
+                        missing = ABSENT if name in _NUMERIC else 0
+                        column.extend([missing] * (len(thread.rows) - len(column)))
+                        column.append(_number(value) if name in _NUMERIC else self.strings.add(str(value)))
+                    thread.rows.append(len(thread.names))
+            thread.names.append(self.strings.add(event.name))
+            thread.start_ns.append(start)
+            thread.duration_ns.append(duration)
 
     def _args(self, event: TraceEvent) -> _JaxEventArgs:
         try:

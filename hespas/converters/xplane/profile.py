@@ -121,7 +121,14 @@ def _membership(
     collected: CollectedTrace, known_programs: list[ProfiledHlo], strings: StringTableBuilder
 ) -> _ProgramMembership:
     """Find the program of every device event."""
-    programs_of = _stated(collected, strings)
+    # The id of a program may be part of its name.
+    stats = collected.device.stats
+    rows, inverse = np.unique(stats["hlo_module"], return_inverse=True)
+    names = [split_module_name(strings[row]) for row in rows.tolist()]
+    name_id = np.array([strings.add(name) for name, _ in names], np.int64)[inverse]
+    in_name = np.array([number for _, number in names], np.int64)[inverse]
+    program_id = np.where(stats["program_id"] == ABSENT, in_name, stats["program_id"])
+    programs_of = _NamedPrograms(name_id, program_id, stats["run_id"].copy())
     rows_by_plane = collected.rows_by_plane() if collected.modules else {}
     of_program = np.array([line.kind is LineKind.OPS for line in collected.lines], np.bool_)
     for plane, runs in collected.modules.items():
@@ -163,17 +170,6 @@ class _NamedPrograms:
     run_id: IntArray
 
 
-def _stated(collected: CollectedTrace, strings: StringTableBuilder) -> _NamedPrograms:
-    """Return the programs that the events name. The id of a program may be part of its name."""
-    stats = collected.device.stats
-    rows, inverse = np.unique(stats["hlo_module"], return_inverse=True)
-    names = [split_module_name(strings[row]) for row in rows.tolist()]
-    name_id = np.array([strings.add(name) for name, _ in names], np.int64)[inverse]
-    in_name = np.array([number for _, number in names], np.int64)[inverse]
-    program_id = np.where(stats["program_id"] == ABSENT, in_name, stats["program_id"])
-    return _NamedPrograms(name_id, program_id, stats["run_id"].copy())
-
-
 def run_numbers(
     label_id: IntArray, op_id: IntArray, rank: IntArray, run_id: IntArray, start_ps: IntArray
 ) -> IntArray:
@@ -205,21 +201,15 @@ def run_numbers(
     order = np.argsort(group, kind="stable")
     for rows in np.split(rest[order], np.flatnonzero(np.diff(group[order])) + 1):
         if len(rows):
-            numbers[rows] = _counted(op_id[rows], start_ps[rows])
+            # Each repetition of one of the rarest operations begins a run; earlier events are a run too.
+            begin_ps = start_ps[rows]
+            _, code, counts = np.unique(op_id[rows], return_inverse=True, return_counts=True)
+            rare = np.flatnonzero(counts[code] == counts.min())
+            anchor = code[rare[int(begin_ps[rare].argmin())]]
+            starts_ps = np.sort(begin_ps[code == anchor])
+            run_index = np.searchsorted(starts_ps, begin_ps, side="right") - 1
+            numbers[rows] = run_index - int(run_index.min())
     return numbers
-
-
-def _counted(op_id: IntArray, start_ps: IntArray) -> IntArray:
-    """Number runs by the repetitions of one of the rarest operations: each repetition begins a run.
-
-    Events before its first occurrence are a run too.
-    """
-    _, code, counts = np.unique(op_id, return_inverse=True, return_counts=True)
-    rare = np.flatnonzero(counts[code] == counts.min())
-    anchor = code[rare[int(start_ps[rare].argmin())]]
-    begins = np.sort(start_ps[code == anchor])
-    run_index = np.searchsorted(begins, start_ps, side="right") - 1
-    return run_index - int(run_index.min())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,8 +300,7 @@ def profile_of(
         missing = [name for name in ran if f"hlo/{name}" not in trace.programs]
         listed = ", ".join(name[:60] for name in missing[:5])
         findings.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
-    _report_times(trace, strings, findings)
-    _report_file(trace.facts, findings)
+    _report_events(trace, strings, findings)
     name = path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".json")
     return _built(name, recorded, trace, member)
 
@@ -461,7 +450,7 @@ def _ns(picoseconds: int) -> str:
     return f"{picoseconds // 1000:,}.{picoseconds % 1000:03d} ns"
 
 
-def _report_times(trace: _ReportInputs, strings: StringTableBuilder, findings: Findings) -> None:
+def _report_events(trace: _ReportInputs, strings: StringTableBuilder, findings: Findings) -> None:
     negative = np.flatnonzero(trace.on.device.duration_ps < 0)
     if len(negative):
         name = strings[int(trace.labels.kernel_id[negative[0]])]
@@ -473,9 +462,7 @@ def _report_times(trace: _ReportInputs, strings: StringTableBuilder, findings: F
     findings.warning("no-device-events", nothing, 0 if len(trace.on.device) else len(silent))
     zero = int((trace.on.device.duration_ps == 0).sum())
     findings.warning("zero-duration", "device events of 0 ps", zero)
-
-
-def _report_file(facts: SpaceFacts, findings: Findings) -> None:
+    facts = trace.facts
     listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.other_lines.items())[:12])
     other_lines = f"events of lines that repeat or overlap the operations are left out: {listed}"
     findings.info("other-lines", other_lines, sum(facts.other_lines.values()))

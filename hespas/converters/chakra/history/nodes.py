@@ -346,8 +346,18 @@ class HistoricDecoder:
         """
         columns, bad, run_times = self._decode(batch)
         if bad.any():
-            good = self._report(batch, bad, columns.id)
-            columns, _, run_times = self._decode(good)
+            for index in np.flatnonzero(bad).tolist():
+                message, base = batch.message(index), batch.base + int(batch.start[index])
+                position = f"node {int(columns.id[index])} at byte {int(batch.position[index])}"
+                fault = self._fault(message, self.version.node, base, position, "this node")
+                if self.on_error is None:
+                    raise fault
+                skipped = f"{fault.text}; the node is skipped"
+                self.on_error.error(fault.code, fault.position or "", skipped, path=self.path or "")
+            good = ~bad
+            columns, _, run_times = self._decode(
+                FrameBatch(batch.window, batch.start[good], batch.end[good], batch.position[good], batch.base)
+            )
         self.run_times += run_times
         return columns
 
@@ -421,21 +431,6 @@ class HistoricDecoder:
             position=batch.position,
         )
         return columns, bad, int(np.count_nonzero(attrs.run_time))
-
-    def _report(self, batch: FrameBatch, bad: Bools, ids: Words) -> FrameBatch:
-        """Raise the first fault, or record all faults if ``on_error`` is given. Return the batch without the
-        faulty nodes.
-        """
-        for index in np.flatnonzero(bad).tolist():
-            message, base = batch.message(index), batch.base + int(batch.start[index])
-            position = f"node {int(ids[index])} at byte {int(batch.position[index])}"
-            fault = self._fault(message, self.version.node, base, position, "this node")
-            if self.on_error is None:
-                raise fault
-            message_text = f"{fault.text}; the node is skipped"
-            self.on_error.error(fault.code, fault.position or "", message_text, path=self.path or "")
-        good = ~bad
-        return FrameBatch(batch.window, batch.start[good], batch.end[good], batch.position[good], batch.base)
 
     def _fault(
         self, message: bytes, spec: MessageSpec | None, base: int, position: str, what: str

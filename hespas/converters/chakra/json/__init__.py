@@ -128,23 +128,17 @@ class JsonFrames:
                 else:
                     yield from self._first_document(text_object)
             if stream.is_list:
-                self._check_header(stream)
-
-    def _check_header(self, stream: _JsonStream) -> None:
-        """Check the keys of a document with a node list: its schema version, and keys that the format does
-        not have.
-        """
-        if METADATA_KEY in stream.header:
-            self._refuse(f"{METADATA_KEY} follows {NODE_LIST}", "end of file")
-        schema = stream.header.pop(SCHEMA_KEY, JSON_SCHEMA)
-        if schema != JSON_SCHEMA:
-            raise UnsupportedError(
-                f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
-                code="ET003",
-                path=self._path,
-                hint="read it with the version of hespas that wrote it",
-            )
-        self._count_unknown(list(stream.header))
+                if METADATA_KEY in stream.header:
+                    self._refuse(f"{METADATA_KEY} follows {NODE_LIST}", "end of file")
+                schema = stream.header.pop(SCHEMA_KEY, JSON_SCHEMA)
+                if schema != JSON_SCHEMA:
+                    raise UnsupportedError(
+                        f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
+                        code="ET003",
+                        path=self._path,
+                        hint="read it with the version of hespas that wrote it",
+                    )
+                self._count_unknown(list(stream.header))
 
     def _list_metadata(self, header: dict[str, JsonValue]) -> bytes:
         """Return the encoded metadata of a document with a node list. Documents of the form for Chakra's
@@ -394,7 +388,20 @@ class _JsonStream:
             if len(self._text) > _LARGEST_OBJECT:
                 self._fail(f"an object of more than {_LARGEST_OBJECT >> 20} MiB", 0)
             more = self._more(max(_BLOCK_BYTES, len(self._text)))
-        self._check_end()
+        rest = self._text.strip(_SPACE)
+        if not rest and not self.is_list:
+            return
+        if rest and not rest.lstrip(b", \t\r\n").startswith(b"{"):
+            self._fail(f"an object was expected, not {rest[:20]!r}", 0)
+        what = f"the list {NODE_LIST}" if self.is_list else f"document {self._count + 1}"
+        line = self._line + self._text.count(b"\n")
+        raise CutOffError(
+            f"{what} is cut off by the end of the file",
+            code="ET001",
+            path=self.path,
+            position=f"line {line}",
+            hint=_DAMAGED,
+        )
 
     def _read_trailer(self) -> None:
         """Read the keys that follow the node list of the document, and add them to ``header``."""
@@ -420,23 +427,6 @@ class _JsonStream:
             return
         what = "a comma is missing" if not gap else f"an object was expected, not {gap[:20]!r}"
         self._fail(what, start)
-
-    def _check_end(self) -> None:
-        """Raise an error if the file ends within an object or a list."""
-        rest = self._text.strip(_SPACE)
-        if not rest and not self.is_list:
-            return
-        if rest and not rest.lstrip(b", \t\r\n").startswith(b"{"):
-            self._fail(f"an object was expected, not {rest[:20]!r}", 0)
-        what = f"the list {NODE_LIST}" if self.is_list else f"document {self._count + 1}"
-        line = self._line + self._text.count(b"\n")
-        raise CutOffError(
-            f"{what} is cut off by the end of the file",
-            code="ET001",
-            path=self.path,
-            position=f"line {line}",
-            hint=_DAMAGED,
-        )
 
     def _fail(self, what: str, at: int) -> NoReturn:
         line = self._line + self._text.count(b"\n", 0, at)

@@ -264,7 +264,16 @@ def value_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
                 raise WrongValueError(f"{_shown(value)} is neither true nor false")
             return b"\1" if value else b"\0"
         case _:
-            return _whole_bytes(kind, value)
+            number = _stated_whole(kind, value)
+            bits = _BITS[kind]
+            low, high = (0, 1 << bits) if kind in _UNSIGNED else (-(1 << bits - 1), 1 << bits - 1)
+            if not low <= number < high:
+                raise WrongValueError(f"{_shown(value)} does not fit {kind.proto}")
+            if kind in _PACKING:
+                return struct.pack(_PACKING[kind], number)
+            if kind in _ZIGZAG:
+                number = number << 1 ^ number >> bits - 1
+            return encode_varint(number & _MASK64)
 
 
 def _value_json(kind: ProtoKind, raw: int | bytes) -> JsonValue:
@@ -317,19 +326,6 @@ def _real_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
     except OverflowError:
         pass  # too large for 32 bits
     raise WrongValueError(f"{_shown(value)} does not fit a {kind.proto}")
-
-
-def _whole_bytes(kind: ProtoKind, value: JsonValue) -> bytes:
-    number = _stated_whole(kind, value)
-    bits = _BITS[kind]
-    low, high = (0, 1 << bits) if kind in _UNSIGNED else (-(1 << bits - 1), 1 << bits - 1)
-    if not low <= number < high:
-        raise WrongValueError(f"{_shown(value)} does not fit {kind.proto}")
-    if kind in _PACKING:
-        return struct.pack(_PACKING[kind], number)
-    if kind in _ZIGZAG:
-        number = number << 1 ^ number >> bits - 1
-    return encode_varint(number & _MASK64)
 
 
 def _stated_whole(kind: ProtoKind, value: JsonValue) -> int:
@@ -405,7 +401,24 @@ def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> by
 
 def _field_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
     if field.repeated:
-        return _repeated_bytes(field, item, name, unknown)
+        if not isinstance(item, list):
+            raise WrongValueError(f"{name}: not a list")
+        head = tag(field.number, WireType.BYTES)
+        parts: list[bytes] = []
+        for index, entry in enumerate(item):
+            try:
+                if field.message is not None:
+                    content = message_bytes(field.message, entry, unknown)
+                    parts += (head, encode_varint(len(content)), content)
+                    continue
+                content = value_bytes(field.kind, entry)
+            except WrongValueError as error:
+                raise WrongValueError(f"{name}[{index}]: {error}") from error
+            parts += (head, content) if field.kind.wire is WireType.BYTES else (content,)
+        whole = b"".join(parts)
+        if field.message is not None or field.kind.wire is WireType.BYTES or not whole:
+            return whole
+        return head + encode_varint(len(whole)) + whole
     head = tag(field.number, field.kind.wire)
     try:
         if field.message is not None:
@@ -416,27 +429,6 @@ def _field_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str
         raise WrongValueError(f"{name}: {error}") from error
     is_default = not field.oneof and not any(content)
     return b"" if is_default else head + content
-
-
-def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
-    if not isinstance(item, list):
-        raise WrongValueError(f"{name}: not a list")
-    head = tag(field.number, WireType.BYTES)
-    parts: list[bytes] = []
-    for index, entry in enumerate(item):
-        try:
-            if field.message is not None:
-                content = message_bytes(field.message, entry, unknown)
-                parts += (head, encode_varint(len(content)), content)
-                continue
-            content = value_bytes(field.kind, entry)
-        except WrongValueError as error:
-            raise WrongValueError(f"{name}[{index}]: {error}") from error
-        parts += (head, content) if field.kind.wire is WireType.BYTES else (content,)
-    whole = b"".join(parts)
-    if field.message is not None or field.kind.wire is WireType.BYTES or not whole:
-        return whole
-    return head + encode_varint(len(whole)) + whole
 
 
 def message_json(spec: MessageSpec, data: bytes) -> dict[str, JsonValue]:

@@ -106,8 +106,16 @@ def iter_columns(
     except FormatError as error:
         if opened is None and not lenient:
             raise
-        _keep_before(error, count, faults)
-        if opened is not None and _is_recovered(error, faults):
+        recovers = faults.recover and isinstance(error, CutOffError)
+        if not (faults.lenient or recovers):
+            if isinstance(error, CutOffError) and count:
+                error.hint = f"{error.hint}; `recover` keeps what is before the cut (nodes: {count:,})"
+            raise error
+        message = f"{error.text}; the {count} nodes before it are kept" if count else error.text
+        severity = Severity.WARNING if recovers else Severity.ERROR
+        code, position = error.code or "ET001", error.position or ""
+        faults.diagnostics.add(code, severity, position, message, path=faults.path)
+        if opened is not None and recovers:
             nothing = EtColumns.empty(AttributeColumns.empty(0))
             yield _complete(replace(nothing, is_cut=True), opened), expected
         if opened is None:
@@ -196,26 +204,6 @@ def write_columns(columns: EtColumns, path: Path) -> None:
     with open_output(path, packed=path.suffix == ".gz") as stream:
         for piece in encode_chunks(columns):
             stream.write(np.frombuffer(piece, np.uint8).data)
-
-
-def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
-    """Raise the error. If the reader is lenient or recovers, report it instead and continue with the
-    ``nodes`` before it.
-    """
-    recovers = _is_recovered(error, faults)
-    if not (faults.lenient or recovers):
-        if isinstance(error, CutOffError) and nodes:
-            error.hint = f"{error.hint}; `recover` keeps what is before the cut (nodes: {nodes:,})"
-        raise error
-    message = f"{error.text}; the {nodes} nodes before it are kept" if nodes else error.text
-    severity = Severity.WARNING if recovers else Severity.ERROR
-    code, position = error.code or "ET001", error.position or ""
-    faults.diagnostics.add(code, severity, position, message, path=faults.path)
-
-
-def _is_recovered(error: FormatError, faults: Faults) -> bool:
-    """Return True if the user requested to continue after this error (``recover``)."""
-    return faults.recover and isinstance(error, CutOffError)
 
 
 _PROBED_NODES = 64

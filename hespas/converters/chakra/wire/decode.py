@@ -324,15 +324,7 @@ class Decoder:
         columns, bad = _decode_nodes(batch, self.keys)
         if not bad.any():
             return columns
-        columns, bad = _decode_nodes(self._canonical(batch, bad), self.keys)
-        if bad.any():
-            raise InvariantError("a canonical node was not understood", path=self.path)
-        return columns
-
-    def _canonical(self, batch: FrameBatch, bad: Bools) -> FrameBatch:
-        """Return the batch with the messages marked in ``bad`` rewritten in canonical form. Only these are
-        processed one by one.
-        """
+        # Only messages that are not canonical are processed one by one.
         messages = [batch.message(index) for index in range(len(bad))]
         positions: list[int] = batch.start.tolist()
         good = np.ones(len(bad), np.bool_)
@@ -349,13 +341,19 @@ class Decoder:
                 messages[index] = b""
         rows = ByteRows.from_rows(messages)
         window = ByteWindow.holding(rows.data)
-        return replace(
-            batch,
-            window=window,
-            start=rows.offsets[:-1][good],
-            end=rows.offsets[1:][good],
-            position=batch.position[good],
+        columns, bad = _decode_nodes(
+            replace(
+                batch,
+                window=window,
+                start=rows.offsets[:-1][good],
+                end=rows.offsets[1:][good],
+                position=batch.position[good],
+            ),
+            self.keys,
         )
+        if bad.any():
+            raise InvariantError("a canonical node was not understood", path=self.path)
+        return columns
 
     def _canonical_one(self, message: bytes, base: int, position: str) -> bytes:
         """Return a node in canonical form. Raise :class:`UnsupportedError` for a node of an older schema,
